@@ -1,0 +1,15 @@
+from shm_backend_utils.model import Call, ShmSession
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.session = ShmSession.from_args(args)
+
+    def execute(self, requests):
+        return self.session.serve(requests, self.infer)
+
+    def infer(self, call: Call) -> None:
+        call.put("OUTPUT0", call.input("INPUT0"))  # an input that is passed on is not copied
+
+    def finalize(self):
+        self.session.close()

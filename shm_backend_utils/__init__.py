@@ -1,0 +1,43 @@
+"""Triton Python models that read and write the client's memory, without copies.
+
+Two halves, which never import each other:
+
+- :mod:`shm_backend_utils.model`, for ``model.py``: numpy and the standard library alone.
+- :mod:`shm_backend_utils.client`, for applications: needs ``tritonclient``.
+
+The public names of both can be imported from here; nothing is loaded before it is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Final
+
+__version__: Final = "0.1.0"
+
+_HOMES: Final = {
+    "BufferAttributes": "attributes",
+    "MemoryType": "attributes",
+    "ShmClient": "client",
+    "ShmError": "errors",
+    "ShmSession": "model",
+    "TensorView": "view",
+}
+
+__all__ = [
+    "BufferAttributes",
+    "MemoryType",
+    "ShmClient",
+    "ShmError",
+    "ShmSession",
+    "TensorView",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -1,0 +1,135 @@
+"""Slots of shared memory, taken for a call and given back when the last array over them is gone."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from ..descriptor import SystemRegionClaim
+from ..errors import ClosedError
+from ..region.managed import ManagedRegion
+
+__all__ = ["Slot", "SlotPool"]
+
+
+class Slot:
+    """The only slot of a managed region, in use by one call at a time."""
+
+    __slots__ = ("_region", "generation", "record")
+
+    def __init__(self, region: ManagedRegion) -> None:
+        self._region = region
+        self.record = region.record(0)
+        self.generation = 0
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of data."""
+        return self._region.header.byte_size - self._region.data_offset
+
+    @property
+    def data_offset(self) -> int:
+        """Where the data begins in the region."""
+        return self._region.data_offset
+
+    def memory(self) -> npt.NDArray[np.uint8]:
+        """Return the whole region as bytes. Each call returns an array of its own."""
+        return self._region.bytes()
+
+    def advance(self) -> SystemRegionClaim:
+        """Begin the slot's next generation and return the claim that a request for it carries."""
+        self.generation += 1
+        self.record.generation = self.generation
+        header = self._region.header
+        return SystemRegionClaim(self._region.segment.key, header.byte_size, header.token.hex(), 0, self.generation)
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether the model has finished with this generation, well or not."""
+        return self.record.completed == self.generation
+
+    def destroy(self) -> None:
+        """Remove the region's name. Its memory goes with the last array, here or in the model."""
+        self._region.segment.unlink()
+        self._region.close()
+
+
+class SlotPool:
+    """Keeps slots for reuse. Thread-safe.
+
+    A slot that a model may still be writing to is never reused: it is *retired*, which unlinks its memory. Late writes
+    then go to memory that nobody reads, and that the kernel frees with the last mapping.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[Slot] = []
+        self._alive: set[Slot] = set()
+        self._returned: deque[Slot] = deque()  # filled by finalizers, which may run anywhere and so must not lock
+        self._pid = os.getpid()
+        self._closed = False
+
+    def take(self, byte_size: int) -> tuple[Slot, npt.NDArray[np.uint8]]:
+        """Take a slot with this many bytes of data, and its memory.
+
+        The slot is given back by itself when the memory, and every array made from it, is gone.
+
+        Raises
+        ------
+        MachineError
+            The machine has not that much shared memory left.
+        ClosedError
+            The pool was closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this client")
+            slot = self._take_idle(byte_size) or self._make(byte_size)
+        memory = slot.memory()
+        weakref.finalize(memory, self._returned.append, slot).atexit = False
+        return slot, memory
+
+    def retire(self, slot: Slot) -> None:
+        """Remove a slot for good."""
+        with self._lock:
+            self._destroy(slot)
+
+    def close(self) -> None:
+        """Remove all slots. Arrays over them stay valid. In a forked child it does nothing: the slots are the parent's."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            self._closed = True
+            for slot in list(self._alive):
+                self._destroy(slot)
+
+    def _take_idle(self, byte_size: int) -> Slot | None:
+        while self._returned:
+            slot = self._returned.popleft()
+            if slot in self._alive:
+                self._idle.append(slot)
+        fitting = [slot for slot in self._idle if slot.capacity >= byte_size]
+        if not fitting:
+            return None
+        slot = min(fitting, key=lambda slot: slot.capacity)
+        self._idle.remove(slot)
+        return slot
+
+    def _make(self, byte_size: int) -> Slot:
+        if self._idle:  # all of them too small: the largest makes room, so that the pool holds no more slots than calls
+            self._destroy(max(self._idle, key=lambda slot: slot.capacity))
+        slot = Slot(ManagedRegion.create(byte_size))
+        self._alive.add(slot)
+        return slot
+
+    def _destroy(self, slot: Slot) -> None:
+        if slot in self._alive:
+            self._alive.remove(slot)
+            if slot in self._idle:
+                self._idle.remove(slot)
+            slot.destroy()

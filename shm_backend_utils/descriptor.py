@@ -1,0 +1,303 @@
+"""Protocol v1: the request parameter ``shm_io``, to and from frozen dataclasses. No I/O. See ``docs/protocol.md``.
+
+A descriptor comes from a peer: it is a claim. :func:`parse` checks all that can be checked without opening anything,
+so that what it returns needs no second look: every span lies inside its region as claimed, no output overlaps anything,
+and an input's size is that of its shape. What remains is for the one who opens the regions: that they are as claimed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from . import dtypes
+from .dtypes import DType
+from .errors import DescriptorError
+
+__all__ = [
+    "MAX_DESCRIPTOR_LENGTH",
+    "PARAMETER",
+    "VERSION",
+    "Descriptor",
+    "InputSpan",
+    "OutputSpan",
+    "SystemRegionClaim",
+    "encode",
+    "parse",
+]
+
+PARAMETER: Final = "shm_io"
+VERSION: Final = 1
+MAX_DESCRIPTOR_LENGTH: Final = 16 * 1024
+
+_MAX_INT64: Final = 2**63 - 1
+_MAX_RANK: Final = 64
+_TOKEN: Final = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class SystemRegionClaim:
+    """A managed region in POSIX shared memory, and the slot of it that serves this request.
+
+    Attributes
+    ----------
+    key : str
+        Name of the shared-memory object, without a leading slash.
+    byte_size : int
+        Size of the whole region, its header included.
+    token : str
+        32 lowercase hexadecimal digits: the secret in the region's header. Who knows it could open the region.
+    slot : int
+        Index into the region's slot table.
+    generation : int
+        The slot's use count, from 1.
+    """
+
+    key: str
+    byte_size: int
+    token: str
+    slot: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpan:
+    """An input tensor's bytes: C-contiguous, at ``offset`` from the beginning of ``regions[region]``."""
+
+    region: int
+    offset: int
+    byte_size: int
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpan:
+    """Room for an output tensor: up to ``byte_size`` bytes at ``offset`` from the beginning of ``regions[region]``."""
+
+    region: int
+    offset: int
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """What one request says about its memory. ``model`` is the only model that it speaks to."""
+
+    model: str
+    regions: tuple[SystemRegionClaim, ...]
+    inputs: Mapping[str, InputSpan]
+    outputs: Mapping[str, OutputSpan]
+
+
+def encode(descriptor: Descriptor) -> str:
+    """Return the descriptor as the value of the request parameter.
+
+    Raises
+    ------
+    DescriptorError
+        It would be longer than :data:`MAX_DESCRIPTOR_LENGTH` characters.
+    """
+    text = json.dumps(
+        {
+            "v": VERSION,
+            "model": descriptor.model,
+            "regions": [
+                {
+                    "kind": "system",
+                    "key": region.key,
+                    "byte_size": region.byte_size,
+                    "token": region.token,
+                    "slot": region.slot,
+                    "generation": region.generation,
+                }
+                for region in descriptor.regions
+            ],
+            "inputs": {
+                name: [span.region, span.offset, span.byte_size, span.dtype.name, span.shape]
+                for name, span in descriptor.inputs.items()
+            },
+            "outputs": {name: [span.region, span.offset, span.byte_size] for name, span in descriptor.outputs.items()},
+        },
+        separators=(",", ":"),
+    )
+    _check_length(text)
+    return text
+
+
+def parse(text: str) -> Descriptor:
+    """Check the value of the request parameter and return it as a descriptor.
+
+    Raises
+    ------
+    DescriptorError
+        It is not a descriptor of version 1. The message names the field, and never a key or a token.
+    """
+    _check_length(text)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise DescriptorError("", "text that is not JSON", "a JSON object") from None
+    return from_json(value)
+
+
+def from_json(value: object) -> Descriptor:
+    """Check a decoded JSON value and return it as a descriptor; raises what :func:`parse` raises."""
+    if type(value) is not dict:
+        raise DescriptorError("", _kind(value), "a JSON object")
+    version = value.get("v")
+    if type(version) is not int or version != VERSION:
+        raise DescriptorError("v", _number(version), f"{VERSION}, the version that this model speaks")
+    _check_fields("", value, _TOP_FIELDS)
+    model = value["model"]
+    if type(model) is not str or not model:
+        raise DescriptorError("model", _kind(model), "the name of a model")
+    regions = value["regions"]
+    if type(regions) is not list:
+        raise DescriptorError("regions", _kind(regions), "an array of regions")
+    claims = tuple([_region(f"regions[{index}]", region) for index, region in enumerate(regions)])
+    inputs = {name: _input(name, entry, claims) for name, entry in _entries("inputs", value["inputs"])}
+    outputs = {name: _output(name, entry, claims) for name, entry in _entries("outputs", value["outputs"])}
+    _check_outputs_are_disjoint(inputs, outputs)
+    return Descriptor(model, claims, inputs, outputs)
+
+
+_TOP_FIELDS: Final = frozenset({"v", "model", "regions", "inputs", "outputs"})
+_SYSTEM_FIELDS: Final = frozenset({"kind", "key", "byte_size", "token", "slot", "generation"})
+
+
+def _check_length(text: str) -> None:
+    if len(text) > MAX_DESCRIPTOR_LENGTH:
+        raise DescriptorError("", f"{len(text)} characters", f"at most {MAX_DESCRIPTOR_LENGTH}")
+
+
+def _check_fields(field: str, value: dict[str, Any], expected: frozenset[str]) -> None:
+    if value.keys() != expected:
+        inside = f"{field}." if field else ""
+        for name in sorted(expected - value.keys()):
+            raise DescriptorError(f"{inside}{name}", "nothing", "this field")
+        for name in sorted(value.keys() - expected):
+            raise DescriptorError(f"{inside}{_short(name)}", "an unknown field", f"only {', '.join(sorted(expected))}")
+
+
+def _region(field: str, value: object) -> SystemRegionClaim:
+    if type(value) is not dict:
+        raise DescriptorError(field, _kind(value), "a region object")
+    kind = value.get("kind")
+    if kind != "system":
+        found = f"{_short(kind)!r}" if type(kind) is str else _kind(kind)
+        raise DescriptorError(f"{field}.kind", found, "'system'")
+    _check_fields(field, value, _SYSTEM_FIELDS)
+    key, token = value["key"], value["token"]
+    if type(key) is not str:
+        raise DescriptorError(f"{field}.key", _kind(key), "a string")
+    if type(token) is not str or not _TOKEN.fullmatch(token):
+        raise DescriptorError(f"{field}.token", _kind(token), "32 lowercase hexadecimal digits")
+    return SystemRegionClaim(
+        key,
+        _integer(field, "byte_size", value["byte_size"], 1),
+        token,
+        _integer(field, "slot", value["slot"], 0),
+        _integer(field, "generation", value["generation"], 1),
+    )
+
+
+def _entries(field: str, value: object) -> list[tuple[str, Any]]:
+    if type(value) is not dict:
+        raise DescriptorError(field, _kind(value), "an object of tensor names")
+    return list(value.items())
+
+
+def _input(name: str, entry: object, regions: tuple[SystemRegionClaim, ...]) -> InputSpan:
+    if type(entry) is not list or len(entry) != 5:
+        raise DescriptorError(
+            f"inputs.{_short(name)}", _kind(entry), "[region index, offset, byte size, data type, shape]"
+        )
+    region, offset, byte_size = _span("inputs", name, entry, regions)
+    type_name, shape = entry[3], entry[4]
+    dtype = dtypes.BY_NAME.get(type_name) if type(type_name) is str else None
+    if dtype is None:
+        found = repr(_short(type_name)) if type(type_name) is str else _kind(type_name)
+        raise DescriptorError(f"inputs.{_short(name)}[3]", found, f"one of {', '.join(dtypes.BY_NAME)}")
+    if type(shape) is not list or len(shape) > _MAX_RANK:
+        raise DescriptorError(f"inputs.{_short(name)}[4]", _kind(shape), "an array of dimensions")
+    for size in shape:
+        if type(size) is not int or not 0 <= size <= _MAX_INT64:
+            raise DescriptorError(f"inputs.{_short(name)}[4]", _number(size), "dimensions of 0 or more")
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes != byte_size:
+        raise DescriptorError(f"inputs.{_short(name)}[2]", f"{byte_size}", f"{_number(nbytes)}, the size of the shape")
+    return InputSpan(region, offset, byte_size, dtype, tuple(shape))
+
+
+def _output(name: str, entry: object, regions: tuple[SystemRegionClaim, ...]) -> OutputSpan:
+    if type(entry) is not list or len(entry) != 3:
+        raise DescriptorError(f"outputs.{_short(name)}", _kind(entry), "[region index, offset, byte size]")
+    return OutputSpan(*_span("outputs", name, entry, regions))
+
+
+def _span(group: str, name: str, entry: list[Any], regions: tuple[SystemRegionClaim, ...]) -> tuple[int, int, int]:
+    region, offset, byte_size = entry[0], entry[1], entry[2]
+    if (
+        type(region) is int
+        and type(offset) is int
+        and type(byte_size) is int
+        and 0 <= region < len(regions)
+        and offset >= 0
+        and byte_size >= 0
+        and offset + byte_size <= regions[region].byte_size
+    ):
+        return region, offset, byte_size
+    field = f"{group}.{_short(name)}"
+    _integer(field, "[0]", region, 0, len(regions) - 1)
+    _integer(field, "[1]", offset, 0)
+    _integer(field, "[2]", byte_size, 0)
+    limit = regions[region].byte_size
+    raise DescriptorError(field, f"an end at byte {offset + byte_size}", f"at most {limit}, its region's size")
+
+
+def _integer(field: str, name: str, value: object, least: int, most: int = _MAX_INT64) -> int:
+    if type(value) is int and least <= value <= most:
+        return value
+    place = f"{field}{name}" if name.startswith("[") else f"{field}.{name}"
+    limit = f"an integer from {least} to {most}" if most < _MAX_INT64 else f"a 64-bit integer of {least} or more"
+    raise DescriptorError(place, _number(value), limit)
+
+
+def _check_outputs_are_disjoint(inputs: Mapping[str, InputSpan], outputs: Mapping[str, OutputSpan]) -> None:
+    spans = [(span.region, span.offset, span.offset + span.byte_size, name) for name, span in outputs.items()]
+    spans += [(span.region, span.offset, span.offset + span.byte_size, "") for span in inputs.values()]
+    spans = sorted(span for span in spans if span[1] < span[2])
+    reach_region, reach, reach_output = -1, 0, ""
+    for region, begin, end, output in spans:
+        if region == reach_region and begin < reach and (output or reach_output):
+            raise DescriptorError(
+                f"outputs.{_short(output or reach_output)}", "bytes of another tensor in its span", "bytes of its own"
+            )
+        if region != reach_region or end > reach:
+            reach_region, reach, reach_output = region, end, output
+
+
+def _kind(value: object) -> str:
+    """Name a JSON value's type without showing the value, which may be a secret."""
+    if value is None:
+        return "null or nothing"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, (int, float)):
+        return "a number"
+    if isinstance(value, str):
+        return "another string" if value else "an empty string"
+    return "another array" if isinstance(value, list) else "an object"
+
+
+def _number(value: object) -> str:
+    return _short(str(value)) if type(value) is int and value.bit_length() < 256 else _kind(value)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 64 else f"{text[:61]}..."

@@ -1,0 +1,128 @@
+"""Every error of this package, sorted by whose fault it is.
+
+::
+
+    ShmError
+    ├── CallerError            what was asked for is wrong; ask differently
+    │   ├── DescriptorError    the request parameter ``shm_io``
+    │   ├── TensorError        a tensor's name, dtype or shape
+    │   ├── RegionRefusedError memory that was named, but may not be opened
+    │   └── ClosedError        an object was used after it was closed
+    ├── PeerError              the other process broke off or broke the contract
+    │   ├── RegionGoneError    the memory is no longer there
+    │   ├── StaleRequestError  the client gave this request up
+    │   └── ReplayedRequestError  this request was executed before
+    ├── ModelError             ``model.py`` or its ``config.pbtxt`` is wrong
+    └── MachineError           the machine lacks something: memory, a server, a library
+
+A message says what was looked at, what was found, what was expected and what to do. Messages reach remote callers,
+so none of them holds a shared-memory key, a token or a path.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CallerError",
+    "ClosedError",
+    "DescriptorError",
+    "MachineError",
+    "ModelError",
+    "PeerError",
+    "RegionGoneError",
+    "RegionRefusedError",
+    "ReplayedRequestError",
+    "ShmError",
+    "StaleRequestError",
+    "TensorError",
+]
+
+
+class ShmError(Exception):
+    """The base of every error that this package raises on purpose."""
+
+
+class CallerError(ShmError):
+    """What was asked for cannot be done as asked. Asking again in the same way fails again."""
+
+
+class DescriptorError(CallerError, ValueError):
+    """The request parameter ``shm_io`` is not a valid descriptor.
+
+    You get it for a descriptor that contradicts the protocol or itself. You do not get it for a valid descriptor of
+    memory that may not be opened (:class:`RegionRefusedError`) or of tensors that the model does not take
+    (:class:`TensorError`).
+
+    Parameters
+    ----------
+    field : str
+        Path of the offending field below ``shm_io``, for example ``inputs.IMAGE[1]``; empty for the whole.
+    found, expected : str
+        What stood there, in words that disclose no secret, and what should have.
+    """
+
+    def __init__(self, field: str, found: str, expected: str) -> None:
+        self.field = field
+        self.found = found
+        self.expected = expected
+        place = f"shm_io.{field}" if field else "shm_io"
+        super().__init__(f"request parameter {place}: found {found}, expected {expected}")
+
+
+class TensorError(CallerError, ValueError):
+    """A tensor is missing, unknown, or has a dtype or shape that the model does not take."""
+
+    def __init__(self, tensor: str, message: str) -> None:
+        self.tensor = tensor
+        super().__init__(message)
+
+
+class RegionRefusedError(CallerError, PermissionError):
+    """A region was named that this process may not, or will not, open.
+
+    Parameters
+    ----------
+    field : str
+        The descriptor's field that names the region, for example ``regions[0]``.
+    reason : str
+        The rule that refused it. Holds no key, token or path.
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        self.field = field
+        self.reason = reason
+        super().__init__(f"{field} refused: {reason}")
+
+    __str__ = Exception.__str__  # OSError would show its arguments as an errno and a file name
+
+
+class ClosedError(CallerError, RuntimeError):
+    """An object was used after *you* closed it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is closed; make a new one")
+
+
+class PeerError(ShmError):
+    """The process at the other end died, gave up, or broke the contract."""
+
+
+class RegionGoneError(PeerError, FileNotFoundError):
+    """The memory that a descriptor names does not exist, or not any more: its owner removed it or died."""
+
+    __str__ = Exception.__str__
+
+
+class StaleRequestError(PeerError):
+    """The client has given this request up and may be using its memory for another one. Nothing was written."""
+
+
+class ReplayedRequestError(PeerError):
+    """This request was executed before. A generation of a slot is executed at most once. Nothing was written."""
+
+
+class ModelError(ShmError):
+    """``model.py`` or ``config.pbtxt`` contradicts itself. The model's author can mend it; the caller cannot."""
+
+
+class MachineError(ShmError):
+    """The machine lacks something that is needed; the message says how to provide it."""

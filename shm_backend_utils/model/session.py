@@ -1,0 +1,108 @@
+"""ShmSession: what ``model.py`` makes in ``initialize`` and serves its requests with."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .. import descriptor
+from ..descriptor import PARAMETER
+from ..errors import ClosedError, DescriptorError, ModelError, ShmError
+from ..spec import PATHS_PARAMETER, ModelSpec
+from .call import Call
+from .direct import PATH as DIRECT
+from .direct import DirectTensors
+from .mappings import Mappings
+from .triton import TritonBackend
+
+__all__ = ["ShmSession"]
+
+
+class ShmSession:
+    """Serves the requests of one model instance. Make it in ``initialize``, close it in ``finalize``.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        The model's configuration.
+
+    Raises
+    ------
+    ModelError
+        The configuration declares the direct path, but contradicts it.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        obstacle = spec.obstacle_to_direct()
+        if obstacle is not None and spec.paths is not None and DIRECT in spec.paths:
+            raise ModelError(obstacle)
+        self._spec = spec
+        self._backend = TritonBackend()
+        self._mappings: Mappings | None = Mappings()
+
+    @classmethod
+    def from_args(cls, args: Mapping[str, str]) -> ShmSession:
+        """Make the session from what Triton passes to ``initialize``."""
+        config = json.loads(args["model_config"])
+        if config.get("response_cache", {}).get("enable"):
+            raise ModelError(
+                f"model {config['name']!r} enables response_cache, which looks at input tensors only: a cached answer "
+                "would leave the client's memory as it was; remove response_cache from config.pbtxt"
+            )
+        return cls(ModelSpec.from_config(config))
+
+    def serve(self, requests: Iterable[Any], infer: Callable[[Call], None]) -> list[Any]:
+        """Run ``infer`` on every request and return one response per request, in order. For ``execute``.
+
+        A request that fails, for whatever reason, fails alone: its response carries the error.
+        """
+        return [self._serve_one(request, infer) for request in requests]
+
+    def open(self, request: Any) -> Call:
+        """Return one request as a context manager, for code that wants the loop itself.
+
+        Raises
+        ------
+        ShmError
+            The request cannot be served: of which kind tells whose fault it is.
+        """
+        if self._mappings is None:
+            raise ClosedError("this session")
+        parameters = self._backend.parameters(request)
+        text = parameters.pop(PARAMETER, None)
+        if text is None:
+            self._check_ordinary_is_served()
+            return Call(self._spec, self._backend, request, parameters, None)
+        if type(text) is not str:
+            raise DescriptorError("", f"a value of type {type(text).__name__}", "a string")
+        claim = descriptor.parse(text)
+        if claim.model != self._spec.name:
+            notice = "; its shm_io descriptor speaks to another model, see its field `model`"
+            return Call(self._spec, self._backend, request, parameters, None, notice)
+        if self._spec.paths is not None and DIRECT not in self._spec.paths:
+            raise DescriptorError("", "a descriptor", f"none: model {self._spec.name!r} does not serve the direct path")
+        direct = DirectTensors(claim, self._mappings)
+        return Call(self._spec, self._backend, request, parameters, direct)
+
+    def close(self) -> None:
+        """Unmap every region. Arrays that still live keep theirs. Closing twice is fine."""
+        if self._mappings is not None:
+            self._mappings.close()
+            self._mappings = None
+
+    def _serve_one(self, request: Any, infer: Callable[[Call], None]) -> Any:
+        try:
+            with self.open(request) as call:
+                infer(call)
+        except Exception as error:  # whatever it is, only this request may fail
+            if not isinstance(error, ShmError):
+                self._backend.log_error(traceback.format_exc())
+            return self._backend.error_response(error)
+        return call.response
+
+    def _check_ordinary_is_served(self) -> None:
+        if self._spec.paths == frozenset({DIRECT}):
+            allowed = f"{PATHS_PARAMETER} of model {self._spec.name!r} allows only the direct path"
+            raise DescriptorError("", "nothing", f"a descriptor: {allowed}")

@@ -1,0 +1,98 @@
+"""The one room that touches ``triton_python_backend_utils``: tensors, responses and errors, to and from NumPy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dlpack, dtypes
+from ..dtypes import DType
+from ..errors import (
+    CallerError,
+    ClosedError,
+    MachineError,
+    RegionGoneError,
+    ReplayedRequestError,
+    ShmError,
+    StaleRequestError,
+)
+
+__all__ = ["TritonBackend"]
+
+# The backend's word for BOOL is a one-bit integer, which it stores in a byte (pb_stub_utils.cc).
+_BOOL_OF_THE_BACKEND: Final = dlpack.DataType(code=0, bits=1)
+
+_CODES: Final[tuple[tuple[type[BaseException], str], ...]] = (
+    (ClosedError, "UNAVAILABLE"),
+    (CallerError, "INVALID_ARG"),
+    (StaleRequestError, "CANCELLED"),
+    (ReplayedRequestError, "ALREADY_EXISTS"),
+    (RegionGoneError, "NOT_FOUND"),
+    (MachineError, "UNAVAILABLE"),
+)
+
+
+class TritonBackend:
+    """Triton's Python backend, as it is loaded in this process.
+
+    A stub that was built for NumPy 1 reads NumPy 2's arrays wrongly, and without a word: every input arrives filled
+    with its first element, every output leaves with no bytes (measured with Triton 2.51). DLPack is not affected. So
+    the backend is asked once which of the two it can do.
+    """
+
+    def __init__(self) -> None:
+        import triton_python_backend_utils as pb_utils  # noqa: PLC0415  # exists only inside a stub process
+
+        self._pb_utils: Any = pb_utils
+        probe = np.array([1, 2], np.int32)
+        capsule = dlpack.export(probe, _data_type(dtypes.from_numpy(probe.dtype, "probe")))
+        tensor = pb_utils.Tensor.from_dlpack("probe", capsule)
+        self._reads_numpy = bool((tensor.as_numpy() == probe).all())
+
+    def parameters(self, request: Any) -> dict[str, Any]:
+        """Return the request's parameters."""
+        text = request.parameters()
+        parameters: dict[str, Any] = json.loads(text) if text else {}
+        return parameters
+
+    def input(self, tensor: Any) -> npt.NDArray[Any]:
+        """Return a delivered tensor as an aligned array; without a copy, unless it lies unaligned in the pool.
+
+        The array keeps the backend's tensor alive. BYTES come as an array of objects.
+        """
+        if self._reads_numpy:
+            array: npt.NDArray[Any] = tensor.as_numpy()
+            return array
+        array = dlpack.consume(tensor.to_dlpack())
+        return array if array.flags.aligned else array.copy()
+
+    def output(self, name: str, array: npt.NDArray[Any], dtype: DType) -> Any:
+        """Return a C-contiguous array as a tensor for a response."""
+        if self._reads_numpy:
+            return self._pb_utils.Tensor(name, array)
+        return self._pb_utils.Tensor.from_dlpack(name, dlpack.export(array, _data_type(dtype)))
+
+    def response(self, tensors: Iterable[Any]) -> Any:
+        """Return a response that carries these tensors; it may be none."""
+        return self._pb_utils.InferenceResponse(list(tensors))
+
+    def error_response(self, error: Exception) -> Any:
+        """Return a response that fails one request, with the code that fits the error."""
+        codes = self._pb_utils.TritonError
+        name = next((code for kind, code in _CODES if isinstance(error, kind)), "INTERNAL")
+        message = str(error) if isinstance(error, ShmError) else f"{type(error).__name__}: {error}"
+        return self._pb_utils.InferenceResponse([], codes(message, getattr(codes, name)))
+
+    def log_error(self, message: str) -> None:
+        """Write a line to the server's log."""
+        self._pb_utils.Logger.log_error(message)
+
+
+def _data_type(dtype: DType) -> dlpack.DataType:
+    if dtype.name == "BOOL":
+        return _BOOL_OF_THE_BACKEND
+    return dlpack.DataType(dtype.dlpack_code, dtype.dlpack_bits)

@@ -1,0 +1,1 @@
+"""Regions: the memory that a client makes for sharing, as both halves see it."""

@@ -1,0 +1,124 @@
+"""A managed region: a segment with our header and slot records in front of its data."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import RegionRefusedError
+from . import layout
+from .layout import Header, SlotRecord
+from .system import SystemSegment
+
+__all__ = ["KEY_PREFIX", "ManagedRegion", "array_at"]
+
+KEY_PREFIX: Final = "shmbu-"
+
+
+class ManagedRegion:
+    """A region with a token, slots and data.
+
+    Attributes
+    ----------
+    segment : SystemSegment
+        Owned: closing the region closes it.
+    header : Header
+        As copied out of shared memory when the region was opened.
+    """
+
+    def __init__(self, segment: SystemSegment, header: Header) -> None:
+        self.segment = segment
+        self.header = header
+        self._buffer = segment.buffer()
+        self._records = tuple(SlotRecord(self._buffer, slot) for slot in range(header.slot_count))
+
+    @classmethod
+    def create(cls, data_byte_size: int, slot_count: int = 1) -> ManagedRegion:
+        """Make a region under a new key, with a new token. The caller owns it and must unlink it.
+
+        Raises
+        ------
+        MachineError
+            The machine has not that much shared memory left.
+        """
+        byte_size = layout.data_offset(slot_count) + _whole_pages(data_byte_size)
+        header = Header(slot_count, byte_size, secrets.token_bytes(layout.TOKEN_LENGTH))
+        segment = SystemSegment.create(f"{KEY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}", byte_size)
+        layout.write_header(segment.buffer(), header)
+        return cls(segment, header)
+
+    @classmethod
+    def open(cls, key: str, byte_size: int, token: str, field: str) -> ManagedRegion:
+        """Open a region that a client made.
+
+        Raises
+        ------
+        RegionRefusedError
+            It has no header of ours, another size, or another token.
+        RegionGoneError
+            It does not exist.
+        """
+        segment = SystemSegment.open(key, byte_size, field)
+        try:
+            header = layout.read_header(segment.buffer())
+            if header is None or header.byte_size != byte_size:
+                raise RegionRefusedError(field, "it has no header of a managed region of this size")
+            if not _same_token(header, token):
+                raise RegionRefusedError(field, "the token is not the region's")
+        except BaseException:
+            segment.close()
+            raise
+        return cls(segment, header)
+
+    def check(self, byte_size: int, token: str, field: str) -> None:
+        """Raise unless the open region is still what a request claims it to be; see :meth:`SystemSegment.check`."""
+        self.segment.check(byte_size, field)
+        if not _same_token(self.header, token):
+            raise RegionRefusedError(field, "the token is not the region's")
+
+    @property
+    def data_offset(self) -> int:
+        """Where the data begins."""
+        return layout.data_offset(self.header.slot_count)
+
+    def record(self, slot: int) -> SlotRecord:
+        """Return the record of a slot; raises IndexError for one that the region has not."""
+        return self._records[slot]
+
+    def data(self) -> npt.NDArray[np.uint8]:
+        """Return the region's data as bytes, writable. The array, and every view of it, keeps the memory mapped.
+
+        Each call returns an array of its own: when it dies, all views made from it are gone.
+        """
+        return np.frombuffer(self._buffer, np.uint8, offset=self.data_offset)
+
+    def bytes(self) -> npt.NDArray[np.uint8]:
+        """Return the whole region as bytes, so that a span's offset is an index."""
+        return np.frombuffer(self._buffer, np.uint8)
+
+    def close(self) -> None:
+        """Close the descriptor and let go of the mapping. Arrays over it stay valid. Closing twice is fine."""
+        self._records = ()
+        self._buffer = memoryview(b"")
+        self.segment.close()
+
+
+def array_at(
+    memory: npt.NDArray[np.uint8], offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> npt.NDArray[Any]:
+    """Return a C-contiguous view into ``memory``. It keeps ``memory`` alive and is writable if ``memory`` is."""
+    view: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=memory, offset=offset)
+    return view
+
+
+def _same_token(header: Header, token: str) -> bool:
+    return hmac.compare_digest(header.token.hex(), token)
+
+
+def _whole_pages(byte_size: int) -> int:
+    return -(-byte_size // layout.PAGE_SIZE) * layout.PAGE_SIZE

@@ -1,0 +1,176 @@
+"""POSIX shared memory: create, open, identify, unlink. One class, one mapping, no protocol.
+
+On Linux, ``shm_open("/key")`` is ``open("/dev/shm/key")`` (shm_overview(7)), which is what this module does; unlike
+``multiprocessing.shared_memory`` it has no resource tracker that unlinks a region because somebody else exited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from ..errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
+
+__all__ = ["SystemSegment"]
+
+_DIRECTORY: Final = Path("/dev/shm")
+_PRIVATE: Final = 0o600
+
+
+class SystemSegment:
+    """A shared-memory object, mapped readable and writable as a whole.
+
+    The descriptor lives until :meth:`close`. The mapping lives until the last array over it is gone, whatever happens
+    to the segment, the object's name or its owner; its memory is freed by the kernel with the last mapping.
+
+    Attributes
+    ----------
+    key : str
+        The object's name, without a leading slash.
+    byte_size : int
+        Bytes mapped.
+    identity : tuple of int
+        Device and inode: what the mapping *is*, where the key is only what it was called.
+    """
+
+    def __init__(self, key: str, fd: int, byte_size: int) -> None:
+        """Map ``byte_size`` bytes of an open descriptor; the segment owns the descriptor from here on."""
+        self.key = key
+        self.byte_size = byte_size
+        self._fd = fd
+        self._map: mmap.mmap | None = None
+        try:
+            status = os.fstat(fd)
+            self.identity = (status.st_dev, status.st_ino)
+            self._map = mmap.mmap(fd, byte_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def create(cls, key: str, byte_size: int) -> SystemSegment:
+        """Make a new object of this size, owned and accessible by this user alone, with all of its space taken.
+
+        Raises
+        ------
+        MachineError
+            The machine has not that much shared memory left.
+        FileExistsError
+            The key is taken.
+        """
+        path = _DIRECTORY / key
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, _PRIVATE)
+        try:
+            os.posix_fallocate(fd, 0, byte_size)  # a full /dev/shm must fail here, not as a SIGBUS at first touch
+        except BaseException as error:
+            os.close(fd)
+            path.unlink()
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+                raise _no_space(byte_size) from None
+            raise
+        try:
+            return cls(key, fd, byte_size)
+        except BaseException:
+            path.unlink()
+            raise
+
+    @classmethod
+    def open(cls, key: str, byte_size: int, field: str) -> SystemSegment:
+        """Map an object that somebody else made.
+
+        Parameters
+        ----------
+        key : str
+            Its name, without slashes.
+        byte_size : int
+            How much of it to map, as its owner claims.
+        field : str
+            What to call it in messages.
+
+        Raises
+        ------
+        RegionGoneError
+            There is no such object.
+        RegionRefusedError
+            It is not a regular file, may not be opened by this user, or is smaller than claimed.
+        """
+        try:
+            fd = os.open(_DIRECTORY / key, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise RegionGoneError(
+                f"{field} does not exist on the server's machine; its owner removed it or died, "
+                "or client and server do not share /dev/shm (containers: --ipc=host, or one shared /dev/shm volume)"
+            ) from None
+        except OSError as error:
+            reason = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
+            raise RegionRefusedError(field, f"the server cannot open it: {reason}") from None
+        try:
+            _check_file(os.fstat(fd), byte_size, field)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(key, fd, byte_size)
+
+    def check(self, byte_size: int, field: str) -> None:
+        """Raise unless the object still has its name and as many bytes as claimed. One ``fstat``: for every request.
+
+        Raises
+        ------
+        RegionGoneError
+            The owner has unlinked it: the key may name another object by now.
+        RegionRefusedError
+            More is claimed than is mapped, or the object was truncated.
+        """
+        status = os.fstat(self._fd)
+        if status.st_nlink == 0:
+            raise RegionGoneError(f"{field} was removed by its owner")
+        if not byte_size <= self.byte_size <= status.st_size:
+            raise RegionRefusedError(
+                field, f"it claims {byte_size} bytes, but {min(self.byte_size, status.st_size)} are there"
+            )
+
+    @property
+    def is_unlinked(self) -> bool:
+        """Whether the object has lost its name: nobody new can open it."""
+        return os.fstat(self._fd).st_nlink == 0
+
+    def buffer(self) -> memoryview:
+        """Return the whole mapping, writable. The view, and everything made from it, keeps the mapping alive."""
+        if self._map is None:
+            raise ClosedError("this shared-memory segment")
+        return memoryview(self._map)
+
+    def unlink(self) -> None:
+        """Remove the object's name, if it is still this object's. Mappings of it stay valid."""
+        path = _DIRECTORY / self.key
+        with contextlib.suppress(FileNotFoundError):
+            status = path.lstat()
+            if (status.st_dev, status.st_ino) == self.identity:
+                path.unlink()
+
+    def close(self) -> None:
+        """Close the descriptor. The memory stays mapped while arrays over it live. Closing twice is fine."""
+        if self._map is not None:
+            self._map = None
+            os.close(self._fd)
+
+
+def _check_file(status: os.stat_result, byte_size: int, field: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise RegionRefusedError(field, "it is not a regular shared-memory object")
+    if status.st_size < byte_size:
+        raise RegionRefusedError(field, f"it claims {byte_size} bytes, but {status.st_size} are there")
+
+
+def _no_space(byte_size: int) -> MachineError:
+    space = os.statvfs(_DIRECTORY)
+    return MachineError(
+        f"shared memory of {byte_size} bytes was asked for, but /dev/shm has {space.f_bavail * space.f_frsize} free; "
+        "release results sooner, or give it more room (docker: --shm-size; Kubernetes: an emptyDir of medium Memory "
+        "mounted at /dev/shm)"
+    )

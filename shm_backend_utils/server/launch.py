@@ -1,0 +1,229 @@
+"""Launch a tritonserver on free loopback ports, wait until every model is ready, and stop it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from ..errors import MachineError
+from .install import Installation, install
+
+__all__ = ["EmbeddedServer", "Ports"]
+
+_HOST: Final = "127.0.0.1"
+_LOG_LIMIT: Final = 4 * 1024 * 1024
+_POLL_S: Final = 0.05
+_STOP_S: Final = 60.0
+_ATTEMPTS: Final = 3
+_CLIENT_SHM_FLAG: Final = "--allow-client-shm"
+# Every region of the Python backend has this prefix by default, and servers refuse to register keys that begin with it.
+_BACKEND_SHM_PREFIX: Final = "triton_python_backend_shm_region_"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """TCP ports on the loopback interface; 0 is any free one."""
+
+    grpc: int = 0
+    http: int = 0
+    metrics: int = 0
+
+    def resolve(self) -> Ports:
+        """Return the ports with every 0 replaced by a port that is free now."""
+        with contextlib.ExitStack() as sockets:
+            return Ports(*[port or _free_port(sockets) for port in (self.grpc, self.http, self.metrics)])
+
+    @property
+    def are_all_chosen(self) -> bool:
+        """Whether no port is left to be found."""
+        return 0 not in (self.grpc, self.http, self.metrics)
+
+
+class EmbeddedServer:
+    """A running tritonserver that this process started. A context manager; it ends with this process at the latest.
+
+    Attributes
+    ----------
+    grpc_url, http_url, metrics_url : str
+        ``HOST:PORT``.
+    log_file : pathlib.Path
+        The server's output: the last 4 MiB of it, and the 4 MiB before in ``FILE.1``.
+    """
+
+    def __init__(self, supervisor: subprocess.Popen[bytes], ports: Ports, log_file: Path) -> None:
+        self._supervisor = supervisor
+        self.grpc_url = f"{_HOST}:{ports.grpc}"
+        self.http_url = f"{_HOST}:{ports.http}"
+        self.metrics_url = f"{_HOST}:{ports.metrics}"
+        self.log_file = log_file
+
+    @classmethod
+    def start(
+        cls,
+        model_repository: Path,
+        *,
+        ports: Ports | None = None,
+        installation: Installation | None = None,
+        log_file: Path | None = None,
+        timeout_s: float = 120.0,
+    ) -> EmbeddedServer:
+        """Start a server and return when all of its models are ready.
+
+        Parameters
+        ----------
+        model_repository : pathlib.Path
+            Folder of models.
+        ports : Ports, optional
+            Free ones if not given.
+        installation : Installation, optional
+            Installed at the default place if not given.
+        log_file : pathlib.Path, optional
+            A file in a new temporary folder if not given.
+        timeout_s : float
+            How long the start may take.
+
+        Raises
+        ------
+        MachineError
+            The server did not start, or a model did not load; the message holds the reason out of the log.
+        """
+        installation = installation or install()
+        log_file = log_file or Path(tempfile.mkdtemp(prefix="tritonserver-")) / "server.log"
+        wanted = ports or Ports()
+        for attempt in range(1, _ATTEMPTS + 1):
+            server = cls._launch(installation, model_repository, wanted.resolve(), log_file)
+            try:
+                server._wait_until_ready(timeout_s)
+            except MachineError as error:
+                server.stop()
+                lost_the_race_for_a_port = "already in use" in str(error) and not wanted.are_all_chosen
+                if not lost_the_race_for_a_port or attempt == _ATTEMPTS:
+                    raise
+            except BaseException:
+                server.stop()
+                raise
+            else:
+                return server
+        raise AssertionError("unreachable")
+
+    @property
+    def pid(self) -> int:
+        """Process id of the tritonserver."""
+        children = Path(f"/proc/{self._supervisor.pid}/task/{self._supervisor.pid}/children").read_text().split()
+        return int(children[0])
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server has not exited."""
+        return self._supervisor.poll() is None
+
+    def stop(self) -> None:
+        """Stop the server and everything that it started; returns when all of it is gone. Twice is fine."""
+        assert self._supervisor.stdin is not None
+        self._supervisor.stdin.close()
+        try:
+            self._supervisor.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._supervisor.kill()
+            self._supervisor.wait()
+
+    def wait(self) -> int:
+        """Wait until the server exits by itself and return its exit status."""
+        return self._supervisor.wait()
+
+    def log_tail(self, line_count: int = 30) -> str:
+        """Return the last lines of the server's log."""
+        return "\n".join(self._log().splitlines()[-line_count:])
+
+    def __enter__(self) -> EmbeddedServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @classmethod
+    def _launch(
+        cls, installation: Installation, model_repository: Path, ports: Ports, log_file: Path
+    ) -> EmbeddedServer:
+        shm_prefix = f"{_BACKEND_SHM_PREFIX}{secrets.token_hex(6)}_"
+        command = [
+            str(installation.binary),
+            f"--model-repository={model_repository.resolve()}",
+            f"--backend-directory={installation.backends}",
+            f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+            f"--grpc-address={_HOST}",
+            f"--http-address={_HOST}",
+            f"--metrics-address={_HOST}",
+            f"--grpc-port={ports.grpc}",
+            f"--http-port={ports.http}",
+            f"--metrics-port={ports.metrics}",
+        ]
+        if installation.knows_flag(_CLIENT_SHM_FLAG):
+            command.append(f"{_CLIENT_SHM_FLAG}=true")
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        log_file.write_bytes(b"")
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.supervisor", str(log_file), str(_LOG_LIMIT), shm_prefix, *command],
+            env=installation.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C in the terminal is the launcher's to handle
+        )
+        return cls(supervisor, ports, log_file)
+
+    def _wait_until_ready(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self._is_ready():
+            if not self.is_running:
+                raise MachineError(f"tritonserver did not start: {self._failure()}")
+            if time.monotonic() > deadline:
+                raise MachineError(f"tritonserver was not ready after {timeout_s:g} s: {self._failure()}")
+            time.sleep(_POLL_S)
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self.http_url}/v2/health/ready", timeout=5) as reply:
+                return int(reply.status) == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def _failure(self) -> str:
+        reasons = list(dict.fromkeys(_reasons(self._log())))
+        return "\n".join(reasons) or self.log_tail()
+
+
+def _reasons(log: str) -> Iterator[str]:
+    """Yield what went wrong, out of a server's log: its errors about models first, then its last words."""
+    for line in log.splitlines():
+        error = re.match(r'E\d{4} \S+ \d+ \S+\] "?(.*?)"?$', line)
+        if error and ("failed to load" in error[1] or "failed to start" in error[1] or "in use" in error[1]):
+            yield error[1].replace("\\n", "\n")
+    for line in log.splitlines():
+        if line.startswith(("error:", "Error:")) and "NVML" not in line:
+            yield line
+        elif line.startswith("The server cannot") or "unrecognized option" in line:
+            yield line
+
+
+def _free_port(sockets: contextlib.ExitStack) -> int:
+    probe = sockets.enter_context(socket.socket())
+    probe.bind((_HOST, 0))
+    return int(probe.getsockname()[1])

@@ -1,0 +1,192 @@
+"""What a model takes and gives: its configuration, read once and checked, the same for both halves. No I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from . import dtypes
+from .dtypes import DType
+from .errors import ModelError, TensorError
+
+__all__ = ["BATCH_CARRIER", "PATHS_PARAMETER", "ModelSpec", "TensorSpec"]
+
+BATCH_CARRIER: Final = "SHM"
+"""The optional input whose shape ``[B, 0]`` tells Triton's batcher the batch size in zero bytes."""
+
+PATHS_PARAMETER: Final = "SHM_PATHS"
+"""The parameter in ``config.pbtxt`` that declares which paths a model serves."""
+
+_PATHS: Final = frozenset({"direct", "triton-shm", "inline"})
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output of a model.
+
+    Attributes
+    ----------
+    name : str
+    config_dtype : str
+        As in the configuration, for example ``"TYPE_FP32"``.
+    dtype : DType or None
+        None if tensors of this type cannot lie in shared memory.
+    shape : tuple of int
+        As a request has it: with the batch dimension, where there is one. -1 is any size.
+    optional : bool
+    """
+
+    name: str
+    config_dtype: str
+    dtype: DType | None
+    shape: tuple[int, ...]
+    optional: bool
+
+    def check(self, dtype: DType, shape: tuple[int, ...]) -> None:
+        """Raise :class:`TensorError` unless a tensor of this dtype and shape fits the configuration."""
+        if dtype is not self.dtype:
+            raise TensorError(
+                self.name,
+                f"tensor {self.name!r} is {dtype.name}, but the model's configuration says {self.config_dtype}",
+            )
+        if len(shape) != len(self.shape) or any(
+            want not in (-1, size) for size, want in zip(shape, self.shape, strict=True)
+        ):
+            raise TensorError(
+                self.name,
+                f"tensor {self.name!r} has shape {list(shape)}, "
+                f"but the model's configuration says {list(self.shape)} (-1 is any size)",
+            )
+
+    def nbytes(self, batch_size: int | None) -> int | None:
+        """Return the size in bytes for this batch size, or None where the configuration leaves a dimension open."""
+        shape = self.shape if batch_size is None else (batch_size, *self.shape[1:])
+        if self.dtype is None or -1 in shape:
+            return None
+        return math.prod(shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model's configuration, as far as shared memory cares.
+
+    Attributes
+    ----------
+    name : str
+    max_batch_size : int
+        0 if requests have no batch dimension.
+    inputs, outputs : mapping of str to TensorSpec
+        Without the batch carrier.
+    paths : frozenset of str or None
+        What ``SHM_PATHS`` declares; None where it is not set.
+    has_batch_carrier : bool
+        Whether there is an input that carries the batch size of requests without tensors.
+    """
+
+    name: str
+    max_batch_size: int
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+    paths: frozenset[str] | None
+    has_batch_carrier: bool
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
+        """Read the model's configuration.
+
+        Parameters
+        ----------
+        config : mapping
+            The configuration as JSON, as ``model.py`` gets it in ``args["model_config"]`` and as the server's
+            configuration endpoint returns it. Integers may be strings, as in protobuf's JSON form.
+
+        Raises
+        ------
+        ModelError
+            ``SHM_PATHS`` names an unknown path.
+        """
+        max_batch_size = int(config.get("max_batch_size", 0))
+        batched = max_batch_size > 0
+        inputs = {tensor["name"]: _tensor_spec(tensor, batched) for tensor in config.get("input", ())}
+        carrier = inputs.pop(BATCH_CARRIER, None) if batched else None
+        return cls(
+            name=config["name"],
+            max_batch_size=max_batch_size,
+            inputs=inputs,
+            outputs={tensor["name"]: _tensor_spec(tensor, batched) for tensor in config.get("output", ())},
+            paths=_declared_paths(config),
+            has_batch_carrier=carrier is not None and carrier.config_dtype == "TYPE_UINT8" and carrier.optional,
+        )
+
+    def obstacle_to_direct(self) -> str | None:
+        """Return what in the configuration stands against the direct path, with its remedy; None if nothing does."""
+        if self.paths is None or "direct" not in self.paths:
+            return (
+                f"model {self.name!r} does not declare the direct path; if its model.py uses ShmSession, set the "
+                f'parameter {PATHS_PARAMETER} to "direct,triton-shm,inline" in its config.pbtxt'
+            )
+        required = [name for name, tensor in self.inputs.items() if not tensor.optional]
+        if required:
+            return (
+                f"input {required[0]!r} of model {self.name!r} is not optional, so Triton refuses a request that "
+                "carries no bytes for it; add `optional: true` to it in config.pbtxt"
+            )
+        if self.max_batch_size > 0 and not self.has_batch_carrier:
+            return (
+                f"model {self.name!r} has max_batch_size {self.max_batch_size} but no input to carry the batch size; "
+                f'add {{ name: "{BATCH_CARRIER}" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }} to the inputs '
+                "in config.pbtxt"
+            )
+        return None
+
+    def input(self, name: str) -> TensorSpec:
+        """Return the input of this name or raise :class:`TensorError`."""
+        return _named(self.inputs, name, f"model {self.name!r} has no input")
+
+    def output(self, name: str) -> TensorSpec:
+        """Return the output of this name or raise :class:`TensorError`."""
+        return _named(self.outputs, name, f"model {self.name!r} has no output")
+
+    def check_batch_size(self, tensor: str, batch_size: int) -> None:
+        """Raise :class:`TensorError` unless this many rows fit one request."""
+        if not 1 <= batch_size <= self.max_batch_size:
+            raise TensorError(
+                tensor,
+                f"tensor {tensor!r} has a batch of {batch_size}, "
+                f"but model {self.name!r} takes 1 to {self.max_batch_size}",
+            )
+
+
+def _named(tensors: Mapping[str, TensorSpec], name: str, missing: str) -> TensorSpec:
+    try:
+        return tensors[name]
+    except KeyError:
+        raise TensorError(name, f"{missing} {name!r}; it has {', '.join(tensors) or 'none'}") from None
+
+
+def _tensor_spec(tensor: Mapping[str, Any], batched: bool) -> TensorSpec:
+    dims = tuple(int(dim) for dim in tensor.get("dims", ()))
+    config_dtype = tensor.get("data_type", "TYPE_INVALID")
+    return TensorSpec(
+        name=tensor["name"],
+        config_dtype=config_dtype,
+        dtype=dtypes.from_config(config_dtype),
+        shape=(-1, *dims) if batched else dims,
+        optional=bool(tensor.get("optional", False)),
+    )
+
+
+def _declared_paths(config: Mapping[str, Any]) -> frozenset[str] | None:
+    declared = config.get("parameters", {}).get(PATHS_PARAMETER)
+    if declared is None:
+        return None
+    paths = frozenset(word.strip() for word in declared.get("string_value", "").split(",") if word.strip())
+    unknown = sorted(paths - _PATHS)
+    if unknown or not paths:
+        raise ModelError(
+            f"parameter {PATHS_PARAMETER} of model {config['name']!r} is {', '.join(sorted(paths)) or 'empty'}; "
+            f"expected some of {', '.join(sorted(_PATHS))}, separated by commas"
+        )
+    return paths

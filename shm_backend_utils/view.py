@@ -1,0 +1,104 @@
+"""TensorView: one tensor's memory, for any array library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import dlpack
+from .attributes import BufferAttributes, MemoryType
+from .dtypes import DType
+
+__all__ = ["TensorView"]
+
+
+class TensorView:
+    """A tensor where it lies: a view, never a copy.
+
+    The view and every array made from it keep the memory mapped, also after the call is over. But the memory then
+    serves the client's next request: read and write it inside the call.
+
+    Attributes
+    ----------
+    name : str
+    path : str
+        ``"direct"``: this is the client's own memory. ``"triton"``: Triton delivered the tensor, or will deliver it.
+    """
+
+    __slots__ = ("_array", "_dtype", "name", "path")
+
+    def __init__(self, name: str, array: npt.NDArray[Any], dtype: DType, path: str) -> None:
+        self.name = name
+        self.path = path
+        self._array = array
+        self._dtype = dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape, with its batch dimension, where the model has one."""
+        return self._array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The elements' NumPy type."""
+        return self._dtype.numpy
+
+    @property
+    def triton_dtype(self) -> str:
+        """The elements' type in Triton's words, for example ``"FP32"``."""
+        return self._dtype.name
+
+    @property
+    def writable(self) -> bool:
+        """Whether arrays made from this view may be written to. Inputs may not."""
+        return bool(self._array.flags.writeable)
+
+    @property
+    def attributes(self) -> BufferAttributes:
+        """Where the bytes lie, and how many they are."""
+        return BufferAttributes(MemoryType.CPU, 0, self._array.nbytes)
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the tensor as a C-contiguous array over this very memory; read-only if the view is."""
+        return self._array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return ``(kDLCPU, 0)``."""
+        return dlpack.CPU_DEVICE
+
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """Return a DLPack capsule over this very memory, by the rules of the array API standard (2023.12).
+
+        Raises
+        ------
+        BufferError
+            The view is read-only and the consumer asks for an unversioned capsule, which cannot say so; or it asks for
+            a copy, for another device or for a stream.
+        """
+        if stream is not None:
+            raise BufferError(f"tensor {self.name!r} is in CPU memory, which has no stream; pass stream=None")
+        if dl_device not in (None, dlpack.CPU_DEVICE):
+            raise BufferError(f"tensor {self.name!r} is on device {dlpack.CPU_DEVICE}, asked for was {dl_device}")
+        if copy:
+            raise BufferError(f"a view of tensor {self.name!r} never copies; copy the array that you make from it")
+        data_type = dlpack.DataType(self._dtype.dlpack_code, self._dtype.dlpack_bits)
+        if max_version is not None and max_version >= (1, 0):
+            return dlpack.export_versioned(self._array, data_type)
+        if not self.writable:
+            raise BufferError(
+                f"tensor {self.name!r} is read-only, which an unversioned DLPack capsule cannot express; ask for "
+                "max_version=(1, 0), or use .numpy()"
+            )
+        return dlpack.export(self._array, data_type)
+
+    def __repr__(self) -> str:
+        return f"<TensorView {self.name!r} {self.triton_dtype} {list(self.shape)} path={self.path}>"
