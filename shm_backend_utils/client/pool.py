@@ -100,7 +100,10 @@ class SlotPool:
             self._destroy(slot)
 
     def close(self) -> None:
-        """Remove all slots. Arrays over them stay valid. In a forked child it does nothing: the slots are the parent's."""
+        """Remove all slots. Arrays over them stay valid.
+
+        In a forked child it does nothing: the slots are the parent's.
+        """
         if os.getpid() != self._pid:
             return
         with self._lock:

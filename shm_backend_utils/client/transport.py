@@ -1,4 +1,4 @@
-"""gRPC and HTTP in one shape: send a request, read a model's configuration. The only place that knows which one it is."""
+"""gRPC and HTTP in one shape: send a request, read a model's configuration. Only this module knows which it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tritonclient.utils import InferenceServerException
 
-from ..errors import CallerError
+from ..errors import CallerError, ShmError
 from ..spec import BATCH_CARRIER
 from .errors import DeadlineExceededError, translated, unavailable
 
@@ -71,6 +71,8 @@ class Transport(ABC):
                 parameters=request.parameters,
                 **request.options,
             )
+        except ShmError:
+            raise
         except InferenceServerException as error:
             raise translated(error, self.address) from None
 
@@ -78,6 +80,8 @@ class Transport(ABC):
         """Return a model's configuration in JSON's types; raises what :meth:`infer` raises."""
         try:
             return self._model_config(model, version)
+        except ShmError:
+            raise
         except InferenceServerException as error:
             raise translated(error, self.address) from None
 

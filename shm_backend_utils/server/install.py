@@ -1,7 +1,7 @@
 """Install the tritonserver that the wheel ``nvidia-pytriton`` carries, in a folder of its own.
 
-The wheel holds a complete server: the binary, its libraries, the Python backend, and one stub for each Python version. It
-is fetched without its dependencies, because it pins ``numpy<2``, and it is never imported. What is installed::
+The wheel holds a complete server: the binary, its libraries, the Python backend, and one stub for each Python version.
+It is fetched without its dependencies, because it pins ``numpy<2``, and it is never imported. What is installed::
 
     DIR/bin/tritonserver          DIR/lib/*.so           DIR/backends/python/   with the stub of this Python's version
 """

@@ -217,9 +217,7 @@ def _reasons(log: str) -> Iterator[str]:
         if error and ("failed to load" in error[1] or "failed to start" in error[1] or "in use" in error[1]):
             yield error[1].replace("\\n", "\n")
     for line in log.splitlines():
-        if line.startswith(("error:", "Error:")) and "NVML" not in line:
-            yield line
-        elif line.startswith("The server cannot") or "unrecognized option" in line:
+        if line.startswith(("error:", "The server cannot")) or "unrecognized option" in line:
             yield line
 
 

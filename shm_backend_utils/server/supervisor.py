@@ -1,9 +1,9 @@
 """The process between a launcher and its tritonserver: it ends the server when the launcher ends, however that ends.
 
 Run as ``python -m shm_backend_utils.server.supervisor LOG LOG_LIMIT SHM_PREFIX COMMAND…`` with a pipe as standard input
-whose other end the launcher holds. When that end closes (the launcher stopped, or was killed), or on SIGTERM, the server
-is asked to exit, then killed; its orphaned stubs are killed; and the shared memory of its Python backend is removed,
-which a killed server leaves behind. Should this process itself be killed, the kernel kills the server.
+whose other end the launcher holds. When that end closes (the launcher stopped, or was killed), or on SIGTERM, the
+server is asked to exit, then killed; its orphaned stubs are killed; and the shared memory of its Python backend is
+removed, which a killed server leaves behind. Should this process itself be killed, the kernel kills the server.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def supervise(log: BoundedLog, shm_prefix: str, command: list[str]) -> int:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509  # there is one thread
     )
     try:
         _relay_until_exit(server, log)
