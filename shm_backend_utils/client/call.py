@@ -74,6 +74,7 @@ def plan(
         input_spans[name] = InputSpan(0, cursor, nbytes, dtype, shape)
         cursor = _aligned(cursor + nbytes)
     batch_size = _batch_size(spec, input_spans)
+    requested = None if outputs is None else tuple(outputs)
     hints = outputs if isinstance(outputs, Mapping) else {}
     output_spans = {}
     for name in spec.outputs if outputs is None else outputs:
@@ -81,7 +82,7 @@ def plan(
         room = _hinted(name, hints[name]) if name in hints else learned.get(name, 0) if known is None else known
         output_spans[name] = OutputSpan(0, cursor, room)
         cursor = _aligned(cursor + room)
-    return CallPlan(spec, batch_size, input_spans, output_spans, outputs and tuple(outputs), cursor)
+    return CallPlan(spec, batch_size, input_spans, output_spans, requested, cursor)
 
 
 class PreparedCall:

@@ -1,0 +1,22 @@
+"""Adds one, and reports how many requests it was given at once."""
+
+import numpy as np
+
+from shm_backend_utils.model import Call, ShmSession
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.session = ShmSession.from_args(args)
+
+    def execute(self, requests):
+        self.request_count = len(requests)
+        return self.session.serve(requests, self.infer)
+
+    def infer(self, call: Call) -> None:
+        x = call.input("X")
+        np.add(x.numpy(), 1, out=call.output("Y", x.shape, x.dtype).numpy())
+        call.output("REQUEST_COUNT", (x.shape[0], 1), np.int32).numpy()[:] = self.request_count
+
+    def finalize(self):
+        self.session.close()
