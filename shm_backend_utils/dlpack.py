@@ -1,19 +1,18 @@
-"""DLPack capsules, made and consumed without a compiler: the structures of ``dlpack.h`` (version 1.0) with ``ctypes``.
+"""DLPack capsules where NumPy's own support ends. The structures are those of ``dlpack.h``.
 
-Two layouts are in use. The older one has no version and no flags; the versioned one can say that memory is read-only::
+NumPy makes the capsules, because their destructors must be compiled: one that is written in Python and runs while an
+exception is being raised loses that exception. This module adds what NumPy does not do: taking a capsule over as a
+*writable* array, and dealing with consumers that do not follow the protocol.
 
-    DLManagedTensor  { DLTensor, manager_ctx, deleter }                           capsule "dltensor"
-    DLManagedTensorVersioned { version, manager_ctx, deleter, flags, DLTensor }   capsule "dltensor_versioned"
-
-A capsule owns its tensor until a consumer renames the capsule; from then on the consumer owns it and calls the deleter
-when it is done. What is exported here keeps the exporting array alive until then.
+A capsule named "dltensor" owns its tensor until a consumer renames it to "used_dltensor"; from then on the consumer
+owns the tensor, and calls its deleter when it is done.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,22 +20,15 @@ import numpy.typing as npt
 from . import dtypes
 from .dtypes import DType
 
-__all__ = ["CPU_DEVICE", "DataType", "consume", "export", "export_versioned"]
+__all__ = ["CPU_DEVICE", "consume", "export", "mark_used", "writable_alias"]
 
 CPU_DEVICE: Final = (1, 0)
 """``(kDLCPU, 0)``, as ``__dlpack_device__`` returns it."""
 
-_READ_ONLY: Final = 1
 _NAME: Final = b"dltensor"
-_NAME_VERSIONED: Final = b"dltensor_versioned"
 _NAME_USED: Final = b"used_dltensor"
-
-
-class DataType(NamedTuple):
-    """``DLDataType`` with one lane."""
-
-    code: int
-    bits: int
+_VERSIONED: Final = (1, 0)
+_NUMPY_MAKES_VERSIONED: Final = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 
 
 class _Device(ctypes.Structure):
@@ -59,162 +51,110 @@ class _Tensor(ctypes.Structure):
     )
 
 
-_Deleter: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
 class _ManagedTensor(ctypes.Structure):
-    _fields_ = (("tensor", _Tensor), ("manager_ctx", ctypes.c_void_p), ("deleter", _Deleter))
-
-
-class _ManagedTensorVersioned(ctypes.Structure):
     _fields_ = (
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("manager_ctx", ctypes.c_void_p),
-        ("deleter", _Deleter),
-        ("flags", ctypes.c_uint64),
         ("tensor", _Tensor),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
     )
 
 
-_CapsuleDestructor: Final = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-
-_capsule_new: Final = ctypes.pythonapi.PyCapsule_New
-_capsule_new.restype = ctypes.py_object
-_capsule_new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, _CapsuleDestructor)
-# Declared with void pointers, not py_object: a capsule in its destructor has no references, and must not be given one.
-_capsule_is_valid: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+_capsule_is_valid: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi)
 )
-_capsule_get_pointer: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+_capsule_get_pointer: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
-_capsule_set_name: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+_capsule_set_name: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_SetName", ctypes.pythonapi)
 )
-_incref: Final = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
-_decref: Final = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("Py_DecRef", ctypes.pythonapi))
 
 
-class _Export:
-    """What an exported tensor points to. One reference to it belongs to the tensor, until its deleter runs."""
+class _Memory:
+    """Memory that belongs to ``owner``, in the words of NumPy's array interface."""
 
-    __slots__ = ("array", "managed", "shape", "strides")
-
-    def __init__(self, array: npt.NDArray[Any], managed: ctypes.Structure, data_type: DataType) -> None:
-        self.array = array
-        self.managed = managed
-        self.shape = (ctypes.c_int64 * array.ndim)(*array.shape)
-        self.strides = (ctypes.c_int64 * array.ndim)(*[stride // array.itemsize for stride in array.strides])
-        managed.manager_ctx = id(self)
-        tensor = managed.tensor
-        tensor.data = array.ctypes.data
-        tensor.device = _Device(*CPU_DEVICE)
-        tensor.ndim = array.ndim
-        tensor.dtype = _DataType(data_type.code, data_type.bits, 1)
-        tensor.shape = ctypes.cast(self.shape, ctypes.POINTER(ctypes.c_int64))
-        tensor.strides = ctypes.cast(self.strides, ctypes.POINTER(ctypes.c_int64))
+    def __init__(self, owner: object, interface: dict[str, Any]) -> None:
+        self.owner = owner
+        self.__array_interface__ = {"version": 3, **interface}
 
 
-@_Deleter
-def _delete(address: int) -> None:
-    _decref(_ManagedTensor.from_address(address).manager_ctx)
+class _Consumed:
+    """A tensor that was taken over from a capsule; calls its deleter when it dies."""
 
-
-@_Deleter
-def _delete_versioned(address: int) -> None:
-    _decref(_ManagedTensorVersioned.from_address(address).manager_ctx)
-
-
-@_CapsuleDestructor
-def _destroy(capsule: int) -> None:
-    if _capsule_is_valid(capsule, _NAME):
-        _delete(_capsule_get_pointer(capsule, _NAME))
-
-
-@_CapsuleDestructor
-def _destroy_versioned(capsule: int) -> None:
-    if _capsule_is_valid(capsule, _NAME_VERSIONED):
-        _delete_versioned(_capsule_get_pointer(capsule, _NAME_VERSIONED))
-
-
-def export(array: npt.NDArray[Any], data_type: DataType) -> object:
-    """Return an unversioned capsule over the array's memory, which the consumer takes for writable.
-
-    Parameters
-    ----------
-    array : numpy.ndarray
-        On the CPU, of any strides that are multiples of its item size. Kept alive by the consumer.
-    data_type : DataType
-        What to call its elements.
-    """
-    managed = _ManagedTensor(deleter=_delete)
-    _incref(_Export(array, managed, data_type))
-    return _capsule_new(ctypes.addressof(managed), _NAME, _destroy)
-
-
-def export_versioned(array: npt.NDArray[Any], data_type: DataType) -> object:
-    """Return a capsule of DLPack 1.0 over the array's memory, marked as read-only if the array is; else as above."""
-    flags = 0 if array.flags.writeable else _READ_ONLY
-    managed = _ManagedTensorVersioned(major=1, minor=0, deleter=_delete_versioned, flags=flags)
-    _incref(_Export(array, managed, data_type))
-    return _capsule_new(ctypes.addressof(managed), _NAME_VERSIONED, _destroy_versioned)
-
-
-class _Import:
-    """A consumed tensor's memory, as NumPy's array interface wants to see it; calls the deleter when it dies."""
-
-    def __init__(self, managed: _ManagedTensor, dtype: DType) -> None:
+    def __init__(self, managed: _ManagedTensor) -> None:
         self._managed = managed
-        tensor = managed.tensor
-        shape = tuple(tensor.shape[: tensor.ndim])
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": shape,
-            "typestr": dtype.numpy.str,
-            "data": ((tensor.data or 0) + tensor.byte_offset, False),
-            "strides": _byte_strides(tensor, dtype.itemsize),
-        }
 
     def __del__(self) -> None:
         if self._managed.deleter:
             self._managed.deleter(ctypes.addressof(self._managed))
 
 
-def consume(capsule: object) -> npt.NDArray[Any]:
-    """Take over an unversioned capsule of CPU memory and return it as an array, without a copy.
+def export(array: npt.NDArray[Any], max_version: tuple[int, int] | None = None) -> object:
+    """Return a capsule over the array's memory: a versioned one, if the consumer asks for it and NumPy (2.1) can.
 
-    NumPy's own ``from_dlpack`` would return it read-only, and does not know the one-bit integers by which Triton's
-    Python backend means BOOL (``pb_stub_utils.cc``).
+    Raises
+    ------
+    BufferError
+        The array is read-only, and an unversioned capsule cannot say so.
+    """
+    if max_version is not None and max_version >= _VERSIONED and _NUMPY_MAKES_VERSIONED:
+        return array.__dlpack__(max_version=_VERSIONED)
+    return array.__dlpack__()
+
+
+def writable_alias(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array over the same memory that claims to be writable, for a consumer that insists and only reads."""
+    if array.flags.writeable:
+        return array
+    interface = dict(array.__array_interface__)
+    interface["data"] = (interface["data"][0], False)
+    return np.asarray(_Memory(array, interface))
+
+
+def mark_used(capsule: object) -> None:
+    """Give a capsule the name that says that it was consumed, for a consumer that has given it a name of its own."""
+    _capsule_set_name(capsule, _NAME_USED)
+
+
+def consume(capsule: object) -> npt.NDArray[Any]:
+    """Take over an unversioned capsule of CPU memory and return it as an array, writable and without a copy.
 
     Raises
     ------
     TypeError
         It is no such capsule, or of a data type that has no counterpart in :mod:`shm_backend_utils.dtypes`.
     """
-    address = id(capsule)
-    if type(capsule).__name__ != "PyCapsule" or not _capsule_is_valid(address, _NAME):
-        raise TypeError(f"expected an unused DLPack capsule 'dltensor', found {capsule!r}")
-    managed = _ManagedTensor.from_address(_capsule_get_pointer(address, _NAME))
+    managed = _managed_tensor(capsule)
     tensor = managed.tensor
     if tensor.device.device_type != CPU_DEVICE[0]:
         raise TypeError(f"expected CPU memory (device type 1), found device type {tensor.device.device_type}")
     dtype = _dtype_of(tensor)
-    _capsule_set_name(address, _NAME_USED)
-    return np.asarray(_Import(managed, dtype))
+    shape = tuple(tensor.shape[: tensor.ndim])
+    _capsule_set_name(capsule, _NAME_USED)
+    interface = {
+        "shape": shape,
+        "typestr": dtype.numpy.str,
+        "data": ((tensor.data or 0) + tensor.byte_offset, False),
+        "strides": _byte_strides(tensor, shape, dtype.itemsize),
+    }
+    return np.asarray(_Memory(_Consumed(managed), interface))
+
+
+def _managed_tensor(capsule: object) -> _ManagedTensor:
+    if type(capsule).__name__ != "PyCapsule" or not _capsule_is_valid(capsule, _NAME):
+        raise TypeError(f"expected an unused DLPack capsule 'dltensor', found {capsule!r}")
+    return _ManagedTensor.from_address(_capsule_get_pointer(capsule, _NAME))
 
 
 def _dtype_of(tensor: _Tensor) -> DType:
     code, bits, lanes = tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes
-    if (code, bits, lanes) == (0, 1, 1):
-        return dtypes.BY_NAME["BOOL"]
     for dtype in dtypes.BY_NAME.values():
         if (dtype.dlpack_code, dtype.dlpack_bits, 1) == (code, bits, lanes):
             return dtype
     raise TypeError(f"DLPack type code {code} with {bits} bits and {lanes} lanes has no counterpart in Triton")
 
 
-def _byte_strides(tensor: _Tensor, itemsize: int) -> tuple[int, ...] | None:
-    if not tensor.strides or math.prod(tensor.shape[: tensor.ndim]) == 0:
+def _byte_strides(tensor: _Tensor, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
+    if not tensor.strides or math.prod(shape) == 0:
         return None
     return tuple(stride * itemsize for stride in tensor.strides[: tensor.ndim])

@@ -90,15 +90,13 @@ class TensorView:
             raise BufferError(f"tensor {self.name!r} is on device {dlpack.CPU_DEVICE}, asked for was {dl_device}")
         if copy:
             raise BufferError(f"a view of tensor {self.name!r} never copies; copy the array that you make from it")
-        data_type = dlpack.DataType(self._dtype.dlpack_code, self._dtype.dlpack_bits)
-        if max_version is not None and max_version >= (1, 0):
-            return dlpack.export_versioned(self._array, data_type)
-        if not self.writable:
+        try:
+            return dlpack.export(self._array, max_version)
+        except BufferError:
             raise BufferError(
                 f"tensor {self.name!r} is read-only, which an unversioned DLPack capsule cannot express; ask for "
-                "max_version=(1, 0), or use .numpy()"
-            )
-        return dlpack.export(self._array, data_type)
+                "max_version=(1, 0) with NumPy 2.1 or later, or use .numpy()"
+            ) from None
 
     def __repr__(self) -> str:
         return f"<TensorView {self.name!r} {self.triton_dtype} {list(self.shape)} path={self.path}>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,9 +151,7 @@ class PreparedCall:
                 )
             result = read_results(self._slot.record.results(), self._memory, response)
         except BaseException:
-            if not self._slot.is_completed:
-                self._pool.retire(self._slot)
-                self.close()
+            self._give_up_unless_completed()
             raise
         if result.overflowed:
             self._on_overflow(result.overflowed)
@@ -162,6 +161,14 @@ class PreparedCall:
         """Give the memory back, as soon as no array needs it. Twice is fine."""
         self._memory = None
         self.inputs = MappingProxyType({})
+
+    def _give_up_unless_completed(self) -> None:
+        """Give the slot up for good if the model may still write to it."""
+        with contextlib.suppress(ClosedError):
+            if self._slot.is_completed:
+                return
+        self._pool.retire(self._slot)
+        self.close()
 
     def __enter__(self) -> PreparedCall:
         return self

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ..descriptor import SystemRegionClaim
 from ..errors import ClosedError
+from ..region.layout import SlotRecord
 from ..region.managed import ManagedRegion
 
 __all__ = ["Slot", "SlotPool"]
@@ -20,12 +21,16 @@ __all__ = ["Slot", "SlotPool"]
 class Slot:
     """The only slot of a managed region, in use by one call at a time."""
 
-    __slots__ = ("_region", "generation", "record")
+    __slots__ = ("_region", "generation")
 
     def __init__(self, region: ManagedRegion) -> None:
         self._region = region
-        self.record = region.record(0)
         self.generation = 0
+
+    @property
+    def record(self) -> SlotRecord:
+        """The slot's record; raises ClosedError once the slot is destroyed."""
+        return self._region.record(0)
 
     @property
     def capacity(self) -> int:

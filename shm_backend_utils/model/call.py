@@ -69,7 +69,7 @@ class Call:
         self._notice = notice
         self._delivered: dict[str, Any] | None = None
         self._requested: frozenset[str] | None = None
-        self._written: dict[str, tuple[npt.NDArray[Any], DType] | None] = {}
+        self._written: dict[str, npt.NDArray[Any] | None] = {}
         self._open = True
         if direct is not None:
             self._check_inputs(direct)
@@ -122,7 +122,7 @@ class Call:
                 self._written[name] = None
                 return TensorView(name, array, triton_dtype, DIRECT)
         array = np.empty(shape, triton_dtype.numpy)
-        self._written[name] = (array, triton_dtype)
+        self._written[name] = array
         return TensorView(name, array, triton_dtype, TRITON)
 
     def put(self, name: str, array: npt.NDArray[Any] | TensorView) -> None:
@@ -148,7 +148,7 @@ class Call:
                 if not _is_same_memory(target, source):
                     np.copyto(target, source)
                 return
-        self._written[name] = (np.ascontiguousarray(source).reshape(source.shape), dtype)
+        self._written[name] = np.ascontiguousarray(source).reshape(source.shape)
 
     def requested(self, name: str) -> bool:
         """Return whether the client wants this output. Others need not be computed."""
@@ -180,7 +180,7 @@ class Call:
             if name not in self._written:
                 raise ModelError(f"output {name!r} was requested, but model.py wrote none")
         written = {name: self._written[name] for name in wanted}
-        tensors = [self._backend.output(name, *kept) for name, kept in written.items() if kept is not None]
+        tensors = [self._backend.output(name, kept) for name, kept in written.items() if kept is not None]
         if self._direct is not None:
             self._direct.complete(written)
         self.response = self._backend.response(tensors)

@@ -9,8 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .. import dlpack, dtypes
-from ..dtypes import DType
+from .. import dlpack
 from ..errors import (
     CallerError,
     ClosedError,
@@ -22,9 +21,6 @@ from ..errors import (
 )
 
 __all__ = ["TritonBackend"]
-
-# The backend's word for BOOL is a one-bit integer, which it stores in a byte (pb_stub_utils.cc).
-_BOOL_OF_THE_BACKEND: Final = dlpack.DataType(code=0, bits=1)
 
 _CODES: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (ClosedError, "UNAVAILABLE"),
@@ -49,8 +45,7 @@ class TritonBackend:
 
         self._pb_utils: Any = pb_utils
         probe = np.array([1, 2], np.int32)
-        capsule = dlpack.export(probe, _data_type(dtypes.from_numpy(probe.dtype, "probe")))
-        tensor = pb_utils.Tensor.from_dlpack("probe", capsule)
+        tensor = self._from_dlpack("probe", dlpack.export(probe))
         self._reads_numpy = bool((tensor.as_numpy() == probe).all())
 
     def parameters(self, request: Any) -> dict[str, Any]:
@@ -70,11 +65,11 @@ class TritonBackend:
         array = dlpack.consume(tensor.to_dlpack())
         return array if array.flags.aligned else array.copy()
 
-    def output(self, name: str, array: npt.NDArray[Any], dtype: DType) -> Any:
+    def output(self, name: str, array: npt.NDArray[Any]) -> Any:
         """Return a C-contiguous array as a tensor for a response."""
         if self._reads_numpy:
             return self._pb_utils.Tensor(name, array)
-        return self._pb_utils.Tensor.from_dlpack(name, dlpack.export(array, _data_type(dtype)))
+        return self._from_dlpack(name, dlpack.export(dlpack.writable_alias(array)))
 
     def response(self, tensors: Iterable[Any]) -> Any:
         """Return a response that carries these tensors; it may be none."""
@@ -87,12 +82,11 @@ class TritonBackend:
         message = str(error) if isinstance(error, ShmError) else f"{type(error).__name__}: {error}"
         return self._pb_utils.InferenceResponse([], codes(message, getattr(codes, name)))
 
+    def _from_dlpack(self, name: str, capsule: object) -> Any:
+        tensor = self._pb_utils.Tensor.from_dlpack(name, capsule)
+        dlpack.mark_used(capsule)  # the backend names it "used_dlpack", at which NumPy's destructor loops for ever
+        return tensor
+
     def log_error(self, message: str) -> None:
         """Write a line to the server's log."""
         self._pb_utils.Logger.log_error(message)
-
-
-def _data_type(dtype: DType) -> dlpack.DataType:
-    if dtype.name == "BOOL":
-        return _BOOL_OF_THE_BACKEND
-    return dlpack.DataType(dtype.dlpack_code, dtype.dlpack_bits)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import RegionRefusedError
+from ..errors import ClosedError, RegionRefusedError
 from . import layout
 from .layout import Header, SlotRecord
 from .system import SystemSegment
@@ -87,7 +87,17 @@ class ManagedRegion:
         return layout.data_offset(self.header.slot_count)
 
     def record(self, slot: int) -> SlotRecord:
-        """Return the record of a slot; raises IndexError for one that the region has not."""
+        """Return the record of a slot.
+
+        Raises
+        ------
+        IndexError
+            The region has no such slot.
+        ClosedError
+            The region was closed.
+        """
+        if not self._records:
+            raise ClosedError("this region")
         return self._records[slot]
 
     def data(self) -> npt.NDArray[np.uint8]:

@@ -61,14 +61,17 @@ class EmbeddedServer:
         ``HOST:PORT``.
     log_file : pathlib.Path
         The server's output: the last 4 MiB of it, and the 4 MiB before in ``FILE.1``.
+    shm_prefix : str
+        What the names of its Python backend's shared memory begin with.
     """
 
-    def __init__(self, supervisor: subprocess.Popen[bytes], ports: Ports, log_file: Path) -> None:
+    def __init__(self, supervisor: subprocess.Popen[bytes], ports: Ports, log_file: Path, shm_prefix: str) -> None:
         self._supervisor = supervisor
         self.grpc_url = f"{_HOST}:{ports.grpc}"
         self.http_url = f"{_HOST}:{ports.http}"
         self.metrics_url = f"{_HOST}:{ports.metrics}"
         self.log_file = log_file
+        self.shm_prefix = shm_prefix
 
     @classmethod
     def start(
@@ -184,7 +187,7 @@ class EmbeddedServer:
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C in the terminal is the launcher's to handle
         )
-        return cls(supervisor, ports, log_file)
+        return cls(supervisor, ports, log_file, shm_prefix)
 
     def _wait_until_ready(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -19,7 +19,9 @@ class TritonPythonModel:
         answer = call.output("ANSWER", (2,), np.int64).numpy()
         answer[0] = question[0] + 1  # the client sees this before the response
         deadline = time.monotonic() + 10
-        while question[1] == 0 and time.monotonic() < deadline:  # the client writes this after it has seen the first answer
+        while (
+            question[1] == 0 and time.monotonic() < deadline
+        ):  # the client writes this after it has seen the first answer
             time.sleep(0.001)
         answer[1] = question[1] + 1
 
