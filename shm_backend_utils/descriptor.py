@@ -1,4 +1,7 @@
-"""Protocol v1: the request parameter ``shm_io``, to and from frozen dataclasses. No I/O. See ``docs/protocol.md``.
+"""Protocol v1: the request parameters ``shm_io`` and ``shm_generation``. No I/O. ``docs/protocol.md`` explains it.
+
+``shm_io`` is the descriptor: where a call's tensors lie. It is the same text for every request of the same call, so
+that whoever reads it needs to check it once. What changes from request to request is ``shm_generation`` alone.
 
 A descriptor comes from a peer: it is a claim. :func:`parse` checks all that can be checked without opening anything,
 so that what it returns needs no second look: every span lies inside its region as claimed, no output overlaps anything,
@@ -19,6 +22,7 @@ from .dtypes import DType
 from .errors import DescriptorError
 
 __all__ = [
+    "GENERATION_PARAMETER",
     "MAX_DESCRIPTOR_LENGTH",
     "PARAMETER",
     "VERSION",
@@ -26,11 +30,13 @@ __all__ = [
     "InputSpan",
     "OutputSpan",
     "SystemRegionClaim",
+    "check_generation",
     "encode",
     "parse",
 ]
 
 PARAMETER: Final = "shm_io"
+GENERATION_PARAMETER: Final = "shm_generation"
 VERSION: Final = 1
 MAX_DESCRIPTOR_LENGTH: Final = 16 * 1024
 
@@ -53,15 +59,12 @@ class SystemRegionClaim:
         32 lowercase hexadecimal digits: the secret in the region's header. Who knows it could open the region.
     slot : int
         Index into the region's slot table.
-    generation : int
-        The slot's use count, from 1.
     """
 
     key: str
     byte_size: int
     token: str
     slot: int
-    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,6 @@ def encode(descriptor: Descriptor) -> str:
                     "byte_size": region.byte_size,
                     "token": region.token,
                     "slot": region.slot,
-                    "generation": region.generation,
                 }
                 for region in descriptor.regions
             ],
@@ -166,8 +168,15 @@ def from_json(value: object) -> Descriptor:
     return Descriptor(model, claims, inputs, outputs)
 
 
+def check_generation(value: object) -> int:
+    """Return the value of ``shm_generation`` if it is one, else raise :class:`DescriptorError`."""
+    if type(value) is int and 1 <= value <= _MAX_INT64:
+        return value
+    raise DescriptorError("", _number(value), "a 64-bit integer of 1 or more", GENERATION_PARAMETER)
+
+
 _TOP_FIELDS: Final = frozenset({"v", "model", "regions", "inputs", "outputs"})
-_SYSTEM_FIELDS: Final = frozenset({"kind", "key", "byte_size", "token", "slot", "generation"})
+_SYSTEM_FIELDS: Final = frozenset({"kind", "key", "byte_size", "token", "slot"})
 
 
 def _check_length(text: str) -> None:
@@ -202,7 +211,6 @@ def _region(field: str, value: object) -> SystemRegionClaim:
         _integer(field, "byte_size", value["byte_size"], 1),
         token,
         _integer(field, "slot", value["slot"], 0),
-        _integer(field, "generation", value["generation"], 1),
     )
 
 

@@ -46,7 +46,7 @@ class CallerError(ShmError):
 
 
 class DescriptorError(CallerError, ValueError):
-    """The request parameter ``shm_io`` is not a valid descriptor.
+    """The request parameter ``shm_io`` is not a valid descriptor, or ``shm_generation`` not a valid generation.
 
     You get it for a descriptor that contradicts the protocol or itself. You do not get it for a valid descriptor of
     memory that may not be opened (:class:`RegionRefusedError`) or of tensors that the model does not take
@@ -55,16 +55,18 @@ class DescriptorError(CallerError, ValueError):
     Parameters
     ----------
     field : str
-        Path of the offending field below ``shm_io``, for example ``inputs.IMAGE[1]``; empty for the whole.
+        Path of the offending field below the parameter, for example ``inputs.IMAGE[1]``; empty for the whole.
     found, expected : str
         What stood there, in words that disclose no secret, and what should have.
+    parameter : str
+        The request parameter.
     """
 
-    def __init__(self, field: str, found: str, expected: str) -> None:
+    def __init__(self, field: str, found: str, expected: str, parameter: str = "shm_io") -> None:
         self.field = field
         self.found = found
         self.expected = expected
-        place = f"shm_io.{field}" if field else "shm_io"
+        place = f"{parameter}.{field}" if field else parameter
         super().__init__(f"request parameter {place}: found {found}, expected {expected}")
 
 

@@ -62,7 +62,8 @@ class TensorView:
 
     def numpy(self) -> npt.NDArray[Any]:
         """Return the tensor as a C-contiguous array over this very memory; read-only if the view is."""
-        return self._array
+        array: npt.NDArray[Any] = self._array.view()
+        return array
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return ``(kDLCPU, 0)``."""

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import descriptor, dtypes
-from ..descriptor import PARAMETER, Descriptor, InputSpan, OutputSpan
+from ..descriptor import GENERATION_PARAMETER, PARAMETER, Descriptor, InputSpan, OutputSpan
 from ..errors import ClosedError, PeerError, TensorError
-from ..region.managed import array_at
 from ..spec import ModelSpec
 from .pool import Slot, SlotPool
 from .result import Result, read_results
@@ -112,19 +111,18 @@ class PreparedCall:
         self._memory: npt.NDArray[np.uint8] | None
         self._slot, self._memory = pool.take(call_plan.byte_size)
         begin = self._slot.data_offset
-        self._inputs = {
+        inputs = {
             name: InputSpan(0, begin + span.offset, span.byte_size, span.dtype, span.shape)
             for name, span in call_plan.inputs.items()
         }
-        self._outputs = {
-            name: OutputSpan(0, begin + span.offset, span.byte_size) for name, span in call_plan.outputs.items()
-        }
+        outputs = {name: OutputSpan(0, begin + span.offset, span.byte_size) for name, span in call_plan.outputs.items()}
         self.inputs: Mapping[str, npt.NDArray[Any]] = MappingProxyType(
             {
-                name: array_at(self._memory, span.offset, span.dtype.numpy, span.shape)
-                for name, span in self._inputs.items()
+                name: np.ndarray(span.shape, span.dtype.numpy, buffer=self._memory, offset=span.offset)
+                for name, span in inputs.items()
             }
         )
+        self._descriptor = descriptor.encode(Descriptor(call_plan.spec.name, (self._slot.claim(),), inputs, outputs))
 
     def infer(self, *, timeout_s: float | None = None) -> Result:
         """Run the model on what is in :attr:`inputs` now. May be called again; arrays of the last result change then.
@@ -140,10 +138,10 @@ class PreparedCall:
         """
         if self._memory is None:
             raise ClosedError("this call")
-        claim = self._slot.advance()
-        text = descriptor.encode(Descriptor(self._plan.spec.name, (claim,), self._inputs, self._outputs))
+        generation = self._slot.advance()
+        parameters = {PARAMETER: self._descriptor, GENERATION_PARAMETER: generation}
         try:
-            response = self._transport.infer(self._request(timeout_s, {PARAMETER: text}))
+            response = self._transport.infer(self._request(timeout_s, parameters))
             if not self._slot.is_completed:
                 raise PeerError(
                     f"model {self._plan.spec.name!r} answered without having used the shared memory; its config.pbtxt "

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..descriptor import PARAMETER
+from ..descriptor import GENERATION_PARAMETER, PARAMETER
 from ..errors import CallerError, ClosedError
 from ..spec import ModelSpec
 from .call import OutputHint, PreparedCall, plan
@@ -123,8 +123,9 @@ class ShmClient:
         ``inputs`` maps names to ``(shape, dtype)``; the rest is as for :meth:`infer`, which see.
         """
         transport = self._connected()
-        if parameters and PARAMETER in parameters:
-            raise CallerError(f"parameter {PARAMETER!r} is written by ShmClient; leave it out")
+        for name in (PARAMETER, GENERATION_PARAMETER):
+            if parameters and name in parameters:
+                raise CallerError(f"parameter {name!r} is written by ShmClient; leave it out")
         spec = self._spec(transport, model, model_version)
         learned = self._learned.setdefault(model, {})
         call_plan = plan(spec, inputs, outputs, learned)

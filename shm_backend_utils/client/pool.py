@@ -46,12 +46,16 @@ class Slot:
         """Return the whole region as bytes. Each call returns an array of its own."""
         return self._region.bytes()
 
-    def advance(self) -> SystemRegionClaim:
-        """Begin the slot's next generation and return the claim that a request for it carries."""
+    def claim(self) -> SystemRegionClaim:
+        """Return what a descriptor says of the slot."""
+        header = self._region.header
+        return SystemRegionClaim(self._region.segment.key, header.byte_size, header.token.hex(), 0)
+
+    def advance(self) -> int:
+        """Begin the slot's next generation and return it."""
         self.generation += 1
         self.record.generation = self.generation
-        header = self._region.header
-        return SystemRegionClaim(self._region.segment.key, header.byte_size, header.token.hex(), 0, self.generation)
+        return self.generation
 
     @property
     def is_completed(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -110,6 +109,7 @@ def _view(
     memory: npt.NDArray[np.uint8], type_name: str, shape: list[int], nbytes: int, region: int, offset: int
 ) -> npt.NDArray[Any]:
     dtype = dtypes.BY_NAME[type_name]
-    if region != 0 or nbytes != math.prod(shape) * dtype.itemsize or not 0 <= offset <= len(memory) - nbytes:
+    array = array_at(memory, offset, dtype.numpy, tuple(shape), nbytes)
+    if region != 0 or array is None or array.nbytes != nbytes:
         raise ValueError(f"a span of {nbytes} bytes that is not the call's")
-    return array_at(memory, offset, dtype.numpy, tuple(shape))
+    return array

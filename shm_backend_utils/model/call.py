@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import TracebackType
 from typing import Any, Final
 
@@ -15,7 +14,8 @@ from ..errors import ClosedError, ModelError, TensorError
 from ..spec import BATCH_CARRIER, ModelSpec
 from ..view import TensorView
 from .direct import PATH as DIRECT
-from .direct import DirectTensors
+from .direct import DirectPlan, DirectTensors, Output
+from .plans import Plan
 from .triton import TritonBackend
 
 __all__ = ["Call"]
@@ -31,8 +31,6 @@ class Call:
 
     Attributes
     ----------
-    parameters : dict
-        The request's parameters, without the descriptor.
     response : InferenceResponse
         What ``execute`` returns for this request; there once the call was committed.
     """
@@ -41,39 +39,34 @@ class Call:
         "_backend",
         "_delivered",
         "_direct",
-        "_notice",
         "_open",
+        "_plan",
         "_request",
         "_requested",
         "_spec",
         "_written",
-        "parameters",
         "response",
     )
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        backend: TritonBackend,
-        request: Any,
-        parameters: dict[str, Any],
-        direct: DirectTensors | None,
-        notice: str = "",
-    ) -> None:
-        self.parameters = parameters
+    def __init__(self, spec: ModelSpec, backend: TritonBackend, request: Any, plan: Plan, generation: int) -> None:
         self.response: Any = None
         self._spec = spec
         self._backend = backend
         self._request = request
-        self._direct = direct
-        self._notice = notice
+        self._plan = plan
         self._delivered: dict[str, Any] | None = None
         self._requested: frozenset[str] | None = None
-        self._written: dict[str, npt.NDArray[Any] | None] = {}
+        self._written: dict[str, Output] = {}
+        self._direct: DirectTensors | None = None
         self._open = True
-        if direct is not None:
-            self._check_inputs(direct)
-            direct.begin()
+        if plan.direct is not None:
+            self._check_batch_size(plan.direct)
+            self._direct = DirectTensors(plan.direct, generation)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The request's parameters, without the descriptor. A copy."""
+        return dict(self._plan.parameters)
 
     @property
     def path(self) -> str:
@@ -100,7 +93,7 @@ class Call:
         view = self._find_input(name)
         if view is None:
             self._spec.input(name)
-            raise TensorError(name, f"the request has no input {name!r}, which the model needs{self._notice}")
+            raise TensorError(name, f"the request has no input {name!r}, which the model needs{self._plan.notice}")
         return view
 
     def output(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> TensorView:
@@ -113,17 +106,13 @@ class Call:
         ModelError
             The model's configuration has no such output, or not of this dtype and shape.
         """
-        shape = tuple(shape)
-        triton_dtype = self._check_output(name, dtype, shape)
-        nbytes = math.prod(shape) * triton_dtype.itemsize
-        if self._direct is not None:
-            array = self._direct.output(name, triton_dtype, shape, nbytes)
-            if array is not None:
-                self._written[name] = None
-                return TensorView(name, array, triton_dtype, DIRECT)
-        array = np.empty(shape, triton_dtype.numpy)
-        self._written[name] = array
-        return TensorView(name, array, triton_dtype, TRITON)
+        shape, dtype = tuple(shape), np.dtype(dtype)
+        self._check_open()
+        output = None if self._direct is None else self._direct.plan.known_output(name, shape, dtype)
+        if output is None:
+            output = self._make_output(name, shape, self._check_output(name, dtype, shape))
+        self._written[name] = output
+        return output.view
 
     def put(self, name: str, array: npt.NDArray[Any] | TensorView) -> None:
         """Give one output. One copy into the client's memory; none if the array is memory of this call already.
@@ -136,19 +125,21 @@ class Call:
         ModelError
             As for :meth:`output`.
         """
+        self._check_open()
         source = array.numpy() if isinstance(array, TensorView) else np.asarray(array)
         dtype = self._check_output(name, source.dtype, source.shape)
-        if self._direct is not None:
-            if self._direct.pass_through(name, dtype, source):
-                self._written[name] = None
-                return
-            target = self._direct.output(name, dtype, source.shape, source.nbytes)
-            if target is not None:
-                self._written[name] = None
-                if not _is_same_memory(target, source):
-                    np.copyto(target, source)
-                return
-        self._written[name] = np.ascontiguousarray(source).reshape(source.shape)
+        if self._direct is None:
+            self._written[name] = _kept(name, source, dtype)
+            return
+        plan = self._direct.plan
+        output = plan.pass_through(name, dtype, source)
+        if output is None:
+            output = plan.output(name, source.shape, dtype)
+            if output is None:
+                output = _kept(name, source, dtype)
+            elif not _is_same_memory(output.view, source):
+                np.copyto(output.view.numpy(), source)
+        self._written[name] = output
 
     def requested(self, name: str) -> bool:
         """Return whether the client wants this output. Others need not be computed."""
@@ -175,14 +166,18 @@ class Call:
             self._open = False
 
     def _commit(self) -> None:
-        wanted = [name for name in self._spec.outputs if self.requested(name)]
-        for name in wanted:
-            if name not in self._written:
+        outputs, tensors = [], []
+        for name in self._spec.outputs:
+            if not self.requested(name):
+                continue
+            output = self._written.get(name)
+            if output is None:
                 raise ModelError(f"output {name!r} was requested, but model.py wrote none")
-        written = {name: self._written[name] for name in wanted}
-        tensors = [self._backend.output(name, kept) for name, kept in written.items() if kept is not None]
+            outputs.append(output)
+            if output.place is None:
+                tensors.append(self._backend.output(name, output.view.numpy()))
         if self._direct is not None:
-            self._direct.complete(written)
+            self._direct.complete(outputs)
         self.response = self._backend.response(tensors)
 
     def _fail(self) -> None:
@@ -192,7 +187,7 @@ class Call:
     def _find_input(self, name: str) -> TensorView | None:
         self._check_open()
         if self._direct is not None:
-            view = self._direct.input(name)
+            view = self._direct.plan.inputs.get(name)
             if view is not None:
                 return view
         tensor = self._delivered_tensors().get(name)
@@ -207,28 +202,31 @@ class Call:
             self._delivered = {tensor.name(): tensor for tensor in self._request.inputs()}
         return self._delivered
 
-    def _check_inputs(self, direct: DirectTensors) -> None:
-        """Raise unless the descriptor's inputs are what Triton would have let through to this model."""
-        batched = self._spec.max_batch_size > 0
-        carrier = self._delivered_tensors().get(BATCH_CARRIER) if batched else None
+    def _check_batch_size(self, direct: DirectPlan) -> None:
+        """Raise unless the descriptor's inputs have as many rows as Triton's batcher was told."""
+        if self._spec.max_batch_size == 0:
+            return
+        carrier = self._delivered_tensors().get(BATCH_CARRIER)
         batch_size = None if carrier is None else carrier.shape()[0]
-        for name, span in direct.descriptor.inputs.items():
-            self._spec.input(name).check(span.dtype, span.shape)
-            if batched and span.shape[0] != batch_size:
+        for name, view in direct.inputs.items():
+            if view.shape[0] != batch_size:
                 raise TensorError(
                     name,
-                    f"tensor {name!r} has a batch of {span.shape[0]}, but the request has {_batch(batch_size)}; "
-                    f"send input {BATCH_CARRIER!r} with shape [{span.shape[0]}, 0]",
+                    f"tensor {name!r} has a batch of {view.shape[0]}, but the request has {_batch(batch_size)}; "
+                    f"send input {BATCH_CARRIER!r} with shape [{view.shape[0]}, 0]",
                 )
 
-    def _check_output(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> DType:
-        self._check_open()
+    def _make_output(self, name: str, shape: tuple[int, ...], dtype: DType) -> Output:
+        output = None if self._direct is None else self._direct.plan.output(name, shape, dtype)
+        return output or _kept(name, np.empty(shape, dtype.numpy), dtype)
+
+    def _check_output(self, name: str, numpy_dtype: np.dtype[Any], shape: tuple[int, ...]) -> DType:
         try:
-            triton_dtype = dtypes.from_numpy(dtype, name)
-            self._spec.output(name).check(triton_dtype, shape)
+            dtype = dtypes.from_numpy(numpy_dtype, name)
+            self._spec.output(name).check(dtype, shape)
         except TensorError as error:
             raise ModelError(f"model.py wrote an output that it may not: {error}") from None
-        return triton_dtype
+        return dtype
 
     def _check_open(self) -> None:
         if not self._open:
@@ -239,5 +237,11 @@ def _batch(batch_size: int | None) -> str:
     return "none" if batch_size is None else f"one of {batch_size}"
 
 
-def _is_same_memory(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> bool:
-    return bool(source.flags.c_contiguous) and target.ctypes.data == source.ctypes.data
+def _kept(name: str, array: npt.NDArray[Any], dtype: DType) -> Output:
+    """Return an output that goes back through Triton."""
+    contiguous = np.ascontiguousarray(array).reshape(array.shape)  # the first makes a scalar one-dimensional
+    return Output(TensorView(name, contiguous, dtype, TRITON))
+
+
+def _is_same_memory(view: TensorView, source: npt.NDArray[Any]) -> bool:
+    return bool(source.flags.c_contiguous) and view.numpy().ctypes.data == source.ctypes.data

@@ -1,105 +1,191 @@
-"""The direct path of one request: tensors in the client's memory, fenced by the slot's generation."""
+"""The direct path: tensors in the client's memory.
+
+A :class:`DirectPlan` is what a descriptor means: regions mapped, spans checked, inputs as views. It serves every
+request with that descriptor. A :class:`DirectTensors` is one such request, fenced by its generation.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
 
-from ..descriptor import Descriptor, InputSpan, OutputSpan, SystemRegionClaim
+from ..descriptor import Descriptor, InputSpan, OutputSpan
 from ..dtypes import DType
 from ..errors import DescriptorError, ModelError, ReplayedRequestError, StaleRequestError
-from ..region.layout import MAX_RESULTS_LENGTH, SlotRecord
+from ..region.layout import MAX_RESULTS_LENGTH
 from ..region.managed import ManagedRegion, array_at
+from ..spec import ModelSpec
 from ..view import TensorView
 from .mappings import Mappings
 
-__all__ = ["PATH", "DirectTensors"]
+__all__ = ["PATH", "DirectPlan", "DirectTensors", "Output"]
 
 PATH: Final = "direct"
+_MOST_REMEMBERED: Final = 64
 
 
-class DirectTensors:
-    """The inputs, outputs and slots that a request's descriptor names. Nothing is written before :meth:`begin`."""
+class Output:
+    """One output that the model has made; hashable by identity.
 
-    __slots__ = ("_claims", "_memories", "_records", "_results", "descriptor")
+    Attributes
+    ----------
+    name : str
+    view : TensorView
+        Over the output's memory.
+    place : list or None
+        Data type, shape, byte size, region and offset, as the client reads it in the results; None if the output is not
+        in the client's memory and goes back through Triton.
+    """
 
-    def __init__(self, descriptor: Descriptor, mappings: Mappings) -> None:
-        """Map the descriptor's regions and check its spans against what they really are."""
-        self.descriptor = descriptor
-        self._claims = descriptor.regions
-        self._results: dict[str, list[Any] | None] = {}
+    __slots__ = ("name", "place", "view")
+
+    def __init__(self, view: TensorView, place: list[Any] | None = None) -> None:
+        self.name = view.name
+        self.view = view
+        self.place = place
+
+
+class DirectPlan:
+    """What a descriptor means in this process.
+
+    Parameters
+    ----------
+    descriptor : Descriptor
+        Its inputs must be those of ``spec``.
+    mappings : Mappings
+        Maps the regions.
+
+    Raises
+    ------
+    TensorError
+        The model does not take these inputs.
+    DescriptorError, RegionRefusedError, RegionGoneError
+        The regions are not what the descriptor claims.
+    """
+
+    def __init__(self, descriptor: Descriptor, spec: ModelSpec, mappings: Mappings) -> None:
+        for name, span in descriptor.inputs.items():
+            spec.input(name).check(span.dtype, span.shape)
         regions = [mappings.get(claim, f"regions[{index}]") for index, claim in enumerate(descriptor.regions)]
         _check_spans_are_data("inputs", descriptor.inputs, regions)
         _check_spans_are_data("outputs", descriptor.outputs, regions)
+        self._checks = [
+            (region.segment, claim.byte_size, f"shm_io.regions[{index}]")
+            for index, (region, claim) in enumerate(zip(regions, descriptor.regions, strict=True))
+        ]
         self._memories = [region.bytes() for region in regions]
-        self._records = [region.record(claim.slot) for region, claim in zip(regions, self._claims, strict=True)]
+        self._descriptor = descriptor
+        self._outputs: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Output] = {}
+        self._results: dict[tuple[Output, ...], bytes] = {}
+        self.records = [region.record(claim.slot) for region, claim in zip(regions, descriptor.regions, strict=True)]
+        self.inputs = {name: self._input(name, span) for name, span in descriptor.inputs.items()}
 
-    def begin(self) -> None:
-        """Claim this request's generation for execution.
+    def check(self) -> None:
+        """Raise unless the regions still are what they were. For every request, before anything is touched."""
+        for segment, byte_size, field in self._checks:
+            segment.check(byte_size, field)
 
-        Raises
-        ------
-        StaleRequestError
-            The client has raised a slot's generation since: it gave this request up.
-        ReplayedRequestError
-            A model has begun with this generation before.
-        """
-        for index, (record, claim) in enumerate(zip(self._records, self._claims, strict=True)):
-            _check_generation(record, claim, index)
-        for record, claim in zip(self._records, self._claims, strict=True):
-            record.started = claim.generation
+    @property
+    def is_current(self) -> bool:
+        """Whether no region was removed by its owner."""
+        return not any(segment.is_unlinked for segment, _, _ in self._checks)
 
-    def input(self, name: str) -> TensorView | None:
-        """Return an input where the client wrote it, read-only; None if the descriptor does not have it."""
-        span = self.descriptor.inputs.get(name)
+    def known_output(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Output | None:
+        """Return what :meth:`output` returned for these before; None if it did not."""
+        return self._outputs.get((name, shape, dtype))
+
+    def output(self, name: str, shape: tuple[int, ...], dtype: DType) -> Output | None:
+        """Return an output in the client's memory, writable; None if there is no room for it."""
+        span = self._descriptor.outputs.get(name)
         if span is None:
             return None
-        array = array_at(self._memories[span.region], span.offset, span.dtype.numpy, span.shape)
+        array = array_at(self._memories[span.region], span.offset, dtype.numpy, shape, span.byte_size)
+        if array is None:
+            return None
+        place = [dtype.name, shape, array.nbytes, span.region, span.offset]
+        output = Output(TensorView(name, array, dtype, PATH), place)
+        _forget_if_many(self._outputs)
+        self._outputs[name, shape, dtype.numpy] = output
+        return output
+
+    def pass_through(self, name: str, dtype: DType, array: npt.NDArray[Any]) -> Output | None:
+        """Return an output that *is* memory of an input, so that nothing is copied; None if ``array`` is no such."""
+        if name not in self._descriptor.outputs or not array.flags.c_contiguous or not array.nbytes:
+            return None
+        address = _address(array)
+        for span in self._descriptor.inputs.values():
+            begin = _address(self._memories[span.region]) + span.offset
+            if begin <= address and address + array.nbytes <= begin + span.byte_size:
+                place = [dtype.name, array.shape, array.nbytes, span.region, span.offset + address - begin]
+                return Output(TensorView(name, array, dtype, PATH), place)
+        return None
+
+    def results(self, outputs: Sequence[Output]) -> bytes:
+        """Return the results of a call with these outputs, encoded."""
+        key = tuple(outputs)
+        known = self._results.get(key)
+        if known is not None:
+            return known
+        results = json.dumps({output.name: output.place for output in outputs}, separators=(",", ":")).encode()
+        if len(results) > MAX_RESULTS_LENGTH:
+            raise ModelError(
+                f"the results of {len(outputs)} outputs take {len(results)} bytes, but a slot record has room for "
+                f"{MAX_RESULTS_LENGTH}; request fewer outputs at once"
+            )
+        _forget_if_many(self._results)
+        self._results[key] = results
+        return results
+
+    def _input(self, name: str, span: InputSpan) -> TensorView:
+        array = array_at(self._memories[span.region], span.offset, span.dtype.numpy, span.shape, span.byte_size)
+        assert array is not None  # the descriptor's parser has compared the span's size with its shape's
         array.flags.writeable = False
         return TensorView(name, array, span.dtype, PATH)
 
-    def output(self, name: str, dtype: DType, shape: tuple[int, ...], nbytes: int) -> npt.NDArray[Any] | None:
-        """Return the client's memory for an output, writable; None if there is none or it is too small."""
-        span = self.descriptor.outputs.get(name)
-        if span is None or nbytes > span.byte_size:
-            self._results[name] = None
-            return None
-        self._results[name] = [dtype.name, shape, nbytes, span.region, span.offset]
-        return array_at(self._memories[span.region], span.offset, dtype.numpy, shape)
 
-    def pass_through(self, name: str, dtype: DType, array: npt.NDArray[Any]) -> bool:
-        """Let an output be memory of an input, if ``array`` is such memory: nothing is copied. Return whether it is."""
-        if name not in self.descriptor.outputs or not array.flags.c_contiguous or not array.nbytes:
-            return False
-        address = array.__array_interface__["data"][0]
-        for span in self.descriptor.inputs.values():
-            begin = self._memories[span.region].__array_interface__["data"][0] + span.offset
-            if begin <= address and address + array.nbytes <= begin + span.byte_size:
-                offset = span.offset + address - begin
-                self._results[name] = [dtype.name, array.shape, array.nbytes, span.region, offset]
-                return True
-        return False
+class DirectTensors:
+    """One request on the direct path. Making it claims the request's generation for execution.
 
-    def complete(self, names: Mapping[str, object]) -> None:
+    Raises
+    ------
+    StaleRequestError
+        The client has raised a slot's generation since: it gave this request up.
+    ReplayedRequestError
+        A model has begun with this generation before.
+    """
+
+    __slots__ = ("_generation", "plan")
+
+    def __init__(self, plan: DirectPlan, generation: int) -> None:
+        self.plan = plan
+        self._generation = generation
+        for record in plan.records:
+            if record.generation != generation:
+                raise StaleRequestError(
+                    "request parameter shm_generation is not the slot's: the client has given this request up"
+                )
+            if record.started >= generation:
+                raise ReplayedRequestError(
+                    "request parameter shm_generation was executed before: every request needs a generation of its own"
+                )
+        for record in plan.records:
+            record.started = generation
+
+    def complete(self, outputs: Sequence[Output]) -> None:
         """Write the results of these outputs and the completion stamps. The last thing before the response."""
-        results = json.dumps({name: self._results[name] for name in names}, separators=(",", ":")).encode()
-        if len(results) > MAX_RESULTS_LENGTH:
-            raise ModelError(
-                f"the results of {len(names)} outputs take {len(results)} bytes, but a slot record has room for "
-                f"{MAX_RESULTS_LENGTH}; request fewer outputs at once"
-            )
-        self._stamp(results)
+        self._stamp(self.plan.results(outputs))
 
     def fail(self) -> None:
         """Write the completion stamps of a call that failed: the client may have its memory back."""
         self._stamp(b"")
 
     def _stamp(self, results: bytes) -> None:
-        for record, claim in zip(self._records, self._claims, strict=True):
-            record.complete(claim.generation, results)
+        for record in self.plan.records:
+            record.complete(self._generation, results)
 
 
 def _check_spans_are_data(
@@ -111,12 +197,12 @@ def _check_spans_are_data(
             raise DescriptorError(f"{group}.{name}[1]", str(span.offset), f"at least {data_offset}, where data begins")
 
 
-def _check_generation(record: SlotRecord, claim: SystemRegionClaim, index: int) -> None:
-    if record.generation != claim.generation:
-        raise StaleRequestError(
-            f"shm_io.regions[{index}].generation is not the slot's; the client has given this request up"
-        )
-    if record.started >= claim.generation:
-        raise ReplayedRequestError(
-            f"shm_io.regions[{index}].generation was executed before; send every request with a generation of its own"
-        )
+def _forget_if_many(remembered: dict[Any, Any]) -> None:
+    """Keep a model whose shapes vary without end from filling memory."""
+    if len(remembered) >= _MOST_REMEMBERED:
+        remembered.clear()
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 from ..descriptor import SystemRegionClaim
 from ..errors import RegionGoneError
 from ..region.managed import ManagedRegion
@@ -13,40 +11,38 @@ __all__ = ["Mappings"]
 
 
 class Mappings:
-    """Maps each region at its first use. Thread-safe.
+    """Maps each region at its first use. Not thread-safe: its owner locks.
 
-    A key is only a name: behind it may lie another object by the time of the next request. So every use looks at the
-    open file itself, and one that was unlinked is forgotten. Its memory goes when the last array over it is gone.
+    A key is only a name: behind it may lie another object by the time of the next request. So whoever uses a region
+    looks at the open file itself first (:meth:`SystemSegment.check`), and one that was unlinked is forgotten here. Its
+    memory goes when the last array over it is gone.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._regions: dict[str, ManagedRegion] = {}
 
     def get(self, claim: SystemRegionClaim, field: str) -> ManagedRegion:
         """Return the claimed region, checked; raises what :func:`policy.open_claimed` raises."""
-        with self._lock:
-            region = self._regions.get(claim.key)
-            if region is not None:
-                try:
-                    policy.check(region, claim, field)
-                except RegionGoneError:
-                    self._forget(claim.key)
-                else:
-                    return region
-            self._forget_unlinked()
-            region = policy.open_claimed(claim, field)
-            self._regions[claim.key] = region
-            return region
+        region = self._regions.get(claim.key)
+        if region is not None:
+            try:
+                policy.check(region, claim, field)
+            except RegionGoneError:
+                self._forget(claim.key)
+            else:
+                return region
+        region = policy.open_claimed(claim, field)
+        self._regions[claim.key] = region
+        return region
+
+    def forget_unlinked(self) -> None:
+        """Unmap the regions that their owners have removed."""
+        for key in [key for key, region in self._regions.items() if region.segment.is_unlinked]:
+            self._forget(key)
 
     def close(self) -> None:
         """Unmap everything that no array needs any more."""
-        with self._lock:
-            for key in list(self._regions):
-                self._forget(key)
-
-    def _forget_unlinked(self) -> None:
-        for key in [key for key, region in self._regions.items() if region.segment.is_unlinked]:
+        for key in list(self._regions):
             self._forget(key)
 
     def _forget(self, key: str) -> None:

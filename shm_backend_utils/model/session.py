@@ -7,14 +7,11 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .. import descriptor
-from ..descriptor import PARAMETER
-from ..errors import ClosedError, DescriptorError, ModelError, ShmError
-from ..spec import PATHS_PARAMETER, ModelSpec
+from ..errors import ClosedError, ModelError, ShmError
+from ..spec import ModelSpec
 from .call import Call
 from .direct import PATH as DIRECT
-from .direct import DirectTensors
-from .mappings import Mappings
+from .plans import Plans
 from .triton import TritonBackend
 
 __all__ = ["ShmSession"]
@@ -40,7 +37,7 @@ class ShmSession:
             raise ModelError(obstacle)
         self._spec = spec
         self._backend = TritonBackend()
-        self._mappings: Mappings | None = Mappings()
+        self._plans: Plans | None = Plans(spec)
 
     @classmethod
     def from_args(cls, args: Mapping[str, str]) -> ShmSession:
@@ -68,29 +65,16 @@ class ShmSession:
         ShmError
             The request cannot be served: of which kind tells whose fault it is.
         """
-        if self._mappings is None:
+        if self._plans is None:
             raise ClosedError("this session")
-        parameters = self._backend.parameters(request)
-        text = parameters.pop(PARAMETER, None)
-        if text is None:
-            self._check_ordinary_is_served()
-            return Call(self._spec, self._backend, request, parameters, None)
-        if type(text) is not str:
-            raise DescriptorError("", f"a value of type {type(text).__name__}", "a string")
-        claim = descriptor.parse(text)
-        if claim.model != self._spec.name:
-            notice = "; its shm_io descriptor speaks to another model, see its field `model`"
-            return Call(self._spec, self._backend, request, parameters, None, notice)
-        if self._spec.paths is not None and DIRECT not in self._spec.paths:
-            raise DescriptorError("", "a descriptor", f"none: model {self._spec.name!r} does not serve the direct path")
-        direct = DirectTensors(claim, self._mappings)
-        return Call(self._spec, self._backend, request, parameters, direct)
+        plan, generation = self._plans.get(self._backend.parameters(request))
+        return Call(self._spec, self._backend, request, plan, generation)
 
     def close(self) -> None:
         """Unmap every region. Arrays that still live keep theirs. Closing twice is fine."""
-        if self._mappings is not None:
-            self._mappings.close()
-            self._mappings = None
+        if self._plans is not None:
+            self._plans.close()
+            self._plans = None
 
     def _serve_one(self, request: Any, infer: Callable[[Call], None]) -> Any:
         try:
@@ -101,8 +85,3 @@ class ShmSession:
                 self._backend.log_error(traceback.format_exc())
             return self._backend.error_response(error)
         return call.response
-
-    def _check_ordinary_is_served(self) -> None:
-        if self._spec.paths == frozenset({DIRECT}):
-            allowed = f"{PATHS_PARAMETER} of model {self._spec.name!r} allows only the direct path"
-            raise DescriptorError("", "nothing", f"a descriptor: {allowed}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -48,11 +47,10 @@ class TritonBackend:
         tensor = self._from_dlpack("probe", dlpack.export(probe))
         self._reads_numpy = bool((tensor.as_numpy() == probe).all())
 
-    def parameters(self, request: Any) -> dict[str, Any]:
-        """Return the request's parameters."""
-        text = request.parameters()
-        parameters: dict[str, Any] = json.loads(text) if text else {}
-        return parameters
+    def parameters(self, request: Any) -> str:
+        """Return the request's parameters: the text of a JSON object, or nothing."""
+        text: str = request.parameters()
+        return text
 
     def input(self, tensor: Any) -> npt.NDArray[Any]:
         """Return a delivered tensor as an aligned array; without a copy, unless it lies unaligned in the pool.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import os
 import secrets
 from typing import Any, Final
@@ -76,8 +77,10 @@ class ManagedRegion:
         return cls(segment, header)
 
     def check(self, byte_size: int, token: str, field: str) -> None:
-        """Raise unless the open region is still what a request claims it to be; see :meth:`SystemSegment.check`."""
+        """Raise unless the open region is what a request claims it to be; see :meth:`SystemSegment.check`."""
         self.segment.check(byte_size, field)
+        if self.header.byte_size != byte_size:
+            raise RegionRefusedError(field, "it is not of this size")
         if not _same_token(self.header, token):
             raise RegionRefusedError(field, "the token is not the region's")
 
@@ -119,9 +122,14 @@ class ManagedRegion:
 
 
 def array_at(
-    memory: npt.NDArray[np.uint8], offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]
-) -> npt.NDArray[Any]:
-    """Return a C-contiguous view into ``memory``. It keeps ``memory`` alive and is writable if ``memory`` is."""
+    memory: npt.NDArray[np.uint8], offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], byte_size: int
+) -> npt.NDArray[Any] | None:
+    """Return a C-contiguous view into a span of ``memory``; None if it would need more than the span's bytes.
+
+    The array keeps ``memory`` alive and is writable if ``memory`` is.
+    """
+    if math.prod(shape) * dtype.itemsize > byte_size:
+        return None
     view: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=memory, offset=offset)
     return view
 

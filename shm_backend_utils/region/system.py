@@ -126,6 +126,8 @@ class SystemSegment:
         RegionRefusedError
             More is claimed than is mapped, or the object was truncated.
         """
+        if self._map is None:
+            raise RegionGoneError(f"{field} was unmapped")
         status = os.fstat(self._fd)
         if status.st_nlink == 0:
             raise RegionGoneError(f"{field} was removed by its owner")
@@ -136,8 +138,8 @@ class SystemSegment:
 
     @property
     def is_unlinked(self) -> bool:
-        """Whether the object has lost its name: nobody new can open it."""
-        return os.fstat(self._fd).st_nlink == 0
+        """Whether the object has lost its name, so that nobody new can open it, or was closed here."""
+        return self._map is None or os.fstat(self._fd).st_nlink == 0
 
     def buffer(self) -> memoryview:
         """Return the whole mapping, writable. The view, and everything made from it, keeps the mapping alive."""

@@ -29,12 +29,14 @@ class HandMade:
     region: ManagedRegion
     descriptor: dict[str, Any]
     grpc: Any
+    generation: object = 5
 
     def send(self, parameter: object = None, *, batch_size: int = 1, model: str = "batch_witness") -> Any:
         carrier = tritonclient.grpc.InferInput("SHM", [batch_size, 0], "UINT8")
         carrier.set_data_from_numpy(np.empty((batch_size, 0), np.uint8))
         value = json.dumps(self.descriptor) if parameter is None else parameter
-        return self.grpc.infer(model, [carrier], parameters={"shm_io": value}, client_timeout=30)
+        parameters = {"shm_io": value, "shm_generation": self.generation}
+        return self.grpc.infer(model, [carrier], parameters=parameters, client_timeout=30)
 
     def bytes(self) -> bytes:
         return self.region.bytes().tobytes()
@@ -57,7 +59,6 @@ def hand_made(triton_server: EmbeddedServer) -> Iterator[HandMade]:
                 "byte_size": region.header.byte_size,
                 "token": region.header.token.hex(),
                 "slot": 0,
-                "generation": 5,
             }
         ],
         "inputs": {"X": [0, begin, 16, "FP32", [1, 4]]},
@@ -108,8 +109,6 @@ LIES = {
     "region smaller than it is": (_set("regions", 0, "byte_size", to=12287), "INVALID_ARGUMENT", "regions[0]"),
     "wrong token": (_set("regions", 0, "token", to="0" * 32), "INVALID_ARGUMENT", "token"),
     "no such slot": (_set("regions", 0, "slot", to=1), "INVALID_ARGUMENT", "regions[0].slot"),
-    "stale generation": (_set("regions", 0, "generation", to=4), "CANCELLED", "generation"),
-    "future generation": (_set("regions", 0, "generation", to=6), "CANCELLED", "generation"),
     "key of nobody": (_set("regions", 0, "key", to="shmbu-0-nobody"), "NOT_FOUND", "regions[0]"),
     "key of the Python backend": (
         _set("regions", 0, "key", to="triton_python_backend_shm_region_0"),
@@ -162,6 +161,37 @@ def test_what_is_no_descriptor_is_refused(hand_made: HandMade, parameter: object
     assert complaint in refusal.value.message()
 
 
+@pytest.mark.parametrize(
+    ("generation", "code"),
+    [
+        (4, "CANCELLED"),
+        (6, "CANCELLED"),
+        (0, "INVALID_ARGUMENT"),
+        (-5, "INVALID_ARGUMENT"),
+        ("5", "INVALID_ARGUMENT"),
+        (True, "INVALID_ARGUMENT"),
+    ],
+    ids=["stale", "future", "zero", "negative", "string", "boolean"],
+)
+def test_a_generation_that_is_not_the_slots_is_refused(hand_made: HandMade, generation: object, code: str) -> None:
+    hand_made.generation = generation
+    before = hand_made.bytes()
+    with pytest.raises(InferenceServerException, match="shm_generation") as refusal:
+        hand_made.send()
+    assert refusal.value.status() == f"StatusCode.{code}"
+    assert hand_made.bytes() == before
+
+
+def test_a_stale_generation_is_refused_where_the_descriptor_was_seen_before(hand_made: HandMade) -> None:
+    hand_made.send()
+    hand_made.region.record(0).generation = 7
+    before = hand_made.bytes()
+    hand_made.generation = 6
+    with pytest.raises(InferenceServerException, match="given this request up"):
+        hand_made.send()
+    assert hand_made.bytes() == before
+
+
 def test_a_request_is_executed_once(hand_made: HandMade) -> None:
     hand_made.send()
     before = hand_made.bytes()
@@ -176,7 +206,7 @@ def test_a_region_that_was_made_anew_under_its_key_is_a_new_region(hand_made: Ha
     old = hand_made.region.bytes()
     key = hand_made.region.segment.key
     hand_made.region.segment.unlink()
-    hand_made.descriptor["regions"][0]["generation"] = 6
+    hand_made.generation = 6
     hand_made.region.record(0).generation = 6
     before = old.tobytes()
     with pytest.raises(InferenceServerException, match="regions\\[0\\]") as refusal:

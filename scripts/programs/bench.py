@@ -1,0 +1,183 @@
+"""Measure what the direct path costs, each figure as a ratio of medians in one run, next to what it is held to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import tritonclient.grpc
+import tritonclient.http
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from shm_backend_utils.client import PreparedCall, ShmClient
+from shm_backend_utils.server import EmbeddedServer
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+MODELS: Final = (ROOT / "model_repository", Path(__file__).resolve().parent / "bench_models")
+IDENTITY_BYTES: Final = {"64 B": 64, "1 MiB": 2**20, "128 MiB": 2**27, "1 GiB": 2**30}
+BATCH: Final = (16, 3, 224, 224)
+WARM_UP_ROUNDS: Final = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: a ratio of medians, or a time, and the most that it may be."""
+
+    name: str
+    figure: float
+    unit: str
+    limit: float
+    basis: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether the figure is within its limit."""
+        return self.figure <= self.limit
+
+
+class Medians(dict[str, float]):
+    """Median time of each case, in milliseconds."""
+
+
+def measure(cases: dict[str, Callable[[], object]], rounds: int, tick: Callable[[], None]) -> Medians:
+    """Run every case once per round, so that whatever the machine does meanwhile hits all alike."""
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for round_number in range(WARM_UP_ROUNDS + rounds):
+        for name, case in cases.items():
+            begin = time.perf_counter()
+            case()
+            if round_number >= WARM_UP_ROUNDS:
+                times[name].append((time.perf_counter() - begin) * 1e3)
+        tick()
+    return Medians({name: statistics.median(values) for name, values in times.items()})
+
+
+def empty_request(stack: ExitStack, protocol: str, server: EmbeddedServer) -> Callable[[], object]:
+    """Return a bare request of tritonclient, to a model without this library, that carries and does nothing."""
+    module: Any = {"grpc": tritonclient.grpc, "http": tritonclient.http}[protocol]
+    url = {"grpc": server.grpc_url, "http": server.http_url}[protocol]
+    client = module.InferenceServerClient(url)
+    stack.callback(client.close)
+    return lambda: client.infer("empty", [])
+
+
+def prepared(stack: ExitStack, client: ShmClient, model: str, shape: tuple[int, ...]) -> PreparedCall:
+    """Return a call whose input was filled in place."""
+    call = stack.enter_context(client.prepare(model, {"INPUT0": (shape, np.float32)}))
+    call.inputs["INPUT0"][:] = 1
+    return call
+
+
+def of_protocol(
+    protocol: str, server: EmbeddedServer, rounds: int, tick: Callable[[], None]
+) -> tuple[list[Row], Medians]:
+    """Measure round trips over one protocol."""
+    url = {"grpc": server.grpc_url, "http": f"http://{server.http_url}"}[protocol]
+    with ExitStack() as stack:
+        client = stack.enter_context(ShmClient(url))
+        x, y = np.ones(BATCH, np.float32), np.empty(BATCH, np.float32)
+        cases: dict[str, Callable[[], object]] = {"empty": empty_request(stack, protocol, server)}
+        for size, nbytes in IDENTITY_BYTES.items():
+            cases[f"identity {size}"] = prepared(stack, client, "identity", (nbytes // 4,)).infer
+        cases["multiply"] = prepared(stack, client, "multiply", BATCH).infer
+        cases["the multiply alone"] = lambda: np.multiply(x, 2, out=y)
+        medians = measure(cases, rounds, tick)
+    rows = [
+        Row(
+            f"{protocol}: identity of {size}, in place",
+            medians[f"identity {size}"] / medians["empty"],
+            "× an empty request",
+            1.2,
+            f"{medians[f'identity {size}']:.3f} ms / {medians['empty']:.3f} ms",
+        )
+        for size in IDENTITY_BYTES
+    ]
+    floor = medians["the multiply alone"] + medians["empty"]
+    rows.append(
+        Row(
+            f"{protocol}: multiply {list(BATCH)}, in place",
+            medians["multiply"] / floor,
+            "× (the multiply alone + an empty request)",
+            1.15,
+            f"{medians['multiply']:.3f} ms / {floor:.3f} ms",
+        )
+    )
+    return rows, medians
+
+
+def own_time(server: EmbeddedServer, tensor_count: int, limit_us: float, rounds: int, tick: Callable[[], None]) -> Row:
+    """Measure the library's own time in `execute`, as the model sees it."""
+    inputs = {f"X{index}": ((1,), np.int64) for index in range(tensor_count)}
+    outputs = [f"Y{index}" for index in range(tensor_count)]
+    times_us = []
+    with ShmClient(server.grpc_url) as client, client.prepare("own_time", inputs, outputs=outputs) as call:
+        for _ in range(WARM_UP_ROUNDS + rounds):
+            with call.infer() as result:
+                times_us.append(int(result["Y0"][0]) / 1e3)
+            tick()
+    median = statistics.median(times_us[WARM_UP_ROUNDS:])
+    return Row(f"own time in execute, {tensor_count} in and {tensor_count} out", median, "µs", limit_us, "median")
+
+
+@contextmanager
+def bench_server() -> Iterator[EmbeddedServer]:
+    """Start a server with the sample models and those of the bench."""
+    with tempfile.TemporaryDirectory() as folder:
+        for models in MODELS:
+            shutil.copytree(models, Path(folder) / "models", dirs_exist_ok=True)
+        with EmbeddedServer.start(Path(folder) / "models") as server:
+            yield server
+
+
+def show(console: Console, rows: list[Row]) -> None:
+    """Print the table."""
+    table = Table("figure", "measured", "at most", "of", "medians")
+    for row in rows:
+        style = "green" if row.holds else "red"
+        table.add_row(row.name, f"[{style}]{row.figure:.2f}[/]", f"{row.limit:g}", row.unit, row.basis)
+    console.print(table)
+
+
+def main() -> int:
+    """Run the bench."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures and all medians to FILE")
+    parser.add_argument("--rounds", type=int, default=300, help="how often each case runs (default: 300)")
+    arguments = parser.parse_args()
+    console = Console()
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("measuring", total=4 * (WARM_UP_ROUNDS + arguments.rounds))
+        with bench_server() as server:
+
+            def tick() -> None:
+                progress.advance(task)
+
+            rows: list[Row] = []
+            medians: dict[str, Medians] = {}
+            for protocol in ("grpc", "http"):
+                of_this, medians[protocol] = of_protocol(protocol, server, arguments.rounds, tick)
+                rows += of_this
+            rows.append(own_time(server, 1, 20, arguments.rounds, tick))
+            rows.append(own_time(server, 8, 50, arguments.rounds, tick))
+    show(console, rows)
+    if arguments.json:
+        figures = [{**asdict(row), "holds": row.holds} for row in rows]
+        arguments.json.write_text(json.dumps({"figures": figures, "medians_ms": medians}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
