@@ -1,0 +1,53 @@
+"""Run the embedded server in the foreground. Prints one line when every model is ready."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from signals import Interrupted, raise_on_signals
+
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.server import EmbeddedServer, Ports
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def serve(model_repository: Path, ports: Ports) -> int:
+    """Serve until the server exits by itself, which is a failure: return a status that says so."""
+    with (
+        tempfile.TemporaryDirectory(prefix="shm-backend-utils-serve-") as scratch,
+        EmbeddedServer.start(model_repository, ports=ports, log_file=Path(scratch) / "server.log") as server,
+    ):
+        addresses = f"grpc={server.grpc_url} http={server.http_url} metrics={server.metrics_url}"
+        print(f"READY {addresses}", flush=True)
+        status = server.wait()
+        print(f"{server.log_tail()}\nthe server exited by itself, with status {status}", file=sys.stderr)
+        return 1
+
+
+def main() -> int:
+    """Run the program; return its exit status."""
+    parser = argparse.ArgumentParser(prog="scripts/serve", description=__doc__)
+    parser.add_argument(
+        "--model-repository", type=Path, metavar="DIR", default=ROOT / "model_repository", help="folder of models"
+    )
+    for protocol in ("grpc", "http", "metrics"):
+        parser.add_argument(f"--{protocol}-port", type=int, metavar="N", default=0, help="a free port if not given")
+    arguments = parser.parse_args()
+    raise_on_signals()
+    try:
+        return serve(
+            arguments.model_repository, Ports(arguments.grpc_port, arguments.http_port, arguments.metrics_port)
+        )
+    except MachineError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except Interrupted:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

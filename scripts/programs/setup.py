@@ -1,0 +1,151 @@
+"""Make an environment with everything that the scripts need, and install the embedded server. Standard library only.
+
+Says nothing when there is nothing to do. An environment counts as made when its stamp says so, which is written last:
+whatever was interrupted or failed is started over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+from progress import Progress
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALL_SERVER = Path(__file__).with_name("install_server.py")
+
+
+class StepFailedError(Exception):
+    """A step of the setup failed; the message is what the command that failed had to say."""
+
+
+class Environment:
+    """A virtual environment in the checkout, and what is to be installed in it."""
+
+    def __init__(self, name: str, requirements: list[str]) -> None:
+        self.folder = ROOT / name
+        self.python = self.folder / "bin" / "python"
+        self.requirements = ["--editable", f"{ROOT}[dev]", *requirements]
+        self._stamp = self.folder / "made-by-scripts-setup"
+
+    def is_made(self) -> bool:
+        """Return whether it is there and made of what is asked for now."""
+        return self._stamp.is_file() and self._stamp.read_text() == self._fingerprint()
+
+    def stamp(self) -> None:
+        """Declare it made."""
+        self._stamp.write_text(self._fingerprint())
+
+    def create(self) -> None:
+        """Make it anew, without packages."""
+        self._stamp.unlink(missing_ok=True)
+        has_ensurepip = importlib.util.find_spec("ensurepip") is not None  # Debian has it in a package of its own
+        try:
+            venv.create(self.folder, clear=True, symlinks=True, with_pip=has_ensurepip)
+        except subprocess.CalledProcessError as error:
+            raise StepFailedError(f"{error}\n{(error.output or b'').decode(errors='replace')}") from None
+        if not has_ensurepip:
+            run([sys.executable, "-m", "pip", "--python", str(self.python), "install", "pip"], lambda line: None)
+
+    def install_packages(self, on_line: Callable[[str], None]) -> None:
+        """Install what it is for."""
+        options = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
+        run([str(self.python), "-m", "pip", "install", *options, *self.requirements], on_line)
+
+    def install_server(self) -> None:
+        """Install the embedded server for its Python."""
+        run([str(self.python), str(INSTALL_SERVER)], lambda line: None)
+
+    def _fingerprint(self) -> str:
+        made_of = [(ROOT / "pyproject.toml").read_text(), sys.version, sys.base_prefix, *self.requirements]
+        return hashlib.sha256("\0".join(made_of).encode()).hexdigest()
+
+
+def run(command: list[str], on_line: Callable[[str], None]) -> None:
+    """Run a command, passing on each line of its output.
+
+    Raises
+    ------
+    StepFailedError
+        It failed; the message is what it wrote to standard error.
+    """
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                on_line(line)
+            process.wait()
+        except BaseException:
+            process.kill()  # or it would go on changing an environment that the next run makes anew
+            process.wait()
+            raise
+        finally:
+            process.stdout.close()
+        if process.returncode != 0:
+            errors.seek(0)
+            raise StepFailedError(errors.read().strip() or f"{command[0]} failed with status {process.returncode}")
+
+
+def server_is_installed() -> bool:
+    """Return whether the embedded server for this Python, which is also the environment's, is in its place."""
+    sys.path.insert(0, str(ROOT))
+    from shm_backend_utils.server.install import Installation, default_folder  # noqa: PLC0415
+
+    return Installation(default_folder()).is_complete
+
+
+def set_up(environment: Environment) -> None:
+    """Do what is still to be done, showing progress."""
+    steps: list[tuple[str, Callable[[Progress], None]]] = []
+    if not environment.is_made():
+        steps += [
+            (f"make {environment.folder.name}", lambda progress: environment.create()),
+            ("install packages", lambda progress: environment.install_packages(progress.advance_by_pip_line)),
+        ]
+    if not server_is_installed():
+        steps.append(("install the server", lambda progress: environment.install_server()))
+    if not steps:
+        return
+    with Progress([name for name, _ in steps]) as progress:
+        for name, step in steps:
+            progress.begin(name)
+            step(progress)
+    environment.stamp()
+
+
+def main() -> int:
+    """Run the program; return its exit status."""
+    parser = argparse.ArgumentParser(prog="scripts/setup", description="Set up the checkout.")
+    parser.add_argument("--numpy1", action="store_true", help="make .venv-numpy1 instead: the same with NumPy 1.26")
+    arguments = parser.parse_args()
+    environment = (
+        Environment(".venv-numpy1", ["numpy==1.26.4"]) if arguments.numpy1 else Environment(".venv", ["numpy>=2"])
+    )
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    checkout = os.open(ROOT, os.O_RDONLY)
+    fcntl.flock(checkout, fcntl.LOCK_EX)  # scripts may be started side by side; the second waits for the first
+    try:
+        set_up(environment)
+    except (StepFailedError, OSError) as error:
+        print(f"scripts/setup failed:\n{error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        os.close(checkout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

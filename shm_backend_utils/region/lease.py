@@ -1,0 +1,104 @@
+"""Leases: kernel locks on bytes of a region that show who lives and what is in use.
+
+An OFD lock (fcntl(2), ``F_OFD_SETLK``) belongs to an open file description. It goes when the last descriptor of it is
+closed, and so with its process, however that ends: nobody has to clean up after a crash. Which byte means what:
+
+=====================================  =============================================================
+byte                                   held by
+=====================================  =============================================================
+0                                      the region's owner, for as long as it lives
+first byte of a slot's record          the model, while it executes a request in that slot;
+                                       or the client, while it takes back a slot it gave up
+=====================================  =============================================================
+
+Locks on one description do not exclude each other. So the threads of one process share a :class:`SlotLease` each, which
+adds a lock of its own; other processes have other descriptions.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import struct
+import threading
+from typing import Final
+
+from .layout import record_offset
+
+__all__ = ["SlotLease", "hold_owner_lease", "is_owner_alive", "take_owner_lease"]
+
+_OWNER_BYTE: Final = 0
+_BUSY: Final = frozenset({errno.EACCES, errno.EAGAIN})
+# struct flock: type, whence, start, length, pid. The pid of an OFD lock must be 0.
+_FLOCK: Final = struct.Struct("hhqqi4x")
+
+
+def _flock(kind: int, byte: int) -> bytes:
+    return _FLOCK.pack(kind, 0, byte, 1, 0)
+
+
+def take_owner_lease(fd: int) -> bool:
+    """Take the owner's lease for this description, if nobody has it. Return whether that is so."""
+    return _try_lock(fd, _flock(fcntl.F_WRLCK, _OWNER_BYTE))
+
+
+def hold_owner_lease(fd: int) -> None:
+    """Take the owner's lease of a region that nobody else can know yet. It is held until the descriptor is closed."""
+    if not take_owner_lease(fd):
+        raise AssertionError("somebody holds the lease of a region that has no name yet")
+
+
+def is_owner_alive(fd: int) -> bool:
+    """Return whether some description other than this one holds the owner's lease. Takes nothing."""
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, _OWNER_BYTE))
+    (kind, *_) = _FLOCK.unpack(answer)
+    return bool(kind != fcntl.F_UNLCK)
+
+
+class SlotLease:
+    """The lease of one slot, as seen through one open description. One object per slot and process.
+
+    Parameters
+    ----------
+    fd : int
+        Open for reading and writing; not owned, and must stay open while the lease is held.
+    slot : int
+    """
+
+    __slots__ = ("_fd", "_in_process", "_lock", "_unlock")
+
+    def __init__(self, fd: int, slot: int) -> None:
+        self._fd = fd
+        self._lock = _flock(fcntl.F_WRLCK, record_offset(slot))
+        self._unlock = _flock(fcntl.F_UNLCK, record_offset(slot))
+        self._in_process = threading.Lock()
+
+    def take(self) -> bool:
+        """Take the lease, if no thread and no process has it. Never waits. Return whether it was taken."""
+        if not self._in_process.acquire(blocking=False):
+            return False
+        try:
+            taken = _try_lock(self._fd, self._lock)
+        except BaseException:
+            self._in_process.release()
+            raise
+        if not taken:
+            self._in_process.release()
+        return taken
+
+    def give_back(self) -> None:
+        """Give the lease back. Only its holder may."""
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, self._unlock)
+        finally:
+            self._in_process.release()
+
+
+def _try_lock(fd: int, lock: bytes) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, lock)
+    except OSError as error:
+        if error.errno in _BUSY:
+            return False
+        raise
+    return True

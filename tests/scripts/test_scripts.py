@@ -1,0 +1,244 @@
+"""The programs behind ``scripts/serve`` and ``scripts/demo``, run as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.grpc as grpcclient
+
+PROGRAMS = Path(__file__).resolve().parents[2] / "scripts" / "programs"
+SHARED_MEMORY = Path("/dev/shm")
+DEADLINE_S = 60.0
+
+
+class Program:
+    """A program that runs, and what it leaves behind."""
+
+    def __init__(self, *command: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROGRAMS / command[0]), *command[1:]],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self._process.pid
+
+    def first_line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def finish(self) -> tuple[int, str, str]:
+        """Return exit status, standard output and standard error."""
+        out, error = self._process.communicate(timeout=DEADLINE_S)
+        return self._process.returncode, out, error
+
+    def server(self) -> tuple[int, str]:
+        """Return the process id of the tritonserver, and what the names of its shared memory begin with."""
+        supervisor = eventually(lambda: self._children(self.pid, "shm_backend_utils.server.supervisor"))
+        server = eventually(lambda: self._children(supervisor[0], "bin/tritonserver"))
+        prefix = re.search(r"shm-region-prefix-name=(\w+)", server[1])
+        assert prefix is not None
+        return server[0], prefix[1]
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+        self.finish()
+
+    @staticmethod
+    def _children(parent: int, word: str) -> tuple[int, str] | None:
+        pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in pids}
+        return next(((pid, command) for pid, command in commands.items() if word in command), None)
+
+
+def eventually(look: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+def shared_memory_of(*prefixes: str) -> list[str]:
+    return [path.name for path in SHARED_MEMORY.iterdir() if path.name.startswith(prefixes)]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def regions_of_demo(pid: int) -> tuple[str, str]:
+    return f"shmbu-{pid}-", f"demo-{pid}-"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Program]]:
+    programs: list[Program] = []
+
+    def start_program(*command: str) -> Program:
+        programs.append(Program(*command))
+        return programs[-1]
+
+    yield start_program
+    for program in programs:
+        program.end()
+
+
+@pytest.fixture
+def failing_repository(tmp_path: Path) -> Path:
+    (tmp_path / "failing" / "1").mkdir(parents=True)
+    (tmp_path / "failing" / "config.pbtxt").write_text('backend: "python"\n')
+    (tmp_path / "failing" / "1" / "model.py").write_text("raise ValueError('this model has a fault of its own')\n")
+    return tmp_path
+
+
+def test_serve_prints_one_line_when_every_model_is_ready(start: Callable[..., Program]) -> None:
+    serve = start("serve.py")
+    line = serve.first_line()
+    ready = re.fullmatch(r"READY grpc=(\S+:\d+) http=\S+:\d+ metrics=\S+:\d+\n", line)
+    assert ready is not None
+    with grpcclient.InferenceServerClient(ready[1]) as client:
+        assert client.is_model_ready("identity")
+    serve.signal(signal.SIGTERM)
+    assert serve.finish()[1] == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_ends_cleanly_on_a_signal(start: Callable[..., Program], number: int) -> None:
+    serve = start("serve.py")
+    serve.first_line()
+    server_pid, prefix = serve.server()
+    assert shared_memory_of(prefix)  # or there would be nothing that could be left
+    serve.signal(number)
+    status, _, error = serve.finish()
+    assert (status, error) == (0, "")
+    assert not is_running(server_pid)
+    assert shared_memory_of(prefix) == []
+
+
+def test_serve_ends_cleanly_on_a_signal_while_the_server_starts(start: Callable[..., Program]) -> None:
+    serve = start("serve.py")
+    server_pid, prefix = serve.server()
+    serve.signal(signal.SIGTERM)
+    assert serve.finish() == (0, "", "")
+    assert not is_running(server_pid)
+    assert shared_memory_of(prefix) == []
+
+
+def test_serve_fails_with_the_reason_when_a_model_does_not_load(
+    start: Callable[..., Program], failing_repository: Path
+) -> None:
+    status, out, error = start("serve.py", "--model-repository", str(failing_repository)).finish()
+    assert status != 0
+    assert out == ""
+    assert "this model has a fault of its own" in error
+    assert "Traceback" not in error.splitlines()[0]
+
+
+def test_serve_fails_with_the_end_of_the_log_when_the_server_dies(start: Callable[..., Program]) -> None:
+    serve = start("serve.py")
+    serve.first_line()
+    server_pid, prefix = serve.server()
+    os.kill(server_pid, signal.SIGKILL)
+    status, _, error = serve.finish()
+    assert status != 0
+    assert "Started GRPCInferenceService" in error
+    assert "exited by itself" in error
+    assert shared_memory_of(prefix) == []
+
+
+class DemoRun:
+    """A demo that started its own server and ran to its end."""
+
+    def __init__(self, picture: Path) -> None:
+        program = Program("demo.py", "--rounds", "1", "--picture", str(picture))
+        _, prefix = program.server()
+        self.picture = picture
+        self.status, self.out, self.error = program.finish()
+        self.summary = json.loads(self.out.splitlines()[-1])
+        self.left_behind = shared_memory_of(prefix, *regions_of_demo(program.pid))
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
+    return DemoRun(tmp_path_factory.mktemp("demo") / "demo.png")
+
+
+def test_demo_finds_the_results_of_all_paths_identical(demo: DemoRun) -> None:
+    assert demo.status == 0
+    assert demo.summary["identical"] is True
+
+
+def test_demo_ends_with_its_measurements_as_json(demo: DemoRun) -> None:
+    assert set(demo.summary) == {"identical", "direct_ms", "triton_shm_ms", "inline_ms", "empty_ms", "wire_bytes"}
+    assert all(demo.summary[key] > 0 for key in demo.summary if key.endswith("_ms"))
+    assert set(demo.summary["wire_bytes"]) == {"direct", "triton_shm", "inline"}
+
+
+def test_demo_sends_far_fewer_bytes_on_the_direct_path_than_inline(demo: DemoRun) -> None:
+    assert demo.summary["wire_bytes"]["direct"] * 1000 < demo.summary["wire_bytes"]["inline"]
+
+
+def test_demo_sends_as_many_bytes_for_a_large_photograph_as_for_a_small_one_but_for_digits(demo: DemoRun) -> None:
+    row = next(line for line in demo.out.splitlines() if "direct" in line)
+    counts = [int(number) for number in re.findall(r"\b\d{3}\b", row.split("│")[2])]
+    assert counts
+    assert max(counts) - min(counts) < 16
+
+
+def test_demo_draws_a_picture(demo: DemoRun) -> None:
+    assert demo.picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_demo_leaves_nothing_in_shared_memory(demo: DemoRun) -> None:
+    assert demo.left_behind == []
+
+
+@pytest.fixture
+def url(start: Callable[..., Program]) -> str:
+    ready = re.search(r"grpc=(\S+)", start("serve.py").first_line())
+    assert ready is not None
+    return ready[1]
+
+
+def test_an_interrupted_demo_leaves_nothing_in_shared_memory_or_at_the_server(
+    start: Callable[..., Program], url: str
+) -> None:
+    with grpcclient.InferenceServerClient(url) as client:
+        demo = start("demo.py", "--url", url, "--rounds", "100000")
+        regions = regions_of_demo(demo.pid)
+        eventually(lambda: len(shared_memory_of(*regions)) > 2)
+        assert client.get_system_shared_memory_status().regions
+        time.sleep(1)  # into the requests
+        demo.signal(signal.SIGINT)
+        status, out, error = demo.finish()
+        assert (status, out) == (128 + signal.SIGINT, "")
+        assert "Traceback" not in error
+        assert "resource_tracker" not in error
+        assert shared_memory_of(*regions) == []
+        assert not client.get_system_shared_memory_status().regions
+
+
+def test_a_demo_without_a_server_says_what_to_do(start: Callable[..., Program]) -> None:
+    status, out, error = start("demo.py", "--url", "127.0.0.1:1").finish()
+    assert (status, out) == (1, "")
+    assert "no Triton server answers at grpc://127.0.0.1:1 " in error
+    assert "Traceback" not in error
