@@ -162,6 +162,7 @@ def from_json(value: object) -> Descriptor:
     if type(regions) is not list:
         raise DescriptorError("regions", _kind(regions), "an array of regions")
     claims = tuple([_region(f"regions[{index}]", region) for index, region in enumerate(regions)])
+    _check_regions_are_different(claims)
     inputs = {name: _input(name, entry, claims) for name, entry in _entries("inputs", value["inputs"])}
     outputs = {name: _output(name, entry, claims) for name, entry in _entries("outputs", value["outputs"])}
     _check_outputs_are_disjoint(inputs, outputs)
@@ -217,6 +218,8 @@ def _region(field: str, value: object) -> SystemRegionClaim:
 def _entries(field: str, value: object) -> list[tuple[str, Any]]:
     if type(value) is not dict:
         raise DescriptorError(field, _kind(value), "an object of tensor names")
+    if "" in value:
+        raise DescriptorError(field, "a tensor without a name", "names of the model's tensors")
     return list(value.items())
 
 
@@ -261,6 +264,8 @@ def _span(group: str, name: str, entry: list[Any], regions: tuple[SystemRegionCl
     ):
         return region, offset, byte_size
     field = f"{group}.{_short(name)}"
+    if not regions:
+        raise DescriptorError(f"{field}[0]", _number(region), "no tensor at all, as there are no regions")
     _integer(field, "[0]", region, 0, len(regions) - 1)
     _integer(field, "[1]", offset, 0)
     _integer(field, "[2]", byte_size, 0)
@@ -274,6 +279,15 @@ def _integer(field: str, name: str, value: object, least: int, most: int = _MAX_
     place = f"{field}{name}" if name.startswith("[") else f"{field}.{name}"
     limit = f"an integer from {least} to {most}" if most < _MAX_INT64 else f"a 64-bit integer of {least} or more"
     raise DescriptorError(place, _number(value), limit)
+
+
+def _check_regions_are_different(regions: tuple[SystemRegionClaim, ...]) -> None:
+    """Raise if a region is named twice: spans that seem apart could then be the same bytes."""
+    keys: set[str] = set()
+    for index, region in enumerate(regions):
+        if region.key in keys:
+            raise DescriptorError(f"regions[{index}].key", "a region that is named before", "every region once")
+        keys.add(region.key)
 
 
 def _check_outputs_are_disjoint(inputs: Mapping[str, InputSpan], outputs: Mapping[str, OutputSpan]) -> None:
@@ -308,4 +322,5 @@ def _number(value: object) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= 64 else f"{text[:61]}..."
+    printable = text.encode(errors="backslashreplace").decode()  # JSON can hold lone surrogates, UTF-8 cannot
+    return printable if len(printable) <= 64 else f"{printable[:61]}..."

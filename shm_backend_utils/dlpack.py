@@ -131,13 +131,16 @@ def consume(capsule: object) -> npt.NDArray[Any]:
     dtype = _dtype_of(tensor)
     shape = tuple(tensor.shape[: tensor.ndim])
     _capsule_set_name(capsule, _NAME_USED)
+    consumed = _Consumed(managed)
+    if math.prod(shape) == 0:
+        return np.empty(shape, dtype.numpy)  # there is nothing to view, and maybe not even an address
     interface = {
         "shape": shape,
         "typestr": dtype.numpy.str,
         "data": ((tensor.data or 0) + tensor.byte_offset, False),
-        "strides": _byte_strides(tensor, shape, dtype.itemsize),
+        "strides": _byte_strides(tensor, dtype.itemsize),
     }
-    return np.asarray(_Memory(_Consumed(managed), interface))
+    return np.asarray(_Memory(consumed, interface))
 
 
 def _managed_tensor(capsule: object) -> _ManagedTensor:
@@ -154,7 +157,7 @@ def _dtype_of(tensor: _Tensor) -> DType:
     raise TypeError(f"DLPack type code {code} with {bits} bits and {lanes} lanes has no counterpart in Triton")
 
 
-def _byte_strides(tensor: _Tensor, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
-    if not tensor.strides or math.prod(shape) == 0:
+def _byte_strides(tensor: _Tensor, itemsize: int) -> tuple[int, ...] | None:
+    if not tensor.strides:
         return None
     return tuple(stride * itemsize for stride in tensor.strides[: tensor.ndim])

@@ -21,6 +21,8 @@ so none of them holds a shared-memory key, a token or a path.
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "CallerError",
     "ClosedError",
@@ -39,6 +41,17 @@ __all__ = [
 
 class ShmError(Exception):
     """The base of every error that this package raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let errors cross process pools, whatever their constructors take."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[ShmError], arguments: tuple[Any, ...], state: dict[str, Any]) -> ShmError:
+    error = kind.__new__(kind)
+    error.args = arguments
+    error.__dict__.update(state)
+    return error
 
 
 class CallerError(ShmError):

@@ -76,7 +76,7 @@ class TensorView:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> object:
+    ) -> Any:
         """Return a DLPack capsule over this very memory, by the rules of the array API standard (2023.12).
 
         Raises

@@ -77,7 +77,8 @@ class TritonBackend:
         """Return a response that fails one request, with the code that fits the error."""
         codes = self._pb_utils.TritonError
         name = next((code for kind, code in _CODES if isinstance(error, kind)), "INTERNAL")
-        message = str(error) if isinstance(error, ShmError) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, ShmError) else f"{type(error).__name__}: {error}"
+        message = text.encode(errors="backslashreplace").decode()  # the backend takes nothing that is not UTF-8
         return self._pb_utils.InferenceResponse([], codes(message, getattr(codes, name)))
 
     def _from_dlpack(self, name: str, capsule: object) -> Any:

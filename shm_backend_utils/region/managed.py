@@ -108,10 +108,12 @@ class ManagedRegion:
 
         Each call returns an array of its own: when it dies, all views made from it are gone.
         """
-        return np.frombuffer(self._buffer, np.uint8, offset=self.data_offset)
+        return self.bytes()[self.data_offset :]
 
     def bytes(self) -> npt.NDArray[np.uint8]:
         """Return the whole region as bytes, so that a span's offset is an index."""
+        if not self._buffer:
+            raise ClosedError("this region")
         return np.frombuffer(self._buffer, np.uint8)
 
     def close(self) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import re
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from ..errors import MachineError
+from ..errors import ClosedError, MachineError
 from .install import Installation, install
 
 __all__ = ["EmbeddedServer", "Ports"]
@@ -28,6 +29,8 @@ _LOG_LIMIT: Final = 4 * 1024 * 1024
 _POLL_S: Final = 0.05
 _STOP_S: Final = 60.0
 _ATTEMPTS: Final = 3
+_ERROR_LINE: Final = re.compile(r'E\d{4} \S+ \d+ \S+\] "?(.*?)"?$')
+_TELLING: Final = ("failed to load", "failed to start", "Poll failed", "in use")
 _CLIENT_SHM_FLAG: Final = "--allow-client-shm"
 # Every region of the Python backend has this prefix by default, and servers refuse to register keys that begin with it.
 _BACKEND_SHM_PREFIX: Final = "triton_python_backend_shm_region_"
@@ -94,7 +97,7 @@ class EmbeddedServer:
         installation : Installation, optional
             Installed at the default place if not given.
         log_file : pathlib.Path, optional
-            A file in a new temporary folder if not given.
+            A temporary one, which lasts as long as this process, if not given.
         timeout_s : float
             How long the start may take.
 
@@ -104,7 +107,7 @@ class EmbeddedServer:
             The server did not start, or a model did not load; the message holds the reason out of the log.
         """
         installation = installation or install()
-        log_file = log_file or Path(tempfile.mkdtemp(prefix="tritonserver-")) / "server.log"
+        log_file = log_file or _temporary_log_file()
         wanted = ports or Ports()
         for attempt in range(1, _ATTEMPTS + 1):
             server = cls._launch(installation, model_repository, wanted.resolve(), log_file)
@@ -125,6 +128,8 @@ class EmbeddedServer:
     @property
     def pid(self) -> int:
         """Process id of the tritonserver."""
+        if not self.is_running:
+            raise ClosedError("this server")
         children = Path(f"/proc/{self._supervisor.pid}/task/{self._supervisor.pid}/children").read_text().split()
         return int(children[0])
 
@@ -199,11 +204,8 @@ class EmbeddedServer:
             time.sleep(_POLL_S)
 
     def _is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://{self.http_url}/v2/health/ready", timeout=5) as reply:
-                return int(reply.status) == 200
-        except (urllib.error.URLError, OSError):
-            return False
+        """Return whether every model is ready, and every service: the server starts the metrics last."""
+        return all(_answers(url) for url in (f"{self.http_url}/v2/health/ready", f"{self.metrics_url}/metrics"))
 
     def _log(self) -> str:
         return self.log_file.read_text(errors="replace")
@@ -214,14 +216,32 @@ class EmbeddedServer:
 
 
 def _reasons(log: str) -> Iterator[str]:
-    """Yield what went wrong, out of a server's log: its errors about models first, then its last words."""
-    for line in log.splitlines():
-        error = re.match(r'E\d{4} \S+ \d+ \S+\] "?(.*?)"?$', line)
-        if error and ("failed to load" in error[1] or "failed to start" in error[1] or "in use" in error[1]):
+    """Yield what went wrong, out of a server's log: what it says of models first, then its last words."""
+    lines = log.splitlines()
+    for line in lines:
+        error = _ERROR_LINE.match(line)
+        if error and any(words in error[1] for words in _TELLING):
             yield error[1].replace("\\n", "\n")
-    for line in log.splitlines():
+        elif line.startswith("[libprotobuf ERROR"):
+            yield line.partition("] ")[2]
+    for line in lines:
         if line.startswith(("error:", "The server cannot")) or "unrecognized option" in line:
             yield line
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{url}", timeout=5) as reply:
+            return int(reply.status) == 200
+    except OSError:
+        return False
+
+
+def _temporary_log_file() -> Path:
+    """Return a file for a log that lasts as long as this process."""
+    folder = Path(tempfile.mkdtemp(prefix="tritonserver-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder / "server.log"
 
 
 def _free_port(sockets: contextlib.ExitStack) -> int:

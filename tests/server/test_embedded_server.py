@@ -1,0 +1,277 @@
+"""The embedded server, for real: it starts, it tells why it cannot, and nothing of it outlives its launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.server import EmbeddedServer, Ports
+from shm_backend_utils.server.supervisor import BoundedLog
+
+CONFIG = """
+backend: "python"
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ] } ]
+instance_group [ { kind: KIND_CPU } ]
+"""
+IDLE_MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+
+
+def make_repository(folder: Path, *, model: str = IDLE_MODEL, config: str = CONFIG) -> Path:
+    """Make a model repository with one model, ``idle``."""
+    version = folder / "models" / "idle" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(model)
+    (version.parent / "config.pbtxt").write_text(config)
+    return folder / "models"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    return make_repository(tmp_path)
+
+
+@pytest.fixture
+def server(repository: Path, tmp_path: Path) -> Iterator[EmbeddedServer]:
+    with EmbeddedServer.start(repository, log_file=tmp_path / "server.log") as server:
+        yield server
+
+
+def processes_of_group(group: int) -> list[int]:
+    """Return the processes of a process group: a server leads one that holds all of its stubs."""
+    members = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                status = (process / "stat").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(status.rpartition(")")[2].split()[2]) == group:
+                members.append(int(process.name))
+    return members
+
+
+def shared_memory(prefix: str) -> list[Path]:
+    return list(Path("/dev/shm").glob(f"{prefix}*"))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return when the condition holds; the test's own time limit ends the wait if it never does."""
+    while not condition():
+        time.sleep(0.05)
+
+
+def answers(url: str) -> bool:
+    with urllib.request.urlopen(f"http://{url}", timeout=10) as reply:
+        return int(reply.status) == 200
+
+
+def test_a_started_server_is_ready_on_every_port(triton_server: EmbeddedServer) -> None:
+    assert answers(f"{triton_server.http_url}/v2/health/ready")
+    assert answers(f"{triton_server.metrics_url}/metrics")
+    host, port = triton_server.grpc_url.split(":")
+    socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def test_a_server_does_not_listen_on_every_address(triton_server: EmbeddedServer) -> None:
+    for url in (triton_server.grpc_url, triton_server.http_url, triton_server.metrics_url):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", int(url.split(":")[1])), timeout=10)
+
+
+def test_the_process_id_is_the_servers(triton_server: EmbeddedServer) -> None:
+    assert Path(f"/proc/{triton_server.pid}/comm").read_text().strip() == "tritonserver"
+
+
+def test_the_log_is_the_servers(triton_server: EmbeddedServer) -> None:
+    assert "Started HTTPService" in triton_server.log_file.read_text()
+    assert triton_server.log_tail(2) == "\n".join(triton_server.log_file.read_text().splitlines()[-2:])
+
+
+def test_two_servers_run_at_once_and_share_nothing(triton_server: EmbeddedServer, server: EmbeddedServer) -> None:
+    assert answers(f"{triton_server.http_url}/v2/health/ready")
+    assert answers(f"{server.http_url}/v2/models/idle/ready")
+    assert triton_server.shm_prefix != server.shm_prefix
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A server that was stopped, and what was known of it while it ran."""
+
+    server: EmbeddedServer
+    ports: Ports
+    pid: int
+    process_count: int
+    had_shared_memory: bool
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    folder = tmp_path_factory.mktemp("stopped")
+    ports = Ports().resolve()
+    with EmbeddedServer.start(make_repository(folder), ports=ports, log_file=folder / "server.log") as server:
+        return Stopped(
+            server,
+            ports,
+            server.pid,
+            len(processes_of_group(server.pid)),
+            bool(shared_memory(server.shm_prefix)),
+        )
+
+
+def test_ports_that_are_given_are_used(stopped: Stopped) -> None:
+    log = stopped.server.log_file.read_text()
+    for service, url, port in (
+        ("GRPCInferenceService", stopped.server.grpc_url, stopped.ports.grpc),
+        ("HTTPService", stopped.server.http_url, stopped.ports.http),
+        ("Metrics Service", stopped.server.metrics_url, stopped.ports.metrics),
+    ):
+        assert url == f"127.0.0.1:{port}"
+        assert f"Started {service} at {url}" in log
+
+
+def test_a_stopped_server_leaves_no_process(stopped: Stopped) -> None:
+    assert stopped.process_count == 2  # the server and the model's stub
+    assert processes_of_group(stopped.pid) == []
+    assert not stopped.server.is_running
+
+
+def test_a_stopped_server_leaves_no_shared_memory(stopped: Stopped) -> None:
+    assert stopped.had_shared_memory
+    assert shared_memory(stopped.server.shm_prefix) == []
+
+
+def test_stopping_twice_is_fine(stopped: Stopped) -> None:
+    stopped.server.stop()
+    assert not stopped.server.is_running
+
+
+def test_a_server_that_is_killed_leaves_no_stub_and_no_shared_memory(server: EmbeddedServer) -> None:
+    pid = server.pid
+    os.kill(pid, signal.SIGKILL)
+    assert server.wait() != 0
+    assert processes_of_group(pid) == []
+    assert shared_memory(server.shm_prefix) == []
+
+
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from shm_backend_utils.server import EmbeddedServer
+server = EmbeddedServer.start(Path(sys.argv[1]), log_file=Path(sys.argv[2]))
+print(server.pid, server.shm_prefix, flush=True)
+time.sleep(600)
+"""
+
+
+def test_nothing_outlives_a_launcher_that_is_killed(repository: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LAUNCHER, str(repository), str(tmp_path / "server.log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        pid, prefix = launcher.stdout.readline().split()
+        assert len(processes_of_group(int(pid))) == 2
+        launcher.kill()
+    wait_until(lambda: not processes_of_group(int(pid)))
+    wait_until(lambda: not shared_memory(prefix))
+
+
+def test_a_model_that_raises_is_named_with_its_reason(tmp_path: Path) -> None:
+    model = IDLE_MODEL + "    def initialize(self, args):\n        raise ValueError('the weights are missing')\n"
+    with pytest.raises(MachineError, match="failed to load 'idle' version 1: .*ValueError: the weights are missing"):
+        EmbeddedServer.start(make_repository(tmp_path, model=model), log_file=tmp_path / "server.log")
+
+
+def test_a_broken_configuration_is_named_with_its_reason(tmp_path: Path) -> None:
+    broken = make_repository(tmp_path, config=CONFIG + "nonsense: 1\n")
+    with pytest.raises(MachineError, match='has no field named "nonsense"'):
+        EmbeddedServer.start(broken, log_file=tmp_path / "server.log")
+
+
+@pytest.mark.parametrize("service", ["grpc", "http", "metrics"])
+def test_a_port_that_is_in_use_is_named(repository: Path, tmp_path: Path, service: str) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        free = Ports().resolve()
+        ports = Ports(**{"grpc": free.grpc, "http": free.http, "metrics": free.metrics, service: port})
+        with pytest.raises(MachineError, match=f"127.0.0.1:{port}' already in use"):
+            EmbeddedServer.start(repository, ports=ports, log_file=tmp_path / "server.log").stop()
+
+
+def test_a_server_that_does_not_get_ready_in_time_is_stopped(tmp_path: Path) -> None:
+    model = IDLE_MODEL + "    def initialize(self, args):\n        __import__('time').sleep(3)\n"
+    log_file = tmp_path / "server.log"
+    with pytest.raises(MachineError, match="tritonserver was not ready after 0.2 s"):
+        EmbeddedServer.start(make_repository(tmp_path, model=model), log_file=log_file, timeout_s=0.2)
+    assert not any(str(tmp_path) in line for line in command_lines())
+
+
+def command_lines() -> list[str]:
+    """Return the command line of every process but this one."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and process.name != str(os.getpid()):
+            try:
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found
+
+
+def test_free_ports_are_found_for_those_not_given() -> None:
+    ports = Ports(http=8000).resolve()
+    assert ports.http == 8000
+    assert len({0, ports.grpc, ports.http, ports.metrics}) == 4
+
+
+chunks = st.lists(st.binary(min_size=1, max_size=10), max_size=30)
+
+
+def logged(path: Path, limit: int, data: list[bytes]) -> tuple[bytes, bytes]:
+    """Write to a fresh log; return what is in its older and in its newer file."""
+    older = path.with_name(f"{path.name}.1")
+    older.unlink(missing_ok=True)
+    log = BoundedLog(path, limit)
+    for chunk in data:
+        log.write(chunk)
+    log.close()
+    return older.read_bytes() if older.exists() else b"", path.read_bytes()
+
+
+@given(data=chunks, limit=st.integers(10, 50))
+def test_a_log_never_exceeds_its_limit(tmp_path_factory: pytest.TempPathFactory, data: list[bytes], limit: int) -> None:
+    older, newer = logged(tmp_path_factory.getbasetemp() / "bounded.log", limit, data)
+    assert len(older) <= limit
+    assert len(newer) <= limit
+
+
+@given(data=chunks, limit=st.integers(10, 50))
+def test_a_log_holds_the_last_that_was_written(
+    tmp_path_factory: pytest.TempPathFactory, data: list[bytes], limit: int
+) -> None:
+    older, newer = logged(tmp_path_factory.getbasetemp() / "bounded.log", limit, data)
+    everything = b"".join(data)
+    assert everything.endswith(older + newer)
+    assert older or newer == everything
+
+
+def test_of_more_at_once_than_a_log_may_hold_the_end_is_kept(tmp_path: Path) -> None:
+    assert logged(tmp_path / "log", 4, [b"0123456789"])[1] == b"6789"
+
+
+def test_a_log_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"of an earlier run")
+    assert logged(tmp_path / "log", 100, [b"new"]) == (b"", b"new")

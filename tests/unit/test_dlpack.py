@@ -1,0 +1,385 @@
+"""DLPack capsules: what they hold, who owns them, and what is taken over from others."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils import dlpack, dtypes
+from shm_backend_utils.dtypes import DType
+
+Array = npt.NDArray[Any]
+
+NUMPY_SPEAKS_VERSIONS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+
+every_dtype = pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=list(dtypes.BY_NAME))
+every_shape = pytest.mark.parametrize("shape", [(), (1,), (5,), (0,), (3, 0, 2), (1, 1, 1), (2, 3, 4)], ids=str)
+needs_versions = pytest.mark.skipif(not NUMPY_SPEAKS_VERSIONS, reason="NumPy makes versioned capsules since 2.1")
+
+STRIDED = {
+    "transposed": lambda array: array.T,
+    "every other": lambda array: array[::2, ::3],
+    "backwards": lambda array: array[::-1],
+    "a column": lambda array: array[:, 1],
+    "broadcast": lambda array: np.broadcast_to(array[0], (4, 6)),
+}
+every_stride = pytest.mark.parametrize("strided", STRIDED.values(), ids=list(STRIDED))
+
+# Of DLTensor, after dlpack.h: the offset and the form of the fields that a test changes.
+DEVICE_TYPE = (8, "<i")
+TYPE_CODE = (20, "<B")
+TYPE_BITS = (21, "<B")
+TYPE_LANES = (22, "<H")
+STRIDES = (32, "<Q")
+BYTE_OFFSET = (40, "<Q")
+DATA = (0, "<Q")
+DELETER = (56, "<Q")  # of DLManagedTensor, which begins with its DLTensor
+
+
+class Content(NamedTuple):
+    """What a capsule's tensor says, read without the code under test."""
+
+    data: int
+    device: tuple[int, int]
+    data_type: tuple[int, int, int]
+    shape: tuple[int, ...]
+    byte_offset: int
+
+
+def pointer(capsule: object, name: bytes = b"dltensor") -> int:
+    get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+        ("PyCapsule_GetPointer", ctypes.pythonapi)
+    )
+    address = get(capsule, name)
+    assert isinstance(address, int)
+    return address
+
+
+def name_of(capsule: object) -> bytes:
+    get = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", ctypes.pythonapi))
+    name = get(capsule)
+    assert isinstance(name, bytes)
+    return name
+
+
+def content(capsule: object) -> Content:
+    """Read a capsule's DLTensor: the first field if the capsule has no version, else the last."""
+    versioned = name_of(capsule) == b"dltensor_versioned"
+    tensor = pointer(capsule, name_of(capsule)) + (32 if versioned else 0)
+    data, device_type, device_id, ndim, code, bits, lanes, shape, _, byte_offset = struct.unpack(
+        "<QiiiBBHQQQ", ctypes.string_at(tensor, 48)
+    )
+    sizes = struct.unpack(f"<{ndim}q", ctypes.string_at(shape, 8 * ndim)) if ndim else ()
+    return Content(data, (device_type, device_id), (code, bits, lanes), sizes, byte_offset)
+
+
+def change(capsule: object, field: tuple[int, str], value: int) -> None:
+    """Change a field of a capsule's tensor, as another library might have filled it."""
+    offset, form = field
+    encoded = struct.pack(form, value)
+    ctypes.memmove(pointer(capsule) + offset, encoded, len(encoded))
+
+
+def sample(dtype: DType, shape: tuple[int, ...] = (2, 3)) -> Array:
+    """Return an array of this type that owns its memory."""
+    array = np.empty(shape, dtype.numpy)
+    array[...] = np.arange(array.size).reshape(shape) % 2
+    return array
+
+
+def floats(shape: tuple[int, ...] = (4, 6)) -> Array:
+    return sample(dtypes.BY_NAME["FP32"], shape)
+
+
+class Exporter:
+    """An object as NumPy consumes it: it has nothing to offer but one capsule."""
+
+    def __init__(self, capsule: object) -> None:
+        self._capsule = capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CPU_DEVICE
+
+    def __dlpack__(self, **_: object) -> object:
+        return self._capsule
+
+
+def numpy_takes(capsule: object) -> Array:
+    exporter: Any = Exporter(capsule)
+    return np.from_dlpack(exporter)
+
+
+def test_the_device_is_the_first_cpu() -> None:
+    assert dlpack.CPU_DEVICE == floats().__dlpack_device__() == (1, 0)
+
+
+@every_dtype
+def test_a_capsule_says_type_shape_and_place_of_every_dtype(dtype: DType) -> None:
+    array = sample(dtype)
+    found = content(dlpack.export(array))
+    assert found == Content(array.ctypes.data, (1, 0), (dtype.dlpack_code, dtype.dlpack_bits, 1), (2, 3), 0)
+
+
+@needs_versions
+@every_dtype
+def test_a_versioned_capsule_says_the_same(dtype: DType) -> None:
+    array = sample(dtype)
+    found = content(dlpack.export(array, (1, 0)))
+    assert found == Content(array.ctypes.data, (1, 0), (dtype.dlpack_code, dtype.dlpack_bits, 1), (2, 3), 0)
+
+
+@every_shape
+def test_a_capsule_says_every_shape(shape: tuple[int, ...]) -> None:
+    assert content(dlpack.export(floats(shape))).shape == shape
+
+
+@pytest.mark.parametrize("version", [None, (0, 8), (0, 99)])
+def test_a_consumer_that_knows_no_versions_gets_a_capsule_without_one(version: tuple[int, int] | None) -> None:
+    assert name_of(dlpack.export(floats(), version)) == b"dltensor"
+
+
+@needs_versions
+@pytest.mark.parametrize("version", [(1, 0), (1, 1), (2, 0)])
+def test_a_consumer_that_knows_versions_gets_version_1(version: tuple[int, int]) -> None:
+    capsule = dlpack.export(floats(), version)
+    assert struct.unpack("<I", ctypes.string_at(pointer(capsule, b"dltensor_versioned"), 4)) == (1,)
+
+
+@needs_versions
+@pytest.mark.parametrize("writeable", [True, False])
+def test_a_versioned_capsule_says_whether_it_is_read_only(writeable: bool) -> None:
+    array = floats()
+    array.flags.writeable = writeable
+    capsule = dlpack.export(array, (1, 0))
+    flags = struct.unpack("<Q", ctypes.string_at(pointer(capsule, b"dltensor_versioned") + 24, 8))[0]
+    assert bool(flags & 1) is not writeable
+
+
+def test_a_capsule_that_cannot_say_read_only_is_not_made_of_a_read_only_array() -> None:
+    array = floats()
+    array.flags.writeable = False
+    with pytest.raises(BufferError):
+        dlpack.export(array)
+
+
+@every_dtype
+def test_numpy_takes_an_exported_array_without_a_copy(dtype: DType) -> None:
+    array = sample(dtype)
+    taken = numpy_takes(dlpack.export(array))
+    assert taken.dtype == array.dtype
+    assert taken.ctypes.data == array.ctypes.data
+    np.testing.assert_array_equal(taken, array)
+
+
+@every_stride
+def test_numpy_takes_an_exported_array_of_any_strides(strided: Any) -> None:
+    array = dlpack.writable_alias(strided(floats()))
+    np.testing.assert_array_equal(numpy_takes(dlpack.export(array)), array)
+
+
+def test_a_capsule_that_nobody_takes_keeps_the_array_until_it_dies() -> None:
+    array = floats()
+    alive = weakref.ref(array)
+    capsule = dlpack.export(array)
+    del array
+    assert alive() is not None
+    del capsule
+    assert alive() is None
+
+
+def test_a_capsule_that_numpy_takes_keeps_the_array_until_numpys_dies() -> None:
+    array = floats()
+    alive = weakref.ref(array)
+    taken = numpy_takes(dlpack.export(array))
+    view = taken[1:]
+    del array, taken
+    assert alive() is not None
+    del view
+    assert alive() is None
+
+
+def test_a_capsule_that_is_consumed_keeps_the_array_until_the_last_view_of_it_dies() -> None:
+    array = floats()
+    alive = weakref.ref(array)
+    taken = dlpack.consume(dlpack.export(array))
+    view = taken[1:]
+    del array, taken
+    assert alive() is not None
+    del view
+    assert alive() is None
+
+
+def test_a_consumed_capsule_may_outlive_its_array() -> None:
+    array = floats()
+    alive = weakref.ref(array)
+    capsule = dlpack.export(array)
+    del array
+    taken = dlpack.consume(capsule)
+    del taken
+    assert alive() is None
+    assert name_of(capsule) == b"used_dltensor"
+
+
+@every_dtype
+def test_consume_takes_every_dtype_writable_and_without_a_copy(dtype: DType) -> None:
+    array = sample(dtype)
+    taken = dlpack.consume(dlpack.export(array))
+    assert (taken.dtype, taken.shape, taken.ctypes.data) == (array.dtype, array.shape, array.ctypes.data)
+    taken[...] = 1
+    assert (array == 1).all()
+
+
+@every_shape
+def test_consume_takes_every_shape(shape: tuple[int, ...]) -> None:
+    array = floats(shape)
+    taken = dlpack.consume(dlpack.export(array))
+    assert taken.shape == shape
+    np.testing.assert_array_equal(taken, array)
+
+
+@every_stride
+def test_consume_takes_every_stride(strided: Any) -> None:
+    array = dlpack.writable_alias(strided(floats()))
+    taken = dlpack.consume(dlpack.export(array))
+    assert taken.strides == array.strides
+    np.testing.assert_array_equal(taken, array)
+
+
+def test_no_strides_mean_c_contiguous() -> None:
+    capsule = dlpack.export(floats())
+    change(capsule, STRIDES, 0)
+    np.testing.assert_array_equal(dlpack.consume(capsule), floats())
+
+
+def test_data_begins_behind_the_byte_offset() -> None:
+    array = floats((4,))
+    capsule = dlpack.export(array[:2])
+    change(capsule, BYTE_OFFSET, 8)
+    assert dlpack.consume(capsule).ctypes.data == array[2:].ctypes.data
+
+
+def test_a_tensor_without_elements_needs_no_memory() -> None:
+    capsule = dlpack.export(floats((0, 3)))
+    change(capsule, DATA, 0)
+    assert dlpack.consume(capsule).shape == (0, 3)
+
+
+def test_a_tensor_without_a_deleter_is_never_deleted() -> None:
+    array = floats((4,))
+    capsule = dlpack.export(array)
+    change(capsule, DELETER, 0)
+    taken = dlpack.consume(capsule)
+    alive = weakref.ref(array)
+    del array, taken, capsule
+    assert alive() is not None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [None, 0, "dltensor", np.zeros(3), object(), type("PyCapsule", (), {})(), ctypes.pythonapi],
+    ids=["None", "int", "str", "array", "object", "namesake", "library"],
+)
+def test_what_is_no_capsule_is_not_consumed(other: object) -> None:
+    with pytest.raises(TypeError, match="expected an unused DLPack capsule 'dltensor', found "):
+        dlpack.consume(other)
+
+
+def test_a_used_capsule_is_not_consumed_again() -> None:
+    capsule = dlpack.export(floats())
+    taken = dlpack.consume(capsule)
+    with pytest.raises(TypeError, match="expected an unused DLPack capsule"):
+        dlpack.consume(capsule)
+    np.testing.assert_array_equal(taken, floats())
+
+
+@needs_versions
+def test_a_versioned_capsule_is_not_consumed() -> None:
+    with pytest.raises(TypeError, match="expected an unused DLPack capsule 'dltensor'"):
+        dlpack.consume(dlpack.export(floats(), (1, 0)))
+
+
+@pytest.mark.parametrize("device_type", [2, 3, 13])
+def test_memory_of_another_device_is_not_consumed(device_type: int) -> None:
+    capsule = dlpack.export(floats())
+    change(capsule, DEVICE_TYPE, device_type)
+    with pytest.raises(TypeError, match=f"expected CPU memory .*, found device type {device_type}"):
+        dlpack.consume(capsule)
+
+
+@pytest.mark.parametrize(
+    ("code", "bits", "lanes"),
+    [(4, 16, 1), (5, 64, 1), (2, 32, 4), (2, 8, 1), (0, 1, 1), (255, 32, 1)],
+    ids=["bfloat16", "complex64", "float32x4", "float8", "int1", "unknown"],
+)
+def test_a_data_type_without_a_counterpart_in_triton_is_not_consumed(code: int, bits: int, lanes: int) -> None:
+    capsule = dlpack.export(floats())
+    change(capsule, TYPE_CODE, code)
+    change(capsule, TYPE_BITS, bits)
+    change(capsule, TYPE_LANES, lanes)
+    with pytest.raises(TypeError, match=f"code {code} with {bits} bits and {lanes} lanes has no counterpart"):
+        dlpack.consume(capsule)
+
+
+def test_a_capsule_that_was_not_consumed_still_owns_its_array() -> None:
+    array = floats()
+    alive = weakref.ref(array)
+    capsule = dlpack.export(array)
+    change(capsule, DEVICE_TYPE, 2)
+    with pytest.raises(TypeError):
+        dlpack.consume(capsule)
+    assert name_of(capsule) == b"dltensor"
+    del array, capsule
+    assert alive() is None
+
+
+def test_a_capsule_that_a_consumer_gave_a_name_of_its_own_is_marked_as_used() -> None:
+    rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))
+    own_name = b"used_dlpack"
+    capsule = dlpack.export(floats())
+    taken = dlpack.consume(capsule)
+    rename(capsule, own_name)
+    dlpack.mark_used(capsule)
+    assert name_of(capsule) == b"used_dltensor"
+    np.testing.assert_array_equal(taken, floats())
+
+
+@every_shape
+def test_a_writable_alias_is_the_same_memory(shape: tuple[int, ...]) -> None:
+    array = floats(shape)
+    array.flags.writeable = False
+    alias = dlpack.writable_alias(array)
+    assert alias.flags.writeable
+    assert (alias.dtype, alias.shape) == (array.dtype, array.shape)
+    assert alias.ctypes.data == array.ctypes.data or not array.size
+    assert not array.flags.writeable
+
+
+@every_stride
+def test_a_writable_alias_has_the_same_strides(strided: Any) -> None:
+    array = strided(floats())
+    array.flags.writeable = False
+    alias = dlpack.writable_alias(array)
+    assert alias.strides == array.strides
+    np.testing.assert_array_equal(alias, array)
+
+
+def test_the_alias_of_a_writable_array_is_the_array() -> None:
+    array = floats()
+    assert dlpack.writable_alias(array) is array
+
+
+def test_a_writable_alias_keeps_its_memory_alive() -> None:
+    array = floats()
+    array.flags.writeable = False
+    alive = weakref.ref(array)
+    alias = dlpack.writable_alias(array)
+    del array
+    assert alive() is not None
+    del alias
+    assert alive() is None

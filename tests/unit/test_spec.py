@@ -1,0 +1,205 @@
+"""What is read out of a model's configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shm_backend_utils import dtypes
+from shm_backend_utils.errors import ModelError, TensorError
+from shm_backend_utils.spec import ModelSpec, TensorSpec
+
+CARRIER = {"name": "SHM", "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}
+FP32 = dtypes.BY_NAME["FP32"]
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """Return a configuration that serves the direct path, with some of its fields changed."""
+    return {
+        "name": "resize",
+        "max_batch_size": 0,
+        "input": [{"name": "IMAGE", "data_type": "TYPE_FP32", "dims": [3, -1], "optional": True}],
+        "output": [{"name": "OUTPUT0", "data_type": "TYPE_STRING", "dims": [1]}],
+        "parameters": {"SHM_PATHS": {"string_value": "direct"}},
+    } | changes
+
+
+def batched(**changes: Any) -> dict[str, Any]:
+    """Return the same with a batch dimension."""
+    return config(max_batch_size=8, input=[*config()["input"], CARRIER]) | changes
+
+
+def tensor(**changes: Any) -> TensorSpec:
+    """Return the specification of the input, with some of its fields changed."""
+    return ModelSpec.from_config(config(input=[config()["input"][0] | changes])).input("IMAGE")
+
+
+def paths(declared: str) -> dict[str, Any]:
+    """Return the configuration's parameters with these paths declared."""
+    return {"SHM_PATHS": {"string_value": declared}}
+
+
+def test_names_and_types_are_read() -> None:
+    spec = ModelSpec.from_config(config())
+    assert (spec.name, list(spec.inputs), list(spec.outputs)) == ("resize", ["IMAGE"], ["OUTPUT0"])
+    assert spec.input("IMAGE") == TensorSpec("IMAGE", "TYPE_FP32", FP32, (3, -1), optional=True)
+
+
+def test_a_type_that_cannot_lie_in_shared_memory_has_no_row() -> None:
+    assert ModelSpec.from_config(config()).output("OUTPUT0").dtype is None
+
+
+def test_shapes_of_a_model_with_batches_begin_with_a_dimension_of_any_size() -> None:
+    spec = ModelSpec.from_config(batched())
+    assert (spec.input("IMAGE").shape, spec.output("OUTPUT0").shape) == ((-1, 3, -1), (-1, 1))
+
+
+def test_integers_may_be_strings_as_in_protobufs_json() -> None:
+    spec = ModelSpec.from_config(batched(max_batch_size="8", input=[{"name": "X", "dims": ["3", "-1"]}]))
+    assert (spec.max_batch_size, spec.input("X").shape) == (8, (-1, 3, -1))
+
+
+def test_fields_that_protobufs_json_leaves_out_have_their_defaults() -> None:
+    spec = ModelSpec.from_config({"name": "empty"})
+    assert spec == ModelSpec("empty", 0, {}, {}, None, has_batch_carrier=False)
+
+
+def test_an_input_is_required_unless_it_says_otherwise() -> None:
+    assert not ModelSpec.from_config(config(input=[{"name": "X", "dims": []}])).input("X").optional
+
+
+def test_the_batch_carrier_is_no_input_of_the_model() -> None:
+    spec = ModelSpec.from_config(batched())
+    assert spec.has_batch_carrier
+    assert "SHM" not in spec.inputs
+
+
+@pytest.mark.parametrize("change", [{"data_type": "TYPE_FP32"}, {"optional": False}])
+def test_an_input_that_only_has_the_carriers_name_carries_nothing(change: dict[str, Any]) -> None:
+    assert not ModelSpec.from_config(batched(input=[CARRIER | change])).has_batch_carrier
+
+
+def test_a_model_without_batches_may_have_an_input_of_the_carriers_name() -> None:
+    spec = ModelSpec.from_config(config(input=[CARRIER]))
+    assert not spec.has_batch_carrier
+    assert "SHM" in spec.inputs
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        ("direct", frozenset({"direct"})),
+        ("direct,triton-shm,inline", frozenset({"direct", "triton-shm", "inline"})),
+        (" inline ,, direct,", frozenset({"direct", "inline"})),
+    ],
+)
+def test_paths_are_a_list_separated_by_commas(declared: str, expected: frozenset[str]) -> None:
+    assert ModelSpec.from_config(config(parameters=paths(declared))).paths == expected
+
+
+@pytest.mark.parametrize("parameters", [{}, {"OTHER": {"string_value": "direct"}}])
+def test_paths_that_are_not_declared_are_none(parameters: dict[str, Any]) -> None:
+    assert ModelSpec.from_config(config(parameters=parameters)).paths is None
+
+
+@pytest.mark.parametrize("declared", ["Direct", "direct;inline", "direct,triton", "shm"])
+def test_an_unknown_path_is_an_error_of_the_model(declared: str) -> None:
+    with pytest.raises(ModelError, match=r"SHM_PATHS of model 'resize' .* expected some of direct, inline, triton-shm"):
+        ModelSpec.from_config(config(parameters=paths(declared)))
+
+
+@pytest.mark.parametrize("parameter", [{"string_value": ""}, {"string_value": " , "}, {}])
+def test_a_declaration_of_no_path_is_an_error_of_the_model(parameter: dict[str, str]) -> None:
+    with pytest.raises(ModelError, match="is empty; expected some of"):
+        ModelSpec.from_config(config(parameters={"SHM_PATHS": parameter}))
+
+
+@pytest.mark.parametrize("model", [config(), batched()])
+def test_nothing_stands_against_the_direct_path_of_a_model_that_is_set_up_for_it(model: dict[str, Any]) -> None:
+    assert ModelSpec.from_config(model).obstacle_to_direct() is None
+
+
+@pytest.mark.parametrize(
+    ("model", "obstacle", "remedy"),
+    [
+        (config(parameters={}), "does not declare the direct path", 'set the parameter SHM_PATHS to "direct,'),
+        (config(parameters=paths("inline")), "does not declare the direct path", "set the parameter SHM_PATHS"),
+        (
+            config(input=[{"name": "X", "dims": []}]),
+            "input 'X' of model 'resize' is not optional",
+            "add `optional: true` to it",
+        ),
+        (config(max_batch_size=8), "max_batch_size 8 but no input to carry", 'add { name: "SHM" data_type: TYPE_UINT8'),
+        (
+            batched(input=[CARRIER | {"data_type": "TYPE_INT8"}]),
+            "no input to carry the batch size",
+            'add { name: "SHM" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }',
+        ),
+    ],
+    ids=["undeclared", "declared-others", "required-input", "no-carrier", "wrong-carrier"],
+)
+def test_an_obstacle_to_the_direct_path_is_named_with_its_remedy(
+    model: dict[str, Any], obstacle: str, remedy: str
+) -> None:
+    message = ModelSpec.from_config(model).obstacle_to_direct()
+    assert message is not None
+    assert obstacle in message
+    assert remedy in message
+
+
+def test_an_unknown_input_is_refused_with_the_names_that_there_are() -> None:
+    with pytest.raises(TensorError, match="model 'resize' has no input 'PHOTO'; it has IMAGE") as caught:
+        ModelSpec.from_config(config()).input("PHOTO")
+    assert caught.value.tensor == "PHOTO"
+
+
+def test_an_unknown_output_is_refused_with_the_names_that_there_are() -> None:
+    with pytest.raises(TensorError, match="model 'resize' has no output 'Y'; it has none"):
+        ModelSpec.from_config(config(output=[])).output("Y")
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (3, 0), (3, 10**9)])
+def test_a_tensor_of_the_configured_shape_fits(shape: tuple[int, ...]) -> None:
+    tensor().check(FP32, shape)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (4, 1), (3, 1, 1), (1, 3, 1)])
+def test_a_tensor_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(TensorError, match=r"tensor 'IMAGE' has shape .* configuration says \[3, -1\]"):
+        tensor().check(FP32, shape)
+
+
+def test_a_tensor_of_another_type_is_refused() -> None:
+    with pytest.raises(TensorError, match="tensor 'IMAGE' is FP64, but the model's configuration says TYPE_FP32"):
+        tensor().check(dtypes.BY_NAME["FP64"], (3, 1))
+
+
+def test_no_tensor_fits_a_type_that_cannot_lie_in_shared_memory() -> None:
+    with pytest.raises(TensorError, match="configuration says TYPE_BF16"):
+        tensor(data_type="TYPE_BF16").check(FP32, (3, 1))
+
+
+@pytest.mark.parametrize(("dims", "nbytes"), [([3, 2], 24), ([], 4), ([0, 5], 0), ([3, -1], None)])
+def test_the_size_of_a_tensor_is_known_where_no_dimension_is_open(dims: list[int], nbytes: int | None) -> None:
+    assert tensor(dims=dims).nbytes(None) == nbytes
+
+
+def test_the_size_of_a_tensor_counts_the_batch() -> None:
+    spec = ModelSpec.from_config(batched(input=[{"name": "X", "data_type": "TYPE_FP32", "dims": [3]}]))
+    assert spec.input("X").nbytes(5) == 5 * 3 * 4
+
+
+def test_the_size_of_a_type_that_cannot_lie_in_shared_memory_is_unknown() -> None:
+    assert tensor(data_type="TYPE_STRING", dims=[3]).nbytes(None) is None
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_a_batch_of_up_to_the_configured_size_fits(batch_size: int) -> None:
+    ModelSpec.from_config(batched()).check_batch_size("IMAGE", batch_size)
+
+
+@pytest.mark.parametrize("batch_size", [0, 9])
+def test_a_batch_of_another_size_is_refused(batch_size: int) -> None:
+    with pytest.raises(TensorError, match=f"tensor 'IMAGE' has a batch of {batch_size}, but .* takes 1 to 8"):
+        ModelSpec.from_config(batched()).check_batch_size("IMAGE", batch_size)

@@ -1,0 +1,157 @@
+"""TensorView: a tensor where it lies, for any array library."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils import dlpack, dtypes
+from shm_backend_utils.attributes import BufferAttributes, MemoryType
+from shm_backend_utils.dtypes import DType
+from shm_backend_utils.view import TensorView
+
+NUMPY_SPEAKS_VERSIONS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+
+every_dtype = pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=list(dtypes.BY_NAME))
+needs_versions = pytest.mark.skipif(not NUMPY_SPEAKS_VERSIONS, reason="NumPy knows versioned capsules since 2.1")
+
+
+def view_of(array: npt.NDArray[Any], *, writable: bool = True) -> TensorView:
+    memory = array.view()
+    memory.flags.writeable = writable
+    return TensorView("IMAGE", memory, dtypes.from_numpy(array.dtype, "IMAGE"), "direct")
+
+
+def numpy_takes(view: Any) -> npt.NDArray[Any]:
+    taken: npt.NDArray[Any] = np.from_dlpack(view)
+    return taken
+
+
+def floats() -> npt.NDArray[np.float32]:
+    return np.array([[0, 1, 2], [3, 4, 5]], np.float32)
+
+
+@every_dtype
+def test_a_view_knows_its_tensor(dtype: DType) -> None:
+    view = view_of(np.zeros((2, 3), dtype.numpy))
+    assert (view.name, view.path, view.shape) == ("IMAGE", "direct", (2, 3))
+    assert (view.dtype, view.triton_dtype) == (dtype.numpy, dtype.name)
+
+
+@pytest.mark.parametrize(("shape", "nbytes"), [((2, 3), 24), ((), 4), ((0, 3), 0)])
+def test_a_view_knows_where_its_bytes_lie_and_how_many_they_are(shape: tuple[int, ...], nbytes: int) -> None:
+    assert view_of(np.zeros(shape, np.float32)).attributes == BufferAttributes(MemoryType.CPU, 0, nbytes, None)
+
+
+def test_the_memory_types_have_tritons_numbers() -> None:
+    assert [(kind.name, kind.value) for kind in MemoryType] == [("CPU", 0), ("CPU_PINNED", 1), ("GPU", 2)]
+
+
+def test_numpy_returns_the_very_memory() -> None:
+    array = floats()
+    view_of(array).numpy()[1, 2] = 50
+    assert array[1, 2] == 50
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_view_says_whether_its_arrays_are_writable(writable: bool) -> None:
+    view = view_of(floats(), writable=writable)
+    assert view.writable is view.numpy().flags.writeable is writable
+
+
+def test_a_read_only_view_does_not_become_writable_by_one_of_its_arrays() -> None:
+    view = view_of(floats(), writable=False)
+    view.numpy().shape = (6,)
+    assert view.shape == (2, 3)
+    assert not view.writable
+
+
+def test_an_array_made_from_a_view_outlives_it() -> None:
+    array = floats()
+    alive = weakref.ref(array)
+    view = view_of(array)
+    taken = view.numpy()
+    del array, view
+    assert alive() is not None
+    del taken
+    assert alive() is None
+
+
+def test_a_view_reads_as_its_tensor() -> None:
+    assert repr(view_of(floats())) == "<TensorView 'IMAGE' FP32 [2, 3] path=direct>"
+
+
+def test_the_device_is_the_cpu() -> None:
+    assert view_of(floats()).__dlpack_device__() == (1, 0)
+
+
+@every_dtype
+def test_another_library_takes_a_view_without_a_copy(dtype: DType) -> None:
+    array = np.ones((2, 3), dtype.numpy)
+    taken = numpy_takes(view_of(array))
+    assert (taken.dtype, taken.shape, taken.ctypes.data) == (dtype.numpy, (2, 3), array.ctypes.data)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 0, 3)])
+def test_another_library_takes_a_view_of_any_shape(shape: tuple[int, ...]) -> None:
+    assert numpy_takes(view_of(np.zeros(shape, np.int16))).shape == shape
+
+
+@needs_versions
+@pytest.mark.parametrize("writable", [True, False])
+def test_another_library_learns_whether_it_may_write(writable: bool) -> None:
+    assert numpy_takes(view_of(floats(), writable=writable)).flags.writeable is writable
+
+
+def test_what_another_library_takes_outlives_the_view() -> None:
+    array = floats()
+    alive = weakref.ref(array)
+    taken = numpy_takes(view_of(array))
+    del array
+    assert alive() is not None
+    del taken
+    assert alive() is None
+
+
+def test_a_consumer_of_unversioned_capsules_may_write() -> None:
+    array = floats()
+    dlpack.consume(view_of(array).__dlpack__())[0, 0] = 9
+    assert array[0, 0] == 9
+
+
+@pytest.mark.parametrize("version", [None, (0, 8)])
+def test_a_read_only_view_is_not_given_to_a_consumer_that_could_not_know(version: tuple[int, int] | None) -> None:
+    view = view_of(floats(), writable=False)
+    with pytest.raises(BufferError, match=r"'IMAGE' is read-only, .* ask for max_version=\(1, 0\) .*or use .numpy\(\)"):
+        view.__dlpack__(max_version=version)
+
+
+@needs_versions
+def test_a_read_only_view_is_given_to_a_consumer_that_knows_versions() -> None:
+    assert "dltensor_versioned" in repr(view_of(floats(), writable=False).__dlpack__(max_version=(1, 0)))
+
+
+@pytest.mark.parametrize("stream", [0, 1, -1])
+def test_cpu_memory_has_no_stream(stream: int) -> None:
+    with pytest.raises(BufferError, match="'IMAGE' is in CPU memory, which has no stream; pass stream=None"):
+        view_of(floats()).__dlpack__(stream=stream)
+
+
+@pytest.mark.parametrize("device", [(2, 0), (1, 1), (13, 0)])
+def test_a_view_does_not_move_to_another_device(device: tuple[int, int]) -> None:
+    with pytest.raises(BufferError, match=r"'IMAGE' is on device \(1, 0\), asked for was"):
+        view_of(floats()).__dlpack__(dl_device=device)
+
+
+def test_a_view_does_not_copy() -> None:
+    with pytest.raises(BufferError, match="'IMAGE' never copies; copy the array that you make from it"):
+        view_of(floats()).__dlpack__(copy=True)
+
+
+@pytest.mark.parametrize("arguments", [{"dl_device": (1, 0)}, {"copy": False}, {"stream": None, "copy": None}])
+def test_what_is_so_anyway_may_be_asked_for(arguments: dict[str, Any]) -> None:
+    assert "dltensor" in repr(view_of(floats()).__dlpack__(**arguments))
