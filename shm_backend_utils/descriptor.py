@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,9 +28,12 @@ __all__ = [
     "VERSION",
     "Descriptor",
     "InputSpan",
+    "NamedRegionClaim",
     "OutputSpan",
+    "RegionClaim",
     "SystemRegionClaim",
     "check_generation",
+    "check_outputs_are_disjoint",
     "encode",
     "parse",
 ]
@@ -68,6 +71,19 @@ class SystemRegionClaim:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedRegionClaim:
+    """A foreign region: one without a header, by the name under which it is registered at the server.
+
+    Offsets of spans count from the beginning of what is registered. Nothing fences it: it has no slots.
+    """
+
+    name: str
+
+
+RegionClaim = SystemRegionClaim | NamedRegionClaim
+
+
+@dataclass(frozen=True, slots=True)
 class InputSpan:
     """An input tensor's bytes: C-contiguous, at ``offset`` from the beginning of ``regions[region]``."""
 
@@ -92,7 +108,7 @@ class Descriptor:
     """What one request says about its memory. ``model`` is the only model that it speaks to."""
 
     model: str
-    regions: tuple[SystemRegionClaim, ...]
+    regions: tuple[RegionClaim, ...]
     inputs: Mapping[str, InputSpan]
     outputs: Mapping[str, OutputSpan]
 
@@ -109,16 +125,7 @@ def encode(descriptor: Descriptor) -> str:
         {
             "v": VERSION,
             "model": descriptor.model,
-            "regions": [
-                {
-                    "kind": "system",
-                    "key": region.key,
-                    "byte_size": region.byte_size,
-                    "token": region.token,
-                    "slot": region.slot,
-                }
-                for region in descriptor.regions
-            ],
+            "regions": [_encoded(region) for region in descriptor.regions],
             "inputs": {
                 name: [span.region, span.offset, span.byte_size, span.dtype.name, span.shape]
                 for name, span in descriptor.inputs.items()
@@ -129,6 +136,18 @@ def encode(descriptor: Descriptor) -> str:
     )
     _check_length(text)
     return text
+
+
+def _encoded(region: RegionClaim) -> dict[str, object]:
+    if isinstance(region, NamedRegionClaim):
+        return {"kind": "named", "name": region.name}
+    return {
+        "kind": "system",
+        "key": region.key,
+        "byte_size": region.byte_size,
+        "token": region.token,
+        "slot": region.slot,
+    }
 
 
 def parse(text: str) -> Descriptor:
@@ -165,7 +184,7 @@ def from_json(value: object) -> Descriptor:
     _check_regions_are_different(claims)
     inputs = {name: _input(name, entry, claims) for name, entry in _entries("inputs", value["inputs"])}
     outputs = {name: _output(name, entry, claims) for name, entry in _entries("outputs", value["outputs"])}
-    _check_outputs_are_disjoint(inputs, outputs)
+    check_outputs_are_disjoint(inputs, outputs, lambda region: (region, 0))
     return Descriptor(model, claims, inputs, outputs)
 
 
@@ -177,6 +196,7 @@ def check_generation(value: object) -> int:
 
 
 _TOP_FIELDS: Final = frozenset({"v", "model", "regions", "inputs", "outputs"})
+_NAMED_FIELDS: Final = frozenset({"kind", "name"})
 _SYSTEM_FIELDS: Final = frozenset({"kind", "key", "byte_size", "token", "slot"})
 
 
@@ -194,13 +214,27 @@ def _check_fields(field: str, value: dict[str, Any], expected: frozenset[str]) -
             raise DescriptorError(f"{inside}{_short(name)}", "an unknown field", f"only {', '.join(sorted(expected))}")
 
 
-def _region(field: str, value: object) -> SystemRegionClaim:
+def _region(field: str, value: object) -> RegionClaim:
     if type(value) is not dict:
         raise DescriptorError(field, _kind(value), "a region object")
     kind = value.get("kind")
-    if kind != "system":
-        found = f"{_short(kind)!r}" if type(kind) is str else _kind(kind)
-        raise DescriptorError(f"{field}.kind", found, "'system'")
+    if kind == "system":
+        return _system_region(field, value)
+    if kind == "named":
+        return _named_region(field, value)
+    found = f"{_short(kind)!r}" if type(kind) is str else _kind(kind)
+    raise DescriptorError(f"{field}.kind", found, "'system' or 'named'")
+
+
+def _named_region(field: str, value: dict[str, Any]) -> NamedRegionClaim:
+    _check_fields(field, value, _NAMED_FIELDS)
+    name = value["name"]
+    if type(name) is not str or not name:
+        raise DescriptorError(f"{field}.name", _kind(name), "the name of a registered region")
+    return NamedRegionClaim(name)
+
+
+def _system_region(field: str, value: dict[str, Any]) -> SystemRegionClaim:
     _check_fields(field, value, _SYSTEM_FIELDS)
     key, token = value["key"], value["token"]
     if type(key) is not str:
@@ -223,7 +257,7 @@ def _entries(field: str, value: object) -> list[tuple[str, Any]]:
     return list(value.items())
 
 
-def _input(name: str, entry: object, regions: tuple[SystemRegionClaim, ...]) -> InputSpan:
+def _input(name: str, entry: object, regions: tuple[RegionClaim, ...]) -> InputSpan:
     if type(entry) is not list or len(entry) != 5:
         raise DescriptorError(
             f"inputs.{_short(name)}", _kind(entry), "[region index, offset, byte size, data type, shape]"
@@ -245,13 +279,13 @@ def _input(name: str, entry: object, regions: tuple[SystemRegionClaim, ...]) -> 
     return InputSpan(region, offset, byte_size, dtype, tuple(shape))
 
 
-def _output(name: str, entry: object, regions: tuple[SystemRegionClaim, ...]) -> OutputSpan:
+def _output(name: str, entry: object, regions: tuple[RegionClaim, ...]) -> OutputSpan:
     if type(entry) is not list or len(entry) != 3:
         raise DescriptorError(f"outputs.{_short(name)}", _kind(entry), "[region index, offset, byte size]")
     return OutputSpan(*_span("outputs", name, entry, regions))
 
 
-def _span(group: str, name: str, entry: list[Any], regions: tuple[SystemRegionClaim, ...]) -> tuple[int, int, int]:
+def _span(group: str, name: str, entry: list[Any], regions: tuple[RegionClaim, ...]) -> tuple[int, int, int]:
     region, offset, byte_size = entry[0], entry[1], entry[2]
     if (
         type(region) is int
@@ -260,7 +294,7 @@ def _span(group: str, name: str, entry: list[Any], regions: tuple[SystemRegionCl
         and 0 <= region < len(regions)
         and offset >= 0
         and byte_size >= 0
-        and offset + byte_size <= regions[region].byte_size
+        and offset + byte_size <= _size(regions[region])
     ):
         return region, offset, byte_size
     field = f"{group}.{_short(name)}"
@@ -269,8 +303,13 @@ def _span(group: str, name: str, entry: list[Any], regions: tuple[SystemRegionCl
     _integer(field, "[0]", region, 0, len(regions) - 1)
     _integer(field, "[1]", offset, 0)
     _integer(field, "[2]", byte_size, 0)
-    limit = regions[region].byte_size
+    limit = _size(regions[region])
     raise DescriptorError(field, f"an end at byte {offset + byte_size}", f"at most {limit}, its region's size")
+
+
+def _size(region: RegionClaim) -> int:
+    """Return a region's size, as far as its claim tells it."""
+    return region.byte_size if isinstance(region, SystemRegionClaim) else _MAX_INT64
 
 
 def _integer(field: str, name: str, value: object, least: int, most: int = _MAX_INT64) -> int:
@@ -281,27 +320,43 @@ def _integer(field: str, name: str, value: object, least: int, most: int = _MAX_
     raise DescriptorError(place, _number(value), limit)
 
 
-def _check_regions_are_different(regions: tuple[SystemRegionClaim, ...]) -> None:
+def _check_regions_are_different(regions: tuple[RegionClaim, ...]) -> None:
     """Raise if a region is named twice: spans that seem apart could then be the same bytes."""
-    keys: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     for index, region in enumerate(regions):
-        if region.key in keys:
-            raise DescriptorError(f"regions[{index}].key", "a region that is named before", "every region once")
-        keys.add(region.key)
+        what = ("name", region.name) if isinstance(region, NamedRegionClaim) else ("key", region.key)
+        if what in seen:
+            raise DescriptorError(f"regions[{index}].{what[0]}", "a region that is named before", "every region once")
+        seen.add(what)
 
 
-def _check_outputs_are_disjoint(inputs: Mapping[str, InputSpan], outputs: Mapping[str, OutputSpan]) -> None:
-    spans = [(span.region, span.offset, span.offset + span.byte_size, name) for name, span in outputs.items()]
-    spans += [(span.region, span.offset, span.offset + span.byte_size, "") for span in inputs.values()]
-    spans = sorted(span for span in spans if span[1] < span[2])
-    reach_region, reach, reach_output = -1, 0, ""
-    for region, begin, end, output in spans:
-        if region == reach_region and begin < reach and (output or reach_output):
+def check_outputs_are_disjoint(
+    inputs: Mapping[str, InputSpan], outputs: Mapping[str, OutputSpan], place: Callable[[int], tuple[Any, int]]
+) -> None:
+    """Raise :class:`DescriptorError` if an output overlaps anything.
+
+    Parameters
+    ----------
+    inputs, outputs : mapping
+        The spans.
+    place : callable
+        Takes a region index; returns what memory the region is in (sortable), and where in it the region begins.
+    """
+    spans = [(*_interval(span, place), name) for name, span in outputs.items()]
+    spans += [(*_interval(span, place), "") for span in inputs.values()]
+    reach_memory, reach, reach_output = None, 0, ""
+    for memory, begin, end, output in sorted(span for span in spans if span[1] < span[2]):
+        if memory == reach_memory and begin < reach and (output or reach_output):
             raise DescriptorError(
                 f"outputs.{_short(output or reach_output)}", "bytes of another tensor in its span", "bytes of its own"
             )
-        if region != reach_region or end > reach:
-            reach_region, reach, reach_output = region, end, output
+        if memory != reach_memory or end > reach:
+            reach_memory, reach, reach_output = memory, end, output
+
+
+def _interval(span: InputSpan | OutputSpan, place: Callable[[int], tuple[Any, int]]) -> tuple[Any, int, int]:
+    memory, base = place(span.region)
+    return memory, base + span.offset, base + span.offset + span.byte_size
 
 
 def _kind(value: object) -> str:

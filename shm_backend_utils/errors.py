@@ -9,6 +9,7 @@
     │   ├── RegionRefusedError memory that was named, but may not be opened
     │   └── ClosedError        an object was used after it was closed
     ├── PeerError              the other process broke off or broke the contract
+    │   ├── SlotInDoubtError   the model may still be writing to this call's memory
     │   ├── RegionGoneError    the memory is no longer there
     │   ├── StaleRequestError  the client gave this request up
     │   └── ReplayedRequestError  this request was executed before
@@ -34,6 +35,7 @@ __all__ = [
     "RegionRefusedError",
     "ReplayedRequestError",
     "ShmError",
+    "SlotInDoubtError",
     "StaleRequestError",
     "TensorError",
 ]
@@ -119,6 +121,13 @@ class ClosedError(CallerError, RuntimeError):
 
 class PeerError(ShmError):
     """The process at the other end died, gave up, or broke the contract."""
+
+
+class SlotInDoubtError(PeerError):
+    """A call's memory cannot be used again yet: a request that got no answer may still be executed in it.
+
+    You get it from a prepared call that is inferred again too soon. ``ShmClient.infer`` takes other memory instead.
+    """
 
 
 class RegionGoneError(PeerError, FileNotFoundError):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from ..region.system import Access
 from .call import PreparedCall
 from .client import ShmClient
 from .errors import DeadlineExceededError, InferenceError, ServerUnavailableError
 from .result import Result
 
 __all__ = [
+    "Access",
     "DeadlineExceededError",
     "InferenceError",
     "PreparedCall",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy.typing as npt
 
 from .. import descriptor, dtypes
 from ..descriptor import GENERATION_PARAMETER, PARAMETER, Descriptor, InputSpan, OutputSpan
-from ..errors import ClosedError, PeerError, TensorError
+from ..errors import ClosedError, PeerError, SlotInDoubtError, TensorError
 from ..spec import ModelSpec
 from .pool import Slot, SlotPool
 from .result import Result, read_results
@@ -103,7 +102,6 @@ class PreparedCall:
         on_overflow: Callable[[Mapping[str, int]], None],
     ) -> None:
         self._plan = call_plan
-        self._pool = pool
         self._transport = transport
         self._request = request
         self._on_overflow = on_overflow
@@ -132,12 +130,19 @@ class PreparedCall:
         InferenceError
             The server refused or failed the request.
         DeadlineExceededError, ServerUnavailableError
-            It did not answer. The model may still be writing, so this call's memory is given up and the call closed.
+            It did not answer. The model may still be executing, or begin to.
+        SlotInDoubtError
+            It is still executing an earlier request of this call that got no answer.
         PeerError
             The model answered, but not by this protocol.
         """
         if self._memory is None:
             raise ClosedError("this call")
+        if self._slot.is_in_doubt and not self._slot.reclaim():
+            raise SlotInDoubtError(
+                "a request of this call got no answer, and a model is still executing it in this call's memory; infer "
+                "again later, or prepare another call"
+            )
         generation = self._slot.advance()
         parameters = {PARAMETER: self._descriptor, GENERATION_PARAMETER: generation}
         try:
@@ -149,7 +154,7 @@ class PreparedCall:
                 )
             result = read_results(self._slot.record.results(), self._memory, response)
         except BaseException:
-            self._give_up_unless_completed()
+            self._slot.is_in_doubt = not self._slot.is_completed
             raise
         if result.overflowed:
             self._on_overflow(result.overflowed)
@@ -159,14 +164,6 @@ class PreparedCall:
         """Give the memory back, as soon as no array needs it. Twice is fine."""
         self._memory = None
         self.inputs = MappingProxyType({})
-
-    def _give_up_unless_completed(self) -> None:
-        """Give the slot up for good if the model may still write to it."""
-        with contextlib.suppress(ClosedError):
-            if self._slot.is_completed:
-                return
-        self._pool.retire(self._slot)
-        self.close()
 
     def __enter__(self) -> PreparedCall:
         return self

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from ..descriptor import GENERATION_PARAMETER, PARAMETER
 from ..errors import CallerError, ClosedError
+from ..region import reaper
+from ..region.system import PRIVATE, Access
 from ..spec import ModelSpec
 from .call import OutputHint, PreparedCall, plan
 from .errors import InferenceError, ServerUnavailableError
@@ -25,12 +27,17 @@ __all__ = ["ShmClient"]
 class ShmClient:
     """A client of one server on this machine. A context manager. May be used from several threads.
 
+    Making one removes what this user's clients have left in shared memory when they were killed.
+
     Parameters
     ----------
     url : str
         ``HOST:PORT`` or ``grpc://HOST:PORT`` for gRPC, ``http://HOST:PORT`` for HTTP.
     timeout_s : float
         How long to wait for an answer, where a call does not say otherwise.
+    access : Access
+        Who may open the shared memory; by default this user alone. A server that runs as another user needs, for
+        example, ``Access(mode=0o660, group_id=...)``, and this user's id in the model's ``SHM_ALLOWED_UIDS``.
 
     Raises
     ------
@@ -38,14 +45,15 @@ class ShmClient:
         No server answers there.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 60.0, access: Access = PRIVATE) -> None:
         if timeout_s <= 0:
             raise CallerError(f"timeout_s is {timeout_s}; expected a number of seconds above 0")
         self._timeout_s = timeout_s
         self._specs: dict[tuple[str, str], ModelSpec] = {}
         self._learned: dict[str, dict[str, int]] = {}
         self._transport: Transport | None = connect(url, timeout_s)
-        self._pool = SlotPool()
+        reaper.reap()
+        self._pool = SlotPool(access)
         self._finalizer = weakref.finalize(self, SlotPool.close, self._pool)  # also when the interpreter exits
         try:
             self._check_server_answers(self._transport)

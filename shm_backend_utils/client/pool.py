@@ -14,18 +14,28 @@ from ..descriptor import SystemRegionClaim
 from ..errors import ClosedError
 from ..region.layout import SlotRecord
 from ..region.managed import ManagedRegion
+from ..region.system import PRIVATE, Access
 
 __all__ = ["Slot", "SlotPool"]
 
 
 class Slot:
-    """The only slot of a managed region, in use by one call at a time."""
+    """The only slot of a managed region, in use by one call at a time.
 
-    __slots__ = ("_region", "generation")
+    Attributes
+    ----------
+    generation : int
+        Of the request that was sent last; 0 before the first.
+    is_in_doubt : bool
+        Whether a request got no answer, so that a model may be executing it, or may begin to.
+    """
+
+    __slots__ = ("_region", "generation", "is_in_doubt")
 
     def __init__(self, region: ManagedRegion) -> None:
         self._region = region
         self.generation = 0
+        self.is_in_doubt = False
 
     @property
     def record(self) -> SlotRecord:
@@ -59,8 +69,24 @@ class Slot:
 
     @property
     def is_completed(self) -> bool:
-        """Whether the model has finished with this generation, well or not."""
-        return self.record.completed == self.generation
+        """Whether the model has finished with this generation, well or not; False once the slot is destroyed."""
+        return not self._region.segment.is_closed and self.record.completed == self.generation
+
+    def reclaim(self) -> bool:
+        """Make sure that no request that was ever sent will touch the slot again. Return whether that is so now.
+
+        Holding the lease shows that no model executes in the slot; the generation that is raised meanwhile makes every
+        request that is still on its way a stale one, which is refused when it arrives.
+        """
+        lease = self._region.lease(0)
+        if not lease.take():
+            return False
+        try:
+            self.advance()
+        finally:
+            lease.give_back()
+        self.is_in_doubt = False
+        return True
 
     def destroy(self) -> None:
         """Remove the region's name. Its memory goes with the last array, here or in the model."""
@@ -71,13 +97,14 @@ class Slot:
 class SlotPool:
     """Keeps slots for reuse. Thread-safe.
 
-    A slot that a model may still be writing to is never reused: it is *retired*, which unlinks its memory. Late writes
-    then go to memory that nobody reads, and that the kernel frees with the last mapping.
+    A slot that comes back in doubt goes into quarantine until it can be reclaimed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, access: Access = PRIVATE) -> None:
+        self._access = access
         self._lock = threading.Lock()
         self._idle: list[Slot] = []
+        self._quarantined: list[Slot] = []
         self._alive: set[Slot] = set()
         self._returned: deque[Slot] = deque()  # filled by finalizers, which may run anywhere and so must not lock
         self._pid = os.getpid()
@@ -103,11 +130,6 @@ class SlotPool:
         weakref.finalize(memory, self._returned.append, slot).atexit = False
         return slot, memory
 
-    def retire(self, slot: Slot) -> None:
-        """Remove a slot for good."""
-        with self._lock:
-            self._destroy(slot)
-
     def close(self) -> None:
         """Remove all slots. Arrays over them stay valid.
 
@@ -121,10 +143,7 @@ class SlotPool:
                 self._destroy(slot)
 
     def _take_idle(self, byte_size: int) -> Slot | None:
-        while self._returned:
-            slot = self._returned.popleft()
-            if slot in self._alive:
-                self._idle.append(slot)
+        self._sort_returned()
         fitting = [slot for slot in self._idle if slot.capacity >= byte_size]
         if not fitting:
             return None
@@ -132,10 +151,23 @@ class SlotPool:
         self._idle.remove(slot)
         return slot
 
+    def _sort_returned(self) -> None:
+        returned = self._quarantined
+        self._quarantined = []
+        while self._returned:
+            returned.append(self._returned.popleft())
+        for slot in returned:
+            if slot not in self._alive:
+                continue
+            if slot.is_in_doubt and not slot.reclaim():
+                self._quarantined.append(slot)
+            else:
+                self._idle.append(slot)
+
     def _make(self, byte_size: int) -> Slot:
         if self._idle:  # all of them too small: the largest makes room, so that the pool holds no more slots than calls
             self._destroy(max(self._idle, key=lambda slot: slot.capacity))
-        slot = Slot(ManagedRegion.create(byte_size))
+        slot = Slot(ManagedRegion.create(byte_size, access=self._access))
         self._alive.add(slot)
         return slot
 
@@ -145,3 +177,10 @@ class SlotPool:
             if slot in self._idle:
                 self._idle.remove(slot)
             slot.destroy()
+
+    @property
+    def quarantined_count(self) -> int:
+        """How many slots wait for a model to be done with them."""
+        with self._lock:
+            self._sort_returned()
+            return len(self._quarantined)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .call import Call
+from .manager import MemoryInfo, RegionStatus, SharedMemoryManager
 from .session import ShmSession
 
-__all__ = ["Call", "ShmSession"]
+__all__ = ["Call", "MemoryInfo", "RegionStatus", "SharedMemoryManager", "ShmSession"]

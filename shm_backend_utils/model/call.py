@@ -15,7 +15,8 @@ from ..spec import BATCH_CARRIER, ModelSpec
 from ..view import TensorView
 from .direct import PATH as DIRECT
 from .direct import DirectPlan, DirectTensors, Output
-from .plans import Plan
+from .manager import SharedMemoryManager
+from .plans import DirectRequest, OrdinaryRequest
 from .triton import TritonBackend
 
 __all__ = ["Call"]
@@ -39,8 +40,10 @@ class Call:
         "_backend",
         "_delivered",
         "_direct",
+        "_generation",
+        "_manager",
+        "_meaning",
         "_open",
-        "_plan",
         "_request",
         "_requested",
         "_spec",
@@ -48,25 +51,32 @@ class Call:
         "response",
     )
 
-    def __init__(self, spec: ModelSpec, backend: TritonBackend, request: Any, plan: Plan, generation: int) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        backend: TritonBackend,
+        manager: SharedMemoryManager,
+        request: Any,
+        meaning: OrdinaryRequest | DirectRequest,
+        generation: int,
+    ) -> None:
         self.response: Any = None
         self._spec = spec
         self._backend = backend
+        self._manager = manager
         self._request = request
-        self._plan = plan
+        self._meaning = meaning
+        self._generation = generation
         self._delivered: dict[str, Any] | None = None
         self._requested: frozenset[str] | None = None
         self._written: dict[str, Output] = {}
         self._direct: DirectTensors | None = None
-        self._open = True
-        if plan.direct is not None:
-            self._check_batch_size(plan.direct)
-            self._direct = DirectTensors(plan.direct, generation)
+        self._open = False
 
     @property
     def parameters(self) -> dict[str, Any]:
         """The request's parameters, without the descriptor. A copy."""
-        return dict(self._plan.parameters)
+        return dict(self._meaning.parameters)
 
     @property
     def path(self) -> str:
@@ -74,7 +84,7 @@ class Call:
 
         Triton's own shared memory and plain requests look the same from inside a Python model.
         """
-        return TRITON if self._direct is None else DIRECT
+        return DIRECT if isinstance(self._meaning, DirectRequest) else TRITON
 
     @property
     def inputs(self) -> dict[str, TensorView]:
@@ -93,7 +103,8 @@ class Call:
         view = self._find_input(name)
         if view is None:
             self._spec.input(name)
-            raise TensorError(name, f"the request has no input {name!r}, which the model needs{self._plan.notice}")
+            notice = self._meaning.notice if isinstance(self._meaning, OrdinaryRequest) else ""
+            raise TensorError(name, f"the request has no input {name!r}, which the model needs{notice}")
         return view
 
     def output(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> TensorView:
@@ -148,6 +159,16 @@ class Call:
         return name in self._requested
 
     def __enter__(self) -> Call:
+        if isinstance(self._meaning, DirectRequest):
+            plan = self._meaning.direct
+            self._manager.begin_use(plan.mapped)
+            try:
+                self._check_batch_size(plan)
+                self._direct = DirectTensors(plan, self._generation)
+            except BaseException:
+                self._manager.end_use(plan.mapped)
+                raise
+        self._open = True
         return self
 
     def __exit__(
@@ -164,6 +185,8 @@ class Call:
                 self._fail()
         finally:
             self._open = False
+            if self._direct is not None:
+                self._manager.end_use(self._direct.plan.mapped)
 
     def _commit(self) -> None:
         outputs, tensors = [], []

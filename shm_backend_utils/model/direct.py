@@ -13,14 +13,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..descriptor import Descriptor, InputSpan, OutputSpan
+from ..descriptor import Descriptor, InputSpan, OutputSpan, check_outputs_are_disjoint
 from ..dtypes import DType
 from ..errors import DescriptorError, ModelError, ReplayedRequestError, StaleRequestError
-from ..region.layout import MAX_RESULTS_LENGTH
-from ..region.managed import ManagedRegion, array_at
+from ..region.layout import MAX_RESULTS_LENGTH, SlotRecord
+from ..region.managed import array_at
 from ..spec import ModelSpec
 from ..view import TensorView
-from .mappings import Mappings
+from .regions import ResolvedRegion, UsedSlot
 
 __all__ = ["PATH", "DirectPlan", "DirectTensors", "Output"]
 
@@ -56,43 +56,56 @@ class DirectPlan:
     ----------
     descriptor : Descriptor
         Its inputs must be those of ``spec``.
-    mappings : Mappings
-        Maps the regions.
+    spec : ModelSpec
+        The model's.
+    regions : sequence of ResolvedRegion
+        Those of the descriptor.
 
     Raises
     ------
     TensorError
         The model does not take these inputs.
-    DescriptorError, RegionRefusedError, RegionGoneError
-        The regions are not what the descriptor claims.
+    DescriptorError
+        A span is not inside its region's data, or an output overlaps another tensor.
+
+    Attributes
+    ----------
+    inputs : dict of str to TensorView
+    mapped : list of MappedRegion
+        What the plan uses.
+    slots : list of UsedSlot
+        Those of its managed regions.
     """
 
-    def __init__(self, descriptor: Descriptor, spec: ModelSpec, mappings: Mappings) -> None:
+    def __init__(self, descriptor: Descriptor, spec: ModelSpec, regions: Sequence[ResolvedRegion]) -> None:
         for name, span in descriptor.inputs.items():
             spec.input(name).check(span.dtype, span.shape)
-        regions = [mappings.get(claim, f"regions[{index}]") for index, claim in enumerate(descriptor.regions)]
         _check_spans_are_data("inputs", descriptor.inputs, regions)
         _check_spans_are_data("outputs", descriptor.outputs, regions)
-        self._checks = [
-            (region.segment, claim.byte_size, f"shm_io.regions[{index}]")
-            for index, (region, claim) in enumerate(zip(regions, descriptor.regions, strict=True))
-        ]
-        self._memories = [region.bytes() for region in regions]
+        # Two names may stand for one object: only now is it known which spans are really apart.
+        check_outputs_are_disjoint(
+            descriptor.inputs,
+            descriptor.outputs,
+            lambda index: (regions[index].mapped.segment.identity, regions[index].begin),
+        )
+        self._regions = regions
+        self._memories = [region.mapped.memory[region.begin :] for region in regions]
         self._descriptor = descriptor
         self._outputs: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Output] = {}
         self._results: dict[tuple[Output, ...], bytes] = {}
-        self.records = [region.record(claim.slot) for region, claim in zip(regions, descriptor.regions, strict=True)]
+        self.mapped = [region.mapped for region in regions]
+        self.slots = [region.slot for region in regions if region.slot is not None]
         self.inputs = {name: self._input(name, span) for name, span in descriptor.inputs.items()}
 
     def check(self) -> None:
         """Raise unless the regions still are what they were. For every request, before anything is touched."""
-        for segment, byte_size, field in self._checks:
-            segment.check(byte_size, field)
+        for region in self._regions:
+            region.check()
 
     @property
     def is_current(self) -> bool:
-        """Whether no region was removed by its owner."""
-        return not any(segment.is_unlinked for segment, _, _ in self._checks)
+        """Whether every region is still mapped."""
+        return not any(mapped.segment.is_closed for mapped in self.mapped)
 
     def known_output(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Output | None:
         """Return what :meth:`output` returned for these before; None if it did not."""
@@ -114,7 +127,9 @@ class DirectPlan:
 
     def pass_through(self, name: str, dtype: DType, array: npt.NDArray[Any]) -> Output | None:
         """Return an output that *is* memory of an input, so that nothing is copied; None if ``array`` is no such."""
-        if name not in self._descriptor.outputs or not array.flags.c_contiguous or not array.nbytes:
+        if not self.slots or name not in self._descriptor.outputs:
+            return None  # nobody would read in the results where the output is
+        if not array.flags.c_contiguous or not array.nbytes:
             return None
         address = _address(array)
         for span in self._descriptor.inputs.values():
@@ -150,6 +165,9 @@ class DirectPlan:
 class DirectTensors:
     """One request on the direct path. Making it claims the request's generation for execution.
 
+    The slots' leases are held until :meth:`complete` or :meth:`fail`. They keep the client from using the memory again
+    before that, and a generation from being executed twice at the same time.
+
     Raises
     ------
     StaleRequestError
@@ -163,38 +181,63 @@ class DirectTensors:
     def __init__(self, plan: DirectPlan, generation: int) -> None:
         self.plan = plan
         self._generation = generation
-        for record in plan.records:
-            if record.generation != generation:
-                raise StaleRequestError(
-                    "request parameter shm_generation is not the slot's: the client has given this request up"
-                )
-            if record.started >= generation:
-                raise ReplayedRequestError(
-                    "request parameter shm_generation was executed before: every request needs a generation of its own"
-                )
-        for record in plan.records:
-            record.started = generation
+        taken: list[UsedSlot] = []
+        try:
+            for slot in plan.slots:
+                _take(slot)
+                taken.append(slot)
+            for slot in plan.slots:
+                _check_generation(slot.record, generation)
+        except BaseException:
+            for slot in taken:
+                slot.lease.give_back()
+            raise
+        for slot in plan.slots:
+            slot.record.started = generation
 
     def complete(self, outputs: Sequence[Output]) -> None:
         """Write the results of these outputs and the completion stamps. The last thing before the response."""
-        self._stamp(self.plan.results(outputs))
+        if self.plan.slots:
+            self._end(self.plan.results(outputs))
 
     def fail(self) -> None:
         """Write the completion stamps of a call that failed: the client may have its memory back."""
-        self._stamp(b"")
+        self._end(b"")
 
-    def _stamp(self, results: bytes) -> None:
-        for record in self.plan.records:
-            record.complete(self._generation, results)
+    def _end(self, results: bytes) -> None:
+        for slot in self.plan.slots:
+            slot.record.complete(self._generation, results)
+            slot.lease.give_back()
+
+
+def _take(slot: UsedSlot) -> None:
+    if not slot.lease.take():
+        raise StaleRequestError(
+            "the slot is in use: its client takes it back, or the same request is being executed already"
+        )
+
+
+def _check_generation(record: SlotRecord, generation: int) -> None:
+    if record.generation != generation:
+        raise StaleRequestError(
+            "request parameter shm_generation is not the slot's: the client has given this request up"
+        )
+    if record.started >= generation:
+        raise ReplayedRequestError(
+            "request parameter shm_generation was executed before: every request needs a generation of its own"
+        )
 
 
 def _check_spans_are_data(
-    group: str, spans: Mapping[str, InputSpan] | Mapping[str, OutputSpan], regions: list[ManagedRegion]
+    group: str, spans: Mapping[str, InputSpan] | Mapping[str, OutputSpan], regions: Sequence[ResolvedRegion]
 ) -> None:
     for name, span in spans.items():
-        data_offset = regions[span.region].data_offset
-        if span.offset < data_offset:
-            raise DescriptorError(f"{group}.{name}[1]", str(span.offset), f"at least {data_offset}, where data begins")
+        data = regions[span.region].data
+        if span.offset < data.start:
+            raise DescriptorError(f"{group}.{name}[1]", str(span.offset), f"at least {data.start}, where data begins")
+        end = span.offset + span.byte_size
+        if end > data.stop:
+            raise DescriptorError(f"{group}.{name}", f"an end at byte {end}", f"at most {data.stop}, its region's size")
 
 
 def _forget_if_many(remembered: dict[Any, Any]) -> None:

@@ -6,56 +6,77 @@ a key; what it led to the last time holds as long as the regions do. This is wha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from dataclasses import dataclass
 from typing import Any, Final
 
 from .. import descriptor
-from ..descriptor import GENERATION_PARAMETER, PARAMETER
-from ..errors import DescriptorError, RegionGoneError
+from ..descriptor import GENERATION_PARAMETER, PARAMETER, Descriptor
+from ..errors import DescriptorError, MachineError, RegionGoneError
 from ..spec import PATHS_PARAMETER, ModelSpec
 from .direct import PATH as DIRECT
 from .direct import DirectPlan
-from .mappings import Mappings
+from .manager import SharedMemoryManager
+from .regions import Resolver
+from .settings import Settings
 
-__all__ = ["Plan", "Plans"]
+__all__ = ["DirectRequest", "OrdinaryRequest", "Plans"]
 
 _MOST_REMEMBERED: Final = 1024
+_SWEEP_INTERVAL_S: Final = 5.0
 # Quotes inside JSON strings are escaped, so this can only be the name of a member of the outermost object.
 _MARK: Final = f'"{GENERATION_PARAMETER}":'
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a request's parameters mean.
+class OrdinaryRequest:
+    """Parameters that name no memory for this model.
 
     Attributes
     ----------
     parameters : dict
-        The user's own parameters.
-    direct : DirectPlan or None
-        None if the request names no memory for this model.
+        The user's own.
     notice : str
         What to add to the complaint about a missing input.
     """
 
     parameters: dict[str, Any]
-    direct: DirectPlan | None
     notice: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class DirectRequest:
+    """Parameters that name memory; ``parameters`` are the user's own."""
+
+    parameters: dict[str, Any]
+    direct: DirectPlan
+
+
 class Plans:
-    """The plans of one session. Thread-safe."""
+    """The plans of one session. Thread-safe.
 
-    def __init__(self, spec: ModelSpec) -> None:
+    A thread looks after the mappings from time to time, so that a model that gets no requests does not hold memory that
+    its owners have given up.
+
+    Attributes
+    ----------
+    manager : SharedMemoryManager
+        Of the regions that the plans use.
+    """
+
+    def __init__(self, spec: ModelSpec, settings: Settings) -> None:
+        self.manager = SharedMemoryManager(settings.max_mapped_bytes)
         self._spec = spec
+        self._resolver = Resolver(settings, self.manager)
         self._lock = threading.Lock()
-        self._mappings = Mappings()
-        self._plans: dict[tuple[str, str], Plan] = {}
+        self._plans: dict[tuple[str, str], DirectRequest] = {}
+        self._closing = threading.Event()
+        self._sweeper: threading.Thread | None = None
 
-    def get(self, text: str) -> tuple[Plan, int]:
-        """Return the plan for a request's parameters, and the generation; 0 if the plan is not direct.
+    def get(self, text: str) -> tuple[OrdinaryRequest | DirectRequest, int]:
+        """Return what a request's parameters mean, and its generation; 0 if it has none.
 
         Parameters
         ----------
@@ -70,46 +91,74 @@ class Plans:
         before, generation, after = _without_generation(text)
         key = (before, after)
         plan = self._plans.get(key)
-        if plan is not None and plan.direct is not None:
+        if plan is not None:
             try:
                 plan.direct.check()
             except RegionGoneError:
                 pass  # the name may stand for another region by now
             else:
-                return plan, int(generation)
+                return plan, int(generation or 0)
         return self._make(key, text)
+
+    def sweep(self) -> None:
+        """Unmap what owners have given up, and forget what used it."""
+        with self._lock:
+            self._sweep()
+            self._resolver.drop_changed_registrations()
 
     def close(self) -> None:
         """Forget every plan and unmap every region."""
+        self._closing.set()
+        if self._sweeper is not None:
+            self._sweeper.join()
         with self._lock:
             self._plans.clear()
-            self._mappings.close()
+            self.manager.unregister_all()
 
-    def _make(self, key: tuple[str, str], text: str) -> tuple[Plan, int]:
+    def _make(self, key: tuple[str, str], text: str) -> tuple[OrdinaryRequest | DirectRequest, int]:
         parameters: dict[str, Any] = json.loads(text) if text else {}
         descriptor_text = parameters.pop(PARAMETER, None)
         generation = parameters.pop(GENERATION_PARAMETER, None)
         if descriptor_text is None:
             self._check_ordinary_is_served()
-            return Plan(parameters, None), 0
+            return OrdinaryRequest(parameters), 0
         if type(descriptor_text) is not str:
             raise DescriptorError("", f"a value of type {type(descriptor_text).__name__}", "a string")
         claim = descriptor.parse(descriptor_text)
         if claim.model != self._spec.name:
-            return Plan(parameters, None, "; its shm_io descriptor speaks to another model, see its field `model`"), 0
+            notice = "; its shm_io descriptor speaks to another model, see its field `model`"
+            return OrdinaryRequest(parameters, notice), 0
         if self._spec.paths is not None and DIRECT not in self._spec.paths:
             raise DescriptorError("", "a descriptor", f"none: model {self._spec.name!r} does not serve the direct path")
-        generation = descriptor.check_generation(generation)
         with self._lock:
-            self._forget_unlinked()
-            plan = Plan(parameters, DirectPlan(claim, self._spec, self._mappings))
+            self._sweep()
+            plan = DirectRequest(parameters, self._resolve(claim))
+            if plan.direct.slots:
+                generation = descriptor.check_generation(generation)
+            self._plans = {key: plan for key, plan in self._plans.items() if plan.direct.is_current}
             self._plans[key] = plan
-        return plan, generation
+            self._start_sweeper()
+        return plan, generation or 0
 
-    def _forget_unlinked(self) -> None:
-        self._mappings.forget_unlinked()
-        current = {key: plan for key, plan in self._plans.items() if plan.direct is not None and plan.direct.is_current}
+    def _resolve(self, claim: Descriptor) -> DirectPlan:
+        fields = (f"shm_io.regions[{index}]" for index in range(len(claim.regions)))
+        regions = [self._resolver.resolve(region, field) for region, field in zip(claim.regions, fields, strict=True)]
+        return DirectPlan(claim, self._spec, regions)
+
+    def _sweep(self) -> None:
+        self.manager.drop_abandoned()
+        current = {key: plan for key, plan in self._plans.items() if plan.direct.is_current}
         self._plans = current if len(current) < _MOST_REMEMBERED else {}
+
+    def _start_sweeper(self) -> None:
+        if self._sweeper is None:
+            self._sweeper = threading.Thread(target=self._sweep_until_closed, name="shm sweeper", daemon=True)
+            self._sweeper.start()
+
+    def _sweep_until_closed(self) -> None:
+        while not self._closing.wait(_SWEEP_INTERVAL_S):
+            with contextlib.suppress(MachineError):  # the server does not answer; it may the next time
+                self.sweep()
 
     def _check_ordinary_is_served(self) -> None:
         if self._spec.paths == frozenset({DIRECT}):

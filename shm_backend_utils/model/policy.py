@@ -1,20 +1,34 @@
-"""Which memory a request may name. A claim goes in, a checked and mapped region comes out; nobody checks again."""
+"""Which memory a request may name. A claim goes in, a checked and mapped region comes out; nobody checks again.
+
+===========================  =========================================================================================
+what is named                what must hold
+===========================  =========================================================================================
+anything                     a regular file in /dev/shm, no symbolic link, owned by an allowed user, as large as claimed
+by key                       our prefix, a ready header of exactly the claimed size, the header's token, a slot of it
+by name                      registered at the server; neither one of our managed regions, which need their token, nor
+                             memory of the Python backend itself
+===========================  =========================================================================================
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from ..descriptor import SystemRegionClaim
+from ..descriptor import NamedRegionClaim, SystemRegionClaim
 from ..errors import DescriptorError, RegionRefusedError
 from ..region.managed import KEY_PREFIX, ManagedRegion
+from ..region.system import SystemSegment
+from .registrations import Registration, find_registration
+from .settings import Settings
 
-__all__ = ["check", "open_claimed"]
+__all__ = ["check_slot", "open_managed", "open_registered", "resolve"]
 
 _MANAGED_KEY: Final = re.compile(re.escape(KEY_PREFIX) + r"[0-9a-z-]{1,64}")
+_RESERVED_PREFIX: Final = "triton_python_backend_shm_region_"
 
 
-def open_claimed(claim: SystemRegionClaim, field: str) -> ManagedRegion:
+def open_managed(claim: SystemRegionClaim, settings: Settings, field: str) -> ManagedRegion:
     """Open the managed region of a claim.
 
     Raises
@@ -27,22 +41,65 @@ def open_claimed(claim: SystemRegionClaim, field: str) -> ManagedRegion:
         The claim's slot is not in the region.
     """
     if not _MANAGED_KEY.fullmatch(claim.key):
-        raise RegionRefusedError(f"shm_io.{field}.key", "it is not the key of a managed region")
-    region = ManagedRegion.open(claim.key, claim.byte_size, claim.token, f"shm_io.{field}")
+        raise RegionRefusedError(f"{field}.key", "it is not the key of a managed region")
+    region = ManagedRegion.open(claim.key, claim.byte_size, claim.token, field)
     try:
-        _check_slot(region, claim, field)
+        _check_owner(region.segment, settings, field)
+        check_slot(region, claim, field)
     except BaseException:
         region.close()
         raise
     return region
 
 
-def check(region: ManagedRegion, claim: SystemRegionClaim, field: str) -> None:
-    """Raise as :func:`open_claimed` does, unless the open region still is what a claim of the same key says."""
-    region.check(claim.byte_size, claim.token, f"shm_io.{field}")
-    _check_slot(region, claim, field)
-
-
-def _check_slot(region: ManagedRegion, claim: SystemRegionClaim, field: str) -> None:
+def check_slot(region: ManagedRegion, claim: SystemRegionClaim, field: str) -> None:
+    """Raise DescriptorError unless the region has the claim's slot."""
     if claim.slot >= region.header.slot_count:
-        raise DescriptorError(f"{field}.slot", str(claim.slot), f"less than {region.header.slot_count}")
+        raise DescriptorError(
+            f"{field.removeprefix('shm_io.')}.slot", str(claim.slot), f"less than {region.header.slot_count}"
+        )
+
+
+def resolve(claim: NamedRegionClaim, settings: Settings, field: str) -> Registration:
+    """Return what a name stands for at the server, if names are allowed.
+
+    Raises
+    ------
+    RegionRefusedError
+        This model does not take names, or the name stands for memory that must not be reached by name.
+    RegionGoneError
+        It stands for nothing.
+    MachineError
+        The server does not answer.
+    """
+    if not settings.foreign_regions:
+        raise RegionRefusedError(field, "this model takes no regions by name (its SHM_FOREIGN_REGIONS is off)")
+    registration = find_registration(settings.server_url, claim.name, field)
+    key = registration.key.removeprefix("/")
+    if key.startswith(_RESERVED_PREFIX):
+        raise RegionRefusedError(field, "it is memory of Triton's Python backend")
+    if key.startswith(KEY_PREFIX):
+        raise RegionRefusedError(field, "it is a managed region; name it by its key and token")
+    if "/" in key or key in ("", ".", ".."):
+        raise RegionRefusedError(field, "it is not an object directly in /dev/shm")
+    return registration
+
+
+def open_registered(registration: Registration, settings: Settings, field: str) -> SystemSegment:
+    """Open what a registration stands for; raises what :func:`open_managed` raises."""
+    end = registration.offset + registration.byte_size
+    segment = SystemSegment.open(registration.key.removeprefix("/"), end, field)
+    try:
+        _check_owner(segment, settings, field)
+    except BaseException:
+        segment.close()
+        raise
+    return segment
+
+
+def _check_owner(segment: SystemSegment, settings: Settings, field: str) -> None:
+    allowed = settings.allowed_uids
+    if allowed is not None and segment.owner_uid not in allowed:
+        raise RegionRefusedError(
+            field, f"it belongs to user {segment.owner_uid}, whom the model's SHM_ALLOWED_UIDS does not allow"
+        )

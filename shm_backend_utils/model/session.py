@@ -12,6 +12,7 @@ from ..spec import ModelSpec
 from .call import Call
 from .direct import PATH as DIRECT
 from .plans import Plans
+from .settings import Settings
 from .triton import TritonBackend
 
 __all__ = ["ShmSession"]
@@ -24,6 +25,8 @@ class ShmSession:
     ----------
     spec : ModelSpec
         The model's configuration.
+    settings : Settings
+        What the configuration says of regions.
 
     Raises
     ------
@@ -31,13 +34,13 @@ class ShmSession:
         The configuration declares the direct path, but contradicts it.
     """
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, settings: Settings) -> None:
         obstacle = spec.obstacle_to_direct()
         if obstacle is not None and spec.paths is not None and DIRECT in spec.paths:
             raise ModelError(obstacle)
         self._spec = spec
         self._backend = TritonBackend()
-        self._plans: Plans | None = Plans(spec)
+        self._plans: Plans | None = Plans(spec, settings)
 
     @classmethod
     def from_args(cls, args: Mapping[str, str]) -> ShmSession:
@@ -48,7 +51,7 @@ class ShmSession:
                 f"model {config['name']!r} enables response_cache, which looks at input tensors only: a cached answer "
                 "would leave the client's memory as it was; remove response_cache from config.pbtxt"
             )
-        return cls(ModelSpec.from_config(config))
+        return cls(ModelSpec.from_config(config), Settings.from_config(config))
 
     def serve(self, requests: Iterable[Any], infer: Callable[[Call], None]) -> list[Any]:
         """Run ``infer`` on every request and return one response per request, in order. For ``execute``.
@@ -67,8 +70,8 @@ class ShmSession:
         """
         if self._plans is None:
             raise ClosedError("this session")
-        plan, generation = self._plans.get(self._backend.parameters(request))
-        return Call(self._spec, self._backend, request, plan, generation)
+        meaning, generation = self._plans.get(self._backend.parameters(request))
+        return Call(self._spec, self._backend, self._plans.manager, request, meaning, generation)
 
     def close(self) -> None:
         """Unmap every region. Arrays that still live keep theirs. Closing twice is fine."""

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from typing import Final
 
 __all__ = [
+    "HEADER_LENGTH",
     "MAX_RESULTS_LENGTH",
     "PAGE_SIZE",
     "TOKEN_LENGTH",
@@ -42,7 +43,9 @@ __all__ = [
     "Header",
     "SlotRecord",
     "data_offset",
+    "parse_header",
     "read_header",
+    "record_offset",
     "write_header",
 ]
 
@@ -52,6 +55,7 @@ VERSION: Final = 1
 
 _MAGIC: Final = b"SHMBUREG"
 _HEADER: Final = struct.Struct("<8sIIQ16s")
+HEADER_LENGTH: Final = _HEADER.size
 _VERSION_FIELD: Final = struct.Struct("<I")
 _VERSION_OFFSET: Final = len(_MAGIC)
 
@@ -95,12 +99,17 @@ def write_header(buffer: Buffer, header: Header) -> None:
 
 def read_header(buffer: Buffer) -> Header | None:
     """Copy the header out and return it; None if the buffer does not begin with a ready one that fits its size."""
-    if len(buffer) < _HEADER.size:
+    return parse_header(bytes(buffer[:HEADER_LENGTH]), len(buffer))
+
+
+def parse_header(data: bytes, region_size: int) -> Header | None:
+    """Return the header that was copied out of a region of this size; None if it is no ready one that fits."""
+    if len(data) < HEADER_LENGTH:
         return None
-    magic, version, slot_count, byte_size, token = _HEADER.unpack_from(buffer)
+    magic, version, slot_count, byte_size, token = _HEADER.unpack(data)
     if magic != _MAGIC or version != VERSION or slot_count < 1:
         return None
-    if not data_offset(slot_count) <= byte_size <= len(buffer):
+    if not data_offset(slot_count) <= byte_size <= region_size:
         return None
     return Header(slot_count, byte_size, token)
 

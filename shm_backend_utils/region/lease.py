@@ -25,7 +25,7 @@ from typing import Final
 
 from .layout import record_offset
 
-__all__ = ["SlotLease", "hold_owner_lease", "is_owner_alive", "take_owner_lease"]
+__all__ = ["SlotLease", "hold_owner_lease", "is_owner_alive", "is_slot_in_use", "take_owner_lease"]
 
 _OWNER_BYTE: Final = 0
 _BUSY: Final = frozenset({errno.EACCES, errno.EAGAIN})
@@ -50,9 +50,12 @@ def hold_owner_lease(fd: int) -> None:
 
 def is_owner_alive(fd: int) -> bool:
     """Return whether some description other than this one holds the owner's lease. Takes nothing."""
-    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, _OWNER_BYTE))
-    (kind, *_) = _FLOCK.unpack(answer)
-    return bool(kind != fcntl.F_UNLCK)
+    return _is_locked(fd, _OWNER_BYTE)
+
+
+def is_slot_in_use(fd: int, slot: int) -> bool:
+    """Return whether some description other than this one holds the slot's lease. Takes nothing."""
+    return _is_locked(fd, record_offset(slot))
 
 
 class SlotLease:
@@ -92,6 +95,12 @@ class SlotLease:
             fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, self._unlock)
         finally:
             self._in_process.release()
+
+
+def _is_locked(fd: int, byte: int) -> bool:
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
+    (kind, *_) = _FLOCK.unpack(answer)
+    return bool(kind != fcntl.F_UNLCK)
 
 
 def _try_lock(fd: int, lock: bytes) -> bool:

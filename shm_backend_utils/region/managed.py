@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ClosedError, RegionRefusedError
-from . import layout
+from . import layout, lease
 from .layout import Header, SlotRecord
-from .system import SystemSegment
+from .lease import SlotLease
+from .system import PRIVATE, Access, SystemSegment
 
 __all__ = ["KEY_PREFIX", "ManagedRegion", "array_at"]
 
@@ -36,11 +37,15 @@ class ManagedRegion:
         self.segment = segment
         self.header = header
         self._buffer = segment.buffer()
-        self._records = tuple(SlotRecord(self._buffer, slot) for slot in range(header.slot_count))
+        slots = range(header.slot_count)
+        self._records = tuple(SlotRecord(self._buffer, slot) for slot in slots)
+        self._leases = tuple(SlotLease(segment.fileno(), slot) for slot in slots)
 
     @classmethod
-    def create(cls, data_byte_size: int, slot_count: int = 1) -> ManagedRegion:
+    def create(cls, data_byte_size: int, slot_count: int = 1, access: Access = PRIVATE) -> ManagedRegion:
         """Make a region under a new key, with a new token. The caller owns it and must unlink it.
+
+        The owner's lease is held until the region is closed or this process dies.
 
         Raises
         ------
@@ -49,9 +54,13 @@ class ManagedRegion:
         """
         byte_size = layout.data_offset(slot_count) + _whole_pages(data_byte_size)
         header = Header(slot_count, byte_size, secrets.token_bytes(layout.TOKEN_LENGTH))
-        segment = SystemSegment.create(f"{KEY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}", byte_size)
-        layout.write_header(segment.buffer(), header)
-        return cls(segment, header)
+
+        def prepare(segment: SystemSegment) -> None:
+            lease.hold_owner_lease(segment.fileno())
+            layout.write_header(segment.buffer(), header)
+
+        key = f"{KEY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+        return cls(SystemSegment.create(key, byte_size, access=access, prepare=prepare), header)
 
     @classmethod
     def open(cls, key: str, byte_size: int, token: str, field: str) -> ManagedRegion:
@@ -67,7 +76,7 @@ class ManagedRegion:
         segment = SystemSegment.open(key, byte_size, field)
         try:
             header = layout.read_header(segment.buffer())
-            if header is None or header.byte_size != byte_size:
+            if header is None or not header.byte_size == byte_size == segment.byte_size:
                 raise RegionRefusedError(field, "it has no header of a managed region of this size")
             if not _same_token(header, token):
                 raise RegionRefusedError(field, "the token is not the region's")
@@ -103,6 +112,17 @@ class ManagedRegion:
             raise ClosedError("this region")
         return self._records[slot]
 
+    def lease(self, slot: int) -> SlotLease:
+        """Return the lease of a slot; raises as :meth:`record`."""
+        if not self._leases:
+            raise ClosedError("this region")
+        return self._leases[slot]
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the owner is dead, or the region was closed here."""
+        return self.segment.is_closed or not lease.is_owner_alive(self.segment.fileno())
+
     def data(self) -> npt.NDArray[np.uint8]:
         """Return the region's data as bytes, writable. The array, and every view of it, keeps the memory mapped.
 
@@ -119,6 +139,7 @@ class ManagedRegion:
     def close(self) -> None:
         """Close the descriptor and let go of the mapping. Arrays over it stay valid. Closing twice is fine."""
         self._records = ()
+        self._leases = ()
         self._buffer = memoryview(b"")
         self.segment.close()
 

@@ -11,15 +11,31 @@ import errno
 import mmap
 import os
 import stat
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ..errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
 
-__all__ = ["SystemSegment"]
+__all__ = ["PRIVATE", "Access", "SystemSegment"]
 
 _DIRECTORY: Final = Path("/dev/shm")
-_PRIVATE: Final = 0o600
+
+
+_MADV_POPULATE_WRITE: Final = 23  # madvise(2); the mmap module has no name for it
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may open a segment: permission bits, and the group that they speak of (None: this process' own)."""
+
+    mode: int = 0o600
+    group_id: int | None = None
+
+
+PRIVATE: Final = Access()
+"""This user alone."""
 
 
 class SystemSegment:
@@ -36,6 +52,8 @@ class SystemSegment:
         Bytes mapped.
     identity : tuple of int
         Device and inode: what the mapping *is*, where the key is only what it was called.
+    owner_uid : int
+        The user that the object belonged to when it was opened.
     """
 
     def __init__(self, key: str, fd: int, byte_size: int) -> None:
@@ -47,14 +65,35 @@ class SystemSegment:
         try:
             status = os.fstat(fd)
             self.identity = (status.st_dev, status.st_ino)
+            self.owner_uid = status.st_uid
             self._map = mmap.mmap(fd, byte_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         except BaseException:
             os.close(fd)
             raise
 
     @classmethod
-    def create(cls, key: str, byte_size: int) -> SystemSegment:
-        """Make a new object of this size, owned and accessible by this user alone, with all of its space taken.
+    def create(
+        cls,
+        key: str,
+        byte_size: int,
+        *,
+        access: Access = PRIVATE,
+        prepare: Callable[[SystemSegment], None] = lambda segment: None,
+    ) -> SystemSegment:
+        """Make a new object of this size, with all of its space taken.
+
+        It gets its name last. So nobody sees it half made, and if this process dies before, nothing is left.
+
+        Parameters
+        ----------
+        key : str
+            Its name, without a leading slash.
+        byte_size : int
+            Of the whole object.
+        access : Access
+            Who may open it.
+        prepare : callable
+            Called with the segment before others can open it.
 
         Raises
         ------
@@ -63,32 +102,34 @@ class SystemSegment:
         FileExistsError
             The key is taken.
         """
-        path = _DIRECTORY / key
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, _PRIVATE)
+        fd = os.open(_DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, access.mode)
         try:
-            os.posix_fallocate(fd, 0, byte_size)  # a full /dev/shm must fail here, not as a SIGBUS at first touch
-        except BaseException as error:
-            os.close(fd)
-            path.unlink()
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-                raise _no_space(byte_size) from None
-            raise
-        try:
-            return cls(key, fd, byte_size)
+            os.fchmod(fd, access.mode)  # whatever the umask says
+            if access.group_id is not None:
+                os.fchown(fd, -1, access.group_id)
+            _take_space(fd, byte_size)
         except BaseException:
-            path.unlink()
+            os.close(fd)
             raise
+        segment = cls(key, fd, byte_size)
+        try:
+            prepare(segment)
+            _give_name(fd, key)
+        except BaseException:
+            segment.close()
+            raise
+        return segment
 
     @classmethod
     def open(cls, key: str, byte_size: int, field: str) -> SystemSegment:
-        """Map an object that somebody else made.
+        """Map an object that somebody else made, as a whole.
 
         Parameters
         ----------
         key : str
             Its name, without slashes.
         byte_size : int
-            How much of it to map, as its owner claims.
+            How large it is at least, as somebody claims.
         field : str
             What to call it in messages.
 
@@ -109,12 +150,13 @@ class SystemSegment:
         except OSError as error:
             reason = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
             raise RegionRefusedError(field, f"the server cannot open it: {reason}") from None
+        status = os.fstat(fd)
         try:
-            _check_file(os.fstat(fd), byte_size, field)
+            _check_file(status, byte_size, field)
         except BaseException:
             os.close(fd)
             raise
-        return cls(key, fd, byte_size)
+        return cls(key, fd, status.st_size)
 
     def check(self, byte_size: int, field: str) -> None:
         """Raise unless the object still has its name and as many bytes as claimed. One ``fstat``: for every request.
@@ -137,9 +179,29 @@ class SystemSegment:
             )
 
     @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._map is None
+
+    @property
     def is_unlinked(self) -> bool:
         """Whether the object has lost its name, so that nobody new can open it, or was closed here."""
         return self._map is None or os.fstat(self._fd).st_nlink == 0
+
+    def fileno(self) -> int:
+        """Return the open descriptor, which the segment owns; raises ClosedError once it is closed."""
+        if self._map is None:
+            raise ClosedError("this shared-memory segment")
+        return self._fd
+
+    def prefault(self) -> None:
+        """Enter every page into this process' page tables, which first use would do one by one, each at a fault's cost.
+
+        A kernel before 5.14 cannot; then this does nothing.
+        """
+        if self._map is not None:
+            with contextlib.suppress(OSError):
+                self._map.madvise(_MADV_POPULATE_WRITE)
 
     def buffer(self) -> memoryview:
         """Return the whole mapping, writable. The view, and everything made from it, keeps the mapping alive."""
@@ -167,6 +229,25 @@ def _check_file(status: os.stat_result, byte_size: int, field: str) -> None:
         raise RegionRefusedError(field, "it is not a regular shared-memory object")
     if status.st_size < byte_size:
         raise RegionRefusedError(field, f"it claims {byte_size} bytes, but {status.st_size} are there")
+
+
+def _take_space(fd: int, byte_size: int) -> None:
+    """Allocate every page now: a full /dev/shm must fail here, not as a SIGBUS at first touch."""
+    try:
+        os.posix_fallocate(fd, 0, byte_size)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise _no_space(byte_size) from None
+        raise
+
+
+def _give_name(fd: int, key: str) -> None:
+    directory = os.open(_DIRECTORY, os.O_PATH | os.O_CLOEXEC)
+    try:
+        # Only with a directory's descriptor does Python call linkat(2), which alone can follow /proc/self/fd.
+        os.link(f"/proc/self/fd/{fd}", key, dst_dir_fd=directory, follow_symlinks=True)
+    finally:
+        os.close(directory)
 
 
 def _no_space(byte_size: int) -> MachineError:

@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import InferenceError, ServerUnavailableError, ShmClient
 from shm_backend_utils.descriptor import MAX_DESCRIPTOR_LENGTH
-from shm_backend_utils.errors import CallerError, ClosedError, PeerError, TensorError
+from shm_backend_utils.errors import CallerError, ClosedError, PeerError, SlotInDoubtError, TensorError
 from shm_backend_utils.region.managed import ManagedRegion
 from shm_backend_utils.server import EmbeddedServer
 
@@ -359,16 +359,20 @@ def test_closed_objects_say_so(url: str) -> None:
         client.infer("identity", {"INPUT0": x})
 
 
-def test_a_deadline_that_passes_gives_the_memory_up(url: str) -> None:
-    with ShmClient(url) as client:
-        with client.prepare("handshake", {"QUESTION": ((2,), np.int64)}) as call:
-            question = call.inputs["QUESTION"]
-            question[:] = 0
-            with pytest.raises(TimeoutError):
-                call.infer(timeout_s=0.3)
-            with pytest.raises(ClosedError, match="this call is closed"):
-                call.infer()
-            question[1] = 1  # lets the model, which still runs, come to its end
-        del question
-        with client.infer("handshake", {"QUESTION": np.array([8, 9])}) as result:
-            np.testing.assert_array_equal(result["ANSWER"], [9, 10])
+def test_memory_is_not_used_again_while_a_model_may_write_to_it(url: str) -> None:
+    with ShmClient(url) as client, client.prepare("handshake", {"QUESTION": ((2,), np.int64)}) as call:
+        call.inputs["QUESTION"][:] = [0, 1]
+        call.infer().release()  # everything is warm, so that the next request is executed before its deadline
+        call.inputs["QUESTION"][:] = 0
+        with pytest.raises(TimeoutError):
+            call.infer(timeout_s=0.5)
+        with pytest.raises(SlotInDoubtError, match="infer again later, or prepare another call"):
+            call.infer()
+        with client.prepare("handshake", {"QUESTION": ((2,), np.int64)}) as another:
+            another.inputs["QUESTION"][:] = [8, 9]
+            call.inputs["QUESTION"][1] = 1  # lets the model, which still runs, come to its end
+            with another.infer() as result:
+                np.testing.assert_array_equal(result["ANSWER"], [9, 10])
+        call.inputs["QUESTION"][:] = [5, 6]
+        with call.infer() as result:
+            np.testing.assert_array_equal(result["ANSWER"], [6, 7])

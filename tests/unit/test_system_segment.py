@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
-from shm_backend_utils.region.system import SystemSegment
+from shm_backend_utils.region.system import Access, SystemSegment
 
 PAGE = mmap.PAGESIZE
 PEBIBYTE = 2**50
@@ -92,10 +92,43 @@ def test_both_sides_see_what_the_other_writes(segment: SystemSegment) -> None:
     other.close()
 
 
-def test_a_segment_may_be_opened_in_part(segment: SystemSegment) -> None:
+def test_a_segment_is_opened_as_a_whole_whatever_is_claimed_of_it(segment: SystemSegment) -> None:
     other = SystemSegment.open(segment.key, 100, "regions[0]")
-    assert len(other.buffer()) == 100
+    assert len(other.buffer()) == other.byte_size == PAGE
     other.close()
+
+
+def test_a_new_segment_can_be_seen_only_when_it_is_prepared(key: str) -> None:
+    seen = []
+    SystemSegment.create(key, PAGE, prepare=lambda segment: seen.append(path_of(key).exists())).close()
+    assert seen == [False]
+    assert path_of(key).exists()
+
+
+def test_a_segment_whose_preparation_fails_leaves_nothing(key: str) -> None:
+    with pytest.raises(ZeroDivisionError):
+        SystemSegment.create(key, PAGE, prepare=lambda segment: print(1 / 0))
+    assert not path_of(key).exists()
+
+
+def test_a_key_that_is_taken_stays_its_owners(segment: SystemSegment) -> None:
+    with pytest.raises(FileExistsError):
+        SystemSegment.create(segment.key, PAGE)
+    assert not segment.is_unlinked
+
+
+def test_other_users_are_let_in_by_mode_and_group(key: str) -> None:
+    segment = SystemSegment.create(key, PAGE, access=Access(mode=0o660, group_id=os.getgid()))
+    status = path_of(key).stat()
+    assert stat.S_IMODE(status.st_mode) == 0o660
+    assert status.st_gid == os.getgid()
+    segment.close()
+
+
+def test_prefaulting_changes_no_byte(segment: SystemSegment) -> None:
+    segment.buffer()[5] = 7
+    segment.prefault()
+    assert bytes(segment.buffer()[:8]) == b"\0\0\0\0\0\7\0\0"
 
 
 def test_two_that_open_the_same_object_find_the_same_identity(segment: SystemSegment) -> None:
@@ -217,9 +250,10 @@ def test_memory_is_unmapped_when_the_last_array_is_gone(segment: SystemSegment) 
     view = array[10:20]
     segment.close()
     del array
-    assert segment.key in Path("/proc/self/maps").read_text()
+    (_, inode) = segment.identity
+    assert f" {inode} " in Path("/proc/self/maps").read_text()
     del view
-    assert segment.key not in Path("/proc/self/maps").read_text()
+    assert f" {inode} " not in Path("/proc/self/maps").read_text()
 
 
 def test_closing_twice_is_fine(segment: SystemSegment) -> None:

@@ -1,0 +1,24 @@
+"""The command ``shm-backend-utils``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from . import regions
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    parser = argparse.ArgumentParser(prog="shm-backend-utils", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    regions.add_command(commands)
+    chosen = parser.parse_args(arguments)
+    status: int = chosen.run(chosen)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,291 @@
+"""SharedMemoryManager: which regions this process has mapped, under which names, and who uses them.
+
+A registry with the semantics of the server's class of the same name (``shared_memory_manager.cc``), but for mappings in
+this process. The session behind ``ShmSession`` uses it; it can be used alone.
+
+Every region is mapped once, however many names it has: what counts is the object (device and inode), not what it is
+called. A region that is unregistered, or that its owner has left, while a call uses it goes when its last use ends.
+What arrays still need stays mapped until they are gone, which nobody can prevent.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..attributes import BufferAttributes, MemoryType
+from ..errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
+from ..region.managed import ManagedRegion
+from ..region.system import SystemSegment
+
+__all__ = ["MappedRegion", "MemoryInfo", "RegionStatus", "SharedMemoryManager"]
+
+_MAX_INT64: Final = 2**63 - 1
+
+
+class MappedRegion:
+    """One mapping, its names, and its users.
+
+    Attributes
+    ----------
+    segment : SystemSegment
+    managed : ManagedRegion or None
+        The same with its header, if the region is one of ours.
+    memory : numpy.ndarray of uint8
+        The whole mapping, writable.
+    """
+
+    __slots__ = ("is_doomed", "last_use", "managed", "memory", "names", "segment", "use_count")
+
+    def __init__(self, opened: ManagedRegion | SystemSegment) -> None:
+        self.managed = opened if isinstance(opened, ManagedRegion) else None
+        self.segment = opened.segment if isinstance(opened, ManagedRegion) else opened
+        self.memory: npt.NDArray[np.uint8] = np.frombuffer(self.segment.buffer(), np.uint8)
+        self.names: set[str] = set()
+        self.use_count = 0
+        self.last_use = 0
+        self.is_doomed = False
+
+    def close(self) -> None:
+        """Unmap, but for what arrays need."""
+        self.memory = np.empty(0, np.uint8)
+        (self.managed or self.segment).close()
+
+
+@dataclass(frozen=True, slots=True)
+class RegionStatus:
+    """What is registered under a name."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """A part of a region: ``memory`` is a writable view of uint8, and keeps it mapped."""
+
+    memory: npt.NDArray[np.uint8]
+    attributes: BufferAttributes
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    region: MappedRegion
+    status: RegionStatus
+
+
+class SharedMemoryManager:
+    """Registers, finds and unregisters mapped regions. Thread-safe.
+
+    Parameters
+    ----------
+    max_mapped_bytes : int, optional
+        How much may be mapped at once. Regions that nobody uses make room, the longest unused first.
+    """
+
+    def __init__(self, max_mapped_bytes: int | None = None) -> None:
+        self._max_mapped_bytes = max_mapped_bytes
+        self._lock = threading.RLock()
+        self._names: dict[str, _Named] = {}
+        self._regions: dict[tuple[int, int], MappedRegion] = {}
+        self._clock = 0
+
+    def register_system_shared_memory(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Map a POSIX shared-memory object and give a part of it a name.
+
+        Parameters
+        ----------
+        name : str
+            Must be free.
+        key : str
+            The object's name in /dev/shm, with or without a leading slash.
+        offset, byte_size : int
+            The part that the name stands for.
+
+        Raises
+        ------
+        CallerError
+            The name is taken, or offset and size make no sense.
+        RegionGoneError
+            There is no such object.
+        RegionRefusedError
+            It may not be opened, or is too small.
+        MachineError
+            Too much is mapped already.
+        """
+        _check_range(name, offset, byte_size, _MAX_INT64)
+        file = key.removeprefix("/")
+        if not file or "/" in file or file in (".", ".."):
+            raise RegionRefusedError(f"region {name!r}", "its key is not the name of an object directly in /dev/shm")
+        self.register(name, lambda: SystemSegment.open(file, offset + byte_size, f"region {name!r}"), offset, byte_size)
+
+    def register(
+        self, name: str, opener: Callable[[], ManagedRegion | SystemSegment], offset: int, byte_size: int
+    ) -> MappedRegion:
+        """Give a part of what ``opener`` opens a name, and return its mapping; raises what it raises, and the above."""
+        with self._lock:
+            if name in self._names:
+                raise CallerError(f"region {name!r} is registered already; unregister it first")
+            opened = opener()
+            segment = opened.segment if isinstance(opened, ManagedRegion) else opened
+            region = self._regions.get(segment.identity)
+            if region is not None and region.segment.byte_size == segment.byte_size and not region.is_doomed:
+                opened.close()
+            else:
+                try:
+                    self._make_room(segment.byte_size)
+                except MachineError:
+                    opened.close()
+                    raise
+                region = self._regions[segment.identity] = MappedRegion(opened)
+            region.names.add(name)
+            self._names[name] = _Named(region, RegionStatus(name, segment.key, offset, byte_size))
+            self._touch(region)
+            return region
+
+    def find(self, name: str) -> tuple[MappedRegion, RegionStatus] | None:
+        """Return the mapping that a name stands for, and which part of it; None if the name is free."""
+        with self._lock:
+            named = self._names.get(name)
+            return None if named is None else (named.region, named.status)
+
+    def get_memory_info(self, name: str, offset: int, byte_size: int) -> MemoryInfo:
+        """Return a part of a registered region.
+
+        Parameters
+        ----------
+        name : str
+            As registered.
+        offset, byte_size : int
+            Within the part that is registered under the name.
+
+        Raises
+        ------
+        RegionGoneError
+            The name is not registered, or the object behind it was removed.
+        CallerError
+            The part is not inside the region.
+        RegionRefusedError
+            The object was truncated.
+        """
+        with self._lock:
+            named = self._names.get(name)
+            if named is None:
+                raise RegionGoneError(f"region {name!r} is not registered")
+            status = named.status
+            _check_range(name, offset, byte_size, status.byte_size)
+            named.region.segment.check(status.offset + status.byte_size, f"region {name!r}")
+            self._touch(named.region)
+            begin = status.offset + offset
+            memory = named.region.memory[begin : begin + byte_size]
+            return MemoryInfo(memory, BufferAttributes(MemoryType.CPU, 0, byte_size))
+
+    def unregister(self, name: str) -> None:
+        """Free a name. Its region goes with its last name, or its last use after that. A free name is fine."""
+        with self._lock:
+            named = self._names.pop(name, None)
+            if named is not None:
+                named.region.names.discard(name)
+                if not named.region.names:
+                    self._drop(named.region)
+
+    def unregister_all(self) -> None:
+        """Free every name."""
+        with self._lock:
+            for name in list(self._names):
+                self.unregister(name)
+
+    def status(self, name: str = "") -> list[RegionStatus]:
+        """Return what is registered under a name, or under every name.
+
+        Raises
+        ------
+        RegionGoneError
+            The name is not registered.
+        """
+        with self._lock:
+            if not name:
+                return [named.status for named in self._names.values()]
+            if name not in self._names:
+                raise RegionGoneError(f"region {name!r} is not registered")
+            return [self._names[name].status]
+
+    @property
+    def mapped_bytes(self) -> int:
+        """How much is mapped."""
+        with self._lock:
+            return sum(region.segment.byte_size for region in self._regions.values())
+
+    def begin_use(self, regions: Iterable[MappedRegion]) -> None:
+        """Keep these regions from being closed until :meth:`end_use`.
+
+        Raises
+        ------
+        RegionGoneError
+            One was closed before.
+        """
+        with self._lock:
+            for region in regions:
+                if region.segment.is_closed:
+                    raise RegionGoneError("a region was unmapped")
+            for region in regions:
+                region.use_count += 1
+                self._touch(region)
+
+    def end_use(self, regions: Iterable[MappedRegion]) -> None:
+        """End what :meth:`begin_use` began."""
+        with self._lock:
+            for region in regions:
+                region.use_count -= 1
+                if region.is_doomed:
+                    self._drop(region)
+
+    def drop_abandoned(self) -> None:
+        """Free the names of regions that their owners have unlinked, or left behind when they died."""
+        with self._lock:
+            for region in list(self._regions.values()):
+                orphaned = region.managed is not None and region.managed.is_orphaned
+                if orphaned or region.segment.is_unlinked:
+                    for name in list(region.names):
+                        self.unregister(name)
+
+    def _touch(self, region: MappedRegion) -> None:
+        self._clock += 1
+        region.last_use = self._clock
+
+    def _drop(self, region: MappedRegion) -> None:
+        if region.use_count:
+            region.is_doomed = True
+            return
+        if self._regions.get(region.segment.identity) is region:
+            del self._regions[region.segment.identity]
+        region.close()
+
+    def _make_room(self, byte_size: int) -> None:
+        limit = self._max_mapped_bytes
+        if limit is None:
+            return
+        idle = sorted((r for r in self._regions.values() if not r.use_count), key=lambda region: region.last_use)
+        while self.mapped_bytes + byte_size > limit and idle:
+            for name in list(idle[0].names):
+                self.unregister(name)
+            idle.pop(0)
+        if self.mapped_bytes + byte_size > limit:
+            raise MachineError(
+                f"a region of {byte_size} bytes cannot be mapped: {self.mapped_bytes} are mapped and in use, and the "
+                f"limit (SHM_MAX_MAPPED_BYTES) is {limit}; raise it, or use smaller regions"
+            )
+
+
+def _check_range(name: str, offset: int, byte_size: int, size: int) -> None:
+    if offset < 0 or byte_size < 0 or offset + byte_size > size:
+        raise CallerError(
+            f"bytes {offset} to {offset + byte_size} of region {name!r} were asked for; expected 0 to {size}"
+        )

@@ -1,0 +1,132 @@
+"""A descriptor's regions, resolved: from claims to mappings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..descriptor import NamedRegionClaim, RegionClaim, SystemRegionClaim
+from ..errors import RegionGoneError, RegionRefusedError
+from ..region.layout import SlotRecord
+from ..region.lease import SlotLease
+from . import policy
+from .manager import MappedRegion, RegionStatus, SharedMemoryManager
+from .registrations import Registration
+from .settings import Settings
+
+__all__ = ["ResolvedRegion", "Resolver", "UsedSlot"]
+
+
+@dataclass(frozen=True, slots=True)
+class UsedSlot:
+    """The slot of a managed region that a call uses."""
+
+    record: SlotRecord
+    lease: SlotLease
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRegion:
+    """A region of a descriptor, mapped and checked.
+
+    Attributes
+    ----------
+    field : str
+        What to call it in messages.
+    mapped : MappedRegion
+        Its mapping.
+    begin : int
+        Where in the mapping offset 0 of the descriptor's spans is.
+    data : range
+        Offsets that spans may have.
+    slot : UsedSlot or None
+        None for a foreign region.
+    """
+
+    field: str
+    mapped: MappedRegion
+    begin: int
+    data: range
+    slot: UsedSlot | None
+
+    def check(self) -> None:
+        """Raise unless the object is still there and as large as it was. For every request."""
+        self.mapped.segment.check(self.begin + self.data.stop, self.field)
+
+
+class Resolver:
+    """Turns claims into regions, with the help of a manager that remembers the mappings."""
+
+    def __init__(self, settings: Settings, manager: SharedMemoryManager) -> None:
+        self._settings = settings
+        self._manager = manager
+        self._registrations: dict[str, Registration] = {}
+
+    def resolve(self, claim: RegionClaim, field: str) -> ResolvedRegion:
+        """Return the claimed region; raises what :mod:`.policy` raises, and MachineError for too much mapped memory."""
+        if isinstance(claim, NamedRegionClaim):
+            return self._resolve_named(claim, field)
+        return self._resolve_system(claim, field)
+
+    def drop_changed_registrations(self) -> None:
+        """Unmap foreign regions whose names do not stand for them at the server any more."""
+        for name, registration in list(self._registrations.items()):
+            try:
+                current = policy.resolve(NamedRegionClaim(name), self._settings, "a region")
+            except (RegionGoneError, RegionRefusedError):
+                current = None
+            if current != registration:
+                self._manager.unregister(_name_of_registered(name))
+                del self._registrations[name]
+
+    def _resolve_system(self, claim: SystemRegionClaim, field: str) -> ResolvedRegion:
+        found = self._find(claim.key, claim.byte_size, field)
+        if found is None:
+            self._manager.register(
+                claim.key, lambda: policy.open_managed(claim, self._settings, field), 0, claim.byte_size
+            )
+            found = self._find(claim.key, claim.byte_size, field)
+            assert found is not None
+        mapped, _ = found
+        region = mapped.managed
+        if region is None:
+            raise RegionRefusedError(field, "it has no header of a managed region")
+        region.check(claim.byte_size, claim.token, field)
+        policy.check_slot(region, claim, field)
+        slot = UsedSlot(region.record(claim.slot), region.lease(claim.slot))
+        return ResolvedRegion(field, mapped, 0, range(region.data_offset, claim.byte_size), slot)
+
+    def _resolve_named(self, claim: NamedRegionClaim, field: str) -> ResolvedRegion:
+        name = _name_of_registered(claim.name)
+        known = self._registrations.get(claim.name)
+        found = self._find(name, 0, field)
+        if known is None or found is None:
+            known = policy.resolve(claim, self._settings, field)
+            registration = known
+            self._manager.unregister(name)
+            self._manager.register(
+                name,
+                lambda: policy.open_registered(registration, self._settings, field),
+                known.offset,
+                known.byte_size,
+            )
+            self._registrations[claim.name] = known
+            found = self._find(name, 0, field)
+            assert found is not None
+        mapped, status = found
+        return ResolvedRegion(field, mapped, status.offset, range(status.byte_size), None)
+
+    def _find(self, name: str, byte_size: int, field: str) -> tuple[MappedRegion, RegionStatus] | None:
+        """Return what is registered under a name, unless its object was removed: the name may have another by now."""
+        found = self._manager.find(name)
+        if found is None:
+            return None
+        try:
+            found[0].segment.check(byte_size, field)
+        except RegionGoneError:
+            self._manager.unregister(name)
+            return None
+        return found
+
+
+def _name_of_registered(name: str) -> str:
+    return f"registered: {name}"  # no managed region's key has a colon

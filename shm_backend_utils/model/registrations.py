@@ -1,0 +1,59 @@
+"""What clients have registered at the server: the answer of its status endpoint, which is what gives names a meaning.
+
+``GET v2/systemsharedmemory/status`` is part of Triton's system shared memory extension
+(``extension_shared_memory.md``).
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from dataclasses import dataclass
+from typing import Final
+
+from ..errors import MachineError, RegionGoneError
+
+__all__ = ["Registration", "find_registration"]
+
+_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A system shared-memory region as it is registered.
+
+    Attributes
+    ----------
+    key : str
+        As registered: usually with a leading slash.
+    offset, byte_size : int
+        Which part of the object the name stands for.
+    """
+
+    key: str
+    offset: int
+    byte_size: int
+
+
+def find_registration(server_url: str, name: str, field: str) -> Registration:
+    """Ask the server what a name stands for.
+
+    Raises
+    ------
+    RegionGoneError
+        It stands for nothing.
+    MachineError
+        The server does not answer.
+    """
+    try:
+        with urllib.request.urlopen(f"{server_url}/v2/systemsharedmemory/status", timeout=_TIMEOUT_S) as reply:
+            regions = json.load(reply)
+    except (OSError, ValueError):
+        raise MachineError(
+            f"{field} names a registered region, but the server's HTTP endpoint, which knows it, does not answer; set "
+            "the parameter SHM_SERVER_URL in config.pbtxt to http://HOST:PORT"
+        ) from None
+    for region in regions:
+        if region["name"] == name:
+            return Registration(region["key"], int(region["offset"]), int(region["byte_size"]))
+    raise RegionGoneError(f"{field} is not registered at the server; register it as system shared memory first")

@@ -1,0 +1,108 @@
+"""What ``config.pbtxt`` says of regions, in its ``parameters``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import ModelError
+
+__all__ = ["Settings"]
+
+_ROOT: Final = 0
+_DEFAULT_SERVER_URL: Final = "http://localhost:8000"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a session.
+
+    Attributes
+    ----------
+    allowed_uids : frozenset of int or None
+        Whose regions may be opened; None for anybody's. ``SHM_ALLOWED_UIDS``: user ids with commas, or ``any``; by
+        default this process' own user and root.
+    foreign_regions : bool
+        Whether requests may name regions that are registered at the server. ``SHM_FOREIGN_REGIONS``: ``registered``,
+        the default, or ``off``.
+    server_url : str
+        Where the server tells what is registered. ``SHM_SERVER_URL``; by default what the server was started with.
+    max_mapped_bytes : int or None
+        How much may be mapped at once; None for no limit. ``SHM_MAX_MAPPED_BYTES``.
+    """
+
+    allowed_uids: frozenset[int] | None = frozenset({os.geteuid(), _ROOT})
+    foreign_regions: bool = True
+    server_url: str = _DEFAULT_SERVER_URL
+    max_mapped_bytes: int | None = None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Settings:
+        """Read the settings from a model's configuration in JSON.
+
+        Raises
+        ------
+        ModelError
+            A parameter has a value that means nothing; the message names it.
+        """
+        parameters = config.get("parameters", {})
+        texts = {name: parameters[name].get("string_value", "") for name in parameters if name.startswith("SHM_")}
+        return cls(
+            allowed_uids=_allowed_uids(texts),
+            foreign_regions=_foreign_regions(texts),
+            server_url=texts.get("SHM_SERVER_URL") or _url_of_parent() or _DEFAULT_SERVER_URL,
+            max_mapped_bytes=_max_mapped_bytes(texts),
+        )
+
+
+def _allowed_uids(texts: Mapping[str, str]) -> frozenset[int] | None:
+    text = texts.get("SHM_ALLOWED_UIDS")
+    if text is None:
+        return Settings.allowed_uids
+    if text.strip() == "any":
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ModelError(f"parameter SHM_ALLOWED_UIDS is {text!r}; expected user ids, separated by commas, or any")
+    return frozenset(int(word) for word in words)
+
+
+def _foreign_regions(texts: Mapping[str, str]) -> bool:
+    text = texts.get("SHM_FOREIGN_REGIONS", "registered")
+    if text not in ("registered", "off"):
+        raise ModelError(f"parameter SHM_FOREIGN_REGIONS is {text!r}; expected registered or off")
+    return text == "registered"
+
+
+def _max_mapped_bytes(texts: Mapping[str, str]) -> int | None:
+    text = texts.get("SHM_MAX_MAPPED_BYTES")
+    if text is None:
+        return None
+    if not text.strip().isdecimal():
+        raise ModelError(f"parameter SHM_MAX_MAPPED_BYTES is {text!r}; expected a number of bytes")
+    return int(text)
+
+
+def _url_of_parent() -> str | None:
+    """Return where the tritonserver that started this stub serves HTTP, if it was told on its command line."""
+    try:
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
+    except OSError:
+        return None
+    port = _option(words, "--http-port")
+    address = _option(words, "--http-address")
+    if port is None:
+        return None
+    return f"http://{'localhost' if address in (None, '0.0.0.0', '::') else address}:{port}"
+
+
+def _option(words: list[str], name: str) -> str | None:
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == name:
+            return following
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None

@@ -1,0 +1,105 @@
+"""Find managed regions, and remove those whose owner is proven dead.
+
+What is proven: a regular file with our prefix and a ready header, belonging to this user, whose owner's lease is free.
+An owner holds that lease from before its region has a name until it is dead or done, so a free lease means that nobody
+will ever write a generation there again. Whatever cannot be proven is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from . import layout, lease
+from .managed import KEY_PREFIX
+
+__all__ = ["RegionReport", "reap", "scan"]
+
+_DIRECTORY: Final = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class RegionReport:
+    """One managed region, as found.
+
+    Attributes
+    ----------
+    key : str
+    byte_size : int
+    uid : int
+        The user that it belongs to.
+    is_owner_alive : bool
+    age_s : float
+        Seconds since it was made.
+    slot_count : int
+    slots_in_use : int
+        Slots that a model executes in at this moment.
+    """
+
+    key: str
+    byte_size: int
+    uid: int
+    is_owner_alive: bool
+    age_s: float
+    slot_count: int
+    slots_in_use: int
+
+
+def scan() -> list[RegionReport]:
+    """Return every managed region that this user may look into."""
+    return [report for fd, path in _managed_files() if (report := _report(fd, path)) is not None]
+
+
+def reap() -> list[RegionReport]:
+    """Remove this user's regions whose owner is dead, and return what they were."""
+    removed = []
+    for fd, path in _managed_files():
+        report = _report(fd, path)
+        if report is None or report.uid != os.geteuid():
+            continue
+        # Taking the lease, rather than asking who has it, keeps a second reaper away until this one is done.
+        if lease.take_owner_lease(fd) and _is_same_file(fd, path):
+            path.unlink(missing_ok=True)
+            removed.append(report)
+    return removed
+
+
+def _managed_files() -> Iterator[tuple[int, Path]]:
+    """Yield each file with our prefix that can be opened, open; it is closed when the next one is asked for."""
+    for path in sorted(_DIRECTORY.glob(f"{KEY_PREFIX}*")):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                yield fd, path
+            finally:
+                os.close(fd)
+
+
+def _report(fd: int, path: Path) -> RegionReport | None:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    header = layout.parse_header(os.pread(fd, layout.HEADER_LENGTH, 0), status.st_size)
+    if header is None:
+        return None
+    return RegionReport(
+        key=path.name,
+        byte_size=header.byte_size,
+        uid=status.st_uid,
+        is_owner_alive=lease.is_owner_alive(fd),
+        age_s=max(0.0, time.time() - status.st_ctime),
+        slot_count=header.slot_count,
+        slots_in_use=sum(lease.is_slot_in_use(fd, slot) for slot in range(header.slot_count)),
+    )
+
+
+def _is_same_file(fd: int, path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    return False
