@@ -1,0 +1,71 @@
+"""A model that writes after its client has given up, while the client uses memory again at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import DeadlineExceededError, Result, ShmClient
+from shm_backend_utils.client.pool import Slot
+from shm_backend_utils.errors import PeerError
+from shm_backend_utils.server import EmbeddedServer
+
+DEADLINE_S = 0.001
+DELAY_US = 3000
+
+
+def count_wrong_results(client: ShmClient, model: str, round_count: int) -> tuple[int, int]:
+    """Give up one request per round, and check the next one, whose model is another instance.
+
+    Returns
+    -------
+    tuple of int
+        How many requests were given up, and how many results were not what was asked for. A result is checked at once,
+        and again when the model that was late has come to its end.
+    """
+    given_up = wrong = 0
+    checked_once: tuple[int, Result] | None = None
+    for value in range(1, round_count + 1):
+        try:
+            client.infer(model, {"VALUE_AND_DELAY_US": np.array([-value, DELAY_US])}, timeout_s=DEADLINE_S).release()
+        except DeadlineExceededError:
+            given_up += 1
+        if checked_once is not None:
+            wrong += is_wrong(*checked_once)
+        try:
+            result = client.infer(model, {"VALUE_AND_DELAY_US": np.array([value, 0])})
+        except PeerError:  # somebody else has written over the slot's record
+            wrong += 1
+            checked_once = None
+        else:
+            wrong += is_wrong(value, result)
+            checked_once = value, result
+    return given_up, wrong
+
+
+def is_wrong(value: int, result: Result) -> bool:
+    return not bool((result["VALUES"] == value).all())
+
+
+def test_ten_thousand_rounds_give_not_one_wrong_byte(triton_server: EmbeddedServer) -> None:
+    with ShmClient(triton_server.grpc_url) as client:
+        given_up, wrong = count_wrong_results(client, "late_writer", 10_000)
+    assert given_up > 9_000
+    assert wrong == 0
+
+
+def test_the_same_over_http(triton_server: EmbeddedServer) -> None:
+    with ShmClient(f"http://{triton_server.http_url}") as client:
+        given_up, wrong = count_wrong_results(client, "late_writer", 500)
+    assert given_up > 400
+    assert wrong == 0
+
+
+def test_without_fencing_the_same_rounds_do_give_wrong_bytes(
+    triton_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Slot, "reclaim", lambda slot: True)
+    with ShmClient(triton_server.grpc_url) as client:
+        given_up, wrong = count_wrong_results(client, "late_writer_unfenced", 500)
+    assert given_up > 400
+    assert wrong > 0
