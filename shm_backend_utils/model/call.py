@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import TracebackType
 from typing import Any, Final
 
@@ -68,7 +69,7 @@ class Call:
         self._meaning = meaning
         self._generation = generation
         self._delivered: dict[str, Any] | None = None
-        self._requested: frozenset[str] | None = None
+        self._requested: Collection[str] | None = None
         self._written: dict[str, Output] = {}
         self._direct: DirectTensors | None = None
         self._open = False
@@ -154,9 +155,7 @@ class Call:
 
     def requested(self, name: str) -> bool:
         """Return whether the client wants this output. Others need not be computed."""
-        if self._requested is None:
-            self._requested = frozenset(self._request.requested_output_names())
-        return name in self._requested
+        return name in self._requested_names()
 
     def __enter__(self) -> Call:
         if isinstance(self._meaning, DirectRequest):
@@ -190,8 +189,9 @@ class Call:
 
     def _commit(self) -> None:
         outputs, tensors = [], []
+        requested = self._requested_names()
         for name in self._spec.outputs:
-            if not self.requested(name):
+            if name not in requested:
                 continue
             output = self._written.get(name)
             if output is None:
@@ -202,6 +202,11 @@ class Call:
         if self._direct is not None:
             self._direct.complete(outputs)
         self.response = self._backend.response(tensors)
+
+    def _requested_names(self) -> Collection[str]:
+        if self._requested is None:
+            self._requested = self._request.requested_output_names()
+        return self._requested
 
     def _fail(self) -> None:
         if self._direct is not None:

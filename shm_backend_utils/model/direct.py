@@ -88,7 +88,7 @@ class DirectPlan:
             descriptor.outputs,
             lambda index: (regions[index].mapped.segment.identity, regions[index].begin),
         )
-        self._regions = regions
+        self._checks = [(region.mapped.segment, region.begin + region.data.stop, region.field) for region in regions]
         self._memories = [region.mapped.memory[region.begin :] for region in regions]
         self._descriptor = descriptor
         self._outputs: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Output] = {}
@@ -99,8 +99,8 @@ class DirectPlan:
 
     def check(self) -> None:
         """Raise unless the regions still are what they were. For every request, before anything is touched."""
-        for region in self._regions:
-            region.check()
+        for segment, byte_size, field in self._checks:
+            segment.check(byte_size, field)
 
     @property
     def is_current(self) -> bool:

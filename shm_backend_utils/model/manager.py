@@ -235,9 +235,10 @@ class SharedMemoryManager:
             for region in regions:
                 if region.segment.is_closed:
                     raise RegionGoneError("a region was unmapped")
+            self._clock += 1
             for region in regions:
                 region.use_count += 1
-                self._touch(region)
+                region.last_use = self._clock
 
     def end_use(self, regions: Iterable[MappedRegion]) -> None:
         """End what :meth:`begin_use` began."""

@@ -48,10 +48,6 @@ class ResolvedRegion:
     data: range
     slot: UsedSlot | None
 
-    def check(self) -> None:
-        """Raise unless the object is still there and as large as it was. For every request."""
-        self.mapped.segment.check(self.begin + self.data.stop, self.field)
-
 
 class Resolver:
     """Turns claims into regions, with the help of a manager that remembers the mappings."""
