@@ -23,7 +23,14 @@ from rich.progress import Progress
 from rich.table import Table
 
 from shm_backend_utils.client import PreparedCall, ShmClient
+from shm_backend_utils.descriptor import Descriptor, SystemRegionClaim
+from shm_backend_utils.model.direct import DirectPlan, DirectTensors
+from shm_backend_utils.model.manager import SharedMemoryManager
+from shm_backend_utils.model.regions import Resolver
+from shm_backend_utils.model.settings import Settings
+from shm_backend_utils.region.managed import ManagedRegion
 from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.spec import ModelSpec
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MODELS: Final = (ROOT / "model_repository", Path(__file__).resolve().parent / "bench_models")
@@ -147,6 +154,32 @@ def own_times(server: EmbeddedServer, rounds: int, tick: Callable[[], None]) -> 
     return rows
 
 
+def fencing(rounds: int, tick: Callable[[], None]) -> Row:
+    """Measure what a request pays for being safe: checking its region, taking and giving back the lease, its generation."""
+    spec = ModelSpec.from_config({"name": "bench", "parameters": {"SHM_PATHS": {"string_value": "direct"}}})
+    manager = SharedMemoryManager()
+    region = ManagedRegion.create(4096)
+    try:
+        claim = SystemRegionClaim(region.segment.key, region.header.byte_size, region.header.token.hex(), 0)
+        resolved = Resolver(Settings(), manager).resolve(claim, "regions[0]")
+        plan = DirectPlan(Descriptor("bench", (claim,), {}, {}), spec, [resolved])
+        times_us = []
+        for generation in range(1, WARM_UP_ROUNDS + rounds + 1):
+            region.record(0).generation = generation
+            begin = time.perf_counter()
+            plan.check()
+            manager.begin_use(plan.mapped)
+            DirectTensors(plan, generation).fail()
+            manager.end_use(plan.mapped)
+            times_us.append((time.perf_counter() - begin) * 1e6)
+            tick()
+    finally:
+        manager.unregister_all()
+        region.segment.unlink()
+        region.close()
+    return Row("fencing, leases and checks of one request", statistics.median(times_us), "µs", 10.0, "in a loop")
+
+
 @contextmanager
 def bench_server() -> Iterator[EmbeddedServer]:
     """Start a server with the sample models and those of the bench."""
@@ -174,7 +207,7 @@ def main() -> int:
     arguments = parser.parse_args()
     console = Console()
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("measuring", total=4 * (WARM_UP_ROUNDS + arguments.rounds))
+        task = progress.add_task("measuring", total=5 * (WARM_UP_ROUNDS + arguments.rounds))
         with bench_server() as server:
 
             def tick() -> None:
@@ -186,6 +219,7 @@ def main() -> int:
                 of_this, medians[protocol] = of_protocol(protocol, server, arguments.rounds, tick)
                 rows += of_this
             rows += own_times(server, arguments.rounds, tick)
+            rows.append(fencing(arguments.rounds, tick))
     show(console, rows)
     if arguments.json:
         figures = [{**asdict(row), "holds": row.holds} for row in rows]
