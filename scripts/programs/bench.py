@@ -155,7 +155,7 @@ def own_times(server: EmbeddedServer, rounds: int, tick: Callable[[], None]) -> 
 
 
 def fencing(rounds: int, tick: Callable[[], None]) -> Row:
-    """Measure what a request pays for being safe: checking its region, taking and giving back the lease, its generation."""
+    """Measure what a request pays for being safe: checking region and generation, the lease both ways."""
     spec = ModelSpec.from_config({"name": "bench", "parameters": {"SHM_PATHS": {"string_value": "direct"}}})
     manager = SharedMemoryManager()
     region = ManagedRegion.create(4096)

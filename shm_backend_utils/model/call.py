@@ -16,8 +16,7 @@ from ..spec import BATCH_CARRIER, ModelSpec
 from ..view import TensorView
 from .direct import PATH as DIRECT
 from .direct import DirectPlan, DirectTensors, Output
-from .manager import SharedMemoryManager
-from .plans import DirectRequest, OrdinaryRequest
+from .plans import DirectRequest, OrdinaryRequest, Plans
 from .triton import TritonBackend
 
 __all__ = ["Call"]
@@ -41,10 +40,9 @@ class Call:
         "_backend",
         "_delivered",
         "_direct",
-        "_generation",
-        "_manager",
         "_meaning",
         "_open",
+        "_plans",
         "_request",
         "_requested",
         "_spec",
@@ -52,22 +50,13 @@ class Call:
         "response",
     )
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        backend: TritonBackend,
-        manager: SharedMemoryManager,
-        request: Any,
-        meaning: OrdinaryRequest | DirectRequest,
-        generation: int,
-    ) -> None:
+    def __init__(self, spec: ModelSpec, backend: TritonBackend, plans: Plans, request: Any) -> None:
         self.response: Any = None
         self._spec = spec
         self._backend = backend
-        self._manager = manager
+        self._plans = plans
         self._request = request
-        self._meaning = meaning
-        self._generation = generation
+        self._meaning: OrdinaryRequest | DirectRequest | None = None
         self._delivered: dict[str, Any] | None = None
         self._requested: Collection[str] | None = None
         self._written: dict[str, Output] = {}
@@ -77,7 +66,7 @@ class Call:
     @property
     def parameters(self) -> dict[str, Any]:
         """The request's parameters, without the descriptor. A copy."""
-        return dict(self._meaning.parameters)
+        return {} if self._meaning is None else dict(self._meaning.parameters)
 
     @property
     def path(self) -> str:
@@ -158,14 +147,14 @@ class Call:
         return name in self._requested_names()
 
     def __enter__(self) -> Call:
+        self._meaning, generation = self._plans.begin(self._backend.parameters(self._request))
         if isinstance(self._meaning, DirectRequest):
             plan = self._meaning.direct
-            self._manager.begin_use(plan.mapped)
             try:
                 self._check_batch_size(plan)
-                self._direct = DirectTensors(plan, self._generation)
+                self._direct = DirectTensors(plan, generation)
             except BaseException:
-                self._manager.end_use(plan.mapped)
+                self._plans.end(plan)
                 raise
         self._open = True
         return self
@@ -185,7 +174,7 @@ class Call:
         finally:
             self._open = False
             if self._direct is not None:
-                self._manager.end_use(self._direct.plan.mapped)
+                self._plans.end(self._direct.plan)
 
     def _commit(self) -> None:
         outputs, tensors = [], []
@@ -199,9 +188,10 @@ class Call:
             outputs.append(output)
             if output.place is None:
                 tensors.append(self._backend.output(name, output.view.numpy()))
+        response = self._backend.response(tensors)
         if self._direct is not None:
-            self._direct.complete(outputs)
-        self.response = self._backend.response(tensors)
+            self._direct.complete(outputs)  # last: from here on the memory may be the client's
+        self.response = response
 
     def _requested_names(self) -> Collection[str]:
         if self._requested is None:

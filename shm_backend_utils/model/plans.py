@@ -59,24 +59,21 @@ class Plans:
 
     A thread looks after the mappings from time to time, so that a model that gets no requests does not hold memory that
     its owners have given up.
-
-    Attributes
-    ----------
-    manager : SharedMemoryManager
-        Of the regions that the plans use.
     """
 
     def __init__(self, spec: ModelSpec, settings: Settings) -> None:
-        self.manager = SharedMemoryManager(settings.max_mapped_bytes)
+        self._manager = SharedMemoryManager(settings.max_mapped_bytes)
         self._spec = spec
-        self._resolver = Resolver(settings, self.manager)
+        self._resolver = Resolver(settings, self._manager)
         self._lock = threading.Lock()
         self._plans: dict[tuple[str, str], DirectRequest] = {}
         self._closing = threading.Event()
         self._sweeper: threading.Thread | None = None
 
-    def get(self, text: str) -> tuple[OrdinaryRequest | DirectRequest, int]:
+    def begin(self, text: str) -> tuple[OrdinaryRequest | DirectRequest, int]:
         """Return what a request's parameters mean, and its generation; 0 if it has none.
+
+        The regions of a direct request stay mapped until :meth:`end`.
 
         Parameters
         ----------
@@ -90,21 +87,35 @@ class Plans:
         """
         before, generation, after = _without_generation(text)
         key = (before, after)
-        plan = self._plans.get(key)
-        if plan is not None:
+        known = self._plans.get(key)
+        if known is not None:
             try:
-                plan.direct.check()
+                self._use(known.direct)
             except RegionGoneError:
                 pass  # the name may stand for another region by now
             else:
-                return plan, int(generation or 0)
+                return known, int(generation or 0)
         return self._make(key, text)
 
+    def end(self, plan: DirectPlan) -> None:
+        """End what :meth:`begin` began."""
+        self._manager.end_use(plan.mapped)
+
     def sweep(self) -> None:
-        """Unmap what owners have given up, and forget what used it."""
+        """Unmap what owners have given up, and forget what used it.
+
+        Raises
+        ------
+        MachineError
+            The server, which knows the names of foreign regions, does not answer.
+        """
         with self._lock:
-            self._sweep()
-            self._resolver.drop_changed_registrations()
+            self._manager.drop_abandoned()
+            self._forget_unmapped()
+        changed = self._resolver.find_changed_registrations()  # not locked: requests need not wait for the answer
+        with self._lock:
+            self._resolver.forget_registrations(changed)
+            self._forget_unmapped()
 
     def close(self) -> None:
         """Forget every plan and unmap every region."""
@@ -113,7 +124,7 @@ class Plans:
             self._sweeper.join()
         with self._lock:
             self._plans.clear()
-            self.manager.unregister_all()
+            self._manager.unregister_all()
 
     def _make(self, key: tuple[str, str], text: str) -> tuple[OrdinaryRequest | DirectRequest, int]:
         parameters: dict[str, Any] = json.loads(text) if text else {}
@@ -131,23 +142,31 @@ class Plans:
         if self._spec.paths is not None and DIRECT not in self._spec.paths:
             raise DescriptorError("", "a descriptor", f"none: model {self._spec.name!r} does not serve the direct path")
         with self._lock:
-            self._sweep()
-            plan = DirectRequest(parameters, self._resolve(claim))
-            if plan.direct.slots:
+            self._manager.drop_abandoned()
+            made = DirectRequest(parameters, self._resolve(claim))
+            if made.direct.slots:
                 generation = descriptor.check_generation(generation)
-            self._plans = {key: plan for key, plan in self._plans.items() if plan.direct.is_current}
-            self._plans[key] = plan
+            self._forget_unmapped()
+            self._plans[key] = made
             self._start_sweeper()
-        return plan, generation or 0
+        self._use(made.direct)
+        return made, generation or 0
 
     def _resolve(self, claim: Descriptor) -> DirectPlan:
         fields = (f"shm_io.regions[{index}]" for index in range(len(claim.regions)))
         regions = [self._resolver.resolve(region, field) for region, field in zip(claim.regions, fields, strict=True)]
         return DirectPlan(claim, self._spec, regions)
 
-    def _sweep(self) -> None:
-        self.manager.drop_abandoned()
-        current = {key: plan for key, plan in self._plans.items() if plan.direct.is_current}
+    def _use(self, plan: DirectPlan) -> None:
+        self._manager.begin_use(plan.mapped)
+        try:
+            plan.check()
+        except BaseException:
+            self._manager.end_use(plan.mapped)
+            raise
+
+    def _forget_unmapped(self) -> None:
+        current = {key: request for key, request in self._plans.items() if request.direct.is_current}
         self._plans = current if len(current) < _MOST_REMEMBERED else {}
 
     def _start_sweeper(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..descriptor import NamedRegionClaim, RegionClaim, SystemRegionClaim
@@ -10,7 +11,7 @@ from ..region.layout import SlotRecord
 from ..region.lease import SlotLease
 from . import policy
 from .manager import MappedRegion, RegionStatus, SharedMemoryManager
-from .registrations import Registration
+from .registrations import Registration, fetch_registrations
 from .settings import Settings
 
 __all__ = ["ResolvedRegion", "Resolver", "UsedSlot"]
@@ -63,16 +64,25 @@ class Resolver:
             return self._resolve_named(claim, field)
         return self._resolve_system(claim, field)
 
-    def drop_changed_registrations(self) -> None:
-        """Unmap foreign regions whose names do not stand for them at the server any more."""
-        for name, registration in list(self._registrations.items()):
-            try:
-                current = policy.resolve(NamedRegionClaim(name), self._settings, "a region")
-            except (RegionGoneError, RegionRefusedError):
-                current = None
-            if current != registration:
-                self._manager.unregister(_name_of_registered(name))
-                del self._registrations[name]
+    def find_changed_registrations(self) -> list[str]:
+        """Ask the server which of the names that were resolved do not stand for the same any more. May take seconds.
+
+        Raises
+        ------
+        MachineError
+            The server does not answer.
+        """
+        known = dict(self._registrations)
+        if not known:
+            return []
+        current = fetch_registrations(self._settings.server_url, "a plan")
+        return [name for name, registration in known.items() if current.get(name) != registration]
+
+    def forget_registrations(self, names: Iterable[str]) -> None:
+        """Unmap the foreign regions of these names; they are resolved anew when they are used again."""
+        for name in names:
+            self._manager.unregister(_name_of_registered(name))
+            self._registrations.pop(name, None)
 
     def _resolve_system(self, claim: SystemRegionClaim, field: str) -> ResolvedRegion:
         found = self._find(claim.key, claim.byte_size, field)

@@ -11,9 +11,9 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Final
 
-from ..errors import MachineError, RegionGoneError
+from ..errors import MachineError
 
-__all__ = ["Registration", "find_registration"]
+__all__ = ["Registration", "fetch_registrations"]
 
 _TIMEOUT_S: Final = 5.0
 
@@ -35,13 +35,11 @@ class Registration:
     byte_size: int
 
 
-def find_registration(server_url: str, name: str, field: str) -> Registration:
-    """Ask the server what a name stands for.
+def fetch_registrations(server_url: str, field: str) -> dict[str, Registration]:
+    """Ask the server what is registered, by name.
 
     Raises
     ------
-    RegionGoneError
-        It stands for nothing.
     MachineError
         The server does not answer.
     """
@@ -53,7 +51,7 @@ def find_registration(server_url: str, name: str, field: str) -> Registration:
             f"{field} names a registered region, but the server's HTTP endpoint, which knows it, does not answer; set "
             "the parameter SHM_SERVER_URL in config.pbtxt to http://HOST:PORT"
         ) from None
-    for region in regions:
-        if region["name"] == name:
-            return Registration(region["key"], int(region["offset"]), int(region["byte_size"]))
-    raise RegionGoneError(f"{field} is not registered at the server; register it as system shared memory first")
+    return {
+        region["name"]: Registration(region["key"], int(region["offset"]), int(region["byte_size"]))
+        for region in regions
+    }

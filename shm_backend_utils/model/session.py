@@ -63,15 +63,16 @@ class ShmSession:
     def open(self, request: Any) -> Call:
         """Return one request as a context manager, for code that wants the loop itself.
 
+        Entering it raises a :class:`ShmError` if the request cannot be served: its kind tells whose fault that is.
+
         Raises
         ------
-        ShmError
-            The request cannot be served: of which kind tells whose fault it is.
+        ClosedError
+            The session was closed.
         """
         if self._plans is None:
             raise ClosedError("this session")
-        meaning, generation = self._plans.get(self._backend.parameters(request))
-        return Call(self._spec, self._backend, self._plans.manager, request, meaning, generation)
+        return Call(self._spec, self._backend, self._plans, request)
 
     def close(self) -> None:
         """Unmap every region. Arrays that still live keep theirs. Closing twice is fine."""
