@@ -6,16 +6,16 @@ import argparse
 import json
 import pwd
 import sys
-import urllib.request
 from dataclasses import asdict
 from typing import Any, Final
 
+from ..errors import MachineError
 from ..region import reaper
 from ..region.reaper import RegionReport
+from ..registrations import fetch_registrations
 
 __all__ = ["add_command"]
 
-_TIMEOUT_S: Final = 5.0
 _COLUMNS: Final = "{:<36} {:>9} {:<10} {:<6} {:>9} {:>7}  {}"
 
 
@@ -33,8 +33,8 @@ def add_command(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     try:
         names = _registered_names(arguments.url) if arguments.url else {}
-    except (OSError, ValueError) as error:
-        print(f"no Triton server answers at {arguments.url} ({error}); expected its HTTP address", file=sys.stderr)
+    except MachineError as error:
+        print(f"{arguments.url}: {error}; expected http://HOST:PORT", file=sys.stderr)
         return 1
     found = reaper.reap() if arguments.reap else reaper.scan()
     if arguments.json:
@@ -68,11 +68,10 @@ def _summary(found: list[RegionReport]) -> str:
 
 
 def _registered_names(url: str) -> dict[str, list[str]]:
-    with urllib.request.urlopen(f"{url}/v2/systemsharedmemory/status", timeout=_TIMEOUT_S) as reply:
-        names: dict[str, list[str]] = {}
-        for region in json.load(reply):
-            names.setdefault(region["key"].removeprefix("/"), []).append(region["name"])
-        return names
+    names: dict[str, list[str]] = {}
+    for name, registration in fetch_registrations(url).items():
+        names.setdefault(registration.key.removeprefix("/"), []).append(name)
+    return names
 
 
 def _user(uid: int) -> str:

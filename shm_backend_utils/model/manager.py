@@ -94,7 +94,7 @@ class SharedMemoryManager:
         self._max_mapped_bytes = max_mapped_bytes
         self._lock = threading.RLock()
         self._names: dict[str, _Named] = {}
-        self._regions: dict[tuple[int, int], MappedRegion] = {}
+        self._regions: set[MappedRegion] = set()
         self._clock = 0
 
     def register_system_shared_memory(self, name: str, key: str, offset: int, byte_size: int) -> None:
@@ -135,8 +135,8 @@ class SharedMemoryManager:
                 raise CallerError(f"region {name!r} is registered already; unregister it first")
             opened = opener()
             segment = opened.segment if isinstance(opened, ManagedRegion) else opened
-            region = self._regions.get(segment.identity)
-            if region is not None and region.segment.byte_size == segment.byte_size and not region.is_doomed:
+            region = self._find_mapping_like(segment)
+            if region is not None:
                 opened.close()
             else:
                 try:
@@ -144,7 +144,8 @@ class SharedMemoryManager:
                 except MachineError:
                     opened.close()
                     raise
-                region = self._regions[segment.identity] = MappedRegion(opened)
+                region = MappedRegion(opened)
+                self._regions.add(region)
             region.names.add(name)
             self._names[name] = _Named(region, RegionStatus(name, segment.key, offset, byte_size))
             self._touch(region)
@@ -221,7 +222,7 @@ class SharedMemoryManager:
     def mapped_bytes(self) -> int:
         """How much is mapped."""
         with self._lock:
-            return sum(region.segment.byte_size for region in self._regions.values())
+            return sum(region.segment.byte_size for region in self._regions)
 
     def begin_use(self, regions: Iterable[MappedRegion]) -> None:
         """Keep these regions from being closed until :meth:`end_use`.
@@ -251,7 +252,7 @@ class SharedMemoryManager:
     def drop_abandoned(self) -> None:
         """Free the names of regions that their owners have unlinked, or left behind when they died."""
         with self._lock:
-            for region in list(self._regions.values()):
+            for region in list(self._regions):
                 orphaned = region.managed is not None and region.managed.is_orphaned
                 if orphaned or region.segment.is_unlinked:
                     for name in list(region.names):
@@ -265,24 +266,32 @@ class SharedMemoryManager:
         if region.use_count:
             region.is_doomed = True
             return
-        if self._regions.get(region.segment.identity) is region:
-            del self._regions[region.segment.identity]
+        self._regions.discard(region)
         region.close()
+
+    def _find_mapping_like(self, segment: SystemSegment) -> MappedRegion | None:
+        """Return the mapping of the same object, unless the object has grown since, or the mapping is going."""
+        for region in self._regions:
+            mapped = region.segment
+            same = mapped.identity == segment.identity and mapped.byte_size == segment.byte_size
+            if same and not region.is_doomed:
+                return region
+        return None
 
     def _make_room(self, byte_size: int) -> None:
         limit = self._max_mapped_bytes
         if limit is None:
             return
-        idle = sorted((r for r in self._regions.values() if not r.use_count), key=lambda region: region.last_use)
-        while self.mapped_bytes + byte_size > limit and idle:
-            for name in list(idle[0].names):
-                self.unregister(name)
-            idle.pop(0)
-        if self.mapped_bytes + byte_size > limit:
+        in_use = sum(region.segment.byte_size for region in self._regions if region.use_count)
+        if in_use + byte_size > limit:
             raise MachineError(
-                f"a region of {byte_size} bytes cannot be mapped: {self.mapped_bytes} are mapped and in use, and the "
-                f"limit (SHM_MAX_MAPPED_BYTES) is {limit}; raise it, or use smaller regions"
+                f"a region of {byte_size} bytes cannot be mapped: {in_use} are mapped and in use, and the limit "
+                f"(SHM_MAX_MAPPED_BYTES) is {limit}; raise it, or use smaller regions"
             )
+        idle = sorted((r for r in self._regions if not r.use_count), key=lambda region: region.last_use, reverse=True)
+        while self.mapped_bytes + byte_size > limit:
+            for name in list(idle.pop().names):
+                self.unregister(name)
 
 
 def _check_range(name: str, offset: int, byte_size: int, size: int) -> None:

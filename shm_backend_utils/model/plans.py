@@ -141,20 +141,24 @@ class Plans:
             return OrdinaryRequest(parameters, notice), 0
         if self._spec.paths is not None and DIRECT not in self._spec.paths:
             raise DescriptorError("", "a descriptor", f"none: model {self._spec.name!r} does not serve the direct path")
-        with self._lock:
+        with self._lock, contextlib.ExitStack() as held:
             self._manager.drop_abandoned()
-            made = DirectRequest(parameters, self._resolve(claim))
+            made = DirectRequest(parameters, self._make_plan(claim, held))
             if made.direct.slots:
                 generation = descriptor.check_generation(generation)
             self._forget_unmapped()
             self._plans[key] = made
             self._start_sweeper()
-        self._use(made.direct)
+            self._use(made.direct)
         return made, generation or 0
 
-    def _resolve(self, claim: Descriptor) -> DirectPlan:
-        fields = (f"shm_io.regions[{index}]" for index in range(len(claim.regions)))
-        regions = [self._resolver.resolve(region, field) for region, field in zip(claim.regions, fields, strict=True)]
+    def _make_plan(self, claim: Descriptor, held: contextlib.ExitStack) -> DirectPlan:
+        regions = []
+        for index, region in enumerate(claim.regions):
+            resolved = self._resolver.resolve(region, f"shm_io.regions[{index}]")
+            self._manager.begin_use([resolved.mapped])  # or the next one might take its place
+            held.callback(self._manager.end_use, [resolved.mapped])
+            regions.append(resolved)
         return DirectPlan(claim, self._spec, regions)
 
     def _use(self, plan: DirectPlan) -> None:

@@ -16,10 +16,10 @@ import re
 from typing import Final
 
 from ..descriptor import NamedRegionClaim, SystemRegionClaim
-from ..errors import DescriptorError, RegionGoneError, RegionRefusedError
+from ..errors import DescriptorError, MachineError, RegionGoneError, RegionRefusedError
 from ..region.managed import KEY_PREFIX, ManagedRegion
 from ..region.system import SystemSegment
-from .registrations import Registration, fetch_registrations
+from ..registrations import Registration, fetch_registrations
 from .settings import Settings
 
 __all__ = ["check_slot", "open_managed", "open_registered", "resolve"]
@@ -74,7 +74,13 @@ def resolve(claim: NamedRegionClaim, settings: Settings, field: str) -> Registra
     """
     if not settings.foreign_regions:
         raise RegionRefusedError(field, "this model takes no regions by name (its SHM_FOREIGN_REGIONS is off)")
-    registration = fetch_registrations(settings.server_url, field).get(claim.name)
+    try:
+        registration = fetch_registrations(settings.server_url).get(claim.name)
+    except MachineError as error:
+        raise MachineError(
+            f"{field} is known by its registered name alone, and {error}; set the parameter SHM_SERVER_URL in "
+            "config.pbtxt to http://HOST:PORT"
+        ) from None
     if registration is None:
         raise RegionGoneError(f"{field} is not registered at the server; register it as system shared memory first")
     key = registration.key.removeprefix("/")

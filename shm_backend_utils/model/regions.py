@@ -9,9 +9,9 @@ from ..descriptor import NamedRegionClaim, RegionClaim, SystemRegionClaim
 from ..errors import RegionGoneError, RegionRefusedError
 from ..region.layout import SlotRecord
 from ..region.lease import SlotLease
+from ..registrations import Registration, fetch_registrations
 from . import policy
 from .manager import MappedRegion, RegionStatus, SharedMemoryManager
-from .registrations import Registration, fetch_registrations
 from .settings import Settings
 
 __all__ = ["ResolvedRegion", "Resolver", "UsedSlot"]
@@ -75,7 +75,7 @@ class Resolver:
         known = dict(self._registrations)
         if not known:
             return []
-        current = fetch_registrations(self._settings.server_url, "a plan")
+        current = fetch_registrations(self._settings.server_url)
         return [name for name, registration in known.items() if current.get(name) != registration]
 
     def forget_registrations(self, names: Iterable[str]) -> None:
@@ -103,19 +103,18 @@ class Resolver:
 
     def _resolve_named(self, claim: NamedRegionClaim, field: str) -> ResolvedRegion:
         name = _name_of_registered(claim.name)
-        known = self._registrations.get(claim.name)
-        found = self._find(name, 0, field)
-        if known is None or found is None:
-            known = policy.resolve(claim, self._settings, field)
-            registration = known
+        registration = policy.resolve(claim, self._settings, field)
+        if self._registrations.get(claim.name) != registration:
             self._manager.unregister(name)
+        found = self._find(name, 0, field)
+        if found is None:
             self._manager.register(
                 name,
                 lambda: policy.open_registered(registration, self._settings, field),
-                known.offset,
-                known.byte_size,
+                registration.offset,
+                registration.byte_size,
             )
-            self._registrations[claim.name] = known
+            self._registrations[claim.name] = registration
             found = self._find(name, 0, field)
             assert found is not None
         mapped, status = found

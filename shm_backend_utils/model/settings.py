@@ -13,7 +13,8 @@ from ..errors import ModelError
 __all__ = ["Settings"]
 
 _ROOT: Final = 0
-_DEFAULT_SERVER_URL: Final = "http://localhost:8000"
+_DEFAULT_HTTP_PORT: Final = "8000"
+_DEFAULT_SERVER_URL: Final = f"http://localhost:{_DEFAULT_HTTP_PORT}"
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,13 @@ def _max_mapped_bytes(texts: Mapping[str, str]) -> int | None:
 
 
 def _url_of_parent() -> str | None:
-    """Return where the tritonserver that started this stub serves HTTP, if it was told on its command line."""
+    """Return where the tritonserver that started this stub serves HTTP, by its command line, if that can be read."""
     try:
         words = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
     except OSError:
         return None
-    port = _option(words, "--http-port")
+    port = _option(words, "--http-port") or _DEFAULT_HTTP_PORT
     address = _option(words, "--http-address")
-    if port is None:
-        return None
     return f"http://{'localhost' if address in (None, '0.0.0.0', '::') else address}:{port}"
 
 

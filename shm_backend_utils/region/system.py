@@ -227,6 +227,8 @@ class SystemSegment:
 def _check_file(status: os.stat_result, byte_size: int, field: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise RegionRefusedError(field, "it is not a regular shared-memory object")
+    if status.st_size == 0:
+        raise RegionRefusedError(field, "it is empty")
     if status.st_size < byte_size:
         raise RegionRefusedError(field, f"it claims {byte_size} bytes, but {status.st_size} are there")
 

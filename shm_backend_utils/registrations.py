@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import urllib.request
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Final
 
-from ..errors import MachineError
+from .errors import MachineError
 
 __all__ = ["Registration", "fetch_registrations"]
 
@@ -35,23 +36,19 @@ class Registration:
     byte_size: int
 
 
-def fetch_registrations(server_url: str, field: str) -> dict[str, Registration]:
+def fetch_registrations(server_url: str) -> dict[str, Registration]:
     """Ask the server what is registered, by name.
 
     Raises
     ------
     MachineError
-        The server does not answer.
+        Nobody answers there, or not as a Triton server does.
     """
     try:
         with urllib.request.urlopen(f"{server_url}/v2/systemsharedmemory/status", timeout=_TIMEOUT_S) as reply:
-            regions = json.load(reply)
-    except (OSError, ValueError):
-        raise MachineError(
-            f"{field} names a registered region, but the server's HTTP endpoint, which knows it, does not answer; set "
-            "the parameter SHM_SERVER_URL in config.pbtxt to http://HOST:PORT"
-        ) from None
-    return {
-        region["name"]: Registration(region["key"], int(region["offset"]), int(region["byte_size"]))
-        for region in regions
-    }
+            return {
+                region["name"]: Registration(region["key"], int(region["offset"]), int(region["byte_size"]))
+                for region in json.load(reply)
+            }
+    except (OSError, HTTPException, ValueError, KeyError, TypeError):
+        raise MachineError("the server's HTTP endpoint, which knows what is registered, does not answer") from None

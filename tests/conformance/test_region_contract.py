@@ -1,0 +1,391 @@
+"""What every kind of managed region promises, whatever it is made of.
+
+A new kind joins by an adapter in ``KINDS``; it gets every test.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError
+from shm_backend_utils.region.layout import MAX_RESULTS_LENGTH
+from shm_backend_utils.region.managed import ManagedRegion
+
+FIELD: Final = "regions[0]"
+SLOTS: Final = 3
+
+
+class Kind(ABC):
+    """How a kind of region is made, shared and removed. Everything else is the same for all."""
+
+    @abstractmethod
+    def create(self) -> ManagedRegion:
+        """Make a region of ``SLOTS`` slots and at least 1000 bytes of data."""
+
+    @abstractmethod
+    def open(self, region: ManagedRegion, token: str) -> ManagedRegion:
+        """Open the region a second time in this process, as its peer does."""
+
+    @abstractmethod
+    def start_peer(self, region: ManagedRegion, program: str) -> subprocess.Popen[str]:
+        """Start another process, which has ``region`` open, and runs a program of Python statements."""
+
+    @abstractmethod
+    def start_owner(self) -> tuple[subprocess.Popen[str], ManagedRegion]:
+        """Start a process that makes a region and waits for its standard input's end; return it, and the region open.
+
+        The process ends by ``os._exit`` then.
+        """
+
+    @abstractmethod
+    def remove(self, region: ManagedRegion) -> None:
+        """Take from the region what others find it by. Twice is fine."""
+
+
+class SystemKind(Kind):
+    """POSIX shared memory: found by its key."""
+
+    def create(self) -> ManagedRegion:
+        return ManagedRegion.create(1000, SLOTS)
+
+    def open(self, region: ManagedRegion, token: str) -> ManagedRegion:
+        return ManagedRegion.open(region.segment.key, region.header.byte_size, token, FIELD)
+
+    def start_peer(self, region: ManagedRegion, program: str) -> subprocess.Popen[str]:
+        return start_python(
+            "import sys\n"
+            "from shm_backend_utils.region.managed import ManagedRegion\n"
+            "region = ManagedRegion.open(sys.argv[1], int(sys.argv[2]), sys.argv[3], 'regions[0]')\n" + program,
+            region.segment.key,
+            str(region.header.byte_size),
+            region.header.token.hex(),
+        )
+
+    def start_owner(self) -> tuple[subprocess.Popen[str], ManagedRegion]:
+        process = start_python(
+            "import os, sys\n"
+            "from shm_backend_utils.region.managed import ManagedRegion\n"
+            f"region = ManagedRegion.create(1000, {SLOTS})\n"
+            "print(region.segment.key, region.header.byte_size, region.header.token.hex(), flush=True)\n"
+            "sys.stdin.read()\n"
+            "os._exit(1)\n"
+        )
+        key, byte_size, token = line_of(process).split()
+        return process, ManagedRegion.open(key, int(byte_size), token, FIELD)
+
+    def remove(self, region: ManagedRegion) -> None:
+        region.segment.unlink()
+
+
+KINDS: Final = {"system": SystemKind()}
+
+
+def start_python(program: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def run_peer(kind: Kind, region: ManagedRegion, program: str) -> str:
+    """Run statements in another process that has the region open; return what they print."""
+    with kind.start_peer(region, program) as process:
+        output, _ = process.communicate()
+    assert process.returncode == 0
+    return output.strip()
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def region(kind: Kind) -> Iterator[ManagedRegion]:
+    """The region as its owner has it."""
+    region = kind.create()
+    yield region
+    kind.remove(region)
+    region.close()
+
+
+@pytest.fixture
+def peer(kind: Kind, region: ManagedRegion) -> Iterator[ManagedRegion]:
+    """The same region as its peer has it."""
+    peer = kind.open(region, region.header.token.hex())
+    yield peer
+    peer.close()
+
+
+@pytest.fixture
+def abandoned(kind: Kind) -> Iterator[tuple[subprocess.Popen[str], ManagedRegion]]:
+    """A process that owns a region and is to be ended by the test, and the region as this process has it."""
+    process, region = kind.start_owner()
+    with process:
+        yield process, region
+        kind.remove(region)
+        region.close()
+
+
+def test_a_new_region_has_its_slots_and_zeros(region: ManagedRegion) -> None:
+    assert region.header.slot_count == SLOTS
+    assert region.data().nbytes >= 1000
+    assert not region.data().any()
+
+
+def test_the_peer_sees_the_same_region(region: ManagedRegion, peer: ManagedRegion) -> None:
+    assert (peer.header, peer.data_offset) == (region.header, region.data_offset)
+    assert peer.segment.identity == region.segment.identity
+
+
+def test_two_regions_are_not_the_same(kind: Kind, region: ManagedRegion) -> None:
+    other = kind.create()
+    try:
+        assert other.segment.identity != region.segment.identity
+        assert other.header.token != region.header.token
+    finally:
+        kind.remove(other)
+        other.close()
+
+
+@pytest.mark.parametrize("token", ["0" * 32, "", "f" * 31, "0" * 64])
+def test_a_region_opens_with_its_token_alone(kind: Kind, region: ManagedRegion, token: str) -> None:
+    with pytest.raises(RegionRefusedError) as refusal:
+        kind.open(region, token)
+    assert region.header.token.hex() not in str(refusal.value)
+
+
+def test_a_request_with_another_token_fails_the_check(region: ManagedRegion, peer: ManagedRegion) -> None:
+    peer.check(region.header.byte_size, region.header.token.hex(), FIELD)
+    with pytest.raises(RegionRefusedError, match="token"):
+        peer.check(region.header.byte_size, "0" * 32, FIELD)
+
+
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_a_request_that_claims_another_size_fails_the_check(peer: ManagedRegion, difference: int) -> None:
+    with pytest.raises(RegionRefusedError):
+        peer.check(peer.header.byte_size + difference, peer.header.token.hex(), FIELD)
+
+
+def test_the_peer_sees_the_owners_bytes(region: ManagedRegion, peer: ManagedRegion) -> None:
+    region.data()[:1000] = np.arange(1000) % 251
+    np.testing.assert_array_equal(peer.data()[:1000], np.arange(1000) % 251)
+
+
+def test_the_owner_sees_the_peers_bytes(region: ManagedRegion, peer: ManagedRegion) -> None:
+    peer.data()[:1000] = np.arange(1000) % 251
+    np.testing.assert_array_equal(region.data()[:1000], np.arange(1000) % 251)
+
+
+def test_bytes_cross_processes_both_ways(kind: Kind, region: ManagedRegion) -> None:
+    region.data()[:4] = [1, 2, 3, 4]
+    run_peer(kind, region, "region.data()[4:8] = region.data()[:4] * 2\nregion.close()")
+    assert region.data()[:8].tolist() == [1, 2, 3, 4, 2, 4, 6, 8]
+
+
+def test_the_last_byte_belongs_to_the_region(region: ManagedRegion, peer: ManagedRegion) -> None:
+    region.data()[-1] = 77
+    assert peer.bytes()[region.header.byte_size - 1] == 77
+
+
+@pytest.mark.parametrize("slot", range(SLOTS))
+def test_a_generation_reaches_the_peer(region: ManagedRegion, peer: ManagedRegion, slot: int) -> None:
+    region.record(slot).generation = 2**63 - 1
+    assert [peer.record(each).generation for each in range(SLOTS)] == [
+        2**63 - 1 if each == slot else 0 for each in range(SLOTS)
+    ]
+
+
+def test_results_reach_the_owner(kind: Kind, region: ManagedRegion) -> None:
+    region.record(1).generation = 5
+    program = (
+        "record = region.record(1)\nrecord.started = record.generation\nrecord.complete(record.generation, b'{}' * 9)\n"
+    )
+    run_peer(kind, region, program)
+    record = region.record(1)
+    assert (record.started, record.completed, record.results()) == (5, 5, b"{}" * 9)
+
+
+def test_the_longest_results_disturb_neither_the_next_slot_nor_the_data(
+    region: ManagedRegion, peer: ManagedRegion
+) -> None:
+    for slot in range(SLOTS):
+        peer.record(slot).complete(slot + 1, bytes([slot + 1]) * MAX_RESULTS_LENGTH)
+    for slot in range(SLOTS):
+        assert region.record(slot).results() == bytes([slot + 1]) * MAX_RESULTS_LENGTH
+        assert region.record(slot).completed == slot + 1
+        assert region.record(slot).generation == 0
+    assert not region.data().any()
+
+
+def test_there_are_no_more_slots_than_were_made(region: ManagedRegion) -> None:
+    with pytest.raises(IndexError):
+        region.record(SLOTS)
+    with pytest.raises(IndexError):
+        region.lease(SLOTS)
+
+
+def test_the_peer_knows_that_the_owner_lives(region: ManagedRegion, peer: ManagedRegion) -> None:
+    assert not region.segment.is_closed
+    assert not peer.is_orphaned
+
+
+def test_the_peer_knows_that_the_owner_closed_the_region(region: ManagedRegion, peer: ManagedRegion) -> None:
+    region.close()
+    assert peer.is_orphaned
+
+
+def test_an_open_peer_is_no_owner(kind: Kind, region: ManagedRegion, peer: ManagedRegion) -> None:
+    another = kind.open(region, region.header.token.hex())
+    region.close()
+    assert peer.is_orphaned
+    another.close()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(lambda process: process.communicate(), id="os._exit"),
+        pytest.param(lambda process: process.send_signal(signal.SIGKILL), id="SIGKILL"),
+    ],
+)
+def test_the_peer_knows_that_the_owner_died(
+    abandoned: tuple[subprocess.Popen[str], ManagedRegion], end: Callable[[subprocess.Popen[str]], object]
+) -> None:
+    process, region = abandoned
+    assert not region.is_orphaned
+    end(process)
+    process.wait()
+    assert region.is_orphaned
+
+
+def test_the_bytes_of_an_owner_that_died_stay_while_somebody_has_them(
+    abandoned: tuple[subprocess.Popen[str], ManagedRegion], kind: Kind
+) -> None:
+    process, region = abandoned
+    data = region.data()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kind.remove(region)
+    data[:] = 5
+    assert set(data.tolist()) == {5}
+
+
+def test_a_slot_is_leased_once(region: ManagedRegion, peer: ManagedRegion) -> None:
+    assert region.lease(0).take()
+    assert not peer.lease(0).take()
+    assert peer.lease(1).take()
+    region.lease(0).give_back()
+    assert peer.lease(0).take()
+
+
+def test_a_region_has_one_lease_for_each_slot(region: ManagedRegion) -> None:
+    assert region.lease(0).take()
+    assert not region.lease(0).take()
+
+
+def test_a_slots_lease_goes_with_the_process_that_held_it(kind: Kind, region: ManagedRegion) -> None:
+    program = "assert region.lease(2).take()\nprint('taken', flush=True)\nsys.stdin.read()\n"
+    with kind.start_peer(region, program) as process:
+        assert line_of(process) == "taken"
+        assert not region.lease(2).take()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert region.lease(2).take()
+
+
+def test_a_slots_lease_goes_with_the_close(region: ManagedRegion, peer: ManagedRegion) -> None:
+    assert peer.lease(0).take()
+    peer.close()
+    assert region.lease(0).take()
+
+
+def test_arrays_outlive_the_region(region: ManagedRegion, peer: ManagedRegion, kind: Kind) -> None:
+    array = region.data()[:40].view(np.uint32)
+    kind.remove(region)
+    region.close()
+    array[:] = 3
+    assert peer.data()[:40].view(np.uint32).sum() == 30
+
+
+def test_memory_goes_with_the_last_array(region: ManagedRegion) -> None:
+    array = region.data()
+    inode = f" {region.segment.identity[1]} "
+    region.close()
+    assert inode in maps()
+    del array
+    gc.collect()
+    assert inode not in maps()
+
+
+def maps() -> str:
+    with open("/proc/self/maps") as file:
+        return file.read()
+
+
+def test_closing_twice_is_fine(region: ManagedRegion) -> None:
+    region.close()
+    region.close()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda region: region.data(),
+        lambda region: region.bytes(),
+        lambda region: region.record(0),
+        lambda region: region.lease(0),
+        lambda region: region.segment.fileno(),
+    ],
+    ids=["data", "bytes", "record", "lease", "fileno"],
+)
+def test_a_closed_region_says_so(region: ManagedRegion, use: Callable[[ManagedRegion], object]) -> None:
+    region.close()
+    with pytest.raises(ClosedError, match="is closed"):
+        use(region)
+
+
+def test_a_closed_region_is_orphaned(region: ManagedRegion) -> None:
+    region.close()
+    assert region.is_orphaned
+
+
+def test_a_removed_region_cannot_be_opened(kind: Kind, region: ManagedRegion) -> None:
+    kind.remove(region)
+    with pytest.raises(RegionGoneError):
+        kind.open(region, region.header.token.hex())
+
+
+def test_the_peer_knows_that_the_region_was_removed(kind: Kind, region: ManagedRegion, peer: ManagedRegion) -> None:
+    kind.remove(region)
+    with pytest.raises(RegionGoneError):
+        peer.check(region.header.byte_size, region.header.token.hex(), FIELD)
+
+
+def test_removing_twice_is_fine(kind: Kind, region: ManagedRegion) -> None:
+    kind.remove(region)
+    kind.remove(region)
+
+
+def test_no_descriptor_stays_open(kind: Kind) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # a Path for each descriptor opens nothing, but costs
+    region = kind.create()
+    peer = kind.open(region, region.header.token.hex())
+    kind.remove(region)
+    for each in (region, peer):
+        each.close()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

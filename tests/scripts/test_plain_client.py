@@ -1,0 +1,52 @@
+"""``scripts/plain_client``, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from shm_backend_utils.server import EmbeddedServer
+
+PROGRAM = Path(__file__).resolve().parents[2] / "scripts" / "programs" / "plain_client.py"
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    """Run it to its end, after which nothing of it is in shared memory; return exit status and both outputs."""
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        out, error = process.communicate()
+    assert list(Path("/dev/shm").glob(f"plain-client-{process.pid}*")) == []
+    return process.returncode, out, error
+
+
+def test_the_tensors_stay_in_its_region(triton_server: EmbeddedServer) -> None:
+    status, out, error = run("--url", triton_server.grpc_url, "--batch", "2")
+    assert (status, error) == (0, "")
+    summary = json.loads(out)
+    assert summary.pop("request_bytes") < 400
+    assert summary == {"correct": True, "tensor_bytes": 2 * 2 * 3 * 224 * 224 * 4, "reply_tensors": 0}
+
+
+def test_it_leaves_nothing_when_the_request_fails(triton_server: EmbeddedServer) -> None:
+    status, _, error = run("--url", triton_server.grpc_url, "--batch", "17")  # multiply takes 16
+    assert status == 1
+    assert "batch-size must be <= 16" in error
+
+
+def test_it_leaves_nothing_when_there_is_no_server() -> None:
+    status, _, error = run("--url", "127.0.0.1:1")
+    assert status == 1
+    assert "resource_tracker" not in error  # it cleaned up by itself
+
+
+def test_it_needs_a_server() -> None:
+    status, _, error = run()
+    assert status == 2
+    assert "--url" in error
+
+
+def test_it_uses_nothing_of_this_package() -> None:
+    assert "shm_backend_utils" not in PROGRAM.read_text()

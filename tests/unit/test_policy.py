@@ -1,0 +1,340 @@
+"""Which memory a request may name: every rule, against real files in /dev/shm and a real HTTP endpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shm_backend_utils.descriptor import NamedRegionClaim, SystemRegionClaim
+from shm_backend_utils.errors import DescriptorError, MachineError, RegionGoneError, RegionRefusedError
+from shm_backend_utils.model import policy
+from shm_backend_utils.model.settings import Settings
+from shm_backend_utils.region import layout
+from shm_backend_utils.region.managed import ManagedRegion
+from shm_backend_utils.registrations import Registration
+
+SHM = Path("/dev/shm")
+PAGE = layout.PAGE_SIZE
+FIELD = "shm_io.regions[0]"
+NOBODY = 65534
+
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+
+
+@pytest.fixture
+def region() -> Iterator[ManagedRegion]:
+    region = ManagedRegion.create(100, slot_count=2)
+    yield region
+    region.segment.unlink()
+    region.close()
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """A free name without our prefix; what lies there after the test is removed."""
+    path = SHM / f"foreign-{os.getpid()}-{secrets.token_hex(8)}"
+    yield path
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def registered() -> list[Any]:
+    """What the server says is registered; a test fills it."""
+    return []
+
+
+@pytest.fixture
+def settings(registered: list[Any]) -> Iterator[Settings]:
+    """Settings with a server that speaks the one endpoint which gives names a meaning."""
+
+    class Status(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.path == "/v2/systemsharedmemory/status"
+            self.send_response(200 if known else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps(registered).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Status) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield Settings(server_url=f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+        thread.join()
+
+
+def claim_of(region: ManagedRegion, **changes: Any) -> SystemRegionClaim:
+    fields = {
+        "key": region.segment.key,
+        "byte_size": region.header.byte_size,
+        "token": region.header.token.hex(),
+        "slot": 0,
+    }
+    return SystemRegionClaim(**{**fields, **changes})
+
+
+def entry(name: str, key: str, offset: int = 0, byte_size: int = PAGE) -> dict[str, Any]:
+    return {"name": name, "key": key, "offset": offset, "byte_size": byte_size}
+
+
+def refused(action: Callable[[], object], secret: str) -> str:
+    """Return why it is refused, in a message that names the field and not the secret."""
+    with pytest.raises(RegionRefusedError) as caught:
+        action()
+    assert caught.value.field.startswith(FIELD)
+    assert secret not in str(caught.value)
+    return caught.value.reason
+
+
+def refused_registration(path: Path, byte_size: int = PAGE, settings: Settings | None = None) -> str:
+    registration = Registration(f"/{path.name}", 0, byte_size)
+    return refused(lambda: policy.open_registered(registration, settings or Settings(), FIELD), path.name)
+
+
+def test_a_managed_region_opens_with_its_token(region: ManagedRegion) -> None:
+    opened = policy.open_managed(claim_of(region, slot=1), Settings(), FIELD)
+    assert opened.segment.identity == region.segment.identity
+    opened.close()
+
+
+def test_a_managed_region_does_not_open_with_another_token(region: ManagedRegion) -> None:
+    claim = claim_of(region, token="0" * 32)
+    assert "token" in refused(lambda: policy.open_managed(claim, Settings(), FIELD), region.header.token.hex())
+
+
+@pytest.mark.parametrize("difference", [-1, 1, PAGE])
+def test_a_managed_region_does_not_open_with_another_size(region: ManagedRegion, difference: int) -> None:
+    claim = claim_of(region, byte_size=region.header.byte_size + difference)
+    refused(lambda: policy.open_managed(claim, Settings(), FIELD), region.segment.key)
+
+
+def test_a_slot_that_a_region_does_not_have_is_named(region: ManagedRegion) -> None:
+    with pytest.raises(DescriptorError, match="regions\\[0\\].slot: found 2, expected less than 2"):
+        policy.open_managed(claim_of(region, slot=2), Settings(), FIELD)
+
+
+def test_a_managed_region_that_is_not_there(region: ManagedRegion) -> None:
+    region.segment.unlink()
+    with pytest.raises(RegionGoneError) as gone:
+        policy.open_managed(claim_of(region), Settings(), FIELD)
+    assert region.segment.key not in str(gone.value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        ".",
+        "..",
+        "shmbu-",
+        "foreign",
+        "/shmbu-1-00",
+        "shmbu-1/00",
+        "shmbu-/../../etc/passwd",
+        "shmbu-..",
+        "shmbu-1-00\0",
+        "shmbu-1-00\n",
+        "shmbu-1-AA",
+        "SHMBU-1-00",
+        "shmbu-" + "0" * 65,
+        "shmbu-é",
+        "triton_python_backend_shm_region_0",
+        "triton_python_backend_shm_region_shmbu-1-00",
+    ],
+)
+def test_a_key_that_no_managed_region_has_is_refused_unopened(region: ManagedRegion, key: str) -> None:
+    claim = claim_of(region, key=key)
+    reason = refused(lambda: policy.open_managed(claim, Settings(), FIELD), region.header.token.hex())
+    assert reason == "it is not the key of a managed region"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda file: file[:0] + bytes(layout.HEADER_LENGTH) + file[layout.HEADER_LENGTH :],
+        lambda file: b"X" + file[1:],
+        lambda file: file[:8] + b"\0" + file[9:],
+        lambda file: file[:12] + b"\0\0\0\0" + file[16:],
+        lambda file: file[:16] + bytes(8) + file[24:],
+    ],
+    ids=["none", "other magic", "not ready", "no slots", "other size"],
+)
+def test_a_managed_region_needs_a_valid_header(region: ManagedRegion, spoil: Callable[[bytes], bytes]) -> None:
+    path = SHM / region.segment.key
+    path.write_bytes(spoil(path.read_bytes()))
+    reason = refused(lambda: policy.open_managed(claim_of(region), Settings(), FIELD), region.segment.key)
+    assert reason == "it has no header of a managed region of this size"
+
+
+@only_root
+def test_a_managed_region_of_another_user_is_refused(region: ManagedRegion) -> None:
+    os.chown(SHM / region.segment.key, NOBODY, -1)
+    reason = refused(lambda: policy.open_managed(claim_of(region), Settings(), FIELD), region.segment.key)
+    assert reason == f"it belongs to user {NOBODY}, whom the model's SHM_ALLOWED_UIDS does not allow"
+
+
+@only_root
+@pytest.mark.parametrize("allowed", [frozenset({NOBODY}), None], ids=["listed", "any"])
+def test_a_managed_region_of_an_allowed_user_opens(region: ManagedRegion, allowed: frozenset[int] | None) -> None:
+    os.chown(SHM / region.segment.key, NOBODY, -1)
+    policy.open_managed(claim_of(region), Settings(allowed_uids=allowed), FIELD).close()
+
+
+def test_this_user_is_refused_where_only_others_are_allowed(region: ManagedRegion) -> None:
+    allowed = Settings(allowed_uids=frozenset({os.geteuid() + 1}))
+    refused(lambda: policy.open_managed(claim_of(region), allowed, FIELD), region.segment.key)
+
+
+def test_a_registered_file_opens(path: Path) -> None:
+    path.write_bytes(bytes(range(16)) * (PAGE // 16))
+    segment = policy.open_registered(Registration(f"/{path.name}", 0, PAGE), Settings(), FIELD)
+    assert bytes(segment.buffer()) == path.read_bytes()
+    segment.close()
+
+
+def test_a_registered_file_that_is_gone(path: Path) -> None:
+    with pytest.raises(RegionGoneError):
+        policy.open_registered(Registration(f"/{path.name}", 0, PAGE), Settings(), FIELD)
+
+
+def test_a_symbolic_link_is_refused(path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(bytes(PAGE))
+    path.symlink_to(target)
+    assert refused_registration(path) == "the server cannot open it: it is a symbolic link"
+
+
+def test_a_fifo_is_refused(path: Path) -> None:
+    os.mkfifo(path)
+    assert refused_registration(path, 0) == "it is not a regular shared-memory object"
+
+
+def test_a_directory_is_refused(path: Path) -> None:
+    path.mkdir()
+    assert refused_registration(path, 0).startswith("the server cannot open it")
+
+
+@pytest.mark.parametrize("byte_size", [PAGE + 1, 1 << 62])
+def test_a_file_that_is_smaller_than_registered_is_refused(path: Path, byte_size: int) -> None:
+    path.write_bytes(bytes(PAGE))
+    assert refused_registration(path, byte_size) == f"it claims {byte_size} bytes, but {PAGE} are there"
+
+
+def test_the_offset_of_a_registration_counts(path: Path) -> None:
+    path.write_bytes(bytes(PAGE))
+    registration = Registration(f"/{path.name}", 1, PAGE)
+    refused(lambda: policy.open_registered(registration, Settings(), FIELD), path.name)
+
+
+@pytest.mark.parametrize("byte_size", [0, PAGE])
+def test_an_empty_file_is_refused(path: Path, byte_size: int) -> None:
+    path.touch()
+    refused_registration(path, byte_size)
+
+
+@only_root
+def test_a_registered_file_of_another_user_is_refused(path: Path) -> None:
+    path.write_bytes(bytes(PAGE))
+    os.chown(path, NOBODY, -1)
+    assert refused_registration(path).startswith(f"it belongs to user {NOBODY}")
+
+
+@only_root
+@pytest.mark.parametrize("allowed", [frozenset({NOBODY}), None], ids=["listed", "any"])
+def test_a_registered_file_of_an_allowed_user_opens(path: Path, allowed: frozenset[int] | None) -> None:
+    path.write_bytes(bytes(PAGE))
+    os.chown(path, NOBODY, -1)
+    settings = Settings(allowed_uids=allowed)
+    policy.open_registered(Registration(f"/{path.name}", 0, PAGE), settings, FIELD).close()
+
+
+def test_a_name_stands_for_what_the_server_says(settings: Settings, registered: list[Any]) -> None:
+    registered += [entry("first", "/one"), entry("second", "/two", 4, 12), entry("third", "/three")]
+    assert policy.resolve(NamedRegionClaim("second"), settings, FIELD) == Registration("/two", 4, 12)
+
+
+def test_numbers_may_be_strings(settings: Settings, registered: list[Any]) -> None:
+    registered.append({"name": "mine", "key": "/one", "offset": "4", "byte_size": "12"})
+    assert policy.resolve(NamedRegionClaim("mine"), settings, FIELD) == Registration("/one", 4, 12)
+
+
+@pytest.mark.parametrize("name", ["mine", "Other", "othe", "other "])
+def test_a_name_that_is_not_registered_is_gone(settings: Settings, registered: list[Any], name: str) -> None:
+    registered.append(entry("other", "/other"))
+    with pytest.raises(RegionGoneError, match=f"^{FIELD.replace('[', '.').replace(']', '.')} is not registered"):
+        policy.resolve(NamedRegionClaim(name), settings, FIELD)
+
+
+def test_names_can_be_turned_off(registered: list[Any], settings: Settings) -> None:
+    registered.append(entry("mine", "/one"))
+    off = Settings(foreign_regions=False, server_url=settings.server_url)
+    assert "SHM_FOREIGN_REGIONS is off" in refused(lambda: policy.resolve(NamedRegionClaim("mine"), off, FIELD), "one")
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("triton_python_backend_shm_region_1", "it is memory of Triton's Python backend"),
+        ("triton_python_backend_shm_region_", "it is memory of Triton's Python backend"),
+        ("shmbu-1-00", "it is a managed region; name it by its key and token"),
+        ("some/where", "it is not an object directly in /dev/shm"),
+        ("../etc/passwd", "it is not an object directly in /dev/shm"),
+        ("/etc/passwd", "it is not an object directly in /dev/shm"),
+        ("", "it is not an object directly in /dev/shm"),
+        (".", "it is not an object directly in /dev/shm"),
+        ("..", "it is not an object directly in /dev/shm"),
+    ],
+)
+def test_a_registered_key_that_must_not_be_reached_is_refused(
+    settings: Settings, registered: list[Any], slash: str, key: str, reason: str
+) -> None:
+    registered.append(entry("mine", f"{slash}{key}"))
+    with pytest.raises(RegionRefusedError) as refusal:
+        policy.resolve(NamedRegionClaim("mine"), settings, FIELD)
+    assert refusal.value.reason == reason
+
+
+def test_more_slashes_do_not_hide_a_key(settings: Settings, registered: list[Any]) -> None:
+    registered.append(entry("mine", "//triton_python_backend_shm_region_1"))
+    with pytest.raises(RegionRefusedError):
+        policy.resolve(NamedRegionClaim("mine"), settings, FIELD)
+
+
+def test_a_server_that_does_not_answer_is_the_machines_fault() -> None:
+    with pytest.raises(MachineError, match="SHM_SERVER_URL"):
+        policy.resolve(NamedRegionClaim("mine"), Settings(server_url="http://127.0.0.1:1"), FIELD)
+
+
+def test_a_server_without_that_endpoint_is_the_machines_fault(settings: Settings) -> None:
+    elsewhere = Settings(server_url=f"{settings.server_url}/elsewhere")
+    with pytest.raises(MachineError, match="SHM_SERVER_URL"):
+        policy.resolve(NamedRegionClaim("mine"), elsewhere, FIELD)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "localhost", "http://"])
+def test_a_url_that_is_none_is_the_machines_fault(url: str) -> None:
+    with pytest.raises(MachineError, match="SHM_SERVER_URL"):
+        policy.resolve(NamedRegionClaim("mine"), Settings(server_url=url), FIELD)
+
+
+@pytest.mark.parametrize("answer", ["text", 7, {"key": "/one"}, {"name": "mine"}], ids=str)
+def test_a_server_that_is_no_triton_is_the_machines_fault(
+    settings: Settings, registered: list[Any], answer: object
+) -> None:
+    registered.append(answer)
+    with pytest.raises(MachineError, match="SHM_SERVER_URL"):
+        policy.resolve(NamedRegionClaim("mine"), settings, FIELD)

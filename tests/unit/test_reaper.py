@@ -1,0 +1,270 @@
+"""The reaper, against the real /dev/shm: it removes what is proven dead, and touches nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from shm_backend_utils.region import layout, lease, reaper, system
+from shm_backend_utils.region.layout import Header
+from shm_backend_utils.region.managed import ManagedRegion
+from shm_backend_utils.region.reaper import RegionReport
+
+SHM = Path("/dev/shm")
+NOBODY = 65534
+
+OWNER = """
+import sys
+from pathlib import Path
+from shm_backend_utils.region import system
+from shm_backend_utils.region.managed import ManagedRegion
+system._DIRECTORY = Path(sys.argv[1])
+region = ManagedRegion.create(100, slot_count=3)
+print(region.segment.key, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in the real /dev/shm for this test alone: clients of other processes reap in /dev/shm itself."""
+    folder = Path(tempfile.mkdtemp(prefix="reaper-", dir=SHM))
+    monkeypatch.setattr(reaper, "_DIRECTORY", folder)
+    monkeypatch.setattr(system, "_DIRECTORY", folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def path(shared_memory: Path) -> Path:
+    """A free name with our prefix."""
+    return shared_memory / "shmbu-1-0123456789abcdef"
+
+
+@pytest.fixture
+def region() -> Iterator[ManagedRegion]:
+    region = ManagedRegion.create(100, slot_count=2)
+    yield region
+    region.close()
+
+
+@pytest.fixture
+def dead(path: Path) -> Path:
+    """The region of a process that is gone: a file with a header, and nobody's lease."""
+    path.write_bytes(file_with_header())
+    return path
+
+
+def file_with_header() -> bytes:
+    size = layout.data_offset(1) + layout.PAGE_SIZE
+    memory = bytearray(size)
+    layout.write_header(memoryview(memory), Header(1, size, bytes(16)))
+    return bytes(memory)
+
+
+def reported(reports: list[RegionReport], key: str) -> RegionReport | None:
+    return next((report for report in reports if report.key == key), None)
+
+
+def found(region: ManagedRegion) -> RegionReport:
+    report = reported(reaper.scan(), region.segment.key)
+    assert report is not None
+    return report
+
+
+def path_of(region: ManagedRegion) -> Path:
+    return reaper._DIRECTORY / region.segment.key
+
+
+def test_a_living_owners_region_stays(region: ManagedRegion) -> None:
+    assert reaper.reap() == []
+    assert path_of(region).exists()
+
+
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])
+def test_the_region_of_an_owner_that_was_killed_is_removed(shared_memory: Path, death: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(shared_memory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        path = shared_memory / owner.stdout.readline().strip()
+        assert reaper.reap() == []
+        owner.send_signal(death)
+        owner.wait()
+        assert [report.key for report in reaper.reap()] == [path.name]
+        assert not path.exists()
+
+
+def test_what_was_removed_is_reported(dead: Path) -> None:
+    (removed,) = reaper.reap()
+    assert (removed.key, removed.byte_size, removed.is_owner_alive) == (dead.name, 3 * layout.PAGE_SIZE, False)
+
+
+def test_a_region_whose_owner_closed_it_and_forgot_it_is_removed(region: ManagedRegion) -> None:
+    region.close()
+    reaper.reap()
+    assert not path_of(region).exists()
+
+
+def test_arrays_over_a_removed_region_stay_valid(region: ManagedRegion) -> None:
+    array = region.data()
+    region.close()
+    reaper.reap()
+    array[:] = 7
+    assert set(array.tolist()) == {7}
+
+
+def test_a_region_that_this_process_only_has_open_does_not_live_for_that(region: ManagedRegion) -> None:
+    peer = ManagedRegion.open(region.segment.key, region.header.byte_size, region.header.token.hex(), "regions[0]")
+    region.close()
+    reaper.reap()
+    assert peer.segment.is_unlinked
+    peer.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"SHMBUREG",
+        b"somebody else's" * 1000,
+        bytes(8192),
+        file_with_header()[:-1],
+        b"X" + file_with_header()[1:],
+        file_with_header()[:8] + b"\0" + file_with_header()[9:],
+        file_with_header()[:8] + b"\2" + file_with_header()[9:],
+        file_with_header()[:12] + b"\0\0\0\0" + file_with_header()[16:],
+        file_with_header()[:12] + b"\xff\xff\xff\xff" + file_with_header()[16:],
+    ],
+    ids=[
+        "empty",
+        "cut off in the header",
+        "garbage",
+        "zeros",
+        "truncated",
+        "other magic",
+        "not ready",
+        "other version",
+        "no slots",
+        "more slots than fit",
+    ],
+)
+def test_a_file_without_a_valid_header_stays(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    assert reported(reaper.scan(), path.name) is None
+    reaper.reap()
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["FIFO", "directory"])
+def test_what_is_no_file_stays(path: Path, make: Callable[[Path], None]) -> None:
+    make(path)
+    reaper.reap()
+    assert path.exists()
+
+
+def test_a_symbolic_link_stays_and_so_does_what_it_points_to(path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "region"
+    target.write_bytes(file_with_header())
+    path.symlink_to(target)
+    reaper.reap()
+    assert path.is_symlink()
+    assert target.exists()
+
+
+def test_a_file_under_another_prefix_stays(shared_memory: Path) -> None:
+    path = shared_memory / "foreign-1-0123456789abcdef"
+    path.write_bytes(file_with_header())
+    reaper.reap()
+    assert path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_another_users_region_stays(dead: Path) -> None:
+    os.chown(dead, NOBODY, -1)
+    report = reported(reaper.scan(), dead.name)
+    reaper.reap()
+    assert dead.exists()
+    assert report is not None
+    assert report.uid == NOBODY
+
+
+def test_a_region_that_took_the_place_of_a_dead_one_stays(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the moments at which the reaper opens a file and removes its name, the name can get a new owner."""
+    take_owner_lease = lease.take_owner_lease
+
+    def take_after_the_file_was_replaced(fd: int) -> bool:
+        dead.unlink()
+        dead.write_bytes(b"of the new owner")
+        return take_owner_lease(fd)
+
+    monkeypatch.setattr(lease, "take_owner_lease", take_after_the_file_was_replaced)
+    assert reaper.reap() == []
+    assert dead.read_bytes() == b"of the new owner"
+
+
+def test_a_region_that_is_removed_meanwhile_does_no_harm(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_owner_lease = lease.take_owner_lease
+
+    def take_after_the_file_was_removed(fd: int) -> bool:
+        dead.unlink()
+        return take_owner_lease(fd)
+
+    monkeypatch.setattr(lease, "take_owner_lease", take_after_the_file_was_removed)
+    assert reaper.reap() == []
+
+
+def test_reapers_at_once_remove_every_dead_region_once(shared_memory: Path) -> None:
+    names = [f"shmbu-1-{number:016x}" for number in range(200)]
+    for name in names:
+        (shared_memory / name).write_bytes(file_with_header())
+    together = threading.Barrier(4)
+
+    def reap(_: int) -> list[str]:
+        together.wait()
+        return [report.key for report in reaper.reap()]
+
+    with ThreadPoolExecutor(4) as threads:
+        removed = [key for keys in threads.map(reap, range(4)) for key in keys]
+    assert list(shared_memory.iterdir()) == []
+    assert sorted(removed) == names
+
+
+def test_a_report_says_what_a_region_is(region: ManagedRegion) -> None:
+    report = found(region)
+    assert report.byte_size == region.header.byte_size
+    assert report.uid == os.geteuid()
+    assert report.slot_count == 2
+    assert report.age_s >= 0
+
+
+def test_a_report_says_that_the_owner_lives(region: ManagedRegion) -> None:
+    assert found(region).is_owner_alive
+
+
+def test_a_report_says_that_the_owner_is_dead(region: ManagedRegion) -> None:
+    region.close()
+    assert not found(region).is_owner_alive
+
+
+def test_looking_removes_nothing(dead: Path) -> None:
+    assert [report.key for report in reaper.scan()] == [dead.name]
+    assert dead.exists()
+
+
+def test_a_report_counts_the_slots_in_use(region: ManagedRegion) -> None:
+    assert found(region).slots_in_use == 0
+    assert region.lease(1).take()
+    assert found(region).slots_in_use == 1
+    region.lease(1).give_back()
+    assert found(region).slots_in_use == 0
