@@ -6,6 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,9 @@ class HttpTransport(Transport):
         except OSError as error:
             self._drop_client()
             raise unavailable(self.address, error.strerror or type(error).__name__) from None
+        except HTTPException as error:  # the server died, or it is no HTTP that is spoken there
+            self._drop_client()
+            raise unavailable(self.address, f"{type(error).__name__}: {error}") from None
 
     def _client(self) -> Any:
         client = getattr(self._of_thread, "client", None)

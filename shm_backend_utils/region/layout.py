@@ -37,6 +37,7 @@ from typing import Final
 __all__ = [
     "HEADER_LENGTH",
     "MAX_RESULTS_LENGTH",
+    "MAX_SLOT_COUNT",
     "PAGE_SIZE",
     "TOKEN_LENGTH",
     "Buffer",
@@ -52,6 +53,8 @@ __all__ = [
 PAGE_SIZE: Final = 4096
 TOKEN_LENGTH: Final = 16
 VERSION: Final = 1
+MAX_SLOT_COUNT: Final = 1024
+"""What a header may claim. Whoever opens a region spends time and memory on each of its slots."""
 
 _MAGIC: Final = b"SHMBUREG"
 _HEADER: Final = struct.Struct("<8sIIQ16s")
@@ -99,17 +102,18 @@ def write_header(buffer: Buffer, header: Header) -> None:
 
 def read_header(buffer: Buffer) -> Header | None:
     """Copy the header out and return it; None if the buffer does not begin with a ready one that fits its size."""
-    return parse_header(bytes(buffer[:HEADER_LENGTH]), len(buffer))
+    header = parse_header(bytes(buffer[:HEADER_LENGTH]))
+    if header is None or not data_offset(header.slot_count) <= header.byte_size <= len(buffer):
+        return None
+    return header
 
 
-def parse_header(data: bytes, region_size: int) -> Header | None:
-    """Return the header that was copied out of a region of this size; None if it is no ready one that fits."""
+def parse_header(data: bytes) -> Header | None:
+    """Return the header that was copied out of a region; None if it is no ready one."""
     if len(data) < HEADER_LENGTH:
         return None
     magic, version, slot_count, byte_size, token = _HEADER.unpack(data)
-    if magic != _MAGIC or version != VERSION or slot_count < 1:
-        return None
-    if not data_offset(slot_count) <= byte_size <= region_size:
+    if magic != _MAGIC or version != VERSION or not 1 <= slot_count <= MAX_SLOT_COUNT:
         return None
     return Header(slot_count, byte_size, token)
 

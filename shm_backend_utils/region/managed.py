@@ -51,7 +51,11 @@ class ManagedRegion:
         ------
         MachineError
             The machine has not that much shared memory left.
+        ValueError
+            There cannot be that many slots.
         """
+        if not 1 <= slot_count <= layout.MAX_SLOT_COUNT:
+            raise ValueError(f"a region of {slot_count} slots was asked for; expected 1 to {layout.MAX_SLOT_COUNT}")
         byte_size = layout.data_offset(slot_count) + _whole_pages(data_byte_size)
         header = Header(slot_count, byte_size, secrets.token_bytes(layout.TOKEN_LENGTH))
 

@@ -31,7 +31,9 @@ class RegionReport:
     Attributes
     ----------
     key : str
+        Its name.
     byte_size : int
+        What it takes of the memory; less than its header says if it was truncated.
     uid : int
         The user that it belongs to.
     is_owner_alive : bool
@@ -60,8 +62,10 @@ def reap() -> list[RegionReport]:
     """Remove this user's regions whose owner is dead, and return what they were."""
     removed = []
     for fd, path in _managed_files():
+        if os.fstat(fd).st_uid != os.geteuid():
+            continue
         report = _report(fd, path)
-        if report is None or report.uid != os.geteuid():
+        if report is None:
             continue
         # Taking the lease, rather than asking who has it, keeps a second reaper away until this one is done.
         if lease.take_owner_lease(fd) and _is_same_file(fd, path):
@@ -85,12 +89,12 @@ def _report(fd: int, path: Path) -> RegionReport | None:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         return None
-    header = layout.parse_header(os.pread(fd, layout.HEADER_LENGTH, 0), status.st_size)
+    header = layout.parse_header(os.pread(fd, layout.HEADER_LENGTH, 0))
     if header is None:
         return None
     return RegionReport(
         key=path.name,
-        byte_size=header.byte_size,
+        byte_size=status.st_size,
         uid=status.st_uid,
         is_owner_alive=lease.is_owner_alive(fd),
         age_s=max(0.0, time.time() - status.st_ctime),

@@ -1,0 +1,84 @@
+"""What the soak does to and asks of the machine: a /dev/shm of its own, and who holds what of it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import socket
+from pathlib import Path
+from typing import Final
+
+__all__ = ["SHM", "children", "command_line", "fill", "free_port", "held_shared_memory", "take_private_shm"]
+
+SHM: Final = Path("/dev/shm")
+
+_CLONE_NEWNS: Final = 0x20000
+_MS_REC_PRIVATE: Final = 0x4000 | 0x40000
+# Ephemeral ports begin above. A client that dials a port of that range where nobody listens may be given that very
+# port, so connect to itself, and keep the server from coming back.
+_PORTS: Final = range(20_000, 30_000)
+
+
+def take_private_shm(byte_size: int) -> bool:
+    """Mount a /dev/shm that this process and its children alone see. Return whether that was permitted."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    options = f"size={byte_size},mode=1777".encode()
+    return bool(
+        libc.unshare(_CLONE_NEWNS) == 0
+        and libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None) == 0
+        and libc.mount(b"tmpfs", bytes(SHM), b"tmpfs", 0, options) == 0
+    )
+
+
+def fill(name: str) -> Path:
+    """Take all space of /dev/shm with one file."""
+    path = SHM / name
+    with path.open("xb") as file:
+        while free := _free_bytes():
+            with contextlib.suppress(OSError):  # somebody was faster: what is left is less now
+                os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, free)
+    return path
+
+
+def free_port(chance: random.Random) -> int:
+    """Return a TCP port that is free, and that no outgoing connection will be given."""
+    while True:
+        port = chance.choice(_PORTS)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def held_shared_memory(pid: int | str, marker: str = "") -> list[str]:
+    """Return what a process holds of /dev/shm, descriptors and mappings, where the name contains ``marker``."""
+    descriptors = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            descriptors.append(str(link.readlink()))
+    mappings = [line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    held = [("descriptor", target) for target in descriptors] + [("mapping", target) for target in mappings]
+    return [f"{kind} of {target}" for kind, target in held if target.startswith(f"{SHM}/{marker}")]
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that any thread of a process has started."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it is gone, and so are they
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def command_line(pid: int) -> str:
+    """Return a process' command line; nothing if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def _free_bytes() -> int:
+    space = os.statvfs(SHM)
+    return space.f_bavail * space.f_frsize

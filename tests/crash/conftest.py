@@ -1,0 +1,51 @@
+"""A server that is the crash tests' own: once a stub was killed, a server that is asked to stop waits half a minute."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shm_backend_utils.client import ShmClient
+from shm_backend_utils.server import EmbeddedServer
+
+from .gate import Gate
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = (ROOT / "model_repository" / "identity", ROOT / "tests" / "models" / "crash_stages")
+
+
+@pytest.fixture(scope="package")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for model in MODELS:
+        shutil.copytree(model, folder / model.name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@pytest.fixture(scope="package")
+def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    with EmbeddedServer.start(models, log_file=tmp_path_factory.mktemp("server") / "server.log") as server:
+        yield server
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+@pytest.fixture(params=["grpc", "http"])
+def url(request: pytest.FixtureRequest, server: EmbeddedServer) -> str:
+    return {"grpc": server.grpc_url, "http": f"http://{server.http_url}"}[request.param]
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[ShmClient]:
+    with ShmClient(url, timeout_s=60) as client:
+        yield client
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)

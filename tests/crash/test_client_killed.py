@@ -1,0 +1,128 @@
+"""A client is killed: its memory goes, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import ShmClient
+from shm_backend_utils.server import EmbeddedServer
+
+from .gate import Gate
+from .processes import eventually, held_regions, region_of, stub_of
+
+STAGES = ("created", "writing", "in flight", "reading")
+X = np.arange(1000, dtype=np.float32)
+
+
+class Victim:
+    """A client process that stands at a stage."""
+
+    def __init__(self, url: str, stage: str, gate: Gate) -> None:
+        self._gate = gate
+        self._is_model_waiting = stage == "in flight"
+        gate.close()
+        parameters = gate.parameters("half written") if self._is_model_waiting else {}
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("victim.py")), url, stage, json.dumps(parameters)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self._process.pid
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "here\n"
+        if self._is_model_waiting:
+            gate.wait_for_model()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def let_the_model_go(self) -> None:
+        if self._is_model_waiting:
+            self._is_model_waiting = False
+            self._gate.let_go()
+
+    def end(self) -> None:
+        self.kill()
+        self.let_the_model_go()
+
+
+@pytest.fixture(params=STAGES)
+def stage(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def victim(url: str, stage: str, gate: Gate) -> Iterator[Victim]:
+    victim = Victim(url, stage, gate)
+    yield victim
+    victim.end()
+    with ShmClient(url):
+        pass  # removes what the victim left
+
+
+def test_the_next_client_to_start_removes_the_region(victim: Victim, url: str) -> None:
+    before = region_of(victim.pid)
+    assert before is not None
+    assert before.is_owner_alive
+    victim.kill()
+    with ShmClient(url):
+        assert region_of(victim.pid) is None
+
+
+@pytest.mark.parametrize("stage", ["writing", "in flight", "reading"])
+def test_the_model_lets_go_of_the_memory_by_itself(victim: Victim, server: EmbeddedServer) -> None:
+    stub = stub_of(server, "crash_stages")
+    assert stub is not None
+    assert held_regions(stub, victim.pid)
+    victim.kill()
+    victim.let_the_model_go()
+    eventually(lambda: not held_regions(stub, victim.pid))
+    assert stub_of(server, "crash_stages") == stub
+
+
+def test_another_client_is_served_as_before(victim: Victim, client: ShmClient) -> None:
+    with client.infer("identity", {"INPUT0": X}) as before:
+        view = before["OUTPUT0"]
+    victim.kill()
+    victim.let_the_model_go()
+    with client.infer("crash_stages", {"X": X}, outputs={"Y": X.nbytes}) as after:
+        np.testing.assert_array_equal(after["Y"], X + 1)
+    np.testing.assert_array_equal(view, X)
+    del view
+
+
+@pytest.mark.parametrize("stage", ["in flight"])
+def test_the_model_holds_the_slot_until_it_is_done(victim: Victim) -> None:
+    victim.kill()
+    executing = region_of(victim.pid)
+    assert executing is not None
+    assert not executing.is_owner_alive
+    assert executing.slots_in_use == 1
+    victim.let_the_model_go()
+    eventually(lambda: (region := region_of(victim.pid)) is None or region.slots_in_use == 0)
+
+
+@pytest.mark.parametrize("stage", ["in flight"])
+def test_a_region_may_be_removed_while_a_model_writes_to_it(
+    victim: Victim, server: EmbeddedServer, client: ShmClient
+) -> None:
+    stub = stub_of(server, "crash_stages")
+    victim.kill()
+    with ShmClient(server.grpc_url):
+        assert region_of(victim.pid) is None
+    victim.let_the_model_go()
+    with client.infer("crash_stages", {"X": X}, outputs={"Y": X.nbytes}) as result:
+        np.testing.assert_array_equal(result["Y"], X + 1)
+    assert stub_of(server, "crash_stages") == stub
+    os.kill(server.pid, 0)

@@ -1,0 +1,43 @@
+"""A client that goes as far as it is told, says so, and stays there until it is killed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, NoReturn
+
+import numpy as np
+
+from shm_backend_utils.client import ShmClient
+
+LENGTH = 1 << 16
+
+
+def stay() -> NoReturn:
+    print("here", flush=True)
+    sys.stdin.read()  # ends, too, if the test does
+    sys.exit("nobody killed me")
+
+
+def main(url: str, stage: str, parameters: dict[str, Any]) -> None:
+    client = ShmClient(url)
+    call = client.prepare(
+        "crash_stages", {"X": ((LENGTH,), np.float32)}, outputs={"Y": 4 * LENGTH}, parameters=parameters
+    )
+    if stage == "created":
+        stay()
+    if stage == "in flight":
+        print("here", flush=True)
+        call.infer()
+    call.inputs["X"][:] = 1
+    result = call.infer()
+    if stage == "reading":
+        assert result["Y"][0] == 2
+        stay()
+    if stage == "writing":
+        call.inputs["X"][: LENGTH // 2] = 7
+        stay()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
