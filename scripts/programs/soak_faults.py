@@ -15,7 +15,7 @@ from typing import Final
 
 from soak_board import Phase
 from soak_clients import ClientProcess
-from soak_machine import SHM, fill
+from soak_machine import fill
 from soak_server import SoakServer
 from soak_tally import Tally
 
@@ -128,11 +128,6 @@ class Saboteur:
         if process.returncode < 0:
             outcome = signal.Signals(-process.returncode).name
         self._tally.add("outcomes", f"{deed}: {outcome.strip() or process.returncode}")
-        for path in SHM.glob(f"shmbu-{process.pid}-*"):
-            # The reaper leaves alone what has no header that fits: nothing proves whose it was.
-            if process.returncode < 0 and deed.startswith("truncate"):
-                path.unlink()
-                self._tally.add("outcomes", "truncated files that nobody can prove to be dead")
 
 
 def _is_model_executing() -> bool:

@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 from typing import Final
 
-__all__ = ["SHM", "children", "command_line", "fill", "free_port", "held_shared_memory", "take_private_shm"]
+__all__ = ["SHM", "children", "command_line", "fill", "free_ports", "held_shared_memory", "take_private_shm"]
 
 SHM: Final = Path("/dev/shm")
 
@@ -42,13 +42,16 @@ def fill(name: str) -> Path:
     return path
 
 
-def free_port(chance: random.Random) -> int:
-    """Return a TCP port that is free, and that no outgoing connection will be given."""
-    while True:
-        port = chance.choice(_PORTS)
+def free_ports(chance: random.Random, count: int) -> list[int]:
+    """Return different TCP ports that are free, and that no outgoing connection will be given."""
+    found: list[int] = []
+    for port in chance.sample(_PORTS, len(_PORTS)):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
-            return port
+            found.append(port)
+        if len(found) == count:
+            break
+    return found
 
 
 def held_shared_memory(pid: int | str, marker: str = "") -> list[str]:

@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from soak_machine import SHM, children, command_line, free_port, held_shared_memory
+from soak_machine import SHM, children, command_line, free_ports, held_shared_memory
 from soak_tally import Tally
 
 from shm_backend_utils.errors import MachineError
@@ -44,7 +44,7 @@ class SoakServer:
                         folder / "models" / config.parent.name,
                         ignore=shutil.ignore_patterns("__pycache__"),
                     )
-        self._ports = Ports(free_port(chance), free_port(chance), free_port(chance))
+        self._ports = Ports(*free_ports(chance, 3))
         self._server = self._start()
         self.grpc_url = self._server.grpc_url
         self.http_url = f"http://{self._server.http_url}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import math
 import os
+import re
 import secrets
 from typing import Any, Final
 
@@ -17,9 +18,11 @@ from .layout import Header, SlotRecord
 from .lease import SlotLease
 from .system import PRIVATE, Access, SystemSegment
 
-__all__ = ["KEY_PREFIX", "ManagedRegion", "array_at"]
+__all__ = ["KEY", "KEY_PREFIX", "ManagedRegion", "array_at"]
 
 KEY_PREFIX: Final = "shmbu-"
+KEY: Final = re.compile(rf"{KEY_PREFIX}[0-9]+-[0-9a-f]{{16}}")
+"""The keys that :meth:`ManagedRegion.create` gives: the process id, for people to read, and a random number."""
 
 
 class ManagedRegion:

@@ -2,7 +2,8 @@
 
 What is proven: a regular file with our prefix and a ready header, belonging to this user, whose owner's lease is free.
 An owner holds that lease from before its region has a name until it is dead or done, so a free lease means that nobody
-will ever write a generation there again. Whatever cannot be proven is left alone.
+will ever write a generation there again. Whatever cannot be proven is left alone. Of a region that was truncated to
+nothing no header is asked, only a name of exactly the form of ours: there is nothing that could be lost.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from . import layout, lease
-from .managed import KEY_PREFIX
+from .managed import KEY, KEY_PREFIX
 
 __all__ = ["RegionReport", "reap", "scan"]
 
@@ -90,16 +91,17 @@ def _report(fd: int, path: Path) -> RegionReport | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     header = layout.parse_header(os.pread(fd, layout.HEADER_LENGTH, 0))
-    if header is None:
+    if header is None and not (status.st_size == 0 and KEY.fullmatch(path.name)):
         return None
+    slot_count = 0 if header is None else header.slot_count
     return RegionReport(
         key=path.name,
         byte_size=status.st_size,
         uid=status.st_uid,
         is_owner_alive=lease.is_owner_alive(fd),
         age_s=max(0.0, time.time() - status.st_ctime),
-        slot_count=header.slot_count,
-        slots_in_use=sum(lease.is_slot_in_use(fd, slot) for slot in range(header.slot_count)),
+        slot_count=slot_count,
+        slots_in_use=sum(lease.is_slot_in_use(fd, slot) for slot in range(slot_count)),
     )
 
 

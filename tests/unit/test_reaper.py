@@ -111,6 +111,19 @@ def test_a_dead_owners_region_that_was_truncated_is_removed(dead: Path) -> None:
     assert not dead.exists()
 
 
+def test_a_region_that_was_truncated_to_nothing_is_removed(dead: Path) -> None:
+    os.truncate(dead, 0)
+    assert [(report.key, report.byte_size, report.slot_count) for report in reaper.reap()] == [(dead.name, 0, 0)]
+    assert not dead.exists()
+
+
+def test_an_empty_file_whose_name_we_would_not_give_stays(shared_memory: Path) -> None:
+    path = shared_memory / "shmbu-mine"
+    path.touch()
+    assert reaper.reap() == []
+    assert path.exists()
+
+
 def test_what_was_removed_is_reported(dead: Path) -> None:
     (removed,) = reaper.reap()
     assert (removed.key, removed.byte_size, removed.is_owner_alive) == (dead.name, 3 * layout.PAGE_SIZE, False)
@@ -141,7 +154,6 @@ def test_a_region_that_this_process_only_has_open_does_not_live_for_that(region:
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
         b"SHMBUREG",
         b"somebody else's" * 1000,
         bytes(8192),
@@ -152,7 +164,6 @@ def test_a_region_that_this_process_only_has_open_does_not_live_for_that(region:
         file_with_header()[:12] + b"\xff\xff\xff\xff" + file_with_header()[16:],
     ],
     ids=[
-        "empty",
         "cut off in the header",
         "garbage",
         "zeros",
