@@ -118,8 +118,8 @@ def of_protocol(
         )
         for size in IDENTITY_BYTES
     ]
-    # The sum takes for granted that a processor wakes up as fast after a longer wait. The second floor does not: there a
-    # model multiplies memory of its own.
+    # The sum takes for granted that a processor wakes up as fast after a longer wait.
+    # The second floor does not: there, a model multiplies memory of its own.
     floors = {
         "× (the multiply alone + an empty request)": medians["the multiply alone"] + medians["empty"],
         "× an empty request that multiplies": medians["bare multiply"],
