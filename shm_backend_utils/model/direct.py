@@ -7,6 +7,7 @@ request with that descriptor. A :class:`DirectTensors` is one such request, fenc
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ from .regions import ResolvedRegion, UsedSlot
 __all__ = ["PATH", "DirectPlan", "DirectTensors", "Output"]
 
 PATH: Final = "direct"
+PATIENCE_S: Final = 1.0
+_PAUSE_S: Final = 0.0005
 _MOST_REMEMBERED: Final = 64
 
 
@@ -184,7 +187,7 @@ class DirectTensors:
         taken: list[UsedSlot] = []
         try:
             for slot in plan.slots:
-                _take(slot)
+                _take(slot, generation)
                 taken.append(slot)
             for slot in plan.slots:
                 _check_generation(slot.record, generation)
@@ -210,11 +213,15 @@ class DirectTensors:
             slot.lease.give_back()
 
 
-def _take(slot: UsedSlot) -> None:
-    if not slot.lease.take():
-        raise StaleRequestError(
-            "the slot is in use: its client takes it back, or the same request is being executed already"
-        )
+def _take(slot: UsedSlot, generation: int) -> None:
+    """Take a slot's lease. A stale request may have it for a moment, until it is refused: that is waited for."""
+    deadline = 0.0
+    while not slot.lease.take():
+        _check_generation(slot.record, generation)
+        deadline = deadline or time.monotonic() + PATIENCE_S
+        if time.monotonic() > deadline:
+            raise StaleRequestError("the slot is in use, by another model or by the client that takes it back")
+        time.sleep(_PAUSE_S)
 
 
 def _check_generation(record: SlotRecord, generation: int) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import DeadlineExceededError, Result, ShmClient
+from shm_backend_utils.client import DeadlineExceededError, Result, ServerUnavailableError, ShmClient
 from shm_backend_utils.client.pool import Slot
 from shm_backend_utils.errors import PeerError
 from shm_backend_utils.server import EmbeddedServer
 
 DEADLINE_S = 0.001
 DELAY_US = 3000
+ATTEMPTS = 4
 
 
 def count_wrong_results(client: ShmClient, model: str, round_count: int) -> tuple[int, int]:
@@ -34,6 +38,8 @@ def count_wrong_results(client: ShmClient, model: str, round_count: int) -> tupl
             wrong += is_wrong(*checked_once)
         try:
             result = client.infer(model, {"VALUE_AND_DELAY_US": np.array([value, 0])})
+        except ServerUnavailableError:
+            raise
         except PeerError:  # somebody else has written over the slot's record
             wrong += 1
             checked_once = None
@@ -48,24 +54,35 @@ def is_wrong(value: int, result: Result) -> bool:
 
 
 def test_ten_thousand_rounds_give_not_one_wrong_byte(triton_server: EmbeddedServer) -> None:
-    with ShmClient(triton_server.grpc_url) as client:
+    with ShmClient(f"http://{triton_server.http_url}") as client:
         given_up, wrong = count_wrong_results(client, "late_writer", 10_000)
     assert given_up > 9_000
     assert wrong == 0
 
 
-def test_the_same_over_http(triton_server: EmbeddedServer) -> None:
-    with ShmClient(f"http://{triton_server.http_url}") as client:
-        given_up, wrong = count_wrong_results(client, "late_writer", 500)
-    assert given_up > 400
-    assert wrong == 0
+def test_the_same_over_grpc(tmp_path: Path) -> None:
+    """A server of its own: before 24.12, Triton may crash of a gRPC deadline that expires just as it answers (its issue
+    7368). Then that server's rounds do not count.
+    """
+    shutil.copytree(Path(__file__).resolve().parents[1] / "models" / "late_writer", tmp_path / "models" / "late_writer")
+    for _ in range(ATTEMPTS):
+        with EmbeddedServer.start(tmp_path / "models") as server, ShmClient(server.grpc_url) as client:
+            try:
+                given_up, wrong = count_wrong_results(client, "late_writer", 500)
+            except ServerUnavailableError:
+                assert not server.is_running
+                continue
+        assert given_up > 400
+        assert wrong == 0
+        return
+    pytest.fail(f"the server died {ATTEMPTS} times")
 
 
 def test_without_fencing_the_same_rounds_do_give_wrong_bytes(
     triton_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Slot, "reclaim", lambda slot: True)
-    with ShmClient(triton_server.grpc_url) as client:
+    with ShmClient(f"http://{triton_server.http_url}") as client:
         given_up, wrong = count_wrong_results(client, "late_writer_unfenced", 500)
     assert given_up > 400
     assert wrong > 0
