@@ -38,6 +38,8 @@ class ShmClient:
     access : Access
         Who may open the shared memory; by default this user alone. A server that runs as another user needs, for
         example, ``Access(mode=0o660, group_id=...)``, and this user's id in the model's ``SHM_ALLOWED_UIDS``.
+    prefault : bool
+        Whether to enter new shared memory into this process' page tables at once, not page by page at first use.
 
     Raises
     ------
@@ -45,7 +47,7 @@ class ShmClient:
         No server answers there.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 60.0, access: Access = PRIVATE) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 60.0, access: Access = PRIVATE, prefault: bool = False) -> None:
         if timeout_s <= 0:
             raise CallerError(f"timeout_s is {timeout_s}; expected a number of seconds above 0")
         self._timeout_s = timeout_s
@@ -53,7 +55,7 @@ class ShmClient:
         self._learned: dict[str, dict[str, int]] = {}
         self._transport: Transport | None = connect(url, timeout_s)
         reaper.reap()
-        self._pool = SlotPool(access)
+        self._pool = SlotPool(access, prefault=prefault)
         self._finalizer = weakref.finalize(self, SlotPool.close, self._pool)  # also when the interpreter exits
         try:
             self._check_server_answers(self._transport)

@@ -100,8 +100,9 @@ class SlotPool:
     A slot that comes back in doubt goes into quarantine until it can be reclaimed.
     """
 
-    def __init__(self, access: Access = PRIVATE) -> None:
+    def __init__(self, access: Access = PRIVATE, *, prefault: bool = False) -> None:
         self._access = access
+        self._prefault = prefault
         self._lock = threading.Lock()
         self._idle: list[Slot] = []
         self._quarantined: list[Slot] = []
@@ -167,7 +168,10 @@ class SlotPool:
     def _make(self, byte_size: int) -> Slot:
         if self._idle:  # all of them too small: the largest makes room, so that the pool holds no more slots than calls
             self._destroy(max(self._idle, key=lambda slot: slot.capacity))
-        slot = Slot(ManagedRegion.create(byte_size, access=self._access))
+        region = ManagedRegion.create(byte_size, access=self._access)
+        if self._prefault:
+            region.segment.prefault()
+        slot = Slot(region)
         self._alive.add(slot)
         return slot
 
