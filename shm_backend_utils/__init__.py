@@ -16,6 +16,7 @@ from typing import Any, Final
 __version__: Final = "0.1.0"
 
 _HOMES: Final = {
+    "AsyncShmClient": "client",
     "BufferAttributes": "attributes",
     "MemoryType": "attributes",
     "ShmClient": "client",
@@ -25,6 +26,7 @@ _HOMES: Final = {
 }
 
 __all__ = [
+    "AsyncShmClient",
     "BufferAttributes",
     "MemoryType",
     "ShmClient",

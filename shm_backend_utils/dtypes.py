@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .errors import TensorError
+from .errors import TensorTypeError
 
 __all__ = ["BY_NAME", "DType", "from_config", "from_numpy"]
 
@@ -85,14 +85,14 @@ def from_numpy(dtype: npt.DTypeLike, tensor: str) -> DType:
 
     Raises
     ------
-    TensorError
+    TensorTypeError
         The dtype has no counterpart in the table.
     """
     numpy = np.dtype(dtype)
     try:
         return _BY_NUMPY[numpy]
     except KeyError:
-        raise TensorError(
+        raise TensorTypeError(
             tensor, f"tensor {tensor!r} has NumPy dtype {numpy}; supported in shared memory are {_NAMES}"
         ) from None
 

@@ -5,7 +5,8 @@
     ShmError
     ├── CallerError            what was asked for is wrong; ask differently
     │   ├── DescriptorError    the request parameter ``shm_io``
-    │   ├── TensorError        a tensor's name, dtype or shape
+    │   ├── TensorError        a tensor, in one of these respects:
+    │   │   ├── TensorNameError, TensorTypeError, TensorShapeError, BatchSizeError, MissingTensorError
     │   ├── RegionRefusedError memory that was named, but may not be opened
     │   └── ClosedError        an object was used after it was closed
     ├── PeerError              the other process broke off or broke the contract
@@ -25,10 +26,12 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "BatchSizeError",
     "CallerError",
     "ClosedError",
     "DescriptorError",
     "MachineError",
+    "MissingTensorError",
     "ModelError",
     "PeerError",
     "RegionGoneError",
@@ -38,6 +41,9 @@ __all__ = [
     "SlotInDoubtError",
     "StaleRequestError",
     "TensorError",
+    "TensorNameError",
+    "TensorShapeError",
+    "TensorTypeError",
 ]
 
 
@@ -91,6 +97,28 @@ class TensorError(CallerError, ValueError):
     def __init__(self, tensor: str, message: str) -> None:
         self.tensor = tensor
         super().__init__(message)
+
+
+class TensorNameError(TensorError, KeyError):
+    """The model has no input, or no output, of this name."""
+
+    __str__ = Exception.__str__  # KeyError would show the message in quotes
+
+
+class TensorTypeError(TensorError, TypeError):
+    """A tensor's data type is not the model's."""
+
+
+class TensorShapeError(TensorError):
+    """A tensor's shape is not one that the model takes."""
+
+
+class BatchSizeError(TensorShapeError):
+    """A request has more rows than the model takes at once, or its inputs differ in them."""
+
+
+class MissingTensorError(TensorError):
+    """The model needs an input that the request does not have."""
 
 
 class RegionRefusedError(CallerError, PermissionError):

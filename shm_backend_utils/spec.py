@@ -9,15 +9,18 @@ from typing import Any, Final
 
 from . import dtypes
 from .dtypes import DType
-from .errors import ModelError, TensorError
+from .errors import BatchSizeError, ModelError, TensorNameError, TensorShapeError, TensorTypeError
 
-__all__ = ["BATCH_CARRIER", "PATHS_PARAMETER", "ModelSpec", "TensorSpec"]
+__all__ = ["BATCH_CARRIER", "PATHS_PARAMETER", "UIDS_PARAMETER", "ModelSpec", "TensorSpec"]
 
 BATCH_CARRIER: Final = "SHM"
 """The optional input whose shape ``[B, 0]`` tells Triton's batcher the batch size in zero bytes."""
 
 PATHS_PARAMETER: Final = "SHM_PATHS"
 """The parameter in ``config.pbtxt`` that declares which paths a model serves."""
+
+UIDS_PARAMETER: Final = "SHM_ALLOWED_UIDS"
+"""The parameter in ``config.pbtxt`` that says whose regions the model opens."""
 
 _PATHS: Final = frozenset({"direct", "triton-shm", "inline"})
 
@@ -47,14 +50,18 @@ class TensorSpec:
     def check(self, dtype: DType, shape: tuple[int, ...]) -> None:
         """Raise :class:`TensorError` unless a tensor of this dtype and shape fits the configuration."""
         if dtype is not self.dtype:
-            raise TensorError(
+            raise TensorTypeError(
                 self.name,
                 f"tensor {self.name!r} is {dtype.name}, but the model's configuration says {self.config_dtype}",
             )
+        self.check_shape(shape)
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raise :class:`TensorShapeError` unless a tensor of this shape fits the configuration."""
         if len(shape) != len(self.shape) or any(
             want not in (-1, size) for size, want in zip(shape, self.shape, strict=True)
         ):
-            raise TensorError(
+            raise TensorShapeError(
                 self.name,
                 f"tensor {self.name!r} has shape {list(shape)}, "
                 f"but the model's configuration says {list(self.shape)} (-1 is any size)",
@@ -83,6 +90,10 @@ class ModelSpec:
         What ``SHM_PATHS`` declares; None where it is not set.
     has_batch_carrier : bool
         Whether there is an input that carries the batch size of requests without tensors.
+    is_decoupled : bool
+        Whether the model answers a request with any number of responses, in a stream.
+    allowed_uids : str or None
+        What ``SHM_ALLOWED_UIDS`` says, unchecked; None where it is not set.
     """
 
     name: str
@@ -91,6 +102,8 @@ class ModelSpec:
     outputs: Mapping[str, TensorSpec]
     paths: frozenset[str] | None
     has_batch_carrier: bool
+    is_decoupled: bool
+    allowed_uids: str | None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
@@ -118,15 +131,25 @@ class ModelSpec:
             outputs={tensor["name"]: _tensor_spec(tensor, batched) for tensor in config.get("output", ())},
             paths=_declared_paths(config),
             has_batch_carrier=carrier is not None and carrier.config_dtype == "TYPE_UINT8" and carrier.optional,
+            is_decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
+            allowed_uids=config.get("parameters", {}).get(UIDS_PARAMETER, {}).get("string_value"),
         )
 
     def obstacle_to_direct(self) -> str | None:
         """Return what in the configuration stands against the direct path, with its remedy; None if nothing does."""
-        if self.paths is None or "direct" not in self.paths:
-            return (
-                f"model {self.name!r} does not declare the direct path; if its model.py uses ShmSession, set the "
-                f'parameter {PATHS_PARAMETER} to "direct,triton-shm,inline" in its config.pbtxt'
-            )
+        return self.obstacle_in_paths() or self.obstacle_in_inputs()
+
+    def obstacle_in_paths(self) -> str | None:
+        """Return what is wrong if the model does not declare the direct path."""
+        if self.paths is not None and "direct" in self.paths:
+            return None
+        return (
+            f"model {self.name!r} does not declare the direct path; if its model.py uses ShmSession, set the "
+            f'parameter {PATHS_PARAMETER} to "direct,triton-shm,inline" in its config.pbtxt'
+        )
+
+    def obstacle_in_inputs(self) -> str | None:
+        """Return what is wrong if Triton would not pass on a request that carries no tensors."""
         required = [name for name, tensor in self.inputs.items() if not tensor.optional]
         if required:
             return (
@@ -142,17 +165,17 @@ class ModelSpec:
         return None
 
     def input(self, name: str) -> TensorSpec:
-        """Return the input of this name or raise :class:`TensorError`."""
+        """Return the input of this name or raise :class:`TensorNameError`."""
         return _named(self.inputs, name, f"model {self.name!r} has no input")
 
     def output(self, name: str) -> TensorSpec:
-        """Return the output of this name or raise :class:`TensorError`."""
+        """Return the output of this name or raise :class:`TensorNameError`."""
         return _named(self.outputs, name, f"model {self.name!r} has no output")
 
     def check_batch_size(self, tensor: str, batch_size: int) -> None:
-        """Raise :class:`TensorError` unless this many rows fit one request."""
+        """Raise :class:`BatchSizeError` unless this many rows fit one request."""
         if not 1 <= batch_size <= self.max_batch_size:
-            raise TensorError(
+            raise BatchSizeError(
                 tensor,
                 f"tensor {tensor!r} has a batch of {batch_size}, "
                 f"but model {self.name!r} takes 1 to {self.max_batch_size}",
@@ -163,7 +186,7 @@ def _named(tensors: Mapping[str, TensorSpec], name: str, missing: str) -> Tensor
     try:
         return tensors[name]
     except KeyError:
-        raise TensorError(name, f"{missing} {name!r}; it has {', '.join(tensors) or 'none'}") from None
+        raise TensorNameError(name, f"{missing} {name!r}; it has {', '.join(tensors) or 'none'}") from None
 
 
 def _tensor_spec(tensor: Mapping[str, Any], batched: bool) -> TensorSpec:

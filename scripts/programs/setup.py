@@ -23,6 +23,8 @@ from progress import Progress
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL_SERVER = Path(__file__).with_name("install_server.py")
+# What scripts/bench compares with. It requires all of tritonclient's extras, CUDA's packages among them, and uses none.
+OTHER_CLIENT = "triton-shm-client==0.1.0"
 
 
 class StepFailedError(Exception):
@@ -30,12 +32,19 @@ class StepFailedError(Exception):
 
 
 class Environment:
-    """A virtual environment in the checkout, and what is to be installed in it."""
+    """A virtual environment in the checkout, and what is to be installed in it.
 
-    def __init__(self, name: str, requirements: list[str]) -> None:
+    Parameters
+    ----------
+    alone : list of str
+        Requirements that are installed without what they require in turn.
+    """
+
+    def __init__(self, name: str, requirements: list[str], alone: list[str]) -> None:
         self.folder = ROOT / name
         self.python = self.folder / "bin" / "python"
         self.requirements = ["--editable", f"{ROOT}[dev]", *requirements]
+        self.alone = alone
         self._stamp = self.folder / "made-by-scripts-setup"
 
     def is_made(self) -> bool:
@@ -60,14 +69,17 @@ class Environment:
     def install_packages(self, on_line: Callable[[str], None]) -> None:
         """Install what it is for."""
         options = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-        run([str(self.python), "-m", "pip", "install", *options, *self.requirements], on_line)
+        pip_install = [str(self.python), "-m", "pip", "install", *options]
+        run([*pip_install, *self.requirements], on_line)
+        if self.alone:
+            run([*pip_install, "--no-deps", *self.alone], on_line)
 
     def install_server(self) -> None:
         """Install the embedded server for its Python."""
         run([str(self.python), str(INSTALL_SERVER)], lambda line: None)
 
     def _fingerprint(self) -> str:
-        made_of = [(ROOT / "pyproject.toml").read_text(), sys.version, sys.base_prefix, *self.requirements]
+        made_of = [(ROOT / "pyproject.toml").read_text(), sys.version, sys.base_prefix, *self.requirements, *self.alone]
         return hashlib.sha256("\0".join(made_of).encode()).hexdigest()
 
 
@@ -130,7 +142,9 @@ def main() -> int:
     parser.add_argument("--numpy1", action="store_true", help="make .venv-numpy1 instead: the same with NumPy 1.26")
     arguments = parser.parse_args()
     environment = (
-        Environment(".venv-numpy1", ["numpy==1.26.4"]) if arguments.numpy1 else Environment(".venv", ["numpy>=2"])
+        Environment(".venv-numpy1", ["numpy==1.26.4"], [])
+        if arguments.numpy1
+        else Environment(".venv", ["numpy>=2"], [OTHER_CLIENT])
     )
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     checkout = os.open(ROOT, os.O_RDONLY)

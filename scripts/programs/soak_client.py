@@ -80,7 +80,7 @@ class SoakClient:
 
     def _client(self, protocol: str) -> ShmClient:
         if protocol not in self._clients:
-            self._clients[protocol] = ShmClient(self._urls[protocol], timeout_s=CALL_TIMEOUT_S)
+            self._clients[protocol] = ShmClient(self._urls[protocol], timeout_s=CALL_TIMEOUT_S, path="direct")
         return self._clients[protocol]
 
     def _infer(self, protocol: str, client: ShmClient) -> None:
@@ -91,7 +91,7 @@ class SoakClient:
             workload.model,
             {workload.source: payload},
             outputs=self._hint(workload, payload),
-            parameters=workload.parameters(self._chance.choice(SLEEPS_MS)),
+            parameters=workload.parameters(self._chance.choice(SLEEPS_MS)) or {},
         )
         self._check(protocol, workload, "infer", payload, result, holdable=True)
 
@@ -156,7 +156,7 @@ class SoakClient:
             workload.model,
             {workload.source: (payload.shape, payload.dtype)},
             outputs=self._hint(workload, payload),
-            parameters=workload.parameters(sleep_ms),
+            parameters=workload.parameters(sleep_ms) or {},
         )
 
     def _hint(self, workload: Workload, payload: npt.NDArray[Any]) -> dict[str, int] | None:
@@ -200,7 +200,7 @@ class SoakClient:
 
 
 def _quarantined(client: ShmClient) -> int:
-    return client._pool.quarantined_count
+    return client.stats().quarantined
 
 
 def stop_event() -> threading.Event:

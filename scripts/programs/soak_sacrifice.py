@@ -39,7 +39,7 @@ def infer_until_answered(call: PreparedCall) -> None:
 def commit(deed: str, url: str) -> str:
     """Do the deed; return what came of it."""
     try:
-        with ShmClient(url, timeout_s=20) as client:
+        with ShmClient(url, timeout_s=20, path="direct") as client:
             shape = {"X": ((LENGTH,), np.uint32)}
             sleep_ms = 400 if deed == "truncate in flight" else 0
             with client.prepare("halves", shape, outputs={"Y": 4 * LENGTH}, parameters={"sleep_ms": sleep_ms}) as call:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 
 __all__ = ["Relay", "relay_to"]
 

@@ -2,18 +2,59 @@
 
 from __future__ import annotations
 
+import logging
+
 from ..region.system import Access
-from .call import PreparedCall
+from .aio import AsyncShmClient
+from .call import AsyncPreparedCall, PreparedCall
 from .client import ShmClient
-from .errors import DeadlineExceededError, InferenceError, ServerUnavailableError
+from .errors import (
+    BudgetError,
+    ConnectionLostError,
+    DeadlineExceededError,
+    ForkedError,
+    InferenceError,
+    InputMissingError,
+    OutputRoomError,
+    PathUnavailableError,
+    PoolExhaustedError,
+    ServerUnavailableError,
+    TimeoutValueError,
+    TlsError,
+    UnknownHostError,
+)
+from .explanation import Check, Explanation
+from .options import RequestOptions, Tls
+from .pool_options import PoolOptions
 from .result import Result
+from .stats import ClientStats
+
+logging.getLogger("shm_backend_utils").addHandler(logging.NullHandler())  # quiet, unless the application listens
 
 __all__ = [
     "Access",
+    "AsyncPreparedCall",
+    "AsyncShmClient",
+    "BudgetError",
+    "Check",
+    "ClientStats",
+    "ConnectionLostError",
     "DeadlineExceededError",
+    "Explanation",
+    "ForkedError",
     "InferenceError",
+    "InputMissingError",
+    "OutputRoomError",
+    "PathUnavailableError",
+    "PoolExhaustedError",
+    "PoolOptions",
     "PreparedCall",
+    "RequestOptions",
     "Result",
     "ServerUnavailableError",
     "ShmClient",
+    "TimeoutValueError",
+    "Tls",
+    "TlsError",
+    "UnknownHostError",
 ]

@@ -2,44 +2,55 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Mapping, Sequence
+import concurrent.futures
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import numpy.typing as npt
 
-from ..descriptor import GENERATION_PARAMETER, PARAMETER
-from ..errors import CallerError, ClosedError
-from ..region import reaper
-from ..region.system import PRIVATE, Access
-from ..spec import ModelSpec
-from .call import OutputHint, PreparedCall, plan
-from .errors import InferenceError, ServerUnavailableError
-from .pool import SlotPool
+from ..errors import ClosedError
+from .call import PreparedCall
+from .connect import connect
+from .engine import Engine, OpenCall, Outputs
+from .errors import ForkedError
+from .explanation import Explanation
+from .options import RequestOptions, Tls
+from .paths import PathName
+from .pool_options import PoolOptions
 from .result import Result
-from .transport import Request, Transport, connect
+from .runtime import BlockingRuntime, run
+from .split import infer_split
+from .stats import ClientStats
+from .terms import Terms
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["ShmClient"]
 
+_MOST_SUBMITTED_AT_ONCE: Final = 32
+
 
 class ShmClient:
-    """A client of one server on this machine. A context manager. May be used from several threads.
+    """A client of one server. A context manager. May be used from several threads at once.
 
     Making one removes what this user's clients have left in shared memory when they were killed.
 
     Parameters
     ----------
     url : str
-        ``HOST:PORT`` or ``grpc://HOST:PORT`` for gRPC, ``http://HOST:PORT`` for HTTP.
+        ``HOST:PORT`` or ``grpc://HOST:PORT`` for gRPC, ``http://HOST:PORT`` for HTTP; ``grpcs://`` or
+        ``https://`` by TLS.
     timeout_s : float
-        How long to wait for an answer, where a call does not say otherwise.
-    access : Access
-        Who may open the shared memory; by default this user alone. A server that runs as another user needs, for
-        example, ``Access(mode=0o660, group_id=...)``, and this user's id in the model's ``SHM_ALLOWED_UIDS``.
-    prefault : bool
-        Whether to enter new shared memory into this process' page tables at once, not page by page at first use.
+        How long a call may take, waiting for memory included, where it does not say otherwise.
+    path : str
+        ``"auto"``: ``"direct"`` where the model declares it and the memory can be shared, else ``"triton-shm"``, else
+        ``"inline"``. One of these by name: that, or an error.
+    pool : PoolOptions, optional
+        How much shared memory to use.
+    tls : Tls, optional
+        Certificates.
 
     Raises
     ------
@@ -47,18 +58,21 @@ class ShmClient:
         No server answers there.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 60.0, access: Access = PRIVATE, prefault: bool = False) -> None:
-        if timeout_s <= 0:
-            raise CallerError(f"timeout_s is {timeout_s}; expected a number of seconds above 0")
-        self._timeout_s = timeout_s
-        self._specs: dict[tuple[str, str], ModelSpec] = {}
-        self._learned: dict[str, dict[str, int]] = {}
-        self._transport: Transport | None = connect(url, timeout_s)
-        reaper.reap()
-        self._pool = SlotPool(access, prefault=prefault)
-        self._finalizer = weakref.finalize(self, SlotPool.close, self._pool)  # also when the interpreter exits
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 60.0,
+        path: PathName = "auto",
+        pool: PoolOptions | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        self._terms = Terms(url, timeout_s, path, pool, tls)
+        self._terms.end_with(self)
+        self._submitted = concurrent.futures.ThreadPoolExecutor(_MOST_SUBMITTED_AT_ONCE, "shm submit")
+        self._engine: Engine | None = Engine(connect(url, tls), BlockingRuntime(), self._terms.pool)
         try:
-            self._check_server_answers(self._transport)
+            run(self._engine.check_server_answers(self._terms.timeout_s))
         except BaseException:
             self.close()
             raise
@@ -66,98 +80,132 @@ class ShmClient:
     def infer(
         self,
         model: str,
-        inputs: Mapping[str, npt.ArrayLike],
+        inputs: Mapping[str, Any],
         *,
-        outputs: Sequence[str] | Mapping[str, OutputHint] | None = None,
+        outputs: Outputs = None,
         timeout_s: float | None = None,
-        model_version: str = "",
-        request_id: str = "",
-        parameters: Mapping[str, Any] | None = None,
+        path: PathName | None = None,
+        split: bool = False,
+        **options: Unpack[RequestOptions],
     ) -> Result:
-        """Copy the inputs into shared memory, run the model, and return its outputs as views: one copy in, none out.
+        """Run a model. On the direct path its inputs are copied once, into shared memory, and its outputs not at all.
 
         Parameters
         ----------
         model : str
-            Its configuration must declare the direct path.
-        inputs : mapping of str to array_like
-            In any memory order; the dtypes must be the model's.
+            Its name.
+        inputs : mapping
+            Name to a NumPy array in any memory order; to anything with ``__dlpack__``, ``__array_interface__`` or
+            ``__array__``, on the host; to a list of these, which become the rows (or, with as many dimensions as the
+            input, the parts) of one batch; or to Python numbers and strings. Dtypes of arrays must be the model's.
         outputs : sequence of str or mapping, optional
-            The outputs wanted, all if not given. A mapping also says how much room each needs, as bytes or as
-            ``(shape, dtype)``. Where neither this nor the configuration tells, the size is learned from the first call,
-            whose output comes back through Triton.
+            The outputs wanted, all if not given. A mapping also says how much room each needs, as bytes, as
+            ``(shape, dtype)``, or as None. Where neither this nor the configuration tells, the size is learned from the
+            first call, whose output comes back through Triton.
         timeout_s : float, optional
-            How long to wait for the answer.
-        model_version, request_id, parameters
-            As for ``tritonclient``.
+            How long the call may take.
+        path : str, optional
+            As for the client.
+        split : bool
+            Whether a batch may be larger than the model takes at once: it is sent as several requests, side by side.
+        **options
+            See :class:`RequestOptions`.
 
         Raises
         ------
         TensorError
             The model does not take these tensors.
-        CallerError
-            The model cannot be called on the direct path; the message says what to do.
+        PathUnavailableError
+            The path that was asked for is closed; the message says why.
+        PoolExhaustedError, BudgetError, MachineError
+            There is not enough shared memory: now, ever, or on this machine.
         InferenceError
             The server refused or failed the request.
         DeadlineExceededError, ServerUnavailableError
             It did not answer.
-        MachineError
-            The machine has not enough shared memory left.
         """
-        arrays = {name: np.asarray(value) for name, value in inputs.items()}
-        shapes = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-        with self.prepare(
-            model,
-            shapes,
-            outputs=outputs,
-            model_version=model_version,
-            request_id=request_id,
-            parameters=parameters,
-        ) as call:
-            for name, array in arrays.items():
-                np.copyto(call.inputs[name], array, casting="no")
-            return call.infer(timeout_s=timeout_s)
+        engine = self._open_engine()
+        demand = self._terms.demand("infer", model, path, timeout_s, options)
+        if not split:
+            return run(engine.infer(demand, inputs, outputs))
+        with engine.tally.failures():
+            return run(infer_split(engine, demand, inputs, outputs))
+
+    def submit(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        outputs: Outputs = None,
+        timeout_s: float | None = None,
+        path: PathName | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> concurrent.futures.Future[Result]:
+        """As :meth:`infer`, without waiting for the answer. The inputs have been copied when this returns.
+
+        It waits for memory: who submits faster than the model answers is slowed down to its pace.
+        """
+        engine = self._open_engine()
+        demand = self._terms.demand("submit", model, path, timeout_s, options)
+        with engine.tally.failures():
+            call = run(engine.begin(demand, inputs, outputs))
+        future = self._submitted.submit(_finish, engine, call)
+        future.add_done_callback(lambda future: call.exchange.close())  # it may have been cancelled
+        return future
 
     def prepare(
         self,
         model: str,
         inputs: Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]],
         *,
-        outputs: Sequence[str] | Mapping[str, OutputHint] | None = None,
-        model_version: str = "",
-        request_id: str = "",
-        parameters: Mapping[str, Any] | None = None,
+        outputs: Outputs = None,
+        timeout_s: float | None = None,
+        path: PathName | None = None,
+        **options: Unpack[RequestOptions],
     ) -> PreparedCall:
-        """Return a call whose inputs are to be filled in place: no copy at all.
+        """Return a call whose inputs are to be filled in place: no copy at all on the direct path.
 
-        ``inputs`` maps names to ``(shape, dtype)``; the rest is as for :meth:`infer`, which see.
+        ``inputs`` maps names to ``(shape, dtype)``; ``timeout_s`` is for this and for each :meth:`PreparedCall.infer`;
+        the rest is as for :meth:`infer`.
         """
-        transport = self._connected()
-        for name in (PARAMETER, GENERATION_PARAMETER):
-            if parameters and name in parameters:
-                raise CallerError(f"parameter {name!r} is written by ShmClient; leave it out")
-        spec = self._spec(transport, model, model_version)
-        learned = self._learned.setdefault(model, {})
-        call_plan = plan(spec, inputs, outputs, learned)
+        engine = self._open_engine()
+        demand = self._terms.demand("prepare", model, path, timeout_s, options)
+        prepared = run(engine.prepare(demand, inputs, outputs))
+        return PreparedCall(engine, prepared, self._terms.patience_s(timeout_s))
 
-        def request(timeout_s: float | None, descriptor: dict[str, Any]) -> Request:
-            return Request(
-                model=model,
-                batch_size=call_plan.batch_size,
-                outputs=call_plan.requested,
-                parameters={**(parameters or {}), **descriptor},
-                timeout_s=self._timeout_s if timeout_s is None else timeout_s,
-                options={"model_version": model_version, "request_id": request_id},
-            )
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        outputs: Outputs = None,
+        timeout_s: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Iterator[Result]:
+        """Return the responses of a decoupled model as they come. Over gRPC; tensors travel inline.
 
-        return PreparedCall(call_plan, self._pool, transport, request, learned.update)
+        ``timeout_s`` is the longest wait for the next response. Who stops early ends the stream by ``close()`` of what
+        this returns, or by letting go of it.
+        """
+        engine = self._open_engine()
+        demand = self._terms.demand("stream", model, None, timeout_s, options)
+        return _iterated(engine.stream(demand, inputs, outputs, self._terms.patience_s(timeout_s)))
+
+    def explain(self, model: str, *, model_version: str = "") -> Explanation:
+        """Check anew which path calls of a model take, and why. Printed, it is a table."""
+        return run(self._open_engine().explain(model, model_version, self._terms.timeout_s))
+
+    def stats(self) -> ClientStats:
+        """Return what this client has done so far."""
+        return self._open_engine().stats()
 
     def close(self) -> None:
         """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine."""
-        self._finalizer()
-        if self._transport is not None:
-            self._transport.close()
-            self._transport = None
+        self._submitted.shutdown(wait=False, cancel_futures=True)
+        engine, self._engine = self._engine, None
+        if engine is not None and not self._terms.pool.is_a_forks:
+            run(engine.close())
+        self._terms.end()
 
     def __enter__(self) -> ShmClient:
         return self
@@ -167,26 +215,25 @@ class ShmClient:
     ) -> None:
         self.close()
 
-    def _connected(self) -> Transport:
-        if self._transport is None:
+    def _open_engine(self) -> Engine:
+        if self._engine is None:
             raise ClosedError("this client")
-        return self._transport
+        if self._terms.pool.is_a_forks:
+            raise ForkedError("this client")
+        return self._engine
 
-    def _spec(self, transport: Transport, model: str, version: str) -> ModelSpec:
-        spec = self._specs.get((model, version))
-        if spec is None:
-            spec = ModelSpec.from_config(transport.model_config(model, version))
-            obstacle = spec.obstacle_to_direct()
-            if obstacle is not None:
-                raise CallerError(obstacle)
-            self._specs[model, version] = spec
-        return spec
 
-    @staticmethod
-    def _check_server_answers(transport: Transport) -> None:
-        try:
-            transport.model_config("")
-        except ServerUnavailableError:
-            raise
-        except InferenceError:
-            pass  # it has no model of that name, but it is there
+def _finish(engine: Engine, call: OpenCall) -> Result:
+    with engine.tally.failures():
+        return run(engine.finish(call))
+
+
+def _iterated(results: AsyncGenerator[Result, None]) -> Iterator[Result]:
+    try:
+        while True:
+            try:
+                yield run(results.__anext__())
+            except StopAsyncIteration:
+                return
+    finally:
+        run(results.aclose())

@@ -1,14 +1,51 @@
-"""What a server answers instead of a result; each is also an exception that users of ``tritonclient`` catch."""
+"""What goes wrong between a client and its server; each is also an exception that users of ``tritonclient`` catch.
+
+::
+
+    InferenceError                 the server answered, with an error
+    ├── DeadlineExceededError      no answer in time; the model may still be running
+    ├── OutputRoomError            an output needs more bytes than its hint gave it
+    ├── InputMissingError          the model wants an input that the request does not have
+    └── MemoryRefusedError         the call's memory could not be opened, or not any more
+    ServerUnavailableError         no server answers there
+    ├── ConnectionLostError        the connection broke; the model may have run, or be running
+    ├── UnknownHostError           the URL's host name means nothing to this machine
+    └── TlsError                   only one side speaks TLS, or a certificate is not trusted
+    PathUnavailableError           the path that was asked for by name is not open
+    PoolExhaustedError             no slot became free in time
+    BudgetError                    the call needs more shared memory than the pool may ever have
+    TimeoutValueError              a time to wait is not above 0
+    ForkedError                    the client was made by the parent of this process
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from tritonclient.utils import InferenceServerException
 
-from ..errors import MachineError, PeerError, ShmError
+from ..errors import CallerError, ClosedError, MachineError, MissingTensorError, PeerError, ShmError
 
-__all__ = ["DeadlineExceededError", "InferenceError", "ServerUnavailableError", "translated"]
+__all__ = [
+    "BudgetError",
+    "ConnectionLostError",
+    "DeadlineExceededError",
+    "ForkedError",
+    "InferenceError",
+    "InputMissingError",
+    "MemoryRefusedError",
+    "OutputRoomError",
+    "PathUnavailableError",
+    "PoolExhaustedError",
+    "ServerUnavailableError",
+    "TimeoutValueError",
+    "TlsError",
+    "UnknownHostError",
+    "deadline_exceeded",
+    "translated",
+    "unavailable",
+]
 
 _DEADLINE: Final = "StatusCode.DEADLINE_EXCEEDED"
 _UNAVAILABLE: Final = "StatusCode.UNAVAILABLE"
@@ -19,32 +56,99 @@ class InferenceError(InferenceServerException, PeerError):
 
     def __init__(self, message: str, status: str | None = None) -> None:
         InferenceServerException.__init__(self, message, status)
+        self.args = (message, status)
 
 
 class DeadlineExceededError(InferenceError, TimeoutError):
     """The server did not answer in time. The model may still be running."""
 
 
+class OutputRoomError(InferenceError, ValueError):
+    """An output needs more bytes than the call's hint gave it, on a path where it cannot come back another way."""
+
+
+class InputMissingError(InferenceError, MissingTensorError):
+    """The model wants an input that the request does not have. Its configuration calls all inputs optional."""
+
+    def __init__(self, message: str, status: str | None, tensor: str) -> None:
+        InferenceError.__init__(self, message, status)
+        self.tensor = tensor
+
+
+class MemoryRefusedError(InferenceError):
+    """The server, or the model, could not open the call's memory, or not any more. The model has not run."""
+
+
 class ServerUnavailableError(InferenceServerException, MachineError, ConnectionError):
-    """No server answers there, or the connection broke."""
+    """No server answers there. The request did not reach one."""
 
     def __init__(self, message: str, status: str | None = None) -> None:
         InferenceServerException.__init__(self, message, status)
+        self.args = (message, status)
 
 
-def translated(error: InferenceServerException, address: str) -> ShmError:
-    """Return tritonclient's exception as one of ours."""
-    status = error.status()
-    message = error.message() or "the server gave no reason"
+class ConnectionLostError(ServerUnavailableError):
+    """The connection broke before the answer came. The model may have run, or be running."""
+
+
+class UnknownHostError(ServerUnavailableError):
+    """The host name in the URL means nothing to this machine."""
+
+
+class TlsError(ServerUnavailableError):
+    """Client and server do not agree on TLS: only one speaks it, or one does not trust the other's certificate."""
+
+
+class PathUnavailableError(CallerError):
+    """A path was asked for by name, and something stands against it; the message says what, and what to do."""
+
+
+class PoolExhaustedError(MachineError, TimeoutError):
+    """All the shared memory that the pool may have is held, and none of it became free in time."""
+
+
+class BudgetError(CallerError, ValueError):
+    """The call needs more shared memory than the pool may ever have."""
+
+
+class TimeoutValueError(CallerError, ValueError):
+    """A time to wait is not above 0."""
+
+
+class ForkedError(ClosedError):
+    """The client was made by a process that this one was forked from: its memory and its connection are not ours."""
+
+    def __init__(self, what: str) -> None:
+        CallerError.__init__(
+            self, f"{what} was made by another process, of which this one is a fork; make a new one in this process"
+        )
+
+
+def translated(status: str | None, message: str, address: str) -> ShmError:
+    """Return what tritonclient or gRPC reports as one of our errors."""
+    message = message or "the server gave no reason"
     if status == _DEADLINE:
-        return DeadlineExceededError("the server did not answer before the deadline", status)
-    if status == _UNAVAILABLE and _is_of_the_channel(message):
+        return deadline_exceeded()
+    if "Channel closed" in message:
+        return ClosedError("this client")
+    if (status == _UNAVAILABLE and _OF_THE_CHANNEL.search(message)) or "RST_STREAM" in message:
         return unavailable(address, message)
+    missing = _MISSING_INPUT.search(message)
+    if missing:
+        return InputMissingError(message, status, missing[1])
     return InferenceError(message, status)
 
 
+def deadline_exceeded() -> DeadlineExceededError:
+    """Return the error for an answer that did not come in time."""
+    return DeadlineExceededError("the server did not answer before the deadline", _DEADLINE)
+
+
 def unavailable(address: str, reason: str) -> ServerUnavailableError:
-    """Return the error for a server that cannot be reached."""
+    """Return the error for a server that cannot be reached, or not any more."""
+    for pattern, kind, advice in _REASONS:
+        if pattern.search(reason):
+            return kind(f"{advice.format(address=address)} ({reason})", _UNAVAILABLE)
     return ServerUnavailableError(
         f"no Triton server answers at {address} ({reason}); is it running, and is this its port? "
         "By default gRPC is on 8001 and HTTP on 8000",
@@ -52,6 +156,46 @@ def unavailable(address: str, reason: str) -> ServerUnavailableError:
     )
 
 
-def _is_of_the_channel(message: str) -> bool:
-    """Return whether gRPC says that it has no connection, rather than a server that a model is unavailable."""
-    return any(words in message for words in ("failed to connect", "Connection re", "DNS resolution", "Socket closed"))
+# What gRPC, gevent and aiohttp call it; from the most telling to the least.
+_REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str], ...]] = (
+    (
+        re.compile(r"\[SSL|SSL_ERROR|SSL routines|CERTIFICATE_VERIFY|WRONG_VERSION_NUMBER|(?i:(ssl|tls) handshake)"),
+        TlsError,
+        "no TLS connection to {address}: use grpcs:// or https:// only where the server speaks TLS, and give "
+        "ShmClient(tls=Tls(root_certificates=...)) if its certificate is not signed by a known authority",
+    ),
+    (
+        re.compile(
+            r"(?i)DNS resolution|errors resolving|name or service|getaddrinfo|name resolution|"
+            r"no address associated|domain name not found"
+        ),
+        UnknownHostError,
+        "the host of {address} is not known to this machine; is its name right?",
+    ),
+    (
+        re.compile(r"(?i)Connection refused|Connect call failed"),
+        ServerUnavailableError,
+        "no Triton server answers at {address}; is it running, and is this its port? "
+        "By default gRPC is on 8001 and HTTP on 8000",
+    ),
+    (
+        re.compile(r"(?i)failed to connect"),
+        ServerUnavailableError,
+        "no Triton server answers at {address} as it should; is this its port for this protocol, and does it speak TLS "
+        "(grpcs://, https://)?",
+    ),
+    (
+        re.compile(
+            r"(?i)reset by peer|socket closed|connection closed|disconnected|broken pipe|connectionclosed|GOAWAY"
+        ),
+        ConnectionLostError,
+        "the connection to {address} broke before the answer came; the model may have run. Is the server still "
+        "running, and does it speak TLS (grpcs://, https://)?",
+    ),
+)
+# A server may also call a *model* unavailable; that is an answer.
+_OF_THE_CHANNEL: Final = re.compile(
+    r"(?i)failed to connect|Connection re|DNS resolution|errors resolving|Socket closed|connection closed|"
+    r"SSL_ERROR|handshake|GOAWAY|Broken pipe"
+)
+_MISSING_INPUT: Final = re.compile(r"the request has no input '([^']*)', which the model needs")

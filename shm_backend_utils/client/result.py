@@ -3,47 +3,60 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
 from ..errors import ClosedError, PeerError
-from ..region.managed import array_at
 
-__all__ = ["Result", "read_results"]
+__all__ = ["OutputPlace", "Result", "parse_results", "result_of"]
 
 
 class Result(Mapping[str, npt.NDArray[Any]]):
     """A mapping from output names to arrays, and a context manager.
 
-    The arrays are views of shared memory: nothing is copied. The memory serves another call when the result *and* every
-    array taken from it are gone; :meth:`release`, or leaving the ``with`` block, gives up the result's own share.
+    On the direct path, and on Triton's shared memory, the arrays are views of shared memory: nothing is copied. The
+    memory serves another call when the result *and* every array taken from it are gone; :meth:`release`, or leaving the
+    ``with`` block, gives up the result's own share.
 
     Attributes
     ----------
     path : str
-        ``"direct"``.
+        ``"direct"``, ``"triton-shm"`` or ``"inline"``: the way that this request went.
     response : tritonclient InferResult
-        The server's reply, as ``tritonclient`` returns it.
+        The server's reply, as ``tritonclient`` returns it; of a split call, that of its first part.
     overflowed : mapping of str to int
         Outputs that found too little room in the slot and came back through Triton, with their sizes in bytes.
+    bytes_avoided : int
+        Bytes of tensors that neither the request nor its response carried.
     """
 
     def __init__(
-        self, arrays: dict[str, npt.NDArray[Any]], path: str, response: Any, overflowed: Mapping[str, int]
+        self,
+        arrays: dict[str, npt.NDArray[Any]],
+        path: str,
+        response: Any,
+        overflowed: Mapping[str, int] | None = None,
+        bytes_avoided: int = 0,
     ) -> None:
         self._arrays: dict[str, npt.NDArray[Any]] | None = arrays
         self.path = path
         self.response = response
-        self.overflowed = overflowed
+        self.overflowed = overflowed or {}
+        self.bytes_avoided = bytes_avoided
 
     def release(self) -> None:
         """Give up the arrays. Those that were taken out stay valid. Twice is fine."""
         self._arrays = None
+
+    def copy(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all outputs as arrays of their own, which hold no shared memory."""
+        return {name: array.copy() for name, array in self._held().items()}
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         return self._held()[name]
@@ -73,43 +86,88 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         return self._arrays
 
 
-def read_results(text: bytes, memory: npt.NDArray[np.uint8], response: Any) -> Result:
-    """Make a result of what the model wrote into the slot's record.
+class OutputPlace(NamedTuple):
+    """Where the model has written an output; ``dtype`` is None if it came back through Triton."""
+
+    name: str
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...]
+    offset: int
+
+
+def parse_results(text: bytes, byte_size: int) -> tuple[OutputPlace, ...]:
+    """Read what the model wrote into a slot's record.
 
     Parameters
     ----------
     text : bytes
         The record's results, copied out of shared memory. A peer wrote them: they are checked here.
-    memory : numpy.ndarray of uint8
-        The region that the slot is in.
-    response : InferResult
-        Holds the outputs that came back through Triton.
+    byte_size : int
+        Of the region that the slot is in.
 
     Raises
     ------
     PeerError
         The results are not what protocol v1 says.
     """
+    try:
+        return tuple([_place(name, entry, byte_size) for name, entry in json.loads(text).items()])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _broken(error) from None
+
+
+def result_of(
+    places: tuple[OutputPlace, ...], memory: npt.NDArray[np.uint8], response: Any, input_size: int = 0
+) -> Result:
+    """Return the outputs that are in these places of a region, or in the response.
+
+    Parameters
+    ----------
+    places : tuple of OutputPlace
+        Where the model wrote them.
+    memory : numpy.ndarray of uint8
+        The whole region.
+    response : InferResult
+        Holds those that came back through Triton.
+    input_size : int
+        Bytes of inputs that the request did not carry.
+
+    Raises
+    ------
+    PeerError
+        The response does not have an output that came back through Triton.
+    """
     arrays: dict[str, npt.NDArray[Any]] = {}
     overflowed: dict[str, int] = {}
-    try:
-        for name, entry in json.loads(text).items():
-            array = response.as_numpy(name) if entry is None else _view(memory, *entry)
-            if array is None:
-                raise ValueError(name)
-            if entry is None:
-                overflowed[name] = array.nbytes
-            arrays[name] = array
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise PeerError(f"the model's results break the protocol: {error}; is it of the same version?") from None
-    return Result(arrays, "direct", response, overflowed)
+    avoided = input_size
+    for name, dtype, shape, offset in places:
+        if dtype is not None:
+            try:
+                array = arrays[name] = np.ndarray(shape, dtype, memory, offset)
+            except ValueError as error:  # more dimensions, or larger ones, than NumPy has
+                raise _broken(error) from None
+            avoided += array.nbytes
+            continue
+        array = response.as_numpy(name)
+        if array is None:
+            raise _broken(name)
+        arrays[name] = array
+        overflowed[name] = array.nbytes
+    return Result(arrays, "direct", response, overflowed, avoided)
 
 
-def _view(
-    memory: npt.NDArray[np.uint8], type_name: str, shape: list[int], nbytes: int, region: int, offset: int
-) -> npt.NDArray[Any]:
+def _place(name: str, entry: Any, byte_size: int) -> OutputPlace:
+    if entry is None:
+        return OutputPlace(name, None, (), 0)
+    type_name, shape, nbytes, region, offset = entry
     dtype = dtypes.BY_NAME[type_name]
-    array = array_at(memory, offset, dtype.numpy, tuple(shape), nbytes)
-    if region != 0 or array is None or array.nbytes != nbytes:
+    numbers = (*shape, nbytes, region, offset)
+    if type(shape) is not list or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError("a size that is no number")
+    if region != 0 or math.prod(shape) * dtype.itemsize != nbytes or offset + nbytes > byte_size:
         raise ValueError(f"a span of {nbytes} bytes that is not the call's")
-    return array
+    return OutputPlace(name, dtype.numpy, tuple(shape), offset)
+
+
+def _broken(found: object) -> PeerError:
+    return PeerError(f"the model's results break the protocol: {found}; is it of the same version?")

@@ -1,58 +1,82 @@
-"""gRPC and HTTP in one shape: send a request, read a model's configuration. Only this module knows which it is."""
+"""gRPC and HTTP, blocking and not, in one shape: send a request, ask the server something."""
 
 from __future__ import annotations
 
-import threading
+import urllib.parse
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from http.client import HTTPException
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tritonclient.utils import InferenceServerException
+import numpy.typing as npt
 
-from ..errors import CallerError, ShmError
-from ..spec import BATCH_CARRIER
-from .errors import DeadlineExceededError, translated, unavailable
+from ..errors import CallerError
+from .options import RequestOptions
 
-__all__ = ["GrpcTransport", "HttpTransport", "Request", "Transport", "connect"]
+__all__ = ["InputTensor", "OutputTensor", "Place", "Request", "Transport", "split_url"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bytes of a region that is registered at the server."""
+
+    region: str
+    offset: int
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    """One input; ``content`` travels with the request, unless it is a place."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    content: npt.NDArray[Any] | Place
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """One output that is wanted; it travels with the response, unless it has a place."""
+
+    name: str
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """One request without tensor bytes.
-
-    Attributes
-    ----------
-    batch_size : int or None
-        Sent as the shape of the batch carrier; None for a model without a batch dimension.
-    outputs : tuple of str or None
-        What to request; None for all.
-    """
+    """One request; ``outputs`` is None for all that the model has."""
 
     model: str
-    batch_size: int | None
-    outputs: tuple[str, ...] | None
+    inputs: Sequence[InputTensor]
+    outputs: Sequence[OutputTensor] | None
     parameters: Mapping[str, Any]
-    timeout_s: float
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: RequestOptions
 
 
 class Transport(ABC):
-    """A connection to a server. May be used from several threads at once.
+    """A connection to a server. What goes wrong is one of our errors.
 
     Attributes
     ----------
     address : str
         With its scheme, for messages.
+    host : str
+        As in the URL.
     """
 
     address: str
+    host: str
     _module: Any
 
-    def infer(self, request: Request) -> Any:
-        """Send the request and return tritonclient's ``InferResult``.
+    @abstractmethod
+    def encode(self, request: Request) -> Any:
+        """Return a request as :meth:`infer` takes it. It can be sent again, once it was answered."""
+
+    @abstractmethod
+    async def infer(self, message: Any, timeout_s: float, generation: int = 0) -> Any:
+        """Send an encoded request and return tritonclient's ``InferResult``; ``generation`` is added if it is not 0.
 
         Raises
         ------
@@ -61,127 +85,82 @@ class Transport(ABC):
         DeadlineExceededError, ServerUnavailableError
             It did not answer.
         """
-        inputs = [] if request.batch_size is None else [self._batch_carrier(request.batch_size)]
-        outputs = request.outputs and [self._module.InferRequestedOutput(name) for name in request.outputs]
-        try:
-            return self._infer(
-                request.timeout_s,
-                model_name=request.model,
-                inputs=inputs,
-                outputs=outputs,
-                parameters=request.parameters,
-                **request.options,
-            )
-        except ShmError:
-            raise
-        except InferenceServerException as error:
-            raise translated(error, self.address) from None
-
-    def model_config(self, model: str, version: str = "") -> dict[str, Any]:
-        """Return a model's configuration in JSON's types; raises what :meth:`infer` raises."""
-        try:
-            return self._model_config(model, version)
-        except ShmError:
-            raise
-        except InferenceServerException as error:
-            raise translated(error, self.address) from None
 
     @abstractmethod
-    def close(self) -> None:
+    async def model_config(self, model: str, version: str, timeout_s: float) -> dict[str, Any]:
+        """Return a model's configuration in JSON's types; raises what :meth:`infer` raises."""
+
+    @abstractmethod
+    async def register(self, name: str, key: str, byte_size: int, timeout_s: float) -> None:
+        """Register shared memory at the server, as a whole; raises what :meth:`infer` raises."""
+
+    @abstractmethod
+    async def unregister(self, name: str, timeout_s: float) -> None:
+        """Undo a registration, if there is one; raises what :meth:`infer` raises."""
+
+    @abstractmethod
+    def stream(self, request: Request, patience_s: float) -> AsyncGenerator[Any, None]:
+        """Send a request and return the responses as they come; ``patience_s`` is the longest wait for the next."""
+
+    @abstractmethod
+    def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:
+        """Return an output's data type and shape as the response says; None if it does not have this output."""
+
+    @abstractmethod
+    async def close(self) -> None:
         """Close the connection."""
 
-    @abstractmethod
-    def _infer(self, timeout_s: float, **arguments: Any) -> Any: ...
+    def _arguments(self, request: Request) -> dict[str, Any]:
+        """Return a request as arguments of ``infer`` of any of tritonclient's clients."""
+        options: dict[str, Any] = {**request.options}
+        options.pop("compression", None)
+        if "headers" in options:
+            options["headers"] = dict(options["headers"])  # tritonclient adds some of its own
+        outputs = request.outputs
+        return {
+            **options,
+            "model_name": request.model,
+            "inputs": [self._input(tensor) for tensor in request.inputs],
+            "outputs": None if outputs is None else [self._output(tensor) for tensor in outputs],
+            "parameters": {**options.get("parameters", {}), **request.parameters},
+        }
 
-    @abstractmethod
-    def _model_config(self, model: str, version: str) -> dict[str, Any]: ...
+    def _input(self, tensor: InputTensor) -> Any:
+        made = self._module.InferInput(tensor.name, list(tensor.shape), tensor.datatype)
+        if isinstance(tensor.content, Place):
+            made.set_shared_memory(tensor.content.region, tensor.content.byte_size, tensor.content.offset)
+        else:
+            made.set_data_from_numpy(np.asarray(tensor.content))
+        return made
 
-    def _batch_carrier(self, batch_size: int) -> Any:
-        carrier = self._module.InferInput(BATCH_CARRIER, [batch_size, 0], "UINT8")
-        carrier.set_data_from_numpy(np.empty((batch_size, 0), np.uint8))
-        return carrier
-
-
-class GrpcTransport(Transport):
-    """Over gRPC."""
-
-    def __init__(self, url: str, timeout_s: float) -> None:
-        import tritonclient.grpc as module  # noqa: PLC0415  # so that an installation with HTTP alone is enough
-
-        self.address = f"grpc://{url}"
-        self._module = module
-        self._timeout_s = timeout_s
-        self._client = module.InferenceServerClient(url)
-
-    def close(self) -> None:
-        self._client.close()
-
-    def _infer(self, timeout_s: float, **arguments: Any) -> Any:
-        return self._client.infer(client_timeout=timeout_s, **arguments)
-
-    def _model_config(self, model: str, version: str) -> dict[str, Any]:
-        reply = self._client.get_model_config(model, version, as_json=True, client_timeout=self._timeout_s)
-        config: dict[str, Any] = reply["config"]
-        return config
+    def _output(self, tensor: OutputTensor) -> Any:
+        made = self._module.InferRequestedOutput(tensor.name)
+        if tensor.place is not None:
+            made.set_shared_memory(tensor.place.region, tensor.place.byte_size, tensor.place.offset)
+        return made
 
 
-class HttpTransport(Transport):
-    """Over HTTP. tritonclient's client is bound to the thread that made it, so every thread has one of its own."""
+def split_url(url: str) -> tuple[str, bool, str, str]:
+    """Return protocol (``"grpc"`` or ``"http"``), whether with TLS, the address, and the host in it.
 
-    def __init__(self, url: str, timeout_s: float) -> None:
-        import gevent  # noqa: PLC0415
-        import tritonclient.http as module  # noqa: PLC0415
-
-        self.address = f"http://{url}"
-        self._module = module
-        self._deadline = gevent.Timeout
-        self._url = url
-        self._timeout_s = timeout_s
-        self._of_thread = threading.local()
-
-    def close(self) -> None:
-        self._drop_client()
-
-    def _infer(self, timeout_s: float, **arguments: Any) -> Any:
-        return self._ask(timeout_s, lambda client: client.infer(**arguments))
-
-    def _model_config(self, model: str, version: str) -> dict[str, Any]:
-        config: dict[str, Any] = self._ask(self._timeout_s, lambda client: client.get_model_config(model, version))
-        return config
-
-    def _ask(self, timeout_s: float, question: Any) -> Any:
-        try:
-            with self._deadline(timeout_s):
-                return question(self._client())
-        except self._deadline:
-            self._drop_client()  # its connection still waits for the late answer
-            raise DeadlineExceededError("the server did not answer before the deadline") from None
-        except OSError as error:
-            self._drop_client()
-            raise unavailable(self.address, error.strerror or type(error).__name__) from None
-        except HTTPException as error:  # the server died, or it is no HTTP that is spoken there
-            self._drop_client()
-            raise unavailable(self.address, f"{type(error).__name__}: {error}") from None
-
-    def _client(self) -> Any:
-        client = getattr(self._of_thread, "client", None)
-        if client is None:
-            client = self._of_thread.client = self._module.InferenceServerClient(self._url)
-        return client
-
-    def _drop_client(self) -> None:
-        client = self._of_thread.__dict__.pop("client", None)
-        if client is not None:
-            client.close()
-
-
-def connect(url: str, timeout_s: float) -> Transport:
-    """Return a transport for ``HOST:PORT`` (gRPC), ``grpc://HOST:PORT`` or ``http://HOST:PORT``. Sends nothing."""
+    Raises
+    ------
+    CallerError
+        The URL is not one of a server.
+    """
     scheme, separator, address = url.partition("://")
     if not separator:
         scheme, address = "grpc", url
-    if scheme == "grpc":
-        return GrpcTransport(address, timeout_s)
-    if scheme == "http":
-        return HttpTransport(address, timeout_s)
-    raise CallerError(f"URL {url!r} has scheme {scheme!r}; expected HOST:PORT, grpc://HOST:PORT or http://HOST:PORT")
+    protocol = scheme.removesuffix("s")
+    address = address.rstrip("/")
+    try:
+        parts = urllib.parse.urlsplit(f"//{address}")
+        host, _ = parts.hostname, parts.port
+    except ValueError:  # no number, or too large a one
+        host = None
+    if protocol not in ("grpc", "http") or not host:
+        raise CallerError(
+            f"URL {url!r} is not one of a server; expected HOST:PORT or grpc://HOST:PORT for gRPC, http://HOST:PORT "
+            "for HTTP, grpcs:// or https:// with TLS"
+        )
+    return protocol, scheme.endswith("s"), address, host

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..dtypes import DType
-from ..errors import ClosedError, ModelError, TensorError
+from ..errors import BatchSizeError, ClosedError, MissingTensorError, ModelError, TensorError
 from ..spec import BATCH_CARRIER, ModelSpec
 from ..view import TensorView
 from .direct import PATH as DIRECT
@@ -87,14 +87,14 @@ class Call:
 
         Raises
         ------
-        TensorError
+        MissingTensorError
             The request does not have it.
         """
         view = self._find_input(name)
         if view is None:
             self._spec.input(name)
             notice = self._meaning.notice if isinstance(self._meaning, OrdinaryRequest) else ""
-            raise TensorError(name, f"the request has no input {name!r}, which the model needs{notice}")
+            raise MissingTensorError(name, f"the request has no input {name!r}, which the model needs{notice}")
         return view
 
     def output(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> TensorView:
@@ -228,7 +228,7 @@ class Call:
         batch_size = None if carrier is None else carrier.shape()[0]
         for name, view in direct.inputs.items():
             if view.shape[0] != batch_size:
-                raise TensorError(
+                raise BatchSizeError(
                     name,
                     f"tensor {name!r} has a batch of {view.shape[0]}, but the request has {_batch(batch_size)}; "
                     f"send input {BATCH_CARRIER!r} with shape [{view.shape[0]}, 0]",

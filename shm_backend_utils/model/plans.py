@@ -15,6 +15,7 @@ from typing import Any, Final
 from .. import descriptor
 from ..descriptor import GENERATION_PARAMETER, PARAMETER, Descriptor
 from ..errors import DescriptorError, MachineError, RegionGoneError
+from ..repeater import Repeater
 from ..spec import PATHS_PARAMETER, ModelSpec
 from .direct import PATH as DIRECT
 from .direct import DirectPlan
@@ -67,8 +68,7 @@ class Plans:
         self._resolver = Resolver(settings, self._manager)
         self._lock = threading.Lock()
         self._plans: dict[tuple[str, str], DirectRequest] = {}
-        self._closing = threading.Event()
-        self._sweeper: threading.Thread | None = None
+        self._sweeper: Repeater | None = None
 
     def begin(self, text: str) -> tuple[OrdinaryRequest | DirectRequest, int]:
         """Return what a request's parameters mean, and its generation; 0 if it has none.
@@ -119,9 +119,8 @@ class Plans:
 
     def close(self) -> None:
         """Forget every plan and unmap every region."""
-        self._closing.set()
         if self._sweeper is not None:
-            self._sweeper.join()
+            self._sweeper.stop()
         with self._lock:
             self._plans.clear()
             self._manager.unregister_all()
@@ -175,13 +174,12 @@ class Plans:
 
     def _start_sweeper(self) -> None:
         if self._sweeper is None:
-            self._sweeper = threading.Thread(target=self._sweep_until_closed, name="shm sweeper", daemon=True)
-            self._sweeper.start()
+            self._sweeper = Repeater(self._sweep_quietly, _SWEEP_INTERVAL_S, "shm sweeper")
 
-    def _sweep_until_closed(self) -> None:
-        while not self._closing.wait(_SWEEP_INTERVAL_S):
-            with contextlib.suppress(MachineError):  # the server does not answer; it may the next time
-                self.sweep()
+    def _sweep_quietly(self) -> float:
+        with contextlib.suppress(MachineError):  # the server does not answer; it may the next time
+            self.sweep()
+        return _SWEEP_INTERVAL_S
 
     def _check_ordinary_is_served(self) -> None:
         if self._spec.paths == frozenset({DIRECT}):

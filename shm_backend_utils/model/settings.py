@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ModelError
+from ..spec import UIDS_PARAMETER
 
 __all__ = ["Settings"]
 
@@ -60,14 +61,14 @@ class Settings:
 
 
 def _allowed_uids(texts: Mapping[str, str]) -> frozenset[int] | None:
-    text = texts.get("SHM_ALLOWED_UIDS")
+    text = texts.get(UIDS_PARAMETER)
     if text is None:
         return Settings.allowed_uids
     if text.strip() == "any":
         return None
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
-        raise ModelError(f"parameter SHM_ALLOWED_UIDS is {text!r}; expected user ids, separated by commas, or any")
+        raise ModelError(f"parameter {UIDS_PARAMETER} is {text!r}; expected user ids, separated by commas, or any")
     return frozenset(int(word) for word in words)
 
 

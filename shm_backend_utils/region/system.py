@@ -10,8 +10,9 @@ import contextlib
 import errno
 import mmap
 import os
+import resource
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -36,6 +37,20 @@ class Access:
 
 PRIVATE: Final = Access()
 """This user alone."""
+
+
+@contextlib.contextmanager
+def _lack_of_descriptors_told() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise MachineError(
+            f"a shared-memory region takes two file descriptors, and this process has none left of {most}; release "
+            "results sooner, or raise the limit (ulimit -n)"
+        ) from None
 
 
 class SystemSegment:
@@ -72,6 +87,7 @@ class SystemSegment:
             raise
 
     @classmethod
+    @_lack_of_descriptors_told()
     def create(
         cls,
         key: str,
@@ -98,7 +114,7 @@ class SystemSegment:
         Raises
         ------
         MachineError
-            The machine has not that much shared memory left.
+            The machine has not that much shared memory left, or this process no file descriptors.
         FileExistsError
             The key is taken.
         """
@@ -113,8 +129,12 @@ class SystemSegment:
             raise
         segment = cls(key, fd, byte_size)
         try:
+            # The mapping has a descriptor of its own, which a forked child cannot close while an array lives. So what
+            # is locked belongs to another open file description.
+            segment._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+            os.close(fd)
             prepare(segment)
-            _give_name(fd, key)
+            _give_name(segment._fd, key)
         except BaseException:
             segment.close()
             raise

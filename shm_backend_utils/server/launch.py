@@ -31,6 +31,7 @@ _STOP_S: Final = 60.0
 _ATTEMPTS: Final = 3
 _ERROR_LINE: Final = re.compile(r'E\d{4} \S+ \d+ \S+\] "?(.*?)"?$')
 _TELLING: Final = ("failed to load", "failed to start", "Poll failed", "in use")
+_EXIT_TIMEOUT_S: Final = 5  # not 30: a model whose process died, or a request that never ends, is waited for so long
 _CLIENT_SHM_FLAG: Final = "--allow-client-shm"
 # Every region of the Python backend has this prefix by default, and servers refuse to register keys that begin with it.
 _BACKEND_SHM_PREFIX: Final = "triton_python_backend_shm_region_"
@@ -180,6 +181,7 @@ class EmbeddedServer:
             f"--grpc-port={ports.grpc}",
             f"--http-port={ports.http}",
             f"--metrics-port={ports.metrics}",
+            f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
         ]
         if installation.knows_flag(_CLIENT_SHM_FLAG):
             command.append(f"{_CLIENT_SHM_FLAG}=true")

@@ -22,7 +22,7 @@ from typing import Final
 __all__ = ["BoundedLog", "supervise"]
 
 GRACE_S: Final = 40.0
-"""How long the server may take to exit: its own ``--exit-timeout-secs`` of 30, and a little more."""
+"""How long the server may take to exit: its own ``--exit-timeout-secs``, and time for models to let go."""
 
 _POLL_S: Final = 0.1
 _PR_SET_PDEATHSIG: Final = 1  # prctl(2)

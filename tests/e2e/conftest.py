@@ -1,4 +1,4 @@
-"""What every end-to-end test starts from: a real server, and a client of it over either protocol."""
+"""What every end-to-end test starts from: a real server, and clients of it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,41 @@ from collections.abc import Iterator
 import pytest
 
 from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client.paths import PathName
 from shm_backend_utils.server import EmbeddedServer
+
+from .flavours import FLAVOURS, AnyClient, Flavour, url_of
 
 
 @pytest.fixture(params=["grpc", "http"])
 def url(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> str:
     """The server's address, once for each protocol."""
-    return {"grpc": triton_server.grpc_url, "http": f"http://{triton_server.http_url}"}[request.param]
+    return url_of(triton_server, request.param)
 
 
 @pytest.fixture
 def client(url: str) -> Iterator[ShmClient]:
+    """The blocking client, over each protocol."""
     with ShmClient(url, timeout_s=30) as client:
         yield client
+
+
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Flavour:
+    """Each of the four clients, to be made by the test with options of its own."""
+    protocol, _, kind = request.param.partition(" ")
+    return Flavour(url_of(triton_server, protocol), kind == "aio")
+
+
+@pytest.fixture
+def any_client(flavour: Flavour) -> Iterator[AnyClient]:
+    """Each of the four clients, in one shape."""
+    with flavour.client() as client:
+        yield client
+
+
+@pytest.fixture(params=["direct", "triton-shm", "inline"])
+def path(request: pytest.FixtureRequest) -> PathName:
+    """Each way that tensors can go."""
+    path: PathName = request.param
+    return path

@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.client import InferenceError, ServerUnavailableError, ShmClient
+from shm_backend_utils.client import InferenceError, PathUnavailableError, ServerUnavailableError, ShmClient
 from shm_backend_utils.descriptor import MAX_DESCRIPTOR_LENGTH
 from shm_backend_utils.errors import CallerError, ClosedError, PeerError, SlotInDoubtError, TensorError
 from shm_backend_utils.region.managed import ManagedRegion
@@ -321,8 +321,8 @@ def test_a_model_that_does_not_exist(client: ShmClient) -> None:
 
 
 def test_a_model_that_is_not_shm_enabled(client: ShmClient) -> None:
-    with pytest.raises(CallerError, match='set the parameter SHM_PATHS to "direct,triton-shm,inline"'):
-        client.infer("plain", {"X": np.zeros(1, np.float32)})
+    with pytest.raises(PathUnavailableError, match='set the parameter SHM_PATHS to "direct,triton-shm,inline"'):
+        client.infer("plain", {"X": np.zeros(1, np.float32)}, path="direct")
 
 
 def test_a_model_that_only_says_that_it_is_shm_enabled(client: ShmClient) -> None:
@@ -331,12 +331,12 @@ def test_a_model_that_only_says_that_it_is_shm_enabled(client: ShmClient) -> Non
 
 
 def test_an_unknown_scheme() -> None:
-    with pytest.raises(CallerError, match="expected HOST:PORT, grpc://HOST:PORT or http://HOST:PORT"):
+    with pytest.raises(CallerError, match="expected HOST:PORT or grpc://HOST:PORT for gRPC, http://HOST:PORT"):
         ShmClient("ftp://localhost:21")
 
 
 def test_the_descriptor_parameter_belongs_to_the_client(client: ShmClient) -> None:
-    with pytest.raises(CallerError, match="'shm_io' is written by ShmClient"):
+    with pytest.raises(CallerError, match="'shm_io' is written by the client itself"):
         client.infer("identity", {"INPUT0": np.zeros(1, np.float32)}, parameters={"shm_io": "{}"})
 
 

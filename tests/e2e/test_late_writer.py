@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import DeadlineExceededError, Result, ServerUnavailableError, ShmClient
-from shm_backend_utils.client.pool import Slot
+from shm_backend_utils.client.slot import Turn
 from shm_backend_utils.errors import PeerError
 from shm_backend_utils.server import EmbeddedServer
 
@@ -81,7 +81,7 @@ def test_the_same_over_grpc(tmp_path: Path) -> None:
 def test_without_fencing_the_same_rounds_do_give_wrong_bytes(
     triton_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Slot, "reclaim", lambda slot: True)
+    monkeypatch.setattr(Turn, "reclaim", lambda turn: True)
     with ShmClient(f"http://{triton_server.http_url}") as client:
         given_up, wrong = count_wrong_results(client, "late_writer_unfenced", 500)
     assert given_up > 400

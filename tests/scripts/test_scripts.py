@@ -240,5 +240,5 @@ def test_an_interrupted_demo_leaves_nothing_in_shared_memory_or_at_the_server(
 def test_a_demo_without_a_server_says_what_to_do(start: Callable[..., Program]) -> None:
     status, out, error = start("demo.py", "--url", "127.0.0.1:1").finish()
     assert (status, out) == (1, "")
-    assert "no Triton server answers at grpc://127.0.0.1:1 " in error
+    assert "no Triton server answers at grpc://127.0.0.1:1; is it running" in error
     assert "Traceback" not in error

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from shm_backend_utils import descriptor
-from shm_backend_utils.client.result import read_results
+from shm_backend_utils.client.result import parse_results, result_of
 from shm_backend_utils.region import layout
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
@@ -29,7 +29,7 @@ def test_the_results_can_be_read() -> None:
         def as_numpy(self, name: str) -> np.ndarray:
             return np.zeros(3, np.int32)
 
-    result = read_results(RESULTS.encode(), np.zeros(byte_size, np.uint8), Response())
+    result = result_of(parse_results(RESULTS.encode(), byte_size), np.zeros(byte_size, np.uint8), Response())
     assert result["OUTPUT0"].shape == (8, 3, 224, 224)
     assert result.overflowed == {"LABELS": 12}
 

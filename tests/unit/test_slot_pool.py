@@ -1,14 +1,54 @@
-"""The client's slots."""
+"""The client's slots: how they are taken, given back, used again, and destroyed."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
+from shm_backend_utils.client.origin import Origin
 from shm_backend_utils.client.pool import SlotPool
+from shm_backend_utils.client.pool_options import PoolOptions
+from shm_backend_utils.client.slot import Slot
+from shm_backend_utils.errors import ClosedError
+from shm_backend_utils.region.layout import PAGE_SIZE, data_offset
 
+SHM = Path("/dev/shm")
 MEBIBYTE = 2**20
+SLOT = data_offset(1) + PAGE_SIZE
+"""What the smallest slot takes of the budget."""
+
+Memory = npt.NDArray[np.uint8]
+
+
+@pytest.fixture
+def pool() -> Iterator[SlotPool]:
+    """A pool that may have three of the smallest slots."""
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * SLOT))) as pool:
+        yield pool
+
+
+def take(pool: SlotPool, byte_size: int = 1, turn_count: int = 1, group: str = "direct") -> tuple[Slot, Memory]:
+    """Take a slot that there is room for, as a call does."""
+    ticket = pool.request(byte_size, turn_count, group, Origin("take"))
+    assert ticket.granted.done()
+    return pool.redeem(ticket)
+
+
+def used(pool: SlotPool, byte_size: int = 1, turn_count: int = 1, group: str = "direct") -> Slot:
+    """Return a slot that was taken and given back."""
+    slot, _ = take(pool, byte_size, turn_count, group)
+    return slot
+
+
+def is_there(slot: Slot) -> bool:
+    return (SHM / slot.key).exists()
 
 
 def resident_bytes(inode: int) -> int:
@@ -22,11 +62,215 @@ def resident_bytes(inode: int) -> int:
     return resident
 
 
+def test_a_slot_has_the_room_that_was_asked_for(pool: SlotPool) -> None:
+    slot, memory = take(pool, PAGE_SIZE)
+    assert slot.capacity >= PAGE_SIZE
+    assert memory.nbytes == slot.byte_size == pool.status.byte_size
+
+
+def test_a_slot_has_as_many_turns_as_were_asked_for(pool: SlotPool) -> None:
+    assert [turn.index for turn in used(pool, turn_count=2).turns] == [0, 1]
+
+
+def test_a_slot_is_held_until_its_memory_dies(pool: SlotPool) -> None:
+    _, memory = take(pool)
+    assert (pool.status.held, pool.status.idle) == (1, 0)
+    del memory
+    assert (pool.status.held, pool.status.idle) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "derived",
+    [
+        lambda memory: memory[10:],
+        lambda memory: memory[10:][5:].reshape(-1, 1)[::2],
+        lambda memory: memory.view(np.float32)[1:].T,
+        lambda memory: np.ndarray((4,), np.int64, buffer=memory, offset=64),
+        lambda memory: np.ndarray((4,), np.int64, buffer=memory)[1:],
+        lambda memory: memoryview(memory[1:]),
+        lambda memory: np.frombuffer(memory[8:], np.int16),
+        lambda memory: np.from_dlpack(memory[3:]),
+        iter,
+    ],
+    ids=[
+        "view",
+        "view of a view",
+        "of another dtype",
+        "over its buffer",
+        "view of one over its buffer",
+        "memoryview",
+        "frombuffer",
+        "dlpack",
+        "iterator",
+    ],
+)
+def test_whatever_is_made_of_the_memory_holds_the_slot(pool: SlotPool, derived: Callable[[Memory], Any]) -> None:
+    _, memory = take(pool)
+    last = derived(memory)
+    del memory
+    assert (pool.status.held, pool.status.idle) == (1, 0)
+    del last
+    assert (pool.status.held, pool.status.idle) == (0, 1)
+
+
+def test_a_copy_of_the_memory_does_not_hold_the_slot(pool: SlotPool) -> None:
+    _, memory = take(pool)
+    copy = memory.copy()
+    del memory
+    assert pool.status.held == 0
+    assert copy.nbytes
+
+
+def test_a_slot_that_came_back_is_used_again(pool: SlotPool) -> None:
+    assert used(pool) is used(pool)
+
+
+def test_an_idle_slot_is_to_be_had_without_a_ticket(pool: SlotPool) -> None:
+    slot = used(pool)
+    taken = pool.take_idle(1, 1, "direct", Origin("take"))
+    assert taken is not None
+    assert taken[0] is slot
+    assert (pool.status.held, pool.status.idle) == (1, 0)
+    del taken
+    assert (pool.status.held, pool.status.idle) == (0, 1)
+
+
+def test_without_a_ticket_nothing_is_made(pool: SlotPool) -> None:
+    assert pool.take_idle(1, 1, "direct", Origin("take")) is None
+    assert pool.status.byte_size == 0
+
+
+@pytest.mark.parametrize(
+    ("byte_size", "turn_count", "group"), [(2 * PAGE_SIZE, 1, "direct"), (1, 2, "direct"), (1, 1, "triton-shm")]
+)
+def test_without_a_ticket_no_slot_is_to_be_had_that_does_not_fit(
+    pool: SlotPool, byte_size: int, turn_count: int, group: str
+) -> None:
+    used(pool)
+    assert pool.take_idle(byte_size, turn_count, group, Origin("take")) is None
+    assert pool.status.idle == 1
+
+
+def test_two_calls_at_once_have_slots_of_their_own(pool: SlotPool) -> None:
+    first, first_memory = take(pool)
+    second, second_memory = take(pool)
+    assert first is not second
+    assert not np.shares_memory(first_memory, second_memory)
+
+
+def test_the_smallest_slot_that_fits_is_used() -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
+        taken = [take(pool, pages * PAGE_SIZE) for pages in (8, 2, 4)]
+        slots = [slot for slot, _ in taken]
+        del taken
+        assert used(pool, 3 * PAGE_SIZE) is slots[2]
+
+
+def test_a_slot_with_too_few_turns_does_not_fit() -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
+        of_one_turn = used(pool, 8 * PAGE_SIZE)
+        of_two_turns = used(pool, turn_count=2)
+        assert of_two_turns is not of_one_turn
+        assert len(of_two_turns.turns) == 2
+
+
+def test_a_slot_with_more_turns_than_needed_fits(pool: SlotPool) -> None:
+    assert used(pool, turn_count=2) is used(pool, turn_count=1)
+
+
+def test_calls_of_about_the_same_size_fit_each_others_slots() -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=4 * MEBIBYTE))) as pool:
+        assert used(pool, MEBIBYTE - 1000) is used(pool, MEBIBYTE)
+
+
+def test_slots_of_different_groups_are_never_exchanged(pool: SlotPool) -> None:
+    assert used(pool, group="direct") is not used(pool, group="triton-shm")
+    assert pool.status.idle == 2
+
+
+def test_a_spoiled_slot_is_destroyed_and_not_used_again(pool: SlotPool) -> None:
+    slot, memory = take(pool)
+    slot.is_spoiled = True
+    del memory
+    assert (pool.status.held, pool.status.idle, pool.status.byte_size) == (0, 0, 0)
+    assert not is_there(slot)
+
+
+def test_a_pool_that_is_closed_has_nothing_left(pool: SlotPool) -> None:
+    slots = [used(pool), used(pool, group="triton-shm")]
+    pool.close()
+    assert not any(map(is_there, slots))
+    assert pool.status.byte_size == 0
+
+
+def test_memory_of_a_closed_pool_stays_valid(pool: SlotPool) -> None:
+    slot, memory = take(pool)
+    memory[-1] = 42
+    pool.close()
+    assert not is_there(slot)
+    assert memory[-1] == 42
+
+
+def test_memory_may_die_after_its_pool_was_closed(pool: SlotPool) -> None:
+    _, memory = take(pool)
+    pool.close()
+    del memory
+    assert (pool.status.held, pool.status.idle) == (0, 0)
+
+
+def test_a_pool_may_be_closed_twice(pool: SlotPool) -> None:
+    pool.close()
+    pool.close()
+
+
+def test_a_closed_pool_gives_nothing(pool: SlotPool) -> None:
+    pool.close()
+    with pytest.raises(ClosedError):
+        pool.request(1, 1, "direct", Origin("take"))
+
+
+def test_a_slot_that_was_granted_before_the_pool_was_closed_is_not_made(pool: SlotPool) -> None:
+    ticket = pool.request(1, 1, "direct", Origin("take"))
+    pool.close()
+    with pytest.raises(ClosedError):
+        pool.redeem(ticket)
+    assert pool.status.byte_size == 0
+
+
 @pytest.mark.parametrize("prefault", [True, False])
 def test_new_memory_is_in_the_page_tables_at_once_only_if_asked_for(prefault: bool) -> None:
-    pool = SlotPool(prefault=prefault)
-    slot, memory = pool.take(MEBIBYTE)
-    path = Path("/dev/shm") / slot.claim().key
-    assert (resident_bytes(path.stat().st_ino) >= MEBIBYTE) is prefault
-    del memory
-    pool.close()
+    with contextlib.closing(SlotPool(PoolOptions(prefault=prefault))) as pool:
+        slot, memory = take(pool, MEBIBYTE)
+        assert (resident_bytes((SHM / slot.key).stat().st_ino) >= MEBIBYTE) is prefault
+        assert memory.nbytes > MEBIBYTE
+
+
+def held_by_this_process() -> tuple[int, int, int]:
+    """Count open descriptors, mappings of shared memory, and shared-memory objects that this process made."""
+    maps = Path("/proc/self/maps").read_text()
+    return (
+        len(list(Path("/proc/self/fd").iterdir())),
+        maps.count(f"/dev/shm/shmbu-{os.getpid()}-"),
+        len(list(SHM.glob(f"shmbu-{os.getpid()}-*"))),
+    )
+
+
+def test_a_thousand_slots_made_one_after_another_leave_nothing() -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=SLOT))) as pool:
+        used(pool)
+        before = held_by_this_process()
+        keys = {used(pool, group=str(number)).key for number in range(1000)}
+        assert len(keys) == 1000
+        assert held_by_this_process() == before
+
+
+def test_a_thousand_slots_taken_by_hundreds_are_hundreds_and_end_with_the_pool() -> None:
+    before = held_by_this_process()
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=200 * SLOT))) as pool:
+        keys = set()
+        for _ in range(5):
+            taken = [take(pool) for _ in range(200)]
+            keys |= {slot.key for slot, _ in taken}
+            del taken
+        assert len(keys) == pool.status.idle == 200
+    assert held_by_this_process() == before

@@ -1,0 +1,43 @@
+"""From a URL to a transport. What only one protocol needs is imported only for it."""
+
+from __future__ import annotations
+
+from .options import Tls
+from .transport import Transport, split_url
+
+__all__ = ["connect", "connect_async"]
+
+
+def connect(url: str, tls: Tls | None) -> Transport:
+    """Return a transport for threads. Sends nothing.
+
+    Raises
+    ------
+    CallerError
+        The URL is none.
+    """
+    protocol, address, host, tls = _read(url, tls)
+    if protocol == "grpc":
+        from .grpc_transport import GrpcTransport  # noqa: PLC0415
+
+        return GrpcTransport(address, host, tls)
+    from .http_transport import HttpTransport  # noqa: PLC0415
+
+    return HttpTransport(address, host, tls)
+
+
+def connect_async(url: str, tls: Tls | None) -> Transport:
+    """Return a transport for tasks of the running event loop; otherwise as :func:`connect`."""
+    protocol, address, host, tls = _read(url, tls)
+    if protocol == "grpc":
+        from .grpc_transport import AsyncGrpcTransport  # noqa: PLC0415
+
+        return AsyncGrpcTransport(address, host, tls)
+    from .http_transport import AsyncHttpTransport  # noqa: PLC0415
+
+    return AsyncHttpTransport(address, host, tls)
+
+
+def _read(url: str, tls: Tls | None) -> tuple[str, str, str, Tls | None]:
+    protocol, is_secure, address, host = split_url(url)
+    return protocol, address, host, (tls or Tls()) if is_secure else None

@@ -1,0 +1,140 @@
+"""A call on the direct path: the request names memory that the model maps."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import descriptor
+from ..descriptor import PARAMETER, Descriptor, InputSpan, OutputSpan
+from ..errors import PeerError, SlotInDoubtError
+from .errors import InferenceError, MemoryRefusedError
+from .exchange import Exchange, is_answer
+from .options import RequestOptions
+from .plan import CallPlan
+from .result import OutputPlace, Result, parse_results, result_of
+from .slot import Slot, Turn
+from .transport import Request, Transport
+
+__all__ = ["DirectExchange", "keep", "prepare"]
+
+_OF_A_REGION: Final = f"{PARAMETER}.regions["
+
+
+class DirectExchange(Exchange):
+    """Tensors lie in a slot. Its generation fences one request from the next.
+
+    Parameters
+    ----------
+    slot : Slot
+    turn : Turn
+        Which of the slot's to use.
+    memory : numpy.ndarray of uint8
+        The slot's whole region.
+    """
+
+    path = "direct"
+
+    def __init__(
+        self,
+        transport: Transport,
+        plan: CallPlan,
+        options: RequestOptions,
+        slot: Slot,
+        turn: Turn,
+        memory: npt.NDArray[np.uint8],
+    ) -> None:
+        super().__init__(transport, plan, options)
+        self.memory = memory
+        self.inputs = MappingProxyType(slot.input_arrays(plan, memory) | self._arrays_in_band())
+        self._slot = slot
+        self._turn = turn
+        self._descriptor = self._describe()
+        self._message = None if plan.in_band else transport.encode(self._whole_request())
+        self._last_results: tuple[bytes, tuple[OutputPlace, ...]] = (b"", ())
+
+    def did_not_start(self, error: BaseException) -> bool:
+        """Return whether the server refused the request, and the model has not begun with it."""
+        return is_answer(error) and not self._turn.is_started
+
+    async def _infer(self, timeout_s: float) -> Result:
+        turn = self._turn
+        if turn.is_in_doubt and not turn.reclaim():
+            raise SlotInDoubtError(
+                "a request of this call got no answer, and a model is still executing it in this call's memory; infer "
+                "again later, or prepare another call"
+            )
+        message = self._message or self._transport.encode(self._whole_request())
+        generation = turn.advance()
+        try:
+            response = await self._transport.infer(message, timeout_s, generation)
+            # Nothing local refers to the memory: an error that somebody keeps, keeps all locals.
+            record = turn.record
+            if record.completed != generation:
+                raise PeerError(
+                    f"model {self.plan.spec.name!r} answered without having used the shared memory; its config.pbtxt "
+                    "declares SHM_PATHS, but does its model.py use ShmSession?"
+                )
+            text = record.results()
+            if text != self._last_results[0]:
+                self._last_results = text, self._all_wanted(parse_results(text, self._slot.byte_size))
+            return result_of(self._last_results[1], self.memory, response, self.plan.input_byte_size)
+        except BaseException as error:
+            turn.is_in_doubt = not turn.is_completed
+            if isinstance(error, InferenceError) and self.did_not_start(error) and _OF_A_REGION in str(error):
+                self._slot.is_spoiled = True  # somebody removed or truncated it, or it never could be opened
+                raise MemoryRefusedError(
+                    f"{error.message()}; this call's memory is lost: prepare another call", error.status()
+                ) from None
+            raise
+
+    def _all_wanted(self, places: tuple[OutputPlace, ...]) -> tuple[OutputPlace, ...]:
+        missing = set(self.plan.wanted) - {place.name for place in places}
+        if missing:
+            raise PeerError(f"model {self.plan.spec.name!r} answered without output {min(missing)!r}")
+        return places
+
+    def _whole_request(self) -> Request:
+        tensors = [*self._carriers(), *self._tensors_in_band()]
+        return self._request(tensors, self._wanted(), {PARAMETER: self._descriptor})
+
+    def _describe(self) -> str:
+        begin = self._slot.data_offset
+        inputs = {
+            name: InputSpan(0, begin + span.offset, span.byte_size, span.dtype, span.shape)
+            for name, span in self.plan.inputs.items()
+        }
+        outputs = {name: OutputSpan(0, begin + span.offset, span.byte_size) for name, span in self.plan.outputs.items()}
+        claim = self._slot.claim(self._turn)
+        return descriptor.encode(Descriptor(self.plan.spec.name, (claim,), inputs, outputs))
+
+
+class KeptExchange(DirectExchange):
+    """One that stays in its slot for the next call like this one, which then need not be laid out and encoded again.
+
+    Its own views of the slot do not count as use. Each call lends it the memory for its results.
+    """
+
+    def close(self) -> None:
+        self.memory = np.empty(0, np.uint8)
+
+
+def keep(
+    transport: Transport, plan: CallPlan, options: RequestOptions, slot: Slot, memory: npt.NDArray[np.uint8]
+) -> DirectExchange:
+    """Return the exchange that the slot keeps for calls like this one, with memory for the next result."""
+    kept: KeptExchange | None = slot.kept
+    if kept is None or kept.plan is not plan or kept.options != options:
+        kept = slot.kept = KeptExchange(transport, plan, options, slot, slot.turns[0], slot.memory())
+    kept.memory = memory
+    return kept
+
+
+def prepare(
+    transport: Transport, plan: CallPlan, options: RequestOptions, slot: Slot, memory: npt.NDArray[np.uint8]
+) -> DirectExchange:
+    """Return an exchange whose inputs the user may hold."""
+    return DirectExchange(transport, plan, options, slot, slot.turns[0], memory)

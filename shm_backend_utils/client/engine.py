@@ -1,0 +1,327 @@
+"""What a client does, for both clients: find the path, take memory, fill it, send, repair what can be repaired."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ClosedError, ShmError, TensorError
+from ..region import reaper
+from . import direct
+from .copying import LongCopy, copy_all
+from .direct import DirectExchange
+from .errors import InferenceError, MemoryRefusedError, ServerUnavailableError
+from .exchange import Exchange, InlineExchange, is_answer
+from .explanation import Explanation
+from .models import Catalog, KnownModel
+from .options import RequestOptions
+from .origin import Origin
+from .paths import PathChooser
+from .plan import CallPlan, OutputHint, Signature, signature, wanted_outputs
+from .pool import SlotPool, Ticket
+from .registration import RegisteredExchange, Registrations
+from .result import Result
+from .runtime import Runtime
+from .slot import Slot
+from .sources import Source, sources
+from .stats import ClientStats, Tally
+from .transport import Transport
+
+__all__ = ["Demand", "Engine", "OpenCall", "Outputs"]
+
+T = TypeVar("T")
+MakeDirect = Callable[[Transport, CallPlan, RequestOptions, Slot, npt.NDArray[np.uint8]], DirectExchange]
+
+Outputs = Sequence[str] | Mapping[str, OutputHint] | None
+"""The outputs that are wanted, with or without hints of their size; None for all."""
+
+_LOG: Final = logging.getLogger(__name__)
+_LONG_COPY: Final = 4 * 2**20
+_CLOSING_S: Final = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class Demand:
+    """What a user asks for beside tensors.
+
+    Attributes
+    ----------
+    model : str
+    path : str
+        ``"auto"``, or one by name.
+    deadline : float
+        By ``time.monotonic()``.
+    options : RequestOptions
+    origin : Origin
+        Where in the user's code.
+    """
+
+    model: str
+    path: str
+    deadline: float
+    options: RequestOptions
+    origin: Origin
+
+    @property
+    def version(self) -> str:
+        """The model's version that is wanted; empty if the server chooses."""
+        return self.options.get("model_version", "")
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline; always a little, so that what is ready is taken."""
+        return max(self.deadline - time.monotonic(), 1e-3)
+
+
+@dataclass(eq=False, slots=True)
+class OpenCall:
+    """A call that has its memory."""
+
+    demand: Demand
+    known: KnownModel
+    exchange: Exchange
+
+
+class Engine:
+    """One client's connection, memory and knowledge. Everything that may wait is a coroutine; see :mod:`.runtime`."""
+
+    def __init__(self, transport: Transport, runtime: Runtime, pool: SlotPool) -> None:
+        self.transport = transport
+        self.runtime = runtime
+        self.catalog = Catalog(transport, pool.options.head_room)
+        self.tally = Tally()
+        self._pool = pool
+        self._is_closed = False
+        self._registrations = Registrations(transport)
+        self.paths = PathChooser(transport, self._registrations, pool.options.access)
+        reaper.reap()
+
+    async def check_server_answers(self, timeout_s: float) -> None:
+        """Raise ServerUnavailableError or DeadlineExceededError unless there is a server."""
+        try:
+            await self.transport.model_config("", "", timeout_s)
+        except InferenceError as error:
+            if not is_answer(error):
+                raise  # else it has no model of that name, but it is there
+
+    async def infer(self, demand: Demand, inputs: Mapping[str, Any], outputs: Outputs) -> Result:
+        """Make one request of these inputs, which are copied once."""
+        try:
+            return await self.finish(await self.begin(demand, inputs, outputs))
+        except BaseException:
+            self.tally.failed()
+            raise
+
+    async def begin(self, demand: Demand, inputs: Mapping[str, Any], outputs: Outputs) -> OpenCall:
+        """Take memory for a call and copy its inputs there."""
+        known, given, plan = await self.look_at(demand, inputs, outputs, KnownModel.plan)
+        exchange = await self._open(demand, known, plan, direct.keep)
+        try:
+            if plan.input_byte_size < _LONG_COPY:
+                copy_all(given, exchange.inputs)
+            else:
+                await LongCopy(given, exchange.inputs, exchange.memory).run(self.runtime)
+        except BaseException:
+            exchange.close()
+            raise
+        return OpenCall(demand, known, exchange)
+
+    async def look_at(
+        self,
+        demand: Demand,
+        inputs: Mapping[str, Any],
+        outputs: Outputs,
+        plan: Callable[[KnownModel, Signature], CallPlan],
+    ) -> tuple[KnownModel, dict[str, Source], CallPlan]:
+        """Return the model, the inputs and the plan of a call.
+
+        Raises
+        ------
+        TensorError
+            The model does not take it; the server was asked whether its configuration still is what it was.
+        """
+        known = await self._find(demand)
+        try:
+            given = sources(known.spec, inputs)
+            return known, given, plan(known, _signature_of(given, outputs))
+        except TensorError:
+            renewed = await self._look_again(demand)
+            if renewed is known:
+                raise
+        given = sources(renewed.spec, inputs)
+        return renewed, given, plan(renewed, _signature_of(given, outputs))
+
+    async def prepare(
+        self, demand: Demand, inputs: Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]], outputs: Outputs
+    ) -> OpenCall:
+        """Take memory for a call that the user fills."""
+        call = signature(((name, shape, dtype) for name, (shape, dtype) in inputs.items()), outputs)
+        known = await self._find(demand)
+        try:
+            plan = known.plan(call)
+        except TensorError:
+            renewed = await self._look_again(demand)
+            if renewed is known:
+                raise
+            known, plan = renewed, renewed.plan(call)
+        return OpenCall(demand, known, await self._open(demand, known, plan, direct.prepare))
+
+    async def finish(self, call: OpenCall) -> Result:
+        """Send a call that was begun, again where that is certain to be right; the call is over then."""
+        try:
+            return await self.send(call, call.demand.left_s)
+        except ShmError as error:
+            known = await self.repair(call, error, 0)
+            if known is None:
+                raise
+            again = await self._reopen(call, known, error)
+        finally:
+            call.exchange.close()
+        try:
+            return await self.send(again, call.demand.left_s)
+        except ShmError as error:
+            known = await self.repair(again, error, 1)
+            if known is None:
+                raise
+            last = await self._reopen(again, known, error)
+        finally:
+            again.exchange.close()
+        with contextlib.closing(last.exchange):
+            return await self.send(last, call.demand.left_s)
+
+    async def send(self, call: OpenCall, timeout_s: float) -> Result:
+        """Make one request of a call, and learn from it."""
+        if self._is_closed:
+            raise ClosedError("this client")
+        exchange = call.exchange
+        try:
+            result = await exchange.infer(timeout_s)
+        except ServerUnavailableError:
+            self.catalog.forget()  # when it is back, it may have other models, and other flags
+            self.paths.forget_server()
+            raise
+        if result.overflowed:
+            call.known.learn(result.overflowed, exchange.plan.batch_size or 1)
+        self.tally.succeeded(result.path, result.bytes_avoided)
+        return result
+
+    async def repair(self, call: OpenCall, error: ShmError, attempt: int) -> KnownModel | None:
+        """Return the model to try again, if the request had certainly not started and something is different now.
+
+        Memory that could not be opened, or not any more, is replaced; if the next one cannot be opened either, another
+        path is taken.
+        """
+        if not is_answer(error):
+            return None
+        exchange, demand = call.exchange, call.demand
+        if isinstance(error, MemoryRefusedError):
+            if attempt == 0:
+                return call.known
+            self.paths.refuse(call.known, exchange.path, str(error))
+            return call.known if demand.path == "auto" else None
+        renewed = await self._look_again(demand)
+        if renewed is call.known:
+            return None
+        did_not_start = exchange.did_not_start(error) or renewed.refuses(exchange.plan.signature, exchange.path)
+        return renewed if did_not_start else None
+
+    async def stream(
+        self, demand: Demand, inputs: Mapping[str, Any], outputs: Outputs, patience_s: float
+    ) -> AsyncGenerator[Result, None]:
+        """Make one request and return its responses as they come."""
+        with self.tally.failures():
+            _, given, plan = await self.look_at(demand, inputs, outputs, KnownModel.plan)
+            exchange = InlineExchange(self.transport, plan, demand.options)
+            copy_all(given, exchange.inputs)
+            responses = self.transport.stream(exchange.request(), patience_s)
+            try:
+                async for response in responses:
+                    result = exchange.result(response)
+                    if result:
+                        yield result
+            finally:
+                await responses.aclose()
+        self.tally.succeeded(exchange.path, 0)
+
+    async def explain(self, model: str, version: str, timeout_s: float) -> Explanation:
+        """Check everything anew and tell which path a model's calls take, and why."""
+        self.paths.forget_server()
+        known = await self.catalog.look_up(model, version, timeout_s)
+        known.refusals.clear()
+        return await self.paths.explain(known, timeout_s)
+
+    def stats(self) -> ClientStats:
+        """Return the figures so far."""
+        return self.tally.stats(self.catalog.reasons, self._pool.wait_count, self._pool.status)
+
+    async def close(self) -> None:
+        """Unregister what is registered, and close the connection."""
+        self._is_closed = True
+        await self._registrations.drop_all(_CLOSING_S)
+        await self.transport.close()
+        self.runtime.close()
+
+    async def _find(self, demand: Demand) -> KnownModel:
+        return self.catalog.recall(demand.model, demand.version) or await self._look_again(demand)
+
+    async def _look_again(self, demand: Demand) -> KnownModel:
+        return await self.catalog.look_up(demand.model, demand.version, demand.left_s)
+
+    async def _open(self, demand: Demand, known: KnownModel, plan: CallPlan, make_direct: MakeDirect) -> Exchange:
+        """Choose the path, and take memory."""
+        path = known.path if demand.path == "auto" else None
+        if path is None:
+            path = await self.paths.choose(known, demand.path, demand.left_s)
+        if path == InlineExchange.path:
+            return InlineExchange(self.transport, plan, demand.options)
+        slot, memory = await self.take_slot(demand, plan.byte_size, 1, path)
+        if path == DirectExchange.path:
+            return make_direct(self.transport, plan, demand.options, slot, memory)
+        await self._registrations.drop(self._pool.take_unregistered(), demand.left_s)
+        return RegisteredExchange(self.transport, plan, demand.options, slot, memory, self._registrations)
+
+    async def take_slot(
+        self, demand: Demand, byte_size: int, turn_count: int, path: str
+    ) -> tuple[Slot, npt.NDArray[np.uint8]]:
+        """Wait for a slot, until the deadline, and return it with its memory."""
+        taken = self._pool.take_idle(byte_size, turn_count, path, demand.origin)
+        if taken is None:
+            taken = await self._wait_for_slot(demand, self._pool.request(byte_size, turn_count, path, demand.origin))
+        return taken
+
+    async def _wait_for_slot(self, demand: Demand, ticket: Ticket) -> tuple[Slot, npt.NDArray[np.uint8]]:
+        try:
+            if not ticket.granted.done():
+                timeout_s = demand.left_s
+                try:
+                    await self.runtime.wait(ticket.granted, timeout_s)
+                except TimeoutError:
+                    raise self._pool.exhausted(ticket, timeout_s) from None
+            return await self.runtime.offload(lambda: self._pool.redeem(ticket))
+        except BaseException:
+            self._pool.withdraw(ticket)
+            raise
+
+    async def _reopen(self, call: OpenCall, known: KnownModel, error: ShmError) -> OpenCall:
+        """Return the same call, with the same inputs, but of the model as it is now, and in other memory."""
+        _LOG.info("a request to model %r is sent again, as it had not started: %s", known.spec.name, error)
+        old = call.exchange
+        exchange = await self._open(call.demand, known, known.plan(old.plan.signature), direct.keep)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(exchange.close)
+            copy_all({name: Source.of(array) for name, array in old.inputs.items()}, exchange.inputs)
+            on_error.pop_all()
+        self.tally.retried()
+        return OpenCall(call.demand, known, exchange)
+
+
+def _signature_of(given: Mapping[str, Source], outputs: Outputs) -> Signature:
+    described = tuple([(name, source.shape, source.dtype) for name, source in given.items()])
+    return Signature(described, None if outputs is None else wanted_outputs(outputs))

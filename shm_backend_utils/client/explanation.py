@@ -1,0 +1,68 @@
+"""Why a model's calls take the path that they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Check", "Explanation"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One condition.
+
+    Attributes
+    ----------
+    name : str
+        What was asked.
+    outcome : bool or None
+        None if only a request can tell.
+    detail : str
+        What was found, and what to do where that is not as it should be.
+    needed_by : tuple of str
+        The paths that are closed if the outcome is False.
+    is_passing : bool
+        Whether the outcome may be another one at any time.
+    """
+
+    name: str
+    outcome: bool | None
+    detail: str
+    needed_by: tuple[str, ...]
+    is_passing: bool = False
+
+    def __str__(self) -> str:
+        outcome = {True: "yes", False: "no", None: "unknown"}[self.outcome]
+        return f"{self.name:<28} {outcome:<8} {self.detail}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why calls of a model take the path that they take. Its text is a table for people.
+
+    Attributes
+    ----------
+    model : str
+    path : str or None
+        Which path ``path="auto"`` takes; None if all are closed.
+    reason : str
+        Why not a better one.
+    checks : tuple of Check
+    """
+
+    model: str
+    path: str | None
+    reason: str
+    checks: tuple[Check, ...]
+
+    def open(self, path: str) -> bool:
+        """Return whether nothing is known to stand against a path."""
+        return not self.obstacles(path)
+
+    def obstacles(self, path: str) -> list[Check]:
+        """Return the checks that close a path."""
+        return [check for check in self.checks if check.outcome is False and path in check.needed_by]
+
+    def __str__(self) -> str:
+        lines = [f"model {self.model!r} takes the path {self.path}: {self.reason}", *map(str, self.checks)]
+        return "\n  ".join(lines)

@@ -1,0 +1,118 @@
+"""What a call may say beside its tensors, in tritonclient's words; and how to reach a server by TLS."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypedDict
+
+from ..descriptor import GENERATION_PARAMETER, PARAMETER
+from ..errors import CallerError
+from .errors import TimeoutValueError
+
+__all__ = ["RequestOptions", "Tls", "check_options", "check_timeout"]
+
+_A_YEAR_S: Final = 366 * 86400.0
+# Request parameters that Triton keeps for itself: its protocol extensions for sequences, scheduling and binary data.
+_RESERVED: Final = frozenset(
+    {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}
+)
+_COMPRESSIONS: Final = ("gzip", "deflate")
+
+
+class RequestOptions(TypedDict, total=False):
+    """Keyword arguments of every call, all optional, as those of ``tritonclient``'s ``infer``.
+
+    Attributes
+    ----------
+    model_version : str
+        By default the server chooses.
+    request_id : str
+    sequence_id : int or str
+        For stateful models; with ``sequence_start`` and ``sequence_end``.
+    priority : int
+    timeout : int
+        Microseconds that the request may wait in the server's queue, where the model allows that. How long this
+        client waits for an answer is ``timeout_s``.
+    headers : mapping of str to str
+        HTTP headers, or gRPC metadata.
+    compression : str
+        ``"gzip"`` or ``"deflate"``, for the bytes that do cross the network.
+    parameters : mapping
+        The request's own parameters: str, int, float or bool.
+    """
+
+    model_version: str
+    request_id: str
+    sequence_id: int | str
+    sequence_start: bool
+    sequence_end: bool
+    priority: int
+    timeout: int
+    headers: Mapping[str, str]
+    compression: str
+    parameters: Mapping[str, Any]
+
+
+_NAMES: Final = frozenset(RequestOptions.__annotations__)
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Certificates for ``grpcs://`` and ``https://``, each the path of a PEM file.
+
+    Attributes
+    ----------
+    root_certificates : str or None
+        Who may have signed the server's certificate; None for the authorities that the machine knows.
+    private_key, certificate_chain : str or None
+        The client's own, where the server asks for one.
+    """
+
+    root_certificates: str | None = None
+    private_key: str | None = None
+    certificate_chain: str | None = None
+
+
+def check_options(options: RequestOptions) -> RequestOptions:
+    """Return the options that say something, or raise unless they are options with values that can be sent.
+
+    Raises
+    ------
+    TypeError
+        There is no such option.
+    CallerError
+        There is, but not with this value.
+    """
+    unknown = sorted(options.keys() - _NAMES)
+    if unknown:
+        raise TypeError(f"there is no keyword argument {unknown[0]!r}; expected some of {', '.join(sorted(_NAMES))}")
+    options = RequestOptions(**{name: value for name, value in options.items() if value is not None})  # type: ignore[typeddict-item]
+    for name in options.get("parameters", ()):
+        if name in (PARAMETER, GENERATION_PARAMETER):
+            raise CallerError(f"parameter {name!r} is written by the client itself; leave it out")
+        if name in _RESERVED or name.startswith("triton_"):
+            raise CallerError(f"parameter {name!r} is reserved by Triton; use the keyword argument, or another name")
+    compression = options.get("compression")
+    if compression is not None and compression not in _COMPRESSIONS:
+        raise CallerError(f"compression is {compression!r}; expected {' or '.join(map(repr, _COMPRESSIONS))}")
+    return options
+
+
+def check_tls(tls: Tls) -> None:
+    """Raise :class:`CallerError` unless the certificates can be read."""
+    try:
+        context = ssl.create_default_context(cafile=tls.root_certificates)
+        if tls.certificate_chain is not None:
+            context.load_cert_chain(tls.certificate_chain, tls.private_key)
+    except OSError as error:  # ssl.SSLError is one
+        files = ", ".join(str(file) for file in vars(tls).values() if file)
+        raise CallerError(f"Tls({files}) cannot be read: {error}; expected files in PEM format") from None
+
+
+def check_timeout(timeout_s: object, name: str = "timeout_s") -> float:
+    """Return the time to wait, in seconds, or raise :class:`TimeoutValueError`."""
+    if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= _A_YEAR_S):  # nor is NaN
+        raise TimeoutValueError(f"{name} is {timeout_s!r}; expected a number of seconds above 0, and at most a year")
+    return float(timeout_s)

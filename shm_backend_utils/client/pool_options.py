@@ -1,0 +1,55 @@
+"""How much shared memory a client may have, and how much it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import CallerError
+from ..region.system import PRIVATE, Access
+
+__all__ = ["PoolOptions", "PoolStatus"]
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """How much shared memory a client may have, and how long it keeps it.
+
+    Attributes
+    ----------
+    max_bytes : int or None
+        The budget, of all models together; None for half of what ``/dev/shm`` holds.
+    idle_s : float
+        How long memory stays that no call uses.
+    head_room : float
+        How much more room an output of unknown size gets than it ever needed.
+    prefault : bool
+        Whether new memory is entered into this process' page tables at once, not page by page at first use.
+    access : Access
+        Who may open the memory; by default this user alone. A server that runs as another user needs, for example,
+        ``Access(mode=0o660, group_id=...)``, and this user's id in the model's ``SHM_ALLOWED_UIDS``.
+    """
+
+    max_bytes: int | None = None
+    idle_s: float = 60.0
+    head_room: float = 1.25
+    prefault: bool = True
+    access: Access = PRIVATE
+
+    def __post_init__(self) -> None:
+        if self.max_bytes is not None and self.max_bytes <= 0:
+            raise CallerError(f"PoolOptions.max_bytes is {self.max_bytes}; expected a number of bytes above 0")
+        if not self.idle_s >= 0:
+            raise CallerError(f"PoolOptions.idle_s is {self.idle_s}; expected a number of seconds, 0 or more")
+        if not self.head_room >= 1:
+            raise CallerError(f"PoolOptions.head_room is {self.head_room}; expected a factor of 1 or more")
+
+
+@dataclass(frozen=True)
+class PoolStatus:
+    """What a pool has now, in slots and bytes."""
+
+    held: int
+    idle: int
+    quarantined: int
+    byte_size: int
+    max_bytes: int

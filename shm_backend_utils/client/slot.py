@@ -1,0 +1,168 @@
+"""Slots: the memory of one call at a time, and what is known of its use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..descriptor import SystemRegionClaim
+from ..errors import ClosedError
+from ..region.layout import SlotRecord
+from ..region.managed import ManagedRegion
+from ..region.system import Access
+from .plan import CallPlan
+
+__all__ = ["Slot", "Turn"]
+
+
+class Turn:
+    """One slot record of a slot, through which one request at a time is fenced.
+
+    Attributes
+    ----------
+    index : int
+        Of the record in its region.
+    generation : int
+        Of the request that was sent last; 0 before the first.
+    is_in_doubt : bool
+        Whether a request got no answer, so that a model may be executing it, or may begin to.
+    """
+
+    __slots__ = ("_record", "_region", "generation", "index", "is_in_doubt")
+
+    def __init__(self, region: ManagedRegion, index: int) -> None:
+        self._region = region
+        self._record: SlotRecord | None = region.record(index)
+        self.index = index
+        self.generation = 0
+        self.is_in_doubt = False
+
+    @property
+    def record(self) -> SlotRecord:
+        """The record, which keeps the memory mapped; raises ClosedError once the slot is destroyed."""
+        if self._record is None:
+            raise ClosedError("this client")
+        return self._record
+
+    def forget(self) -> None:
+        """Let go of the memory, when the slot is destroyed."""
+        self._record = None
+
+    def advance(self) -> int:
+        """Begin the next generation and return it."""
+        self.generation += 1
+        self.record.generation = self.generation
+        return self.generation
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the model has begun with this generation; True once the slot is destroyed, when nobody knows."""
+        return self._record is None or self._record.started == self.generation
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether the model has finished with this generation, well or not; False once the slot is destroyed."""
+        return self._record is not None and self._record.completed == self.generation
+
+    def reclaim(self) -> bool:
+        """Make sure that no request that was ever sent will touch the slot again. Return whether that is so now.
+
+        Holding the lease shows that no model executes here; the generation that is raised meanwhile makes every
+        request that is still on its way a stale one, which is refused when it arrives.
+        """
+        lease = self._region.lease(self.index)
+        if not lease.take():
+            return False
+        try:
+            self.advance()
+        finally:
+            lease.give_back()
+        self.is_in_doubt = False
+        return True
+
+
+class Slot:
+    """A managed region that serves one call at a time; with several turns if the call is several requests.
+
+    Attributes
+    ----------
+    byte_size : int
+        Of the whole region.
+    data_offset : int
+        Where the data begins in it.
+    capacity : int
+        Bytes of data.
+    turns : tuple of Turn
+    is_spoiled : bool
+        Whether it must not be used again: something unfenced may still write to it, or no model can open it.
+    is_registered : bool
+        Whether the server may know it.
+    kept : object
+        What the call that was here last keeps for the next one like it.
+    """
+
+    __slots__ = ("_region", "byte_size", "capacity", "data_offset", "is_registered", "is_spoiled", "kept", "turns")
+
+    def __init__(self, byte_size: int, turn_count: int, access: Access) -> None:
+        self._region = ManagedRegion.create(byte_size, turn_count, access)
+        self.byte_size = self._region.header.byte_size
+        self.data_offset = self._region.data_offset
+        self.capacity = self.byte_size - self.data_offset
+        self.turns = tuple(Turn(self._region, index) for index in range(turn_count))
+        self.is_spoiled = False
+        self.is_registered = False
+        self.kept: Any = None
+
+    @property
+    def key(self) -> str:
+        """The name of its shared memory."""
+        return self._region.segment.key
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a model may be executing in it."""
+        for turn in self.turns:  # noqa: SIM110  # for every call; a generator would cost more than the answer
+            if turn.is_in_doubt:
+                return True
+        return False
+
+    def memory(self) -> npt.NDArray[np.uint8]:
+        """Return the whole region as bytes. Each call returns an array of its own."""
+        return self._region.bytes()
+
+    def input_arrays(self, plan: CallPlan, memory: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
+        """Return views of ``memory``, which is the whole region, where the inputs of a call lie."""
+        return {
+            name: np.ndarray(span.shape, span.dtype.numpy, buffer=memory, offset=self.data_offset + span.offset)
+            for name, span in plan.inputs.items()
+        }
+
+    def claim(self, turn: Turn) -> SystemRegionClaim:
+        """Return what a descriptor says of the slot."""
+        return SystemRegionClaim(self.key, self.byte_size, self._region.header.token.hex(), turn.index)
+
+    def reclaim(self) -> bool:
+        """Make sure that no request will touch the slot again. Return whether that is so now."""
+        reclaimed = [turn.reclaim() for turn in self.turns if turn.is_in_doubt]
+        return all(reclaimed)
+
+    def prefault(self) -> None:
+        """Enter its memory into this process' page tables."""
+        self._region.segment.prefault()
+
+    def forsake(self) -> None:
+        """Let go of the parent's descriptor in a forked child. The name, and the lease, stay the parent's."""
+        self._close()
+
+    def destroy(self) -> None:
+        """Remove the name. The memory goes with the last array, here or in the model. Twice is fine."""
+        self._region.segment.unlink()
+        self._close()
+
+    def _close(self) -> None:
+        self.kept = None
+        for turn in self.turns:
+            turn.forget()
+        self._region.close()

@@ -1,0 +1,139 @@
+"""What users pass as inputs, made ready to be written where it belongs, in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import TensorError, TensorShapeError, TensorTypeError
+from ..spec import ModelSpec, TensorSpec
+from .literals import array_of_numbers
+
+__all__ = ["Source", "sources"]
+
+_HOST: Final = frozenset({1, 3})  # dlpack.h: kDLCPU and kDLCUDAHost, which is pinned host memory
+_STRINGS: Final = frozenset("OSU")
+_SAME_VALUES: Final = "safe"  # another byte order, or strings to objects; dtypes were compared before
+_OBJECT: Final = np.dtype(object)
+
+
+class Source:
+    """One input as the user holds it.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        As the model gets it.
+    dtype : numpy.dtype
+        In native byte order; object for strings.
+    parts : sequence of numpy.ndarray
+        What lies one after another along the first axis; in any memory order and byte order.
+    """
+
+    __slots__ = ("dtype", "parts", "shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], parts: Sequence[npt.NDArray[Any]]) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.parts = parts
+
+    @classmethod
+    def of(cls, array: npt.NDArray[Any]) -> Source:
+        """Return an array as a source."""
+        return cls(array.shape, _native(array.dtype), (array,))
+
+    def write_to(self, target: npt.NDArray[Any]) -> None:
+        """Copy the tensor, once. ``target`` has its shape and dtype."""
+        if len(self.parts) == 1:
+            np.copyto(target, self.parts[0], casting=_SAME_VALUES)
+            return
+        begin = 0
+        for part in self.parts:
+            end = begin + len(part)
+            np.copyto(target[begin:end], part, casting=_SAME_VALUES)
+            begin = end
+
+
+def sources(spec: ModelSpec, inputs: Mapping[str, Any]) -> dict[str, Source]:
+    """Look at every input of a call.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        The model.
+    inputs : mapping
+        Name to one of these, on the host:
+
+        - a NumPy array, or what has ``__dlpack__``, ``__array_interface__`` or ``__array__``;
+        - a list or tuple of such: rows, if each has one dimension less than the input; else parts of the first axis;
+        - Python numbers, strings and nested lists of them, which take the model's dtype if they fit it. One number
+          serves an input whose dimensions may all be 1.
+
+    Raises
+    ------
+    TensorError
+        The model has no such input, or it cannot be made of this value.
+    """
+    found = {}
+    for name, value in inputs.items():
+        if type(value) is np.ndarray and value.dtype.isnative and value.dtype.kind not in _STRINGS:
+            found[name] = Source(value.shape, value.dtype, (value,))  # nearly always
+        else:
+            found[name] = _source(spec.input(name), value)
+    return found
+
+
+def _source(tensor: TensorSpec, value: Any) -> Source:
+    if isinstance(value, (list, tuple)) and value and all(_is_array(part) for part in value):
+        return _of_parts(tensor, [_array(tensor, part) for part in value])
+    return Source.of(_array(tensor, value) if _is_array(value) else array_of_numbers(tensor, value))
+
+
+def _is_array(value: Any) -> bool:
+    if isinstance(value, np.generic):
+        return False  # a number, which takes the model's dtype like one of Python's
+    return any(hasattr(value, name) for name in ("__dlpack__", "__array_interface__", "__array__"))
+
+
+def _array(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "__dlpack__"):
+        device, _ = value.__dlpack_device__()
+        if device not in _HOST:
+            raise TensorError(
+                tensor.name,
+                f"input {tensor.name!r} lies on DLPack device type {int(device)}; expected host memory: copy it there",
+            )
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError) as error:
+            if not hasattr(value, "__array__"):
+                raise TensorError(tensor.name, f"input {tensor.name!r} cannot be read by DLPack: {error}") from None
+    return np.asarray(value)
+
+
+def _of_parts(tensor: TensorSpec, parts: list[npt.NDArray[Any]]) -> Source:
+    rank = len(tensor.shape)
+    if all(part.ndim == rank - 1 for part in parts):
+        parts = [part[np.newaxis] for part in parts]
+    first = parts[0]
+    for part in parts:
+        if part.ndim != rank or part.shape[1:] != first.shape[1:]:
+            raise TensorShapeError(
+                tensor.name,
+                f"input {tensor.name!r} is a list of arrays of shapes {list(first.shape)} and {list(part.shape)}; "
+                f"expected rows of {rank - 1} dimensions, or batches of {rank}, that are equal but for the first",
+            )
+        if part.dtype != first.dtype:
+            raise TensorTypeError(
+                tensor.name, f"input {tensor.name!r} is a list of arrays of dtypes {first.dtype} and {part.dtype}"
+            )
+    return Source((sum(len(part) for part in parts), *first.shape[1:]), _native(first.dtype), parts)
+
+
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return _OBJECT if dtype.kind in _STRINGS else dtype.newbyteorder("=")

@@ -1,0 +1,105 @@
+"""What a client has done so far, in figures."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from .pool_options import PoolStatus
+
+__all__ = ["ClientStats", "Tally"]
+
+
+@dataclass(frozen=True)
+class ClientStats:
+    """Figures of a client, from its beginning to now.
+
+    Attributes
+    ----------
+    requests, failures : int
+        Requests that ended, and those of them that raised. A split call is several.
+    retries : int
+        Requests that were sent again, because the first had certainly not started.
+    bytes_avoided : int
+        Bytes of tensors that lay in shared memory and so did not cross the network.
+    paths : mapping of str to int
+        Requests with a result, by the path that they took.
+    reasons : mapping of str to str
+        For each model: which path, and why not a better one.
+    slot_waits : int
+        Calls that had to wait for memory.
+    slots_held, slots_idle, quarantined : int
+        Slots that calls or arrays hold now; that are free; and that wait for a model to be done with them.
+    pool_bytes, pool_max_bytes : int
+        The size of all slots now, and the most that it may be.
+    """
+
+    requests: int
+    failures: int
+    retries: int
+    bytes_avoided: int
+    paths: Mapping[str, int]
+    reasons: Mapping[str, str]
+    slot_waits: int
+    slots_held: int
+    slots_idle: int
+    quarantined: int
+    pool_bytes: int
+    pool_max_bytes: int
+
+
+class Tally:
+    """Counts. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.failure_count = 0
+        self.retries = 0
+        self.bytes_avoided = 0
+        self.paths: Counter[str] = Counter()
+
+    def stats(self, reasons: Mapping[str, str], slot_waits: int, pool: PoolStatus) -> ClientStats:
+        """Return the figures so far, with those that others keep."""
+        with self._lock:
+            return ClientStats(
+                requests=sum(self.paths.values()) + self.failure_count,
+                failures=self.failure_count,
+                retries=self.retries,
+                bytes_avoided=self.bytes_avoided,
+                paths=dict(self.paths),
+                reasons=reasons,
+                slot_waits=slot_waits,
+                slots_held=pool.held,
+                slots_idle=pool.idle,
+                quarantined=pool.quarantined,
+                pool_bytes=pool.byte_size,
+                pool_max_bytes=pool.max_bytes,
+            )
+
+    def failed(self) -> None:
+        """Count a call that raised."""
+        with self._lock:
+            self.failure_count += 1
+
+    def succeeded(self, path: str, bytes_avoided: int) -> None:
+        """Count a call that gave a result."""
+        with self._lock:
+            self.paths[path] += 1
+            self.bytes_avoided += bytes_avoided
+
+    @contextlib.contextmanager
+    def failures(self) -> Iterator[None]:
+        """Count the call in this block if it raises."""
+        try:
+            yield
+        except BaseException:
+            self.failed()
+            raise
+
+    def retried(self) -> None:
+        """Count a request that was sent again."""
+        with self._lock:
+            self.retries += 1

@@ -1,0 +1,59 @@
+"""Somebody else at the server: who sees which regions are registered there, and may unregister any of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tritonclient.grpc
+
+from shm_backend_utils.server import EmbeddedServer
+
+__all__ = ["SomebodyElse", "files_of_this_process"]
+
+OURS = f"shmbu-{os.getpid()}-"
+
+
+class SomebodyElse:
+    """A plain client."""
+
+    def __init__(self, grpc: Any) -> None:
+        self.grpc = grpc
+
+    @classmethod
+    @contextlib.contextmanager
+    def at(cls, server: EmbeddedServer) -> Iterator[SomebodyElse]:
+        """Connect to a server; it ends with the block."""
+        grpc = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+        try:
+            yield cls(grpc)
+        finally:
+            grpc.close()
+
+    def registered(self) -> set[str]:
+        """Return the names of all regions at the server."""
+        return set(self.grpc.get_system_shared_memory_status(as_json=True).get("regions", {}))
+
+    def registered_by_this_process(self) -> set[str]:
+        """Return those that this process' clients have registered."""
+        return {name for name in self.registered() if name.startswith(OURS)}
+
+    def unregister_those_of_this_process(self) -> None:
+        """Unregister them one by one."""
+        names = self.registered_by_this_process()
+        assert names
+        for name in names:
+            self.grpc.unregister_system_shared_memory(name)
+
+    def unregister_all(self) -> None:
+        """Unregister everybody's."""
+        assert self.registered_by_this_process()
+        self.grpc.unregister_system_shared_memory()
+
+
+def files_of_this_process() -> set[Path]:
+    """Return the regions that this process' clients have in shared memory."""
+    return set(Path("/dev/shm").glob(f"{OURS}*"))

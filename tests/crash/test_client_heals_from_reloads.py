@@ -1,0 +1,249 @@
+"""A model gets another configuration, or goes away and comes back, under clients that have called it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils.client import InferenceError, PathUnavailableError
+from shm_backend_utils.client.paths import PathName
+from shm_backend_utils.errors import BatchSizeError, TensorShapeError, TensorTypeError
+
+from .either_client import FLAVOURS, TWO_FLAVOURS, EitherCall, EitherClient, open_client, url_of
+from .mirror import Mirror
+from .processes import stub_of
+
+Case = tuple[str, PathName]
+PATHS: tuple[PathName, ...] = ("direct", "triton-shm", "inline")
+
+
+@dataclass(frozen=True)
+class Change:
+    """Two configurations; what only the first takes, what the second takes, and the error for the former then."""
+
+    before: dict[str, Any]
+    after: dict[str, Any]
+    old: npt.NDArray[Any]
+    new: npt.NDArray[Any]
+    refusal: type[Exception]
+
+
+def numbers(*shape: int) -> npt.NDArray[Any]:
+    return np.arange(1, 1 + np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+CHANGES = {
+    "larger": Change({"dims": (4,)}, {"dims": (800,)}, numbers(4), numbers(800), TensorShapeError),
+    "smaller": Change({"dims": (800,)}, {"dims": (4,)}, numbers(800), numbers(4), TensorShapeError),
+    "smaller-batches": Change(
+        {"dims": (4,), "max_batch_size": 4},
+        {"dims": (4,), "max_batch_size": 2},
+        numbers(4, 4),
+        numbers(2, 4),
+        BatchSizeError,
+    ),
+    "batches": Change({"dims": (4,)}, {"dims": (4,), "max_batch_size": 4}, numbers(4), numbers(3, 4), TensorShapeError),
+    "no-batches": Change(
+        {"dims": (4,), "max_batch_size": 4}, {"dims": (4,)}, numbers(3, 4), numbers(4), TensorShapeError
+    ),
+    "dtype": Change({}, {"dtype": "INT32"}, numbers(5), numbers(5).astype(np.int32), TensorTypeError),
+}
+
+# The models of tests that reload one each, as they are at first.
+AT_FIRST: dict[str, dict[str, Any]] = {
+    "small_batches": {"dims": (4,), "max_batch_size": 2},
+    "direct_and_more": {},
+    "all_but_direct": {"paths": "triton-shm,inline"},
+    "not_yet_direct": {"paths": "triton-shm,inline"},
+    "prepared": {"dims": (4,)},
+    "here_and_gone": {},
+    "killed": {},
+}
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
+    mirror = Mirror(tmp_path_factory.mktemp("mirror"), [*AT_FIRST, *CHANGES])
+    mirror.load_all(AT_FIRST | {name: change.before for name, change in CHANGES.items()})
+    yield mirror
+    mirror.close()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(mirror.server.pid, signal.SIGKILL)  # with a dead stub, it would take half a minute to stop
+    mirror.server.stop()
+
+
+@contextlib.contextmanager
+def every_client(mirror: Mirror) -> Iterator[dict[str, EitherClient]]:
+    """Make one client of each flavour."""
+    with contextlib.ExitStack() as stack:
+        yield {
+            flavour: stack.enter_context(open_client(flavour, url_of(mirror.server, flavour), timeout_s=20))
+            for flavour in FLAVOURS
+        }
+
+
+def outcome(client: EitherClient, model: str, x: npt.NDArray[Any], path: PathName = "auto") -> str | Exception:
+    """Return the path of a call that gave what it should, or else what it raised."""
+    try:
+        with client.infer(model, {"X": x}, path=path) as result:
+            np.testing.assert_array_equal(result["Y"], x, strict=True)
+            return result.path
+    except Exception as error:
+        return error.with_traceback(None)
+
+
+class Story:
+    """What became of calls after a change, for each flavour and path."""
+
+    def __init__(self, name: str, unaware: dict[Case, EitherClient], aware: dict[Case, EitherClient]) -> None:
+        self.change = CHANGES[name]
+        old, new = self.change.old, self.change.new
+        self.of_old = {case: outcome(client, name, old, case[1]) for case, client in unaware.items()}
+        self.of_new_after_old = {case: outcome(client, name, new, case[1]) for case, client in unaware.items()}
+        self.of_new = {case: outcome(client, name, new, case[1]) for case, client in aware.items()}
+
+
+@contextlib.contextmanager
+def client_of_every_case(mirror: Mirror) -> Iterator[dict[Case, EitherClient]]:
+    """Make one client of each flavour for each path: none learns of a change by what another path was told."""
+    with contextlib.ExitStack() as stack:
+        yield {
+            (flavour, path): stack.enter_context(open_client(flavour, url_of(mirror.server, flavour), timeout_s=20))
+            for flavour in TWO_FLAVOURS
+            for path in PATHS
+        }
+
+
+@pytest.fixture(scope="module")
+def stories(mirror: Mirror) -> dict[str, Story]:
+    """Two clients of every case before and after each change: the first goes on as before, the second knows of it."""
+    with client_of_every_case(mirror) as unaware, client_of_every_case(mirror) as aware:
+        for case, client in (*unaware.items(), *aware.items()):
+            for name, change in CHANGES.items():
+                assert outcome(client, name, change.old, case[1]) == case[1]
+        mirror.load_all({name: change.after for name, change in CHANGES.items()})
+        return {name: Story(name, unaware, aware) for name in CHANGES}
+
+
+@pytest.fixture(params=CHANGES)
+def story(request: pytest.FixtureRequest, stories: dict[str, Story]) -> Story:
+    return stories[request.param]
+
+
+def test_what_the_model_does_not_take_any_more_is_refused_for_what_it_is(story: Story) -> None:
+    wrong = {case: found for case, found in story.of_old.items() if type(found) is not story.change.refusal}
+    assert not wrong
+
+
+def test_what_the_model_takes_now_goes_through(story: Story) -> None:
+    assert story.of_new == {case: case[1] for case in story.of_new}
+
+
+def test_and_so_it_does_after_a_refusal(story: Story) -> None:
+    assert story.of_new_after_old == {case: case[1] for case in story.of_new_after_old}
+
+
+def test_larger_batches_are_taken_at_once(mirror: Mirror) -> None:
+    with every_client(mirror) as clients:
+        for client in clients.values():
+            assert type(outcome(client, "small_batches", numbers(4, 4))) is BatchSizeError
+        mirror.load("small_batches", dims=(4,), max_batch_size=4)
+        for client in clients.values():
+            assert outcome(client, "small_batches", numbers(4, 4)) == "direct"
+
+
+def test_a_path_that_is_no_longer_declared_is_left(mirror: Mirror) -> None:
+    x = numbers(6)
+    with every_client(mirror) as clients:
+        for client in clients.values():
+            assert outcome(client, "direct_and_more", x) == "direct"
+        mirror.load("direct_and_more", paths="triton-shm,inline")
+        for client in clients.values():
+            assert outcome(client, "direct_and_more", x) == "triton-shm"
+            assert type(outcome(client, "direct_and_more", x, "direct")) is PathUnavailableError
+
+
+def test_a_path_that_only_direct_requests_may_take_now_is_taken(mirror: Mirror) -> None:
+    x = numbers(6)
+    with every_client(mirror) as clients:
+        for client in clients.values():
+            assert outcome(client, "all_but_direct", x) == "triton-shm"
+        mirror.load("all_but_direct", paths="direct")
+        for client in clients.values():
+            assert outcome(client, "all_but_direct", x) == "direct"
+            assert type(outcome(client, "all_but_direct", x, "triton-shm")) is PathUnavailableError
+
+
+def test_a_better_path_that_is_declared_is_taken_once_the_client_was_told_to_look(mirror: Mirror) -> None:
+    x = numbers(6)
+    with every_client(mirror) as clients:
+        for client in clients.values():
+            assert outcome(client, "not_yet_direct", x) == "triton-shm"
+        mirror.load("not_yet_direct")
+        for client in clients.values():
+            client.explain("not_yet_direct")
+            assert outcome(client, "not_yet_direct", x) == "direct"
+
+
+def test_a_prepared_call_whose_model_changed_is_refused_and_a_new_one_is_right(mirror: Mirror) -> None:
+    calls: list[EitherCall] = []
+    with every_client(mirror) as clients, contextlib.ExitStack() as stack:
+        for client in clients.values():
+            for path in PATHS:
+                call: EitherCall = client.prepare("prepared", {"X": ((4,), np.float32)}, path=path)
+                stack.callback(call.close)
+                call.inputs["X"][:] = numbers(4)
+                call.infer().release()
+                calls.append(call)
+        mirror.load("prepared", dims=(8,))
+        for call in calls:
+            with pytest.raises(InferenceError, match="X"):
+                call.infer()
+        for client in clients.values():
+            for path in PATHS:
+                another: EitherCall = client.prepare("prepared", {"X": ((8,), np.float32)}, path=path)
+                stack.callback(another.close)
+                another.inputs["X"][:] = numbers(8)
+                with another.infer() as result:
+                    np.testing.assert_array_equal(result["Y"], numbers(8))
+
+
+def test_a_model_that_went_away_is_missed_and_found_again(mirror: Mirror) -> None:
+    x = numbers(6)
+    with every_client(mirror) as clients:
+        for client in clients.values():
+            assert [outcome(client, "here_and_gone", x, path) for path in PATHS] == list(PATHS)
+        mirror.unload("here_and_gone")
+        for client in clients.values():
+            for path in PATHS:
+                missed = outcome(client, "here_and_gone", x, path)
+                assert type(missed) is InferenceError
+                assert "here_and_gone" in str(missed)
+        mirror.load("here_and_gone")
+        for client in clients.values():
+            assert [outcome(client, "here_and_gone", x, path) for path in PATHS] == list(PATHS)
+
+
+def test_a_model_whose_process_was_killed_fails_until_it_is_loaded_anew(mirror: Mirror) -> None:
+    x = numbers(6)
+    with every_client(mirror) as clients:
+        for client in clients.values():
+            assert [outcome(client, "killed", x, path) for path in PATHS] == list(PATHS)
+        stub = stub_of(mirror.server, "killed")
+        assert stub is not None
+        os.kill(stub, signal.SIGKILL)
+        for flavour, path in zip(TWO_FLAVOURS, PATHS, strict=False):  # the server takes a second for each
+            failed = outcome(clients[flavour], "killed", x, path)
+            assert type(failed) is InferenceError
+            assert "is not healthy" in str(failed)
+        mirror.load("killed", dims=(6,))
+        for client in clients.values():
+            assert [outcome(client, "killed", x, path) for path in PATHS] == list(PATHS)

@@ -1,0 +1,185 @@
+"""The server is killed and comes back, with its registrations lost, under a client that goes on calling."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import DeadlineExceededError, ServerUnavailableError
+from shm_backend_utils.client.paths import PathName
+from shm_backend_utils.errors import TensorError
+
+from .either_client import FLAVOURS, EitherClient, open_client, url_of
+from .phoenix import Phoenix, busy
+from .processes import eventually
+from .registered import SomebodyElse
+
+X = np.arange(1000, dtype=np.float32)
+HINTS = {"OUTPUT0": X.nbytes}
+SHARED_PATHS: tuple[PathName, ...] = ("direct", "triton-shm")
+CALLERS_OF_EACH_CLIENT = 4
+FIVE_CALLS_LATER = 5
+
+
+class Story:
+    """A server dies and comes back. Each flavour has three clients of it.
+
+    One is busy all the while, one calls while there is no server, and one does not call meanwhile.
+    """
+
+    def __init__(self, phoenix: Phoenix) -> None:
+        with contextlib.ExitStack() as stack:
+
+            def client_of_each() -> dict[str, EitherClient]:
+                return {
+                    flavour: stack.enter_context(open_client(flavour, url_of(phoenix.server, flavour), timeout_s=20))
+                    for flavour in FLAVOURS
+                }
+
+            working, idle, early = client_of_each(), client_of_each(), client_of_each()
+            assert set(errors_of(idle).values()) == {None}
+            callers = [
+                caller
+                for client in working.values()
+                for caller in stack.enter_context(busy(client, SHARED_PATHS, CALLERS_OF_EACH_CLIENT))
+            ]
+            for caller in callers:
+                caller.wait_for_answer()
+            phoenix.kill()
+            for caller in callers:
+                caller.wait_for_failure()
+            self.errors_without_a_server = [*errors_of(early).values(), *errors_of(early).values()]
+            phoenix.come_back()
+            for caller in callers:
+                caller.wait_for_answer()
+            failed = [caller.failed for caller in callers]
+            for _ in range(FIVE_CALLS_LATER):
+                for caller in callers:
+                    caller.wait_for_answer()
+            self.failed_again = [caller.failed for caller in callers] != failed
+            self.wrong = [wrong for caller in callers for wrong in caller.wrong]
+            self.errors_of_the_idle = errors_of(idle)
+            eventually(lambda: set(errors_of(early).values()) == {None})
+        with SomebodyElse.at(phoenix.server) as somebody:
+            self.left_registered = somebody.registered_by_this_process()
+
+
+def errors_of(clients: dict[str, EitherClient]) -> dict[tuple[str, PathName], Exception | None]:
+    """Return what a call raises, for each flavour and path."""
+    return {(flavour, path): error_of(client, path) for flavour, client in clients.items() for path in SHARED_PATHS}
+
+
+def error_of(client: EitherClient, path: PathName) -> Exception | None:
+    """Return what a call raises; None if it gives what it should."""
+    try:
+        with client.infer("identity", {"INPUT0": X}, outputs=HINTS, path=path) as result:
+            np.testing.assert_array_equal(result["OUTPUT0"], X)
+            assert result.path == path
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
+
+
+@contextlib.contextmanager
+def stopped(phoenix: Phoenix) -> Iterator[None]:
+    """Keep the server from doing anything for as long as the block takes."""
+    os.kill(phoenix.server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(phoenix.server.pid, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def phoenix(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Phoenix]:
+    phoenix = Phoenix(models, tmp_path_factory.mktemp("phoenix") / "server.log")
+    yield phoenix
+    phoenix.kill()
+
+
+@pytest.fixture(scope="module")
+def story(phoenix: Phoenix) -> Story:
+    return Story(phoenix)
+
+
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def test_every_call_gives_the_right_bytes_or_one_of_our_errors(story: Story) -> None:
+    assert story.wrong == []
+
+
+def test_once_a_caller_was_answered_no_call_fails_any_more(story: Story) -> None:
+    assert not story.failed_again
+
+
+def test_a_client_that_was_idle_meanwhile_does_not_notice(story: Story) -> None:
+    assert story.errors_of_the_idle == dict.fromkeys(story.errors_of_the_idle)
+
+
+def test_without_a_server_calls_say_that_there_is_none(story: Story) -> None:
+    for error in story.errors_without_a_server:
+        assert isinstance(error, ServerUnavailableError)
+        assert re.search("is it running|still running", str(error))
+
+
+def test_nothing_of_the_clients_stays_registered(story: Story) -> None:
+    assert story.left_registered == set()
+
+
+@pytest.mark.parametrize("path", SHARED_PATHS)
+def test_a_server_that_was_too_slow_to_say_what_it_shares_is_asked_again(
+    phoenix: Phoenix, flavour: str, path: PathName
+) -> None:
+    with open_client(flavour, url_of(phoenix.server, flavour), timeout_s=20) as client:
+        with pytest.raises(TensorError):  # the model is known now, but not yet which paths are open
+            client.infer("identity", {"WRONG": X})
+        with stopped(phoenix), pytest.raises(DeadlineExceededError):
+            client.infer("identity", {"INPUT0": X}, path=path, timeout_s=0.2)
+        assert error_of(client, path) is None
+
+
+def test_the_page_that_such_a_server_was_asked_with_does_not_stay_registered(phoenix: Phoenix, flavour: str) -> None:
+    with SomebodyElse.at(phoenix.server) as somebody:
+        before = somebody.registered_by_this_process()
+        with open_client(flavour, url_of(phoenix.server, flavour), timeout_s=20) as client:
+            with pytest.raises(TensorError):
+                client.infer("identity", {"WRONG": X})
+            with stopped(phoenix), pytest.raises(DeadlineExceededError):
+                client.infer("identity", {"INPUT0": X}, path="direct", timeout_s=0.2)
+            client.infer("identity", {"INPUT0": X}, path="direct").release()
+        assert somebody.registered_by_this_process() <= before
+
+
+def test_a_registration_that_got_no_answer_is_undone_when_the_client_closes(phoenix: Phoenix, flavour: str) -> None:
+    with SomebodyElse.at(phoenix.server) as somebody:
+        before = somebody.registered_by_this_process()
+        with open_client(flavour, url_of(phoenix.server, flavour), timeout_s=20) as client:
+            client.infer("identity", {"INPUT0": X}, path="inline").release()  # all that is asked before is known
+            with stopped(phoenix), pytest.raises(DeadlineExceededError):
+                client.infer("identity", {"INPUT0": X}, path="triton-shm", timeout_s=0.2)
+            assert error_of(client, "triton-shm") is None
+        assert somebody.registered_by_this_process() <= before
+
+
+def test_memory_whose_unregistration_got_no_answer_does_not_stay_registered(phoenix: Phoenix, flavour: str) -> None:
+    with SomebodyElse.at(phoenix.server) as somebody:
+        before = somebody.registered_by_this_process()
+        with open_client(flavour, url_of(phoenix.server, flavour), timeout_s=20) as client:
+            client.infer("identity", {"INPUT0": X}, path="triton-shm").release()
+            larger = np.tile(X, 50)  # its memory takes the place of the other, which is unregistered
+            with stopped(phoenix), pytest.raises(DeadlineExceededError):
+                client.infer("identity", {"INPUT0": larger}, path="triton-shm", timeout_s=0.2)
+            with client.infer("identity", {"INPUT0": larger}, path="triton-shm") as result:
+                np.testing.assert_array_equal(result["OUTPUT0"], larger)
+        assert somebody.registered_by_this_process() <= before

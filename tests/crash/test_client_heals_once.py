@@ -1,0 +1,82 @@
+"""A request that a model has begun with is never sent again, whatever the error says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import InferenceError
+from shm_backend_utils.client.paths import PathName
+from shm_backend_utils.server import EmbeddedServer
+
+from .either_client import TWO_FLAVOURS, EitherClient, open_client, url_of
+from .registered import files_of_this_process
+
+X = np.arange(1000, dtype=np.float32)
+PATHS: tuple[PathName, ...] = ("direct", "triton-shm", "inline")
+# What errors say that do lead to another attempt; here they are a model's own, say of another model that it called.
+MESSAGES = {
+    "plain": "the model gave up",
+    "unknown region": "Unable to find shared memory region: 'somebodys'",
+    "refused region": "request parameter shm_io.regions[0].key: found nothing, expected a region",
+    "refused request": "shm_generation is stale",
+}
+
+
+@pytest.fixture(params=TWO_FLAVOURS)
+def ours(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[EitherClient]:
+    with open_client(request.param, url_of(triton_server, request.param), timeout_s=30) as client:
+        yield client
+
+
+def counts(client: EitherClient) -> Any:
+    """Return how many requests came to the model, and with how many it began."""
+    with client.infer("tally", {"X": X}, outputs=["COUNTS"], path="inline", parameters={"ask": 1}) as result:
+        return result["COUNTS"].copy()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
+@pytest.mark.parametrize("fail", ["half way", "at the end"])
+def test_a_model_that_fails_has_run_once(ours: EitherClient, path: PathName, message: str, fail: str) -> None:
+    before = counts(ours)
+    with pytest.raises(InferenceError) as failure:
+        ours.infer("tally", {"X": X}, path=path, parameters={"fail": fail, "message": message})
+    assert message in str(failure.value)
+    assert (counts(ours) - before).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_refusal_that_nothing_can_mend_is_not_repeated(ours: EitherClient, path: PathName) -> None:
+    before = counts(ours)
+    with pytest.raises(InferenceError, match="the model gave up"):
+        ours.infer("tally", {"X": X}, path=path, parameters={"fail": "before it begins"})
+    assert (counts(ours) - before).tolist() == [1, 0]
+
+
+def test_a_request_whose_memory_could_not_be_opened_is_sent_again_and_begun_once(ours: EitherClient) -> None:
+    already = files_of_this_process()
+    ours.infer("tally", {"X": X}, path="direct").release()
+    for file in files_of_this_process() - already:
+        file.unlink()
+    before = counts(ours)
+    retries = ours.stats().retries
+    ours.infer("tally", {"X": X}, path="direct").release()
+    assert (counts(ours) - before).tolist() == [2, 1]
+    assert ours.stats().retries == retries + 1
+
+
+def test_a_request_whose_memory_was_lost_and_whose_model_failed_then_is_not_sent_a_third_time(
+    ours: EitherClient,
+) -> None:
+    already = files_of_this_process()
+    ours.infer("tally", {"X": X}, path="direct").release()
+    for file in files_of_this_process() - already:
+        file.unlink()
+    before = counts(ours)
+    with pytest.raises(InferenceError, match="the model gave up"):
+        ours.infer("tally", {"X": X}, path="direct", parameters={"fail": "half way"})
+    assert (counts(ours) - before).tolist() == [2, 1]

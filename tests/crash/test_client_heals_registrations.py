@@ -1,0 +1,171 @@
+"""Registrations and files of a client vanish under it: it makes up for them, and minds nobody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tritonclient.utils import shared_memory
+
+from shm_backend_utils.client import InferenceError, PoolOptions
+from shm_backend_utils.client.paths import PathName
+from shm_backend_utils.server import EmbeddedServer
+
+from .either_client import FLAVOURS, TWO_FLAVOURS, EitherClient, open_client, url_of
+from .processes import eventually
+from .registered import SomebodyElse, files_of_this_process
+
+X = np.arange(1000, dtype=np.float32)
+SHARED_PATHS: tuple[PathName, ...] = ("direct", "triton-shm")
+DEEDS: dict[str, Callable[[SomebodyElse], None]] = {
+    "unregister each": SomebodyElse.unregister_those_of_this_process,
+    "unregister all": SomebodyElse.unregister_all,
+}
+
+
+@pytest.fixture(params=TWO_FLAVOURS)
+def flavour(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def address(flavour: str, triton_server: EmbeddedServer) -> str:
+    return url_of(triton_server, flavour)
+
+
+@pytest.fixture
+def ours(flavour: str, address: str) -> Iterator[EitherClient]:
+    with open_client(flavour, address, timeout_s=30) as client:
+        yield client
+
+
+@pytest.fixture
+def somebody_else(triton_server: EmbeddedServer) -> Iterator[SomebodyElse]:
+    with SomebodyElse.at(triton_server) as somebody:
+        yield somebody
+
+
+@pytest.fixture(params=DEEDS)
+def deed(request: pytest.FixtureRequest) -> Callable[[SomebodyElse], None]:
+    return DEEDS[request.param]
+
+
+def counts(client: EitherClient) -> Any:
+    """Return how many requests came to the model, and with how many it began."""
+    with client.infer("tally", {"X": X}, outputs=["COUNTS"], path="inline", parameters={"ask": 1}) as result:
+        return result["COUNTS"].copy()
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_region_that_somebody_unregistered_is_registered_again(
+    ours: EitherClient, somebody_else: SomebodyElse, deed: Callable[[SomebodyElse], None]
+) -> None:
+    ours.infer("tally", {"X": X}, path="triton-shm").release()
+    before = counts(ours)
+    deed(somebody_else)
+    with ours.infer("tally", {"X": 2 * X}, path="triton-shm") as result:
+        np.testing.assert_array_equal(result["Y"], 2 * X)
+        assert result.path == "triton-shm"
+    assert (counts(ours) - before).tolist() == [1, 1]
+
+
+def test_so_is_that_of_a_prepared_call(
+    ours: EitherClient, somebody_else: SomebodyElse, deed: Callable[[SomebodyElse], None]
+) -> None:
+    with ours.prepare("tally", {"X": (X.shape, X.dtype)}, path="triton-shm") as call:
+        call.infer().release()
+        before = counts(ours)
+        deed(somebody_else)
+        call.inputs["X"][:] = 3 * X
+        with call.infer() as result:
+            np.testing.assert_array_equal(result["Y"], 3 * X)
+    assert (counts(ours) - before).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("path", SHARED_PATHS)
+def test_memory_whose_file_somebody_removed_is_replaced(ours: EitherClient, path: PathName) -> None:
+    before = files_of_this_process()
+    ours.infer("tally", {"X": X}, path=path).release()
+    for file in files_of_this_process() - before:
+        file.unlink()
+    runs = counts(ours)
+    with ours.infer("tally", {"X": 2 * X}, path=path) as result:
+        np.testing.assert_array_equal(result["Y"], 2 * X)
+        assert result.path == path
+    assert (counts(ours) - runs)[1] == 1
+
+
+def test_memory_that_lost_its_file_and_its_registration_is_replaced(
+    ours: EitherClient, somebody_else: SomebodyElse
+) -> None:
+    before = files_of_this_process()
+    ours.infer("tally", {"X": X}, path="triton-shm").release()
+    for file in files_of_this_process() - before:
+        file.unlink()
+    somebody_else.unregister_those_of_this_process()
+    for _ in range(2):
+        with ours.infer("tally", {"X": 2 * X}, path="triton-shm") as result:
+            np.testing.assert_array_equal(result["Y"], 2 * X)
+
+
+def test_a_split_batch_whose_memory_lost_its_file_gets_other_memory(ours: EitherClient) -> None:
+    before = files_of_this_process()
+    rows = np.arange(40, dtype=np.float32).reshape(10, 4)
+    ours.infer("batch_witness", {"X": rows}, split=True, path="direct").release()
+    for file in files_of_this_process() - before:
+        file.unlink()
+    with ours.infer("batch_witness", {"X": 2 * rows}, split=True, path="direct") as result:
+        np.testing.assert_array_equal(result["Y"], 2 * rows + 1)
+
+
+def test_a_prepared_call_that_lost_its_file_says_so(ours: EitherClient) -> None:
+    before = files_of_this_process()
+    with ours.prepare("tally", {"X": (X.shape, X.dtype)}, path="direct") as call:
+        call.infer().release()
+        lost = files_of_this_process() - before
+        for file in lost:
+            file.unlink()
+        with pytest.raises(InferenceError, match="regions\\[0\\].*prepare another call") as failure:
+            call.infer()
+        assert not any(file.name in str(failure.value) for file in lost)
+
+
+def test_a_client_that_closes_leaves_nothing_registered_but_what_is_not_its_own(
+    flavour: str, address: str, somebody_else: SomebodyElse
+) -> None:
+    strangers = shared_memory.create_shared_memory_region("a strangers", "/strangers", 64)
+    try:
+        somebody_else.grpc.register_system_shared_memory("a strangers", "/strangers", 64)
+        with open_client(flavour, address) as client:
+            for path in SHARED_PATHS:
+                client.infer("tally", {"X": X}, path=path).release()
+            assert somebody_else.registered_by_this_process()
+        assert somebody_else.registered() == {"a strangers"}
+        somebody_else.grpc.unregister_system_shared_memory("a strangers")
+    finally:
+        shared_memory.destroy_shared_memory_region(strangers)
+
+
+def test_memory_that_made_room_for_other_memory_is_unregistered(
+    flavour: str, address: str, somebody_else: SomebodyElse
+) -> None:
+    with open_client(flavour, address, pool=PoolOptions(max_bytes=1 << 18)) as client:
+        for length in (1000, 10_000, 50_000):
+            client.infer("identity", {"INPUT0": np.zeros(length, np.float32)}, path="triton-shm").release()
+            assert len(somebody_else.registered_by_this_process()) == 1
+    assert not somebody_else.registered_by_this_process()
+
+
+def test_memory_that_lay_idle_for_long_is_unregistered_by_the_next_call(
+    flavour: str, address: str, somebody_else: SomebodyElse
+) -> None:
+    with open_client(flavour, address, pool=PoolOptions(idle_s=0.05)) as client:
+        before = files_of_this_process()
+        client.infer("tally", {"X": X}, path="triton-shm").release()
+        eventually(lambda: files_of_this_process() == before)
+        client.infer("tally", {"X": X}, path="triton-shm").release()
+        assert len(somebody_else.registered_by_this_process()) == 1
+    assert not somebody_else.registered_by_this_process()

@@ -1,0 +1,110 @@
+"""What a client tells of itself: figures when asked, and nothing otherwise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import InferenceError
+from shm_backend_utils.client.paths import PathName
+from shm_backend_utils.errors import TensorError
+
+from .eventually import all_memory_comes_back
+from .flavours import AnyClient, Flavour
+
+X = np.ones(1000, np.float32)
+
+EVERYTHING_ONCE = """
+import asyncio, sys
+import numpy as np
+from shm_backend_utils.client import AsyncShmClient, InferenceError, ShmClient
+
+url = sys.argv[1]
+x = np.ones((9, 4), np.float32)
+with ShmClient(url) as client:
+    for path in ("direct", "triton-shm", "inline"):
+        client.infer("rows", {"X": x}, split=True, path=path).release()
+        client.submit("rows", {"X": x[:2]}, path=path).result().release()
+        try:
+            client.infer("rows", {"X": -x}, split=True, path=path)
+        except InferenceError:
+            pass
+    client.explain("unaware")
+
+async def main():
+    async with AsyncShmClient(url) as client:
+        for path in ("direct", "triton-shm", "inline"):
+            (await client.infer("rows", {"X": x}, split=True, path=path)).release()
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_was_done_at_first(any_client: AnyClient) -> None:
+    stats = any_client.stats()
+    assert (stats.requests, stats.failures, stats.retries, stats.bytes_avoided, stats.slot_waits) == (0, 0, 0, 0, 0)
+    assert (stats.slots_held, stats.slots_idle, stats.quarantined, stats.pool_bytes) == (0, 0, 0, 0)
+    assert (stats.paths, stats.reasons) == ({}, {})
+    assert stats.pool_max_bytes > 0
+
+
+def test_calls_are_counted_by_path(any_client: AnyClient) -> None:
+    paths: list[PathName] = ["direct", "inline", "direct", "triton-shm"]
+    for path in paths:
+        any_client.infer("identity", {"INPUT0": X}, path=path).release()
+    stats = any_client.stats()
+    assert stats.requests == 4
+    assert stats.paths == {"direct": 2, "inline": 1, "triton-shm": 1}
+
+
+def test_failures_are_counted(any_client: AnyClient) -> None:
+    with pytest.raises(InferenceError):
+        any_client.infer("misbehaving", {"X": X}, parameters={"deed": "raise"})
+    with pytest.raises(TensorError):
+        any_client.infer("identity", {"X": X})
+    stats = any_client.stats()
+    assert (stats.requests, stats.failures, stats.paths) == (2, 2, {})
+
+
+def test_bytes_that_did_not_cross_the_network_are_counted(any_client: AnyClient) -> None:
+    any_client.infer("identity", {"INPUT0": X}, outputs={"OUTPUT0": X.nbytes}, path="inline").release()
+    assert any_client.stats().bytes_avoided == 0
+    any_client.infer("identity", {"INPUT0": X}, outputs={"OUTPUT0": X.nbytes}, path="triton-shm").release()
+    assert any_client.stats().bytes_avoided == 2 * X.nbytes
+    any_client.infer("identity", {"INPUT0": X}, outputs={"OUTPUT0": X.nbytes}, path="direct").release()
+    assert any_client.stats().bytes_avoided == 4 * X.nbytes
+
+
+def test_an_output_that_came_with_the_response_did_cross_the_network(any_client: AnyClient, path: PathName) -> None:
+    with any_client.infer("repeat", {"X": X}, outputs=["Y"], parameters={"times": 3}, path=path):
+        assert any_client.stats().bytes_avoided == (0 if path == "inline" else X.nbytes)
+
+
+@pytest.mark.parametrize("path", ["direct", "triton-shm"])
+def test_memory_is_counted(any_client: AnyClient, path: PathName) -> None:
+    with any_client.prepare("identity", {"INPUT0": (X.shape, X.dtype)}, path=path):
+        during = any_client.stats()
+        assert (during.slots_held, during.slots_idle) == (1, 0)
+        assert during.pool_bytes >= X.nbytes
+    all_memory_comes_back(any_client)
+    after = any_client.stats()
+    assert after.slots_idle == 1
+    assert after.pool_bytes == during.pool_bytes
+
+
+def test_every_model_has_its_reason(any_client: AnyClient) -> None:
+    any_client.infer("identity", {"INPUT0": X}).release()
+    any_client.infer("unaware", {"X": X[:4]}).release()
+    reasons = any_client.stats().reasons
+    assert reasons["identity"] == "direct: nothing stands against it"
+    assert reasons["unaware"].startswith("triton-shm: model 'unaware' does not declare the direct path")
+
+
+def test_a_program_that_sets_up_no_logging_sees_none(flavour: Flavour) -> None:
+    program = subprocess.run(
+        [sys.executable, "-c", EVERYTHING_ONCE, flavour.url], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (program.returncode, program.stdout, program.stderr) == (0, "", "")

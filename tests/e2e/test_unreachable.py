@@ -1,0 +1,181 @@
+"""Servers that cannot be reached, or not in this way: each is told apart, in the given time."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import (
+    ConnectionLostError,
+    DeadlineExceededError,
+    ServerUnavailableError,
+    Tls,
+    TlsError,
+    UnknownHostError,
+)
+from shm_backend_utils.client.paths import is_this_machine
+from shm_backend_utils.errors import CallerError
+from shm_backend_utils.server import EmbeddedServer
+from tests.crash.either_client import FLAVOURS, open_client
+from tests.crash.ports import free_ports
+from tests.crash.server_options import installation_with
+
+ROOT = Path(__file__).resolve().parents[2]
+ELSEWHERE = "192.0.2.1"  # RFC 5737: nobody has it
+X = np.arange(5, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class SecureServer:
+    """A server that speaks TLS on its gRPC port."""
+
+    grpc_url: str
+    certificate: Path
+    another_certificate: Path
+
+
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def scheme(flavour: str) -> str:
+    return flavour.partition(" ")[0]
+
+
+@pytest.fixture(scope="module")
+def secure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureServer]:
+    folder = tmp_path_factory.mktemp("secure")
+    shutil.copytree(ROOT / "model_repository" / "identity", folder / "models" / "identity")
+    key, certificate = make_certificate(folder, "server")
+    _, another = make_certificate(folder, "another")
+    options = ["--grpc-use-ssl=1", f"--grpc-server-cert={certificate}", f"--grpc-server-key={key}"]
+    installation = installation_with(options, folder / "installation")
+    log_file = folder / "server.log"
+    with EmbeddedServer.start(folder / "models", installation=installation, log_file=log_file) as server:
+        yield SecureServer(server.grpc_url, certificate, another)
+
+
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """Make a key, and a certificate of this machine that it signs itself."""
+    key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, *files]
+    subprocess.run(command, check=True, capture_output=True)
+    return key, certificate
+
+
+def error_of(flavour: str, url: str, *, timeout_s: float = 10, tls: Tls | None = None) -> Exception:
+    """Return what a client that is made for this URL raises."""
+    with pytest.raises(Exception) as failure, open_client(flavour, url, timeout_s=timeout_s, tls=tls):  # noqa: PT011
+        pass
+    return failure.value
+
+
+def test_a_port_where_nobody_listens(flavour: str, scheme: str) -> None:
+    url = f"{scheme}://127.0.0.1:{free_ports().grpc}"
+    error = error_of(flavour, url)
+    assert type(error) is ServerUnavailableError
+    assert f"no Triton server answers at {url}" in str(error)
+    assert "is it running, and is this its port? By default gRPC is on 8001 and HTTP on 8000" in str(error)
+
+
+@pytest.mark.parametrize("host", ["nonexistent.invalid", "tls.invalid", "ssl-certificate.invalid"])
+def test_a_host_name_that_means_nothing(flavour: str, scheme: str, host: str) -> None:
+    error = error_of(flavour, f"{scheme}://{host}:8001")
+    assert type(error) is UnknownHostError
+    assert f"the host of {scheme}://{host}:8001 is not known to this machine" in str(error)
+
+
+@pytest.mark.parametrize("port", ["port", "99999"])
+def test_a_port_that_is_none(flavour: str, scheme: str, port: str) -> None:
+    error = error_of(flavour, f"{scheme}://127.0.0.1:{port}", timeout_s=2)
+    assert isinstance(error, CallerError)
+    assert port in str(error)
+
+
+def test_a_machine_that_is_not_there_does_not_hold_the_caller_up(flavour: str, scheme: str) -> None:
+    error = error_of(flavour, f"{scheme}://{ELSEWHERE}:8001", timeout_s=0.2)
+    assert type(error) in (ServerUnavailableError, DeadlineExceededError)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here"),
+    [("127.0.0.1", True), ("localhost", True), (ELSEWHERE, False), ("nonexistent.invalid", False)],
+)
+def test_memory_is_shared_only_with_hosts_that_are_this_machine(host: str, is_here: bool) -> None:
+    assert is_this_machine(host) is is_here
+
+
+def test_somebody_who_listens_and_says_nothing(flavour: str, scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        error = error_of(flavour, f"{scheme}://127.0.0.1:{mute.getsockname()[1]}", timeout_s=0.2)
+    assert type(error) is DeadlineExceededError
+
+
+@pytest.mark.parametrize("flavour", ["grpc", "grpc aio"])
+def test_a_trusted_certificate(secure_server: SecureServer, flavour: str) -> None:
+    tls = Tls(root_certificates=str(secure_server.certificate))
+    url = f"grpcs://{secure_server.grpc_url}"
+    with open_client(flavour, url, tls=tls) as client, client.infer("identity", {"INPUT0": X}) as result:
+        np.testing.assert_array_equal(result["OUTPUT0"], X)
+        assert result.path == "direct"
+
+
+@pytest.mark.parametrize("authority", ["the machine's", "another"])
+def test_a_certificate_that_is_not_trusted(
+    secure_server: SecureServer, flavour: str, scheme: str, authority: str
+) -> None:
+    tls = Tls(str(secure_server.another_certificate)) if authority == "another" else None
+    error = error_of(flavour, f"{scheme}s://{secure_server.grpc_url}", tls=tls)
+    assert type(error) is TlsError
+    assert "tls=Tls(root_certificates=...)" in str(error)
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"], ids=["missing", "garbled"])
+def test_a_file_of_certificates_that_is_none(flavour: str, scheme: str, tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "authorities.pem"
+    if content is not None:
+        file.write_text(content)
+    error = error_of(flavour, f"{scheme}s://127.0.0.1:{free_ports().grpc}", tls=Tls(root_certificates=str(file)))
+    assert isinstance(error, CallerError)
+    assert str(file) in str(error)
+
+
+def test_certificates_where_the_url_is_without_tls(flavour: str, scheme: str) -> None:
+    error = error_of(flavour, f"{scheme}://127.0.0.1:8001", tls=Tls())
+    assert isinstance(error, CallerError)
+    assert "is without TLS; write grpcs:// or https://" in str(error)
+
+
+def test_tls_to_a_server_without(triton_server: EmbeddedServer, flavour: str, scheme: str) -> None:
+    address = triton_server.grpc_url if scheme == "grpc" else triton_server.http_url
+    error = error_of(flavour, f"{scheme}s://{address}")
+    assert type(error) is TlsError
+    assert "use grpcs:// or https:// only where the server speaks TLS" in str(error)
+
+
+@pytest.mark.parametrize("flavour", ["grpc", "grpc aio"])
+def test_no_tls_to_a_server_that_wants_it(secure_server: SecureServer, flavour: str) -> None:
+    error = error_of(flavour, f"grpc://{secure_server.grpc_url}")
+    assert isinstance(error, ServerUnavailableError)
+    assert not isinstance(error, ConnectionLostError), "nothing was sent that a model could have run"
+    assert "grpcs://" in str(error)
+
+
+def test_the_other_protocols_port(triton_server: EmbeddedServer, flavour: str, scheme: str) -> None:
+    address = triton_server.http_url if scheme == "grpc" else triton_server.grpc_url
+    error = error_of(flavour, f"{scheme}://{address}")
+    assert isinstance(error, ServerUnavailableError)
+    assert not isinstance(error, ConnectionLostError), "nothing was sent that a model could have run"
+    assert "is this its port" in str(error)

@@ -1,0 +1,73 @@
+"""What a call may say beside its tensors, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from shm_backend_utils.client.errors import TimeoutValueError
+from shm_backend_utils.client.options import RequestOptions, check_options, check_timeout
+from shm_backend_utils.errors import CallerError
+
+EVERYTHING = RequestOptions(
+    model_version="2",
+    request_id="7",
+    sequence_id=3,
+    sequence_start=True,
+    sequence_end=False,
+    priority=1,
+    timeout=1000,
+    headers={"authorization": "me"},
+    compression="gzip",
+    parameters={"times": 3},
+)
+
+
+def test_every_option_is_taken() -> None:
+    assert set(EVERYTHING) == set(RequestOptions.__annotations__)
+    check_options(EVERYTHING)
+
+
+def test_no_option_has_to_be_given() -> None:
+    check_options(RequestOptions())
+
+
+def test_an_option_that_does_not_exist_is_a_type_error_that_names_those_that_do() -> None:
+    wrong: Any = {"time_out": 3}
+    with pytest.raises(TypeError, match="no keyword argument 'time_out'; expected some of compression, .*, timeout"):
+        check_options(wrong)
+
+
+@pytest.mark.parametrize("name", ["shm_io", "shm_generation"])
+def test_a_parameter_that_the_client_writes_itself_is_refused(name: str) -> None:
+    with pytest.raises(CallerError, match=f"parameter '{name}' is written by the client itself; leave it out"):
+        check_options(RequestOptions(parameters={name: "mine"}))
+
+
+@pytest.mark.parametrize("compression", ["gzip", "deflate"])
+def test_compressions_that_both_protocols_have_are_taken(compression: str) -> None:
+    check_options(RequestOptions(compression=compression))
+
+
+@pytest.mark.parametrize("compression", ["zip", "GZIP", ""])
+def test_other_compressions_are_refused(compression: str) -> None:
+    with pytest.raises(CallerError, match=f"compression is '{compression}'; expected 'gzip' or 'deflate'"):
+        check_options(RequestOptions(compression=compression))
+
+
+@pytest.mark.parametrize("timeout_s", [1e-9, 1, 60.0, 1e6])
+def test_a_time_above_0_may_be_waited(timeout_s: float) -> None:
+    assert check_timeout(timeout_s) == timeout_s
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, -math.inf, math.nan])
+def test_no_other_time_may_be_waited(timeout_s: float) -> None:
+    with pytest.raises(TimeoutValueError, match=f"timeout_s is {timeout_s}; expected a number of seconds above 0"):
+        check_timeout(timeout_s)
+
+
+def test_the_message_calls_the_time_as_the_caller_does() -> None:
+    with pytest.raises(ValueError, match="patience is 0"):
+        check_timeout(0, "patience")

@@ -1,0 +1,191 @@
+"""Which path a model's calls take, as far as it can be told without a server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shm_backend_utils.client.connect import connect
+from shm_backend_utils.client.errors import PathUnavailableError
+from shm_backend_utils.client.explanation import Check, Explanation
+from shm_backend_utils.client.models import KnownModel
+from shm_backend_utils.client.paths import PathChooser, check_path, is_this_machine
+from shm_backend_utils.client.registration import Registrations
+from shm_backend_utils.client.runtime import run
+from shm_backend_utils.errors import CallerError
+from shm_backend_utils.region.system import PRIVATE
+from shm_backend_utils.spec import ModelSpec
+
+FAR_AWAY = "192.0.2.1"  # TEST-NET-1 of RFC 5737, which is nobody's
+CARRIER = {"name": "SHM", "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}
+X = {"name": "X", "data_type": "TYPE_FP32", "dims": [-1], "optional": True}
+
+
+def model(paths: str | None = "direct,triton-shm,inline", uids: str | None = None, **changes: Any) -> KnownModel:
+    """Return a model that serves the direct path, with some of its configuration changed."""
+    values = {"SHM_PATHS": paths, "SHM_ALLOWED_UIDS": uids}
+    parameters = {name: {"string_value": value} for name, value in values.items() if value is not None}
+    config = {"name": "resize", "input": [X], "parameters": parameters} | changes
+    return KnownModel(ModelSpec.from_config(config), head_room=1)
+
+
+@pytest.fixture
+def far_away() -> Iterator[PathChooser]:
+    """Chooses paths to a server on another machine, which is never asked."""
+    transport = connect(f"http://{FAR_AWAY}:8000", None)
+    yield PathChooser(transport, Registrations(transport), PRIVATE)
+    run(transport.close())
+
+
+def explained(chooser: PathChooser, known: KnownModel) -> Explanation:
+    return run(chooser.explain(known, 1.0))
+
+
+def found(explanation: Explanation, name: str) -> Check:
+    (check,) = (check for check in explanation.checks if check.name == name)
+    return check
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.2", "0.0.0.0"])
+def test_addresses_of_this_machine_are_this_machine(host: str) -> None:
+    assert is_this_machine(host)
+
+
+@pytest.mark.parametrize("host", [FAR_AWAY, "2001:db8::1", "not a host name", "-", "1.2.3.4.5"])
+def test_other_addresses_and_names_without_a_meaning_are_not(host: str) -> None:
+    assert not is_this_machine(host)
+
+
+@pytest.mark.parametrize("path", ["auto", "direct", "triton-shm", "inline"])
+def test_a_path_is_known_by_its_name(path: str) -> None:
+    assert check_path(path) == path
+
+
+@pytest.mark.parametrize("path", ["", "Direct", "triton_shm", "shm"])
+def test_another_name_is_refused_with_those_that_there_are(path: str) -> None:
+    with pytest.raises(CallerError, match=f"path is '{path}'; expected one of auto, direct, triton-shm, inline"):
+        check_path(path)
+
+
+CHECKS = (
+    Check("same machine?", True, "it is", ("direct", "triton-shm")),
+    Check("user allowed?", None, "who knows", ("direct",)),
+    Check("declares direct?", False, "it does not", ("direct",)),
+)
+
+
+def test_a_check_reads_as_a_line_of_a_table() -> None:
+    assert [str(check) for check in CHECKS] == [
+        "same machine?                yes      it is",
+        "user allowed?                unknown  who knows",
+        "declares direct?             no       it does not",
+    ]
+
+
+def test_an_explanation_reads_as_a_table_with_its_answer_on_top() -> None:
+    text = str(Explanation("resize", "triton-shm", "it does not", CHECKS))
+    first, *rows = text.splitlines()
+    assert first == "model 'resize' takes the path triton-shm: it does not"
+    assert [row.strip() for row in rows] == [str(check) for check in CHECKS]
+
+
+def test_a_path_is_open_unless_a_check_that_it_needs_says_no() -> None:
+    explanation = Explanation("resize", None, "", CHECKS)
+    assert [explanation.open(path) for path in ("direct", "triton-shm", "inline")] == [False, True, True]
+    assert explanation.obstacles("direct") == [CHECKS[2]]
+
+
+def test_to_another_machine_tensors_go_inline(far_away: PathChooser) -> None:
+    explanation = explained(far_away, model())
+    assert explanation.path == "inline"
+    assert explanation.reason == f"{FAR_AWAY} is another machine, which shares no memory"
+
+
+def test_a_path_that_is_asked_for_by_name_is_refused_with_what_stands_against_it(far_away: PathChooser) -> None:
+    message = "'resize' cannot be called on the path 'direct': .* is another machine"
+    with pytest.raises(PathUnavailableError, match=message):
+        run(far_away.choose(model(), "direct", 1.0))
+
+
+def test_everything_that_stands_against_a_path_is_said_at_once(far_away: PathChooser) -> None:
+    with pytest.raises(PathUnavailableError, match="another machine.*; .*does not declare the direct path"):
+        run(far_away.choose(model(paths=None), "direct", 1.0))
+
+
+def test_a_model_without_any_open_path_cannot_be_called(far_away: PathChooser) -> None:
+    known = model(paths="direct")
+    assert explained(far_away, known).path is None
+    with pytest.raises(PathUnavailableError, match="cannot be called on the path 'auto'"):
+        run(far_away.choose(known, "auto", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("known", "name", "outcome"),
+    [
+        (model(), "declares direct?", True),
+        (model(paths="triton-shm,inline"), "declares direct?", False),
+        (model(paths=None), "declares direct?", False),
+        (model(paths="direct,inline"), "declares triton-shm?", False),
+        (model(paths="direct,triton-shm"), "declares inline?", False),
+        (model(), "inputs optional?", True),
+        (model(input=[X | {"optional": False}]), "inputs optional?", False),
+        (model(max_batch_size=8), "inputs optional?", False),
+        (model(max_batch_size=8, input=[X, CARRIER]), "inputs optional?", True),
+        (model(), "user allowed?", None),
+        (model(uids="any"), "user allowed?", True),
+        (model(uids=f"1000000, {os.geteuid()}"), "user allowed?", True),
+        (model(uids="1000000"), "user allowed?", False),
+        (model(uids=""), "user allowed?", False),
+    ],
+)
+def test_what_the_configuration_says_is_checked(
+    far_away: PathChooser, known: KnownModel, name: str, outcome: bool | None
+) -> None:
+    assert found(explained(far_away, known), name).outcome is outcome
+
+
+def test_a_user_who_is_not_allowed_is_told_what_to_add(far_away: PathChooser) -> None:
+    detail = found(explained(far_away, model(uids="1000000")), "user allowed?").detail
+    assert detail == f"add user {os.geteuid()} to the parameter SHM_ALLOWED_UIDS of model 'resize'"
+
+
+def test_a_model_that_declares_nothing_is_open_for_every_client(far_away: PathChooser) -> None:
+    explanation = explained(far_away, model(paths=None))
+    assert not [check for check in explanation.checks if check.name in ("declares triton-shm?", "declares inline?")]
+    assert explanation.path == "inline"
+
+
+def test_a_path_that_was_tried_in_vain_is_closed_for_that_model(far_away: PathChooser) -> None:
+    known, other = model(), model()
+    explained(far_away, known)
+    far_away.refuse(known, "inline", "it says no")
+    explanation = explained(far_away, known)
+    assert found(explanation, "tried inline?").detail == "it was tried: it says no"
+    assert (explanation.path, explained(far_away, other).path) == (None, "inline")
+
+
+def test_a_decision_is_remembered_until_something_was_refused(far_away: PathChooser) -> None:
+    known = model()
+    first = explained(far_away, known)
+    assert run(far_away.choose(known, "auto", 1.0)) == "inline"
+    assert known.explanation is first
+    far_away.refuse(known, "inline", "it says no")
+    with contextlib.suppress(PathUnavailableError):
+        run(far_away.choose(known, "auto", 1.0))
+    assert known.explanation is not first
+
+
+def test_the_path_of_a_model_and_its_reason_are_logged_once(
+    far_away: PathChooser, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "shm_backend_utils")
+    known = model()
+    explained(far_away, known)
+    explained(far_away, known)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"model 'resize' takes the path inline: {FAR_AWAY} is another machine, which shares no memory"
+    ]

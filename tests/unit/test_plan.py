@@ -1,0 +1,289 @@
+"""How a call is checked against a model's configuration and laid out in a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils.client.models import KnownModel
+from shm_backend_utils.client.plan import CallPlan, plan, rows_of, signature
+from shm_backend_utils.descriptor import InputSpan, OutputSpan
+from shm_backend_utils.errors import (
+    BatchSizeError,
+    MissingTensorError,
+    TensorError,
+    TensorNameError,
+    TensorShapeError,
+    TensorTypeError,
+)
+from shm_backend_utils.spec import ModelSpec
+
+FP32 = np.dtype(np.float32)
+BF16 = np.dtype((type("bfloat", (np.void,), {}), 2))
+"""As NumPy sees the dtype of the package ml_dtypes: by its name, which has the number of bits at its end."""
+Given = tuple[str, Sequence[int], npt.DTypeLike]
+
+
+def tensor(name: str, dtype: str = "FP32", dims: Sequence[int] = (-1,), **more: Any) -> dict[str, Any]:
+    return {"name": name, "data_type": f"TYPE_{dtype}", "dims": dims, "optional": True} | more
+
+
+SIMPLE = ModelSpec.from_config({"name": "simple", "input": [tensor("X")], "output": [tensor("Y"), tensor("Z")]})
+BATCHED = ModelSpec.from_config(
+    {
+        "name": "batched",
+        "max_batch_size": 8,
+        "input": [tensor("X", dims=[3]), tensor("W", "UINT8", dims=[2])],
+        "output": [tensor("FIXED", dims=[4]), tensor("OPEN", dims=[-1])],
+    }
+)
+STRINGS = ModelSpec.from_config(
+    {
+        "name": "strings",
+        "input": [tensor("TEXT", "STRING"), tensor("B", "BF16"), tensor("X")],
+        "output": [tensor("WORDS", "STRING"), tensor("Y", dims=[5])],
+    }
+)
+
+
+def planned(
+    spec: ModelSpec,
+    inputs: Sequence[Given],
+    outputs: Any = None,
+    learned: Mapping[str, int] | None = None,
+    most_rows: int | None = None,
+) -> CallPlan:
+    rows = spec.max_batch_size if most_rows is None else most_rows
+    return plan(spec, signature(inputs, outputs), learned or {}, most_rows=rows)
+
+
+def test_an_input_has_its_place_and_size() -> None:
+    span = planned(SIMPLE, [("X", (10,), FP32)]).inputs["X"]
+    assert (span.offset, span.byte_size, span.shape, span.dtype.name) == (0, 40, (10,), "FP32")
+
+
+def test_tensors_follow_each_other_at_multiples_of_256() -> None:
+    made = planned(BATCHED, [("X", (5, 3), FP32), ("W", (5, 2), np.uint8)], {"FIXED": None, "OPEN": 300})
+    spans: list[InputSpan | OutputSpan] = [*made.inputs.values(), *made.outputs.values()]
+    assert [(span.offset, span.byte_size) for span in spans] == [(0, 60), (256, 10), (512, 80), (768, 300)]
+    assert made.byte_size == 1280
+
+
+def test_a_call_of_the_same_form_has_an_equal_signature() -> None:
+    one = signature([("X", [2, 3], "float32")], {"Y": ((2, 3), np.float32)})
+    other = signature([("X", (np.int64(2), 3), np.float32)], {"Y": 24})
+    assert one == other
+    assert hash(one) == hash(other)
+
+
+def test_by_default_all_outputs_are_wanted() -> None:
+    made = planned(SIMPLE, [("X", (1,), FP32)])
+    assert made.requested is None
+    assert list(made.wanted) == list(made.outputs) == ["Y", "Z"]
+
+
+def test_only_the_outputs_that_are_wanted_have_room() -> None:
+    made = planned(SIMPLE, [("X", (1,), FP32)], ["Z"])
+    assert made.requested == ("Z",)
+    assert list(made.wanted) == list(made.outputs) == ["Z"]
+
+
+def test_no_output_may_be_wanted() -> None:
+    made = planned(SIMPLE, [("X", (1,), FP32)], [])
+    assert (made.requested, dict(made.outputs)) == ((), {})
+
+
+@pytest.mark.parametrize(("hint", "room"), [(0, 0), (100, 100), (((2, 3), np.float64), 48), (((), "int8"), 1)], ids=str)
+def test_a_hint_says_how_much_room_an_output_gets(hint: Any, room: int) -> None:
+    made = planned(SIMPLE, [("X", (1,), FP32)], {"Y": hint})
+    assert made.outputs["Y"].byte_size == room
+    assert made.certain == {"Y"}
+
+
+def test_a_hint_may_be_any_kind_of_integer() -> None:
+    assert planned(SIMPLE, [("X", (1,), FP32)], {"Y": np.prod([4, 5])}).outputs["Y"].byte_size == 20
+
+
+def test_a_size_that_follows_from_the_configuration_is_certain() -> None:
+    made = planned(BATCHED, [("X", (5, 3), FP32)])
+    assert made.outputs["FIXED"].byte_size == 5 * 4 * 4
+    assert made.certain == {"FIXED"}
+
+
+def test_an_output_of_which_nothing_is_known_has_no_room() -> None:
+    assert planned(BATCHED, [("X", (5, 3), FP32)]).outputs["OPEN"].byte_size == 0
+
+
+def test_what_was_learned_of_a_row_gives_room_for_every_row() -> None:
+    made = planned(BATCHED, [("X", (5, 3), FP32)], learned={"OPEN": 100})
+    assert made.outputs["OPEN"].byte_size == 500
+    assert "OPEN" not in made.certain
+
+
+def test_what_was_learned_gives_way_to_a_hint_and_to_the_configuration() -> None:
+    made = planned(BATCHED, [("X", (5, 3), FP32)], {"OPEN": 7, "FIXED": None}, learned={"OPEN": 100, "FIXED": 999})
+    assert (made.outputs["OPEN"].byte_size, made.outputs["FIXED"].byte_size) == (7, 80)
+
+
+def test_an_output_without_a_hint_beside_others_that_have_one_is_learned() -> None:
+    made = planned(SIMPLE, [("X", (1,), FP32)], {"Y": None, "Z": 4}, learned={"Y": 64})
+    assert (made.outputs["Y"].byte_size, set(made.certain)) == (64, {"Z"})
+
+
+def test_a_model_that_learned_gives_head_room_at_its_next_call() -> None:
+    known = KnownModel(BATCHED, head_room=1.5)
+    call = signature([("X", (4, 3), FP32)], None)
+    assert known.plan(call).outputs["OPEN"].byte_size == 0
+    known.learn({"OPEN": 400}, rows=4)
+    assert known.plan(call).outputs["OPEN"].byte_size == 600
+
+
+def test_a_model_does_not_unlearn() -> None:
+    known = KnownModel(SIMPLE, head_room=1)
+    known.learn({"Y": 400}, rows=1)
+    known.learn({"Y": 100}, rows=1)
+    assert known.plan(signature([("X", (1,), FP32)], None)).outputs["Y"].byte_size == 400
+
+
+def test_calls_of_one_form_share_a_plan() -> None:
+    known = KnownModel(SIMPLE, head_room=1)
+    plans = [known.plan(signature([("X", (size,), FP32)], None)) for size in (1, 1, 2)]
+    assert plans[0] is plans[1]
+    assert plans[1] is not plans[2]
+
+
+def test_a_model_keeps_a_limited_number_of_plans() -> None:
+    known = KnownModel(SIMPLE, head_room=1)
+    first = known.plan(signature([("X", (0,), FP32)], None))
+    for size in range(1, 1000):
+        known.plan(signature([("X", (size,), FP32)], None))
+    assert known.plan(signature([("X", (0,), FP32)], None)) is not first
+
+
+def test_tensors_without_a_fixed_item_size_travel_with_the_request() -> None:
+    made = planned(STRINGS, [("TEXT", (2,), object), ("X", (1,), FP32), ("B", (3,), BF16)])
+    assert made.in_band == {"TEXT": ((2,), np.dtype(object)), "B": ((3,), BF16)}
+    assert list(made.inputs) == ["X"]
+    assert list(made.outputs) == ["Y"]
+    assert list(made.wanted) == ["WORDS", "Y"]
+
+
+@pytest.mark.parametrize("dtype", ["U7", "S7", object])
+def test_strings_of_any_dtype_travel_as_objects(dtype: str) -> None:
+    assert planned(STRINGS, [("TEXT", (2,), dtype)]).in_band["TEXT"] == ((2,), np.dtype(object))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("TEXT", np.float32), ("TEXT", np.uint8), ("B", np.float16), ("B", np.float32), ("B", object)]
+)
+def test_what_travels_with_the_request_must_be_of_the_right_dtype_too(name: str, dtype: Any) -> None:
+    with pytest.raises(TensorTypeError, match=f"'{name}' has NumPy dtype .*, for which it must be") as caught:
+        planned(STRINGS, [(name, (2,), dtype)])
+    assert caught.value.tensor == name
+
+
+def test_what_travels_with_the_request_must_have_the_right_shape_too() -> None:
+    with pytest.raises(TensorShapeError, match="'TEXT' has shape"):
+        planned(STRINGS, [("TEXT", (2, 2), object)])
+
+
+def test_the_batch_size_is_that_of_the_inputs() -> None:
+    assert planned(BATCHED, [("X", (5, 3), FP32), ("W", (5, 2), np.uint8)]).batch_size == 5
+    assert planned(SIMPLE, [("X", (5,), FP32)]).batch_size is None
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_batch_of_up_to_the_models_size_is_taken(rows: int) -> None:
+    assert planned(BATCHED, [("X", (rows, 3), FP32)]).batch_size == rows
+
+
+def test_a_batch_that_is_too_large_is_refused_with_the_way_out() -> None:
+    with pytest.raises(BatchSizeError, match="'X' has a batch of 9, but .* takes 1 to 8; split=True sends several"):
+        planned(BATCHED, [("X", (9, 3), FP32)])
+
+
+def test_an_empty_batch_is_refused() -> None:
+    with pytest.raises(BatchSizeError, match="'X' has a batch of 0, but model 'batched' takes 1 to 8$"):
+        planned(BATCHED, [("X", (0, 3), FP32)])
+
+
+def test_a_batch_that_will_be_split_may_be_larger() -> None:
+    assert planned(BATCHED, [("X", (1000, 3), FP32)], most_rows=2**31).batch_size == 1000
+
+
+def test_inputs_of_different_batch_sizes_are_refused() -> None:
+    with pytest.raises(BatchSizeError, match="must have one batch size; found X 5, W 4"):
+        planned(BATCHED, [("X", (5, 3), FP32), ("W", (4, 2), np.uint8)])
+
+
+def test_a_batch_without_inputs_is_refused() -> None:
+    with pytest.raises(MissingTensorError, match="model 'batched' takes batches, .* found no input"):
+        planned(BATCHED, [])
+
+
+def test_a_call_without_inputs_is_fine_where_all_are_optional() -> None:
+    assert planned(SIMPLE, []).byte_size == 0
+
+
+def test_an_input_that_is_needed_must_be_there() -> None:
+    spec = ModelSpec.from_config({"name": "strict", "input": [tensor("X", optional=False), tensor("W")]})
+    with pytest.raises(
+        MissingTensorError, match="model 'strict' needs input 'X', which the call does not have"
+    ) as found:
+        planned(spec, [("W", (1,), FP32)])
+    assert found.value.tensor == "X"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        ([("Q", (1,), FP32)], None, "model 'simple' has no input 'Q'; it has X"),
+        ([], ["Q"], "model 'simple' has no output 'Q'; it has Y, Z"),
+        ([], {"Q": 4}, "model 'simple' has no output 'Q'; it has Y, Z"),
+    ],
+)
+def test_names_that_the_model_does_not_have_are_refused(inputs: Any, outputs: Any, message: str) -> None:
+    with pytest.raises(TensorNameError, match=message):
+        planned(SIMPLE, inputs, outputs)
+
+
+def test_outputs_that_are_one_string_and_no_list_are_refused_as_such() -> None:
+    with pytest.raises(TensorError, match="'YZ'|list"):
+        planned(SIMPLE, [], "YZ")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int32, ">f4", object, "U3", np.complex64, "M8[s]"], ids=str)
+def test_an_input_of_another_dtype_is_refused(dtype: Any) -> None:
+    with pytest.raises(TensorTypeError, match="tensor 'X' "):
+        planned(SIMPLE, [("X", (1,), dtype)])
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3)], ids=str)
+def test_an_input_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(TensorShapeError, match="tensor 'X' has shape .*, but the model's configuration says"):
+        planned(SIMPLE, [("X", shape, FP32)])
+
+
+def test_a_negative_size_is_no_shape() -> None:
+    with pytest.raises(TensorShapeError):
+        planned(SIMPLE, [("X", (-1,), FP32)])
+
+
+@pytest.mark.parametrize("hint", [-1, ((-1000,), np.float32), 1.5, "many", (3,)], ids=str)
+def test_a_hint_that_is_no_size_is_refused(hint: Any) -> None:
+    with pytest.raises(TensorError) as caught:
+        planned(SIMPLE, [("X", (1,), FP32)], {"Y": hint})
+    assert caught.value.tensor == "Y"
+
+
+def test_rows_of_a_call_lie_where_they_lie_in_the_whole() -> None:
+    whole = planned(BATCHED, [("X", (6, 3), FP32)], {"FIXED": None, "OPEN": 61})
+    part = rows_of(whole, 2, 5)
+    assert part.batch_size == 3
+    assert (part.inputs["X"].offset, part.inputs["X"].byte_size, part.inputs["X"].shape) == (24, 36, (3, 3))
+    outputs = {name: (span.offset, span.byte_size) for name, span in part.outputs.items()}
+    assert outputs == {"FIXED": (256 + 32, 48), "OPEN": (512 + 20, 30)}

@@ -1,0 +1,243 @@
+"""How much memory a pool has: up to its budget, as long as it is used, and what makes way for what."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils.client.errors import BudgetError
+from shm_backend_utils.client.origin import Origin
+from shm_backend_utils.client.pool import SlotPool
+from shm_backend_utils.client.pool_options import PoolOptions
+from shm_backend_utils.client.slot import Slot
+from shm_backend_utils.errors import CallerError, MachineError
+from shm_backend_utils.region.layout import PAGE_SIZE, data_offset
+from shm_backend_utils.region.system import Access
+
+SHM = Path("/dev/shm")
+MEBIBYTE = 2**20
+SLOT = data_offset(1) + PAGE_SIZE
+"""What the smallest slot takes of the budget."""
+
+Memory = npt.NDArray[np.uint8]
+
+
+@pytest.fixture
+def pool() -> Iterator[SlotPool]:
+    """A pool that may have three of the smallest slots."""
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * SLOT))) as pool:
+        yield pool
+
+
+def take(pool: SlotPool, byte_size: int = 1, turn_count: int = 1, group: str = "direct") -> tuple[Slot, Memory]:
+    """Take a slot that there is room for, as a call does."""
+    ticket = pool.request(byte_size, turn_count, group, Origin("take"))
+    assert ticket.granted.done()
+    return pool.redeem(ticket)
+
+
+def used(pool: SlotPool, byte_size: int = 1, turn_count: int = 1, group: str = "direct") -> Slot:
+    """Return a slot that was taken and given back."""
+    slot, _ = take(pool, byte_size, turn_count, group)
+    return slot
+
+
+def is_there(slot: Slot) -> bool:
+    return (SHM / slot.key).exists()
+
+
+@pytest.mark.parametrize("byte_size", [1, PAGE_SIZE, PAGE_SIZE + 1, 300_000, MEBIBYTE, MEBIBYTE + 1])
+def test_a_slot_is_at_most_an_eighth_or_a_page_larger_than_asked_for(byte_size: int) -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=4 * MEBIBYTE))) as pool:
+        slot = used(pool, byte_size)
+        assert byte_size <= slot.capacity < byte_size + max(PAGE_SIZE, byte_size / 8 + 1)
+
+
+def test_the_pool_grows_up_to_its_budget(pool: SlotPool) -> None:
+    taken = [take(pool) for _ in range(3)]
+    assert pool.status.byte_size == pool.status.max_bytes == 3 * SLOT
+    ticket = pool.request(1, 1, "direct", Origin("take"))
+    assert not ticket.granted.done()
+    assert len({slot.key for slot, _ in taken}) == 3
+    pool.withdraw(ticket)
+
+
+@pytest.mark.parametrize(("byte_size", "turn_count"), [(3 * SLOT, 1), (1, 9)])
+def test_a_call_that_needs_more_than_the_budget_is_refused_at_once(byte_size: int, turn_count: int) -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * SLOT))) as pool:
+        with pytest.raises(BudgetError, match=f"but the pool may have {3 * SLOT}; raise PoolOptions.max_bytes=...."):
+            pool.request(byte_size, turn_count, "direct", Origin("take"))
+        assert pool.status.byte_size == 0
+
+
+@pytest.mark.parametrize("budget", [SLOT, MEBIBYTE, 1_300_000])
+def test_a_call_that_needs_the_whole_budget_is_served(budget: int) -> None:
+    budget -= budget % PAGE_SIZE
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=budget))) as pool:
+        assert used(pool, budget - data_offset(1)).byte_size == budget
+
+
+def test_by_default_the_budget_is_half_of_the_machines_shared_memory() -> None:
+    space = os.statvfs(SHM)
+    with contextlib.closing(SlotPool(PoolOptions())) as pool:
+        assert pool.status.max_bytes == space.f_blocks * space.f_frsize // 2
+
+
+def test_idle_slots_make_way_for_a_larger_one(pool: SlotPool) -> None:
+    taken = [take(pool) for _ in range(3)]
+    small = [slot for slot, _ in taken]
+    del taken
+    large = used(pool, 3 * SLOT - data_offset(1))
+    assert [is_there(slot) for slot in small] == [False, False, False]
+    assert pool.status.byte_size == large.byte_size == 3 * SLOT
+
+
+def test_no_more_idle_slots_make_way_than_must(pool: SlotPool) -> None:
+    taken = [take(pool) for _ in range(3)]
+    small = [slot for slot, _ in taken]
+    del taken
+    large, memory = take(pool, 2 * PAGE_SIZE)
+    assert large.byte_size <= 2 * SLOT
+    assert sum(map(is_there, small)) == 1
+    del memory
+
+
+def test_a_slot_that_is_held_never_makes_way(pool: SlotPool) -> None:
+    held, memory = take(pool)
+    ticket = pool.request(3 * SLOT - data_offset(1), 1, "direct", Origin("take"))
+    assert not ticket.granted.done()
+    assert is_there(held)
+    assert memory.nbytes == SLOT
+    pool.withdraw(ticket)
+
+
+def test_one_that_is_too_small_makes_way_although_there_is_room() -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
+        small = used(pool)
+        large = used(pool, 2 * PAGE_SIZE)
+        assert (is_there(small), is_there(large)) == (False, True)
+
+
+def test_slots_of_other_groups_make_way_only_if_they_must(pool: SlotPool) -> None:
+    other = used(pool, group="triton-shm")
+    own, memory = take(pool)
+    assert is_there(other)
+    del memory
+    large = used(pool, 3 * SLOT - data_offset(1))
+    assert [is_there(slot) for slot in (other, own, large)] == [False, False, True]
+
+
+def test_of_the_idle_slots_the_one_that_was_used_least_recently_makes_way(pool: SlotPool) -> None:
+    a, b, c = (used(pool, group=group) for group in "abc")
+    assert used(pool, group="a") is a
+    used(pool, group="d")
+    assert [is_there(slot) for slot in (a, b, c)] == [True, False, True]
+
+
+def test_the_keys_of_destroyed_slots_that_the_server_knows_are_told_once(pool: SlotPool) -> None:
+    known, unknown = used(pool, group="triton-shm"), used(pool)
+    known.is_registered = True
+    assert pool.take_unregistered() == []
+    used(pool, 3 * SLOT - data_offset(1))
+    assert (is_there(known), is_there(unknown)) == (False, False)
+    assert pool.take_unregistered() == [known.key]
+    assert pool.take_unregistered() == []
+
+
+def test_a_pool_that_is_closed_tells_what_the_server_still_knows(pool: SlotPool) -> None:
+    (idle, _), (held, memory) = take(pool), take(pool)
+    idle.is_registered = held.is_registered = True
+    pool.close()
+    assert sorted(pool.take_unregistered()) == sorted([idle.key, held.key])
+    assert memory.nbytes
+
+
+def test_slots_that_nobody_uses_for_long_are_destroyed() -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE, idle_s=0))) as pool:
+        slot = used(pool)
+        wait_until(lambda: not is_there(slot))
+        assert (pool.status.idle, pool.status.byte_size) == (0, 0)
+
+
+def test_slots_that_are_held_for_long_stay() -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE, idle_s=0))) as pool:
+        held, memory = take(pool)
+        idle = used(pool)
+        wait_until(lambda: not is_there(idle))
+        assert is_there(held)
+        assert memory.nbytes
+
+
+def test_a_pool_that_is_closed_has_not_left_what_was_to_make_way_for_a_slot_that_was_never_made(
+    pool: SlotPool,
+) -> None:
+    slot = used(pool)
+    ticket = pool.request(3 * SLOT - data_offset(1), 1, "direct", Origin("take"))
+    try:
+        pool.close()
+        assert not is_there(slot)
+    finally:
+        slot.destroy()
+    assert ticket.granted.done()
+
+
+@pytest.fixture
+def more_than_there_is() -> int:
+    """A number of bytes that this machine's shared memory does not hold."""
+    space = os.statvfs(SHM)
+    return 2 * space.f_blocks * space.f_frsize
+
+
+def test_memory_that_the_machine_does_not_have_is_not_counted_as_used(more_than_there_is: int) -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=2 * more_than_there_is))) as pool:
+        with pytest.raises(MachineError, match="/dev/shm has [0-9]+ free"):
+            take(pool, more_than_there_is)
+        assert pool.status.byte_size == 0
+        assert is_there(used(pool))
+
+
+def test_idle_slots_make_way_where_the_machine_has_no_more_memory(more_than_there_is: int) -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=2 * more_than_there_is))) as pool:
+        idle = used(pool, group="triton-shm")
+        with pytest.raises(MachineError):
+            take(pool, more_than_there_is)
+        assert not is_there(idle)
+
+
+def test_who_may_open_the_memory_is_as_the_options_say() -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE, access=Access(mode=0o660)))) as pool:
+        assert (SHM / used(pool).key).stat().st_mode & 0o777 == 0o660
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_bytes": 0},
+        {"max_bytes": -1},
+        {"idle_s": -1.0},
+        {"idle_s": float("nan")},
+        {"head_room": 0.9},
+        {"head_room": float("nan")},
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    (name, value), *_ = wrong.items()
+    with pytest.raises(CallerError, match=f"PoolOptions.{name} is {value}; expected "):
+        PoolOptions(**wrong)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread does and tells nobody."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

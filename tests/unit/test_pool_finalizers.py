@@ -1,0 +1,199 @@
+"""Finalizers: they run in any thread and at any point, also while a pool is in the middle of something.
+
+A pool puts an origin into words while nobody else may touch it. So an origin whose words take down objects is the
+surest way to have finalizers run at the worst time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils.client.origin import Origin
+from shm_backend_utils.client.pool import SlotPool
+from shm_backend_utils.client.pool_options import PoolOptions
+from shm_backend_utils.errors import ClosedError
+from shm_backend_utils.region.layout import PAGE_SIZE, data_offset
+
+SHM = Path("/dev/shm")
+SLOT = data_offset(1) + PAGE_SIZE
+LONG_S = 30.0
+
+
+class Disruptive(Origin):
+    """An origin that does something else while it is put into words."""
+
+    __slots__ = ("_disrupt",)
+
+    def __init__(self, disrupt: Callable[[], object]) -> None:
+        super().__init__("disrupt")
+        self._disrupt = disrupt
+
+    def __str__(self) -> str:
+        self._disrupt()
+        return super().__str__()
+
+
+@pytest.fixture
+def pool() -> Iterator[SlotPool]:
+    """A pool that may have one slot."""
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=SLOT))) as pool:
+        yield pool
+
+
+def take(pool: SlotPool, origin: Origin) -> npt.NDArray[np.uint8]:
+    return pool.redeem(pool.request(1, 1, "direct", origin))[1]
+
+
+def test_memory_that_dies_while_the_pool_is_locked_comes_back(pool: SlotPool) -> None:
+    held: list[Any] = []
+    held.append(take(pool, Disruptive(held.clear)))
+    ticket = pool.request(1, 1, "direct", Origin("wait"))
+    ticket.granted.result(LONG_S)
+    assert held == []
+
+
+def test_memory_that_is_collected_while_the_pool_is_locked_comes_back(pool: SlotPool) -> None:
+    cycle: list[Any] = [take(pool, Disruptive(gc.collect))]
+    cycle.append(cycle)
+    del cycle
+    ticket = pool.request(1, 1, "direct", Origin("wait"))
+    ticket.granted.result(LONG_S)
+
+
+def test_memory_that_dies_in_another_thread_while_the_pool_is_locked_comes_back(pool: SlotPool) -> None:
+    held: list[Any] = []
+
+    def let_another_thread_clear() -> None:
+        other = threading.Thread(target=held.clear)
+        other.start()
+        other.join()
+
+    held.append(take(pool, Disruptive(let_another_thread_clear)))
+    ticket = pool.request(1, 1, "direct", Origin("wait"))
+    ticket.granted.result(LONG_S)
+    assert held == []
+
+
+def test_memory_that_dies_while_an_error_is_put_into_words_comes_back(pool: SlotPool) -> None:
+    doomed: list[Any] = []
+    held = [take(pool, Disruptive(doomed.clear))]
+    ticket = pool.request(1, 1, "direct", Origin("wait"))
+    assert not ticket.granted.done()
+    doomed.append(held.pop())
+    pool.exhausted(ticket, 1)
+    ticket.granted.result(LONG_S)
+
+
+def test_a_pool_that_is_abandoned_removes_its_slots_and_fails_who_waits(pool: SlotPool) -> None:
+    memory = take(pool, Origin("take"))
+    ticket = pool.request(1, 1, "direct", Origin("wait"))
+    pool.abandon()
+    with pytest.raises(ClosedError):
+        ticket.granted.result(LONG_S)
+    assert objects_of_this_process() == []
+    memory[-1] = 42
+    assert memory[-1] == 42
+
+
+def test_a_pool_that_was_abandoned_serves_nobody(pool: SlotPool) -> None:
+    pool.abandon()
+    pool.abandon()
+    with pytest.raises(ClosedError):
+        pool.request(1, 1, "direct", Origin("take"))
+
+
+def test_a_pool_that_another_thread_abandons_while_it_is_locked_is_closed_then(pool: SlotPool) -> None:
+    abandoned: list[threading.Thread] = []
+
+    def abandon() -> None:
+        other = threading.Thread(target=pool.abandon)
+        other.start()
+        abandoned.append(other)
+
+    held = take(pool, Disruptive(abandon))
+    ticket = pool.request(1, 1, "direct", Origin("wait"))
+    abandoned[0].join()
+    with pytest.raises(ClosedError):
+        ticket.granted.result(LONG_S)
+    assert objects_of_this_process() == []
+    assert held.nbytes
+
+
+def test_a_pool_that_is_abandoned_within_its_own_locked_section_is_closed_after_it(pool: SlotPool) -> None:
+    held = take(pool, Disruptive(pool.abandon))
+    with pytest.raises(ClosedError):
+        pool.request(1, 1, "direct", Origin("wait")).granted.result(5)
+    assert objects_of_this_process() == []
+    assert held.nbytes
+
+
+def objects_of_this_process() -> list[Path]:
+    return list(SHM.glob(f"shmbu-{os.getpid()}-*"))
+
+
+BEGIN = """
+import contextlib, faulthandler, gc, logging
+from shm_backend_utils.client import PoolOptions
+from shm_backend_utils.client.origin import Origin
+from shm_backend_utils.client.terms import Terms
+from shm_backend_utils.errors import ClosedError
+
+faulthandler.dump_traceback_later(10, exit=True)  # a deadlock
+
+class Collecting(Origin):
+    def __str__(self):
+        gc.collect()
+        return super().__str__()
+
+logging.basicConfig()
+gc.disable()
+terms = Terms("127.0.0.1:1", 1, "auto", PoolOptions(max_bytes=12288), None)
+pool = terms.pool
+"""
+
+PROGRAMS = {
+    "a client that is collected while its pool is locked": """
+        class Client:
+            pass
+        client = Client()
+        client.itself = client
+        terms.end_with(client)
+        del client
+        slot, memory = pool.redeem(pool.request(1, 1, "direct", Collecting("take")))
+        with contextlib.suppress(ClosedError):
+            pool.request(1, 1, "direct", Origin("wait"))
+    """,
+    "a log handler that asks for the pool's figures": """
+        figures = []
+        handler = logging.Handler()
+        handler.emit = lambda record: figures.append(pool.status)
+        logging.getLogger("shm_backend_utils").addHandler(handler)
+        slot, memory = pool.redeem(pool.request(1, 1, "direct", Origin("take")))
+        pool.request(1, 1, "direct", Origin("wait"))
+        assert figures[0].held == 1
+    """,
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=list(PROGRAMS))
+def test_it_does_not_hang(program: str) -> None:
+    body = "\n".join(line[8:] for line in program.splitlines())
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{BEGIN}{body}\npool.close()\n"], stderr=subprocess.PIPE, text=True
+    ) as running:
+        _, errors = running.communicate()
+    for left in SHM.glob(f"shmbu-{running.pid}-*"):
+        left.unlink(missing_ok=True)
+    assert running.returncode == 0, errors

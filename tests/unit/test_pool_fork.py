@@ -1,0 +1,171 @@
+"""A forked child of a client's process: it may not use the client's memory, and does it no harm.
+
+Each test is a program of its own: forking pytest with its threads would prove nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shm_backend_utils.region.lease import is_owner_alive
+
+SHM = Path("/dev/shm")
+LONG_S = 60
+
+# What every program begins with: a pool, one slot that is idle, and one that is held by `memory`.
+BEGIN = """
+import asyncio, os, signal, sys
+from pathlib import Path
+import numpy as np
+from shm_backend_utils.client import AsyncShmClient, ForkedError, PoolOptions
+from shm_backend_utils.client.origin import Origin
+from shm_backend_utils.client.pool import SlotPool
+
+def take():
+    return pool.redeem(pool.request(1, 1, "direct", Origin("take")))
+
+def in_child(work):
+    child = os.fork()
+    if child == 0:
+        work()
+        sys.exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the child failed"
+
+def is_there(slot):
+    return (Path("/dev/shm") / slot.key).exists()
+
+pool = SlotPool(PoolOptions(max_bytes=2**20))
+held, memory = take()
+memory[-1] = 42
+idle, to_be_idle = take()
+del to_be_idle
+"""
+
+USES = {
+    "the pool knows": """
+        def work():
+            assert pool.is_a_forks
+        in_child(work)
+        assert not pool.is_a_forks
+    """,
+    "the client gives an error": """
+        client = AsyncShmClient("127.0.0.1:1")
+        def work():
+            try:
+                asyncio.run(client.infer("model", {}))
+            except ForkedError as error:
+                assert "is a fork; make a new one in this process" in str(error)
+                return
+            sys.exit("no error")
+        in_child(work)
+        asyncio.run(client.close())
+    """,
+    "its exit removes nothing": """
+        client = AsyncShmClient("127.0.0.1:1")
+        in_child(lambda: None)
+        assert is_there(held) and is_there(idle)
+        assert take()[0] is idle
+    """,
+    "it may close pool and client without harm": """
+        client = AsyncShmClient("127.0.0.1:1")
+        def work():
+            pool.close()
+            asyncio.run(client.close())
+        in_child(work)
+        assert is_there(held) and is_there(idle)
+        assert take()[0] is idle
+    """,
+    "arrays of the parent are valid there and may die": """
+        def work():
+            global memory
+            assert memory[-1] == 42
+            del memory
+        in_child(work)
+        assert is_there(held)
+        assert pool.status.held == 1
+    """,
+    "it may make a pool of its own": """
+        def work():
+            global pool
+            pool = SlotPool(PoolOptions(max_bytes=2**20))
+            slot = take()[0]
+            assert str(os.getpid()) in slot.key
+            pool.close()
+            assert not is_there(slot)
+        in_child(work)
+        assert is_there(held) and is_there(idle)
+    """,
+    "a fork while a thread waits for memory does no harm": """
+        import threading
+        del memory
+        pool.close()
+        pool = SlotPool(PoolOptions(max_bytes=held.byte_size))
+        only, memory = take()
+        ticket = pool.request(1, 1, "direct", Origin("take"))
+        waiter = threading.Thread(target=ticket.granted.result, args=(30,))
+        waiter.start()
+        in_child(pool.close)
+        assert not ticket.granted.done()
+        del memory
+        waiter.join()
+        assert pool.redeem(ticket)[0] is only
+    """,
+}
+
+
+def dedented(block: str) -> str:
+    return "\n".join(line[8:] for line in block.splitlines())
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=list(USES))
+def test_in_a_forked_child(use: str) -> None:
+    program = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", f"{BEGIN}{dedented(use)}\npool.close()\n"],
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
+    )
+    assert program.returncode == 0, program.stderr
+
+
+# The child tells that it runs, waits until its standard input ends, and only then exits. The parent does not live to
+# see it: it is killed as soon as its child runs.
+ORPHAN = """
+running, is_running = os.pipe()
+if os.fork() == 0:
+    os.write(is_running, b"x")
+    sys.stdin.read()
+    os._exit(0)
+os.read(running, 1)
+print(SLOT.key, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("slot", ["idle", "held"])
+def test_the_lease_goes_when_the_parent_dies_although_its_child_lives(slot: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", BEGIN + ORPHAN.replace("SLOT", slot)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdout is not None
+        # Opened before the parent dies: from then on, any process that looks for dead ones' memory may remove the name.
+        fd = os.open(SHM / program.stdout.readline().strip(), os.O_RDWR)
+        try:
+            assert is_owner_alive(fd)
+            program.kill()
+            program.wait(LONG_S)
+            assert not is_owner_alive(fd)
+        finally:
+            os.close(fd)
+            program.kill()
+            for path in SHM.glob(f"shmbu-{program.pid}-*"):
+                path.unlink(missing_ok=True)

@@ -1,0 +1,368 @@
+"""What users may pass as an input, and what the model gets of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils.client.sources import Source, sources
+from shm_backend_utils.errors import TensorError, TensorNameError, TensorShapeError, TensorTypeError
+from shm_backend_utils.spec import ModelSpec
+
+Array = npt.NDArray[Any]
+
+PINNED_HOST = 3  # dlpack.h: kDLCUDAHost
+
+
+def source(value: Any, config_dtype: str = "TYPE_FP32", dims: Sequence[int] = (-1,)) -> Source:
+    """Return what is made of a value that is passed for an input of this type and shape."""
+    tensor = {"name": "X", "data_type": config_dtype, "dims": dims}
+    return sources(ModelSpec.from_config({"name": "model", "input": [tensor]}), {"X": value})["X"]
+
+
+def written(source: Source) -> Array:
+    """Return what the model gets of a source."""
+    target: Array = np.full(source.shape, 77).astype(source.dtype)
+    source.write_to(target)
+    return target
+
+
+def same(found: Array, expected: Array) -> bool:
+    return found.dtype == expected.dtype and found.shape == expected.shape and bool((found == expected).all())
+
+
+class Producer:
+    """An array of another library: all that one can do is take it over by DLPack."""
+
+    def __init__(self, array: Array, device: tuple[int, int] = (1, 0)) -> None:
+        self._array = array
+        self._device = device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+    def __dlpack__(self, **wanted: Any) -> Any:
+        return self._array.__dlpack__(**{name: value for name, value in wanted.items() if value is not None})
+
+
+class Interface:
+    """An array of another library, by its array interface."""
+
+    def __init__(self, array: Array) -> None:
+        self.owner = array
+        self.__array_interface__ = array.__array_interface__
+
+
+class Convertible:
+    """An array of another library that NumPy has to ask for a copy."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        copied: Array = self._array.copy()
+        return copied
+
+
+class Unwilling(Producer):
+    """Something that has DLPack's methods, and refuses; as PyTorch's tensors do that are part of a computation."""
+
+    def __dlpack__(self, **wanted: Any) -> Any:
+        raise BufferError("part of a computation")
+
+
+class UnwillingButConvertible(Unwilling):
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        copied: Array = self._array.copy()
+        return copied
+
+
+VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, Producer, Interface, Convertible, UnwillingButConvertible])
+def test_every_kind_of_array_arrives(kind: Any) -> None:
+    assert same(written(source(kind(VALUES), dims=(-1, 3))), VALUES)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, Producer, Interface])
+def test_an_array_is_copied_only_once_and_not_before_it_is_written(kind: Any) -> None:
+    array = VALUES.copy()
+    made = source(kind(array), dims=(-1, 3))
+    array[:] = -1
+    assert (written(made) == -1).all()
+
+
+def test_an_array_of_another_byte_order_is_described_in_this_machines() -> None:
+    made = source(VALUES.astype(">f4"), dims=(-1, 3))
+    assert made.dtype.isnative
+    assert same(written(made), VALUES)
+
+
+def test_the_dtype_of_an_array_is_not_changed() -> None:
+    assert source(np.zeros(3, np.float64)).dtype == np.float64
+
+
+def test_an_array_without_dimensions_keeps_none() -> None:
+    assert source(np.array(1.5, np.float32)).shape == ()
+
+
+def test_a_scalar_of_numpy_is_a_number() -> None:
+    made = source(np.float64(1.5), dims=(1, -1))
+    assert made.shape == (1, 1)
+    assert made.dtype == np.float32
+
+
+def test_an_empty_array_arrives() -> None:
+    assert written(source(np.empty((0, 3), np.float32), dims=(-1, 3))).shape == (0, 3)
+
+
+def test_a_read_only_array_arrives() -> None:
+    array = VALUES.copy()
+    array.flags.writeable = False
+    assert same(written(source(array, dims=(-1, 3))), VALUES)
+
+
+@pytest.mark.parametrize("device", [2, 4, 7, 10, 13])
+def test_a_producer_in_a_devices_memory_is_refused(device: int) -> None:
+    with pytest.raises(TensorError, match=f"'X' lies on DLPack device type {device}; .* copy it there") as caught:
+        source(Producer(VALUES, (device, 0)))
+    assert caught.value.tensor == "X"
+
+
+def test_host_memory_that_is_pinned_for_a_gpu_is_host_memory() -> None:
+    assert same(written(source(Producer(VALUES, (PINNED_HOST, 0)), dims=(-1, 3))), VALUES)
+
+
+def test_a_producer_that_refuses_is_an_error_that_says_why() -> None:
+    with pytest.raises(TensorError, match="'X' cannot be read by DLPack: part of a computation"):
+        source(Unwilling(VALUES))
+
+
+@pytest.mark.parametrize("container", [list, tuple])
+@pytest.mark.parametrize("kind", [np.asarray, Producer, Interface, Convertible])
+def test_a_list_of_rows_becomes_a_batch(kind: Any, container: Any) -> None:
+    rows = container(kind(row) for row in VALUES)
+    assert same(written(source(rows, dims=(-1, 3))), VALUES)
+
+
+def test_a_list_of_parts_becomes_a_batch() -> None:
+    parts = [VALUES, VALUES[:1], VALUES[:0], VALUES[::-1]]
+    assert same(written(source(parts, dims=(-1, 3))), np.concatenate(parts))
+
+
+def test_a_list_of_one_array_is_a_batch_of_it() -> None:
+    assert same(written(source([VALUES[0]], dims=(-1, 3))), VALUES[:1])
+    assert same(written(source([VALUES], dims=(-1, 3))), VALUES)
+
+
+def test_a_list_of_numpys_numbers_becomes_an_array() -> None:
+    assert same(written(source([np.float32(1), np.float32(2)])), np.array([1, 2], np.float32))
+
+
+def test_rows_are_not_copied_before_they_are_written() -> None:
+    rows = [VALUES[0].copy(), VALUES[1].copy()]
+    made = source(rows, dims=(-1, 3))
+    rows[1][:] = -1
+    assert written(made)[1].tolist() == [-1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [np.zeros(3, np.float32), np.zeros(4, np.float32)],
+        [np.zeros((1, 3), np.float32), np.zeros((1, 4), np.float32)],
+        [np.zeros(3, np.float32), np.zeros((1, 3), np.float32)],
+        [np.zeros((1, 1, 3), np.float32)],
+        [np.array(1, np.float32)],
+    ],
+    ids=["rows", "parts", "row and part", "too many dimensions", "too few dimensions"],
+)
+def test_a_list_of_arrays_that_do_not_match_is_refused(parts: list[Any]) -> None:
+    with pytest.raises(TensorShapeError, match="'X' is a list of arrays of shapes .*; expected rows of 1 dimensions"):
+        source(parts, dims=(-1, 3))
+
+
+def test_a_list_of_arrays_of_different_dtypes_is_refused() -> None:
+    with pytest.raises(TensorTypeError, match="'X' is a list of arrays of dtypes float32 and float64"):
+        source([VALUES[0], VALUES[1].astype(np.float64)], dims=(-1, 3))
+
+
+def test_arrays_of_different_byte_orders_are_refused_or_kept() -> None:
+    rows = [VALUES[0], VALUES[1].astype(">f4")]
+    try:
+        made = source(rows, dims=(-1, 3))
+    except TensorTypeError:
+        return
+    assert same(written(made), VALUES)
+
+
+@pytest.mark.parametrize(
+    ("value", "config_dtype"),
+    [
+        ([1, 2, 3], "TYPE_UINT8"),
+        ([-128, 127], "TYPE_INT8"),
+        ([0, 2**64 - 1], "TYPE_UINT64"),
+        ([2**63 + 1, 1], "TYPE_UINT64"),
+        ([2**53 + 1, 1], "TYPE_INT64"),
+        ([-(2**63), 2**63 - 1], "TYPE_INT64"),
+        ([1, 2], "TYPE_FP32"),
+        ([0.5, 1], "TYPE_FP16"),
+        ([2**53], "TYPE_FP64"),
+        ([float("inf"), -float("inf"), 0.0], "TYPE_FP32"),
+        ([1.0, 2.0], "TYPE_INT32"),
+        ([True, False], "TYPE_BOOL"),
+        ([], "TYPE_BOOL"),
+        ([], "TYPE_INT8"),
+    ],
+    ids=str,
+)
+def test_pythons_numbers_take_the_models_dtype(value: list[Any], config_dtype: str) -> None:
+    made = source(value, config_dtype)
+    assert made.dtype == np.dtype(made.dtype).newbyteorder("=")
+    assert written(made).tolist() == value
+
+
+def test_pythons_fractions_become_the_nearest_of_the_models_dtype() -> None:
+    assert written(source([0.1, 1 / 3])).tolist() == [np.float32(0.1), np.float32(1 / 3)]
+
+
+def test_what_is_not_a_number_stays_none() -> None:
+    assert np.isnan(written(source([float("nan")]))).all()
+
+
+@pytest.mark.parametrize(
+    ("value", "config_dtype"),
+    [
+        ([256], "TYPE_UINT8"),
+        ([-1], "TYPE_UINT8"),
+        ([-1], "TYPE_UINT64"),
+        ([2**63], "TYPE_INT64"),
+        ([2**64], "TYPE_UINT64"),
+        ([2**24 + 1], "TYPE_FP32"),
+        ([2**53 + 1], "TYPE_FP64"),
+        ([1e39], "TYPE_FP32"),
+        ([1e6], "TYPE_FP16"),
+        ([0.5], "TYPE_INT32"),
+        ([float("nan")], "TYPE_INT32"),
+        ([float("inf")], "TYPE_INT64"),
+        ([1], "TYPE_BOOL"),
+        ([0.0], "TYPE_BOOL"),
+        ([True], "TYPE_FP32"),
+        ([True], "TYPE_UINT8"),
+        ([1j], "TYPE_FP32"),
+    ],
+    ids=str,
+)
+def test_pythons_numbers_that_the_models_dtype_does_not_hold_are_refused(value: list[Any], config_dtype: str) -> None:
+    with pytest.raises(TensorTypeError, match=f"'X' holds .*, which is no value of {config_dtype}; ") as caught:
+        source(value, config_dtype)
+    assert caught.value.tensor == "X"
+
+
+@pytest.mark.parametrize("config_dtype", ["TYPE_INT32", "TYPE_UINT64", "TYPE_FP16", "TYPE_FP64"])
+def test_a_number_larger_than_any_is_refused(config_dtype: str) -> None:
+    with pytest.raises(TensorTypeError, match=f"which is no value of {config_dtype}"):
+        source([10**400], config_dtype)
+
+
+def test_the_number_that_is_refused_is_named_and_not_its_neighbours() -> None:
+    with pytest.raises(TensorTypeError, match="'X' holds 256, which is no value of TYPE_UINT8; pass what is"):
+        source([[0, 1], [256, 2]], "TYPE_UINT8", (-1, -1))
+
+
+def test_numpys_and_pythons_numbers_may_be_mixed() -> None:
+    assert written(source([np.int8(1), 2, np.float64(3)], "TYPE_UINT8")).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "value", [None, {1}, {"x": 1}, [None], [object()]], ids=["None", "set", "dict", "no", "object"]
+)
+@pytest.mark.parametrize("config_dtype", ["TYPE_FP32", "TYPE_INT8", "TYPE_BOOL", "TYPE_STRING", "TYPE_BF16"])
+def test_what_is_no_tensor_at_all_is_refused(value: Any, config_dtype: str) -> None:
+    with pytest.raises(TensorTypeError, match=f"'X' holds .*, which is no value of {config_dtype}"):
+        source(value, config_dtype)
+
+
+@pytest.mark.parametrize("dims", [(1,), (-1,), (1, 1), (-1, 1, -1)], ids=str)
+def test_one_number_serves_where_all_dimensions_may_be_1(dims: tuple[int, ...]) -> None:
+    assert same(written(source(5, dims=dims)), np.full((1,) * len(dims), 5, np.float32))
+
+
+def test_one_number_does_not_serve_where_a_dimension_must_be_larger() -> None:
+    assert source(5, dims=(3,)).shape == ()  # which the plan will refuse
+
+
+def test_one_string_serves_where_all_dimensions_may_be_1() -> None:
+    assert written(source("word", "TYPE_STRING", (1, 1))).tolist() == [["word"]]
+
+
+def test_nested_lists_become_dimensions() -> None:
+    assert same(written(source([[1, 2, 3], [4, 5, 6]], dims=(-1, 3))), np.array([[1, 2, 3], [4, 5, 6]], np.float32))
+
+
+@pytest.mark.parametrize("value", [[[1, 2], [3]], [[1], 2]], ids=str)
+def test_nested_lists_that_are_not_rectangular_are_refused(value: list[Any]) -> None:
+    with pytest.raises(TensorShapeError, match="'X' is a nested list that is not rectangular"):
+        source(value, dims=(-1, -1))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["a", "bc", ""],
+        ["ü", "日本語", "\N{PILE OF POO}"],
+        [b"a", b"\xff\x00\xfe"],
+        [b"ends with nothing\x00"],
+        ["ends with nothing\x00"],
+        ["text", b"bytes", b"\xff"],
+        np.array(["a", "bc"]),
+        np.array([b"a", b"bc"]),
+        np.array(["a", b"\x00"], object),
+    ],
+    ids=repr,
+)
+def test_strings_arrive_as_they_are(value: Any) -> None:
+    made = source(value, "TYPE_STRING")
+    assert made.dtype == object
+    assert written(made).tolist() == list(value)
+
+
+@pytest.mark.parametrize("config_dtype", ["TYPE_FP32", "TYPE_INT64", "TYPE_BOOL", "TYPE_BF16"])
+@pytest.mark.parametrize("value", ["word", ["word"], [b"word"], ["1.5"]], ids=repr)
+def test_strings_for_an_input_of_numbers_are_refused(value: Any, config_dtype: str) -> None:
+    with pytest.raises(TensorTypeError, match=f"'X' holds .*, which is no value of {config_dtype}"):
+        source(value, config_dtype)
+
+
+def test_an_array_of_strings_for_an_input_of_numbers_stays_one() -> None:
+    assert source(np.array(["word"]), "TYPE_FP32").dtype == object  # which the plan will refuse
+
+
+@pytest.mark.parametrize("value", [1, True, [2.5], [["word"], [3]]], ids=str)
+def test_numbers_for_an_input_of_strings_are_refused(value: Any) -> None:
+    with pytest.raises(TensorTypeError, match="'X' holds .*, which is no value of TYPE_STRING"):
+        source(value, "TYPE_STRING")
+
+
+@pytest.mark.parametrize("value", [1, 1.5, [0.5, 2]], ids=str)
+def test_pythons_numbers_are_no_values_of_a_type_that_numpy_does_not_have(value: Any) -> None:
+    with pytest.raises(TensorTypeError, match="which is no value of TYPE_BF16; pass what is, or an array"):
+        source(value, "TYPE_BF16")
+
+
+@pytest.mark.parametrize("value", [[1.0], 1.0, ["word"], [VALUES], Producer(VALUES)], ids=type)
+def test_what_has_to_be_read_for_an_input_that_the_model_does_not_have_is_refused(value: Any) -> None:
+    spec = ModelSpec.from_config({"name": "model", "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}]})
+    with pytest.raises(TensorNameError, match="model 'model' has no input 'Y'; it has X"):
+        sources(spec, {"Y": value})
+
+
+def test_every_input_gets_its_source() -> None:
+    tensors = [{"name": name, "data_type": "TYPE_FP32", "dims": [-1]} for name in "XY"]
+    made = sources(ModelSpec.from_config({"name": "model", "input": tensors}), {"Y": [1], "X": [2, 3]})
+    assert {name: written(one).tolist() for name, one in made.items()} == {"Y": [1], "X": [2, 3]}
