@@ -156,7 +156,7 @@ def unavailable(address: str, reason: str) -> ServerUnavailableError:
     )
 
 
-# What gRPC, gevent and aiohttp call it; from the most telling to the least.
+# What gRPC, http.client and aiohttp call it; from the most telling to the least.
 _REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str], ...]] = (
     (
         re.compile(r"\[SSL|SSL_ERROR|SSL routines|CERTIFICATE_VERIFY|WRONG_VERSION_NUMBER|(?i:(ssl|tls) handshake)"),

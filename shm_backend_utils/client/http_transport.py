@@ -3,65 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import ssl
-import threading
 from abc import abstractmethod
-from collections.abc import AsyncGenerator
-from http.client import HTTPException
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 
 import aiohttp
-import gevent
 import tritonclient.http
-import tritonclient.http.aio
-from tritonclient.utils import InferenceServerException
 
-from ..descriptor import GENERATION_PARAMETER
-from ..errors import CallerError, ShmError
-from .errors import deadline_exceeded, translated, unavailable
+from ..errors import CallerError
+from .errors import deadline_exceeded, unavailable
+from .http_connections import TLS_HANDSHAKE, TLS_HANDSHAKE_BREAKS, HttpConnections
+from .http_message import Answer, HttpMessage, encode, path_of
 from .options import Tls
 from .transport import Request, Transport
 
 __all__ = ["AsyncHttpTransport", "HttpTransport"]
 
-_HANDSHAKE: Final = "TLS handshake: "
-_BREAKS: Final = (
-    ssl.SSLError,
-    ConnectionResetError,
-    HTTPException,
-)  # how a server without TLS ends a handshake; which, is chance
-_NEVER_S: Final = 1e6  # tritonclient has limits of its own; ours come with each request
+_LARGE: Final = 1 << 16  # bytes; aiohttp sends a file piece by piece, and bytes in one
+_NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
 class _Http(Transport):
-    """What both have in common."""
+    """What both have in common. tritonclient encodes the requests and reads the results; it sends nothing.
+
+    Its blocking client is bound to the thread that made it, and leaves gevent's descriptors behind in every thread.
+    """
 
     def __init__(self, address: str, host: str, tls: Tls | None) -> None:
         self.host = host
         self.address = f"{'http' if tls is None else 'https'}://{address}"
         self._module = tritonclient.http
-        self._address = address
-        self._tls = tls
 
-    def encode(self, request: Request) -> dict[str, Any]:
-        algorithm = request.options.get("compression")
-        compression = {"request_compression_algorithm": algorithm, "response_compression_algorithm": algorithm}
-        return self._arguments(request) | compression
+    def encode(self, request: Request) -> HttpMessage:
+        arguments = self._arguments(request)
+        if "compression" in request.options:
+            arguments["compression"] = request.options["compression"]
+        return encode(arguments)
 
-    async def infer(self, message: dict[str, Any], timeout_s: float, generation: int = 0) -> Any:
-        if generation:
-            message = {**message, "parameters": {**message["parameters"], GENERATION_PARAMETER: generation}}
-        return await self._call(timeout_s, "infer", **message)
+    async def infer(self, message: HttpMessage, timeout_s: float, generation: int = 0) -> Any:
+        body, headers = message.form(generation)
+        return (await self._ask(message.path, timeout_s, body, headers)).result()
 
     async def model_config(self, model: str, version: str, timeout_s: float) -> dict[str, Any]:
-        config: dict[str, Any] = await self._call(timeout_s, "get_model_config", model, version)
+        answer = await self._ask(f"{path_of('models', model, version)}/config", timeout_s)
+        config: dict[str, Any] = answer.json()
         return config
 
     async def register(self, name: str, key: str, byte_size: int, timeout_s: float) -> None:
-        await self._call(timeout_s, "register_system_shared_memory", name, key, byte_size)
+        order = json.dumps({"key": key, "offset": 0, "byte_size": byte_size}).encode()
+        await self._ask(f"{path_of('systemsharedmemory/region', name)}/register", timeout_s, order)
 
     async def unregister(self, name: str, timeout_s: float) -> None:
-        await self._call(timeout_s, "unregister_system_shared_memory", name)
+        await self._ask(f"{path_of('systemsharedmemory/region', name)}/unregister", timeout_s, b"")
 
     def stream(self, request: Request, patience_s: float) -> AsyncGenerator[Any, None]:
         raise CallerError(f"{self.address} is HTTP, which has no streams; use a gRPC URL for decoupled models")
@@ -70,74 +66,36 @@ class _Http(Transport):
         output = response.get_output(name)
         return None if output is None else (output["datatype"], tuple(output["shape"]))
 
-    async def _call(self, timeout_s: float, method: str, *arguments: Any, **named: Any) -> Any:
-        try:
-            return await self._ask(timeout_s, method, *arguments, **named)
-        except ShmError:
-            raise
-        except InferenceServerException as error:
-            raise translated(error.status(), error.message() or "", self.address) from None
+    async def _ask(
+        self, path: str, timeout_s: float, body: bytes | None = None, headers: Mapping[str, str] = _NO_HEADERS
+    ) -> Answer:
+        """Return the answer to a POST, or to a GET where there is no body; raise if it is an error."""
+        answer = await self._send("GET" if body is None else "POST", path, body, headers, timeout_s)
+        error = answer.error(self.address)
+        if error is not None:
+            raise error
+        return answer
 
     @abstractmethod
-    async def _ask(self, timeout_s: float, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method of tritonclient's client."""
+    async def _send(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float
+    ) -> Answer: ...
 
 
 class HttpTransport(_Http):
-    """For threads. tritonclient's client is bound to the thread that made it, so every thread has one of its own."""
+    """For threads. May be used from several at once."""
 
     def __init__(self, address: str, host: str, tls: Tls | None) -> None:
         super().__init__(address, host, tls)
-        self._of_thread = threading.local()
+        self._connections = HttpConnections(address, self.address, None if tls is None else _context(tls))
 
     async def close(self) -> None:
-        self._drop_client()
+        self._connections.close()
 
-    async def _ask(self, timeout_s: float, method: str, *arguments: Any, **named: Any) -> Any:
-        mine = self._client()
-        try:
-            with gevent.Timeout(timeout_s):
-                answer = getattr(mine.client, method)(*arguments, **named)
-        except gevent.Timeout:
-            self._drop_client()  # its connection still waits for the late answer
-            raise deadline_exceeded() from None
-        except (OSError, HTTPException) as error:  # no server, one that died, or one that does not speak HTTP
-            self._drop_client()
-            is_handshake = self._tls is not None and not mine.has_answered and isinstance(error, _BREAKS)
-            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            raise unavailable(self.address, f"{_HANDSHAKE if is_handshake else ''}{reason}") from None
-        mine.has_answered = True
-        return answer
-
-    def _client(self) -> _ClientOfThread:
-        mine = getattr(self._of_thread, "mine", None)
-        if mine is None:
-            tls = {}
-            if self._tls is not None:
-                files = {
-                    "ca_certs": self._tls.root_certificates,
-                    "keyfile": self._tls.private_key,
-                    "certfile": self._tls.certificate_chain,
-                }
-                tls = {"ssl": True, "ssl_options": {name: file for name, file in files.items() if file}}
-            client = tritonclient.http.InferenceServerClient(
-                self._address, connection_timeout=_NEVER_S, network_timeout=_NEVER_S, **tls
-            )
-            mine = self._of_thread.mine = _ClientOfThread(client)
-        return mine
-
-    def _drop_client(self) -> None:
-        mine = self._of_thread.__dict__.pop("mine", None)
-        if mine is not None:
-            mine.client.close()
-
-
-class _ClientOfThread:
-    """A thread's client."""
-
-    def __init__(self, client: Any) -> None:
-        self.client = client
-        self.has_answered = False
+    async def _send(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float
+    ) -> Answer:
+        return self._connections.send(method, path, body, headers, timeout_s)
 
 
 class AsyncHttpTransport(_Http):
@@ -145,23 +103,34 @@ class AsyncHttpTransport(_Http):
 
     def __init__(self, address: str, host: str, tls: Tls | None) -> None:
         super().__init__(address, host, tls)
-        self._client = tritonclient.http.aio.InferenceServerClient(
-            address, conn_timeout=_NEVER_S, ssl=tls is not None, ssl_context=None if tls is None else _context(tls)
+        self._is_secure = tls is not None
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=True if tls is None else _context(tls)),
+            timeout=aiohttp.ClientTimeout(),  # none; each call has one of its own
+            auto_decompress=False,  # tritonclient does
         )
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._session.close()
 
-    async def _ask(self, timeout_s: float, method: str, *arguments: Any, **named: Any) -> Any:
+    async def _send(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float
+    ) -> Answer:
         try:
-            return await asyncio.wait_for(getattr(self._client, method)(*arguments, **named), timeout_s)
+            return await asyncio.wait_for(self._exchange(method, path, body, headers), timeout_s)
         except asyncio.TimeoutError:
             raise deadline_exceeded() from None
         except aiohttp.ClientConnectorError as error:
-            doing = _HANDSHAKE if self._tls is not None and isinstance(error.os_error, _BREAKS) else ""
+            doing = TLS_HANDSHAKE if self._is_secure and isinstance(error.os_error, TLS_HANDSHAKE_BREAKS) else ""
             raise unavailable(self.address, f"{doing}{type(error).__name__}: {error}") from None
         except (aiohttp.ClientError, OSError) as error:
             raise unavailable(self.address, f"{type(error).__name__}: {error}") from None
+
+    async def _exchange(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
+        content = io.BytesIO(body) if body is not None and len(body) > _LARGE else body
+        async with self._session.request(method, f"{self.address}{path}", data=content, headers=headers) as response:
+            names = {name.lower(): value for name, value in response.headers.items()}
+            return Answer(response.status, names, await response.read())
 
 
 def _context(tls: Tls) -> ssl.SSLContext:

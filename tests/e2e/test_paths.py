@@ -13,9 +13,6 @@ from shm_backend_utils.client.paths import PathName
 
 from .flavours import AnyClient
 
-# tritonclient's aio client for HTTP hands aiohttp its bodies as bytes, of which aiohttp thinks ill above 1 MiB.
-pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly with raw bytes:ResourceWarning")
-
 FOUR = np.array([1.5, -2, 0, np.inf], np.float32)
 
 

@@ -1,1 +1,5 @@
-../1/model.py
+"""The same model in each of its versions."""
+
+from teller import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]

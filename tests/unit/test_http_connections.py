@@ -1,0 +1,278 @@
+"""Connections over HTTP, against servers that do what Triton seldom does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from shm_backend_utils.client import ConnectionLostError, DeadlineExceededError, InferenceError, ServerUnavailableError
+from shm_backend_utils.client.http_connections import HttpConnections
+from shm_backend_utils.client.http_message import Answer
+from shm_backend_utils.errors import ClosedError
+
+OK = b"HTTP/1.1 200 OK\r\n"
+TEN = OK + b"Content-Length: 10\r\n\r\n0123456789"
+
+
+class Peer:
+    """A server that reads a request and then does what the test says, once for each request of a connection."""
+
+    def __init__(self, behaviour: Callable[[socket.socket], None]) -> None:
+        self.behaviour = behaviour
+        self.accepted = 0
+        self.requests: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._streams: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    @property
+    def address(self) -> str:
+        host, port = self._listener.getsockname()
+        return f"{host}:{port}"
+
+    def hang_up(self) -> None:
+        for stream in self._streams:
+            with suppress(OSError):  # it is closed already
+                stream.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.hang_up()
+        for thread in self._threads:
+            thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                stream, _ = self._listener.accept()
+            except OSError:
+                return
+            self.accepted += 1
+            self._streams.append(stream)
+            thread = threading.Thread(target=self._serve, args=[stream])
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, stream: socket.socket) -> None:
+        with stream:
+            while request := self._request(stream):
+                self.requests.append(request)
+                try:
+                    self.behaviour(stream)
+                except OSError:
+                    return
+
+    def _request(self, stream: socket.socket) -> bytes:
+        try:
+            return stream.recv(1 << 16)  # the tests' requests come in one piece
+        except OSError:
+            return b""
+
+
+@contextmanager
+def connections_to(
+    behaviour: Callable[[socket.socket], None], base: str = ""
+) -> Iterator[tuple[Peer, HttpConnections]]:
+    peer = Peer(behaviour)
+    connections = HttpConnections(f"{peer.address}{base}", f"http://{peer.address}", None)
+    try:
+        yield peer, connections
+    finally:
+        connections.close()
+        peer.close()
+
+
+def get(connections: HttpConnections, timeout_s: float = 10) -> Answer:
+    return connections.send("GET", "/v2", None, {}, timeout_s)
+
+
+def answer_ten(stream: socket.socket) -> None:
+    stream.sendall(TEN)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # names are not wanted
+
+
+def test_a_connection_is_used_again() -> None:
+    with connections_to(answer_ten) as (peer, connections):
+        assert [get(connections).body for _ in range(3)] == [b"0123456789"] * 3
+        assert peer.accepted == 1
+
+
+def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again() -> None:
+    with connections_to(answer_ten) as (peer, connections):
+        get(connections)
+        peer.hang_up()
+        assert get(connections).body == b"0123456789"
+        assert peer.accepted == 2
+
+
+def test_a_server_may_close_after_each_answer() -> None:
+    def answer(stream: socket.socket) -> None:
+        stream.sendall(OK + b"Connection: close\r\n\r\nall that follows")
+        stream.shutdown(socket.SHUT_RDWR)
+
+    with connections_to(answer) as (peer, connections):
+        assert [get(connections).body for _ in range(2)] == [b"all that follows"] * 2
+        assert peer.accepted == 2
+
+
+def test_threads_share_connections_and_leave_nothing_behind() -> None:
+    with connections_to(answer_ten) as (peer, connections):
+        get(connections)
+        before = descriptors()
+        for _ in range(20):
+            thread = threading.Thread(target=get, args=[connections])
+            thread.start()
+            thread.join()
+        assert descriptors() <= before
+        assert peer.accepted == 1
+
+
+def test_threads_at_once_have_a_connection_each() -> None:
+    everybody = threading.Barrier(4)
+
+    def answer(stream: socket.socket) -> None:
+        everybody.wait(10)
+        answer_ten(stream)
+
+    with connections_to(answer) as (peer, connections), ThreadPoolExecutor(4) as threads:
+        answers = [threads.submit(get, connections) for _ in range(4)]
+        assert [answer.result().body for answer in answers] == [b"0123456789"] * 4
+        assert peer.accepted == 4
+
+
+def test_a_large_answer_comes_whole() -> None:
+    body = os.urandom(9 << 20)
+
+    def answer(stream: socket.socket) -> None:
+        stream.sendall(OK + b"Content-Length: %d\r\n\r\n" % len(body))
+        stream.sendall(body)
+
+    with connections_to(answer) as (_, connections):
+        assert get(connections).body == body
+
+
+def test_an_answer_in_chunks_comes_whole() -> None:
+    def answer(stream: socket.socket) -> None:
+        stream.sendall(OK + b"Transfer-Encoding: chunked\r\n\r\n")
+        for piece in (b"6\r\nshared\r\n", b"7\r\n memory\r\n", b"0\r\n\r\n"):
+            stream.sendall(piece)
+
+    with connections_to(answer) as (peer, connections):
+        assert [get(connections).body for _ in range(2)] == [b"shared memory"] * 2
+        assert peer.accepted == 1
+
+
+def test_a_server_that_never_answers_is_not_waited_for_longer_than_the_timeout() -> None:
+    with connections_to(lambda _: None) as (_, connections):
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceededError):
+            get(connections, 0.2)
+        assert 0.2 <= time.monotonic() - began < 5
+
+
+def test_nor_is_one_whose_answer_drips() -> None:
+    stop = threading.Event()
+
+    def answer(stream: socket.socket) -> None:
+        stream.sendall(OK + b"Transfer-Encoding: chunked\r\n\r\n")
+        while not stop.wait(0.02):
+            stream.sendall(b"1\r\n.\r\n")
+
+    with connections_to(answer) as (_, connections):
+        with pytest.raises(DeadlineExceededError):
+            get(connections, 0.3)
+        stop.set()
+
+
+def test_a_late_answer_is_not_taken_for_the_next_ones() -> None:
+    may_answer = threading.Event()
+    answers = iter([b"late", b"mine"])
+
+    def answer(stream: socket.socket) -> None:
+        mine = next(answers)
+        if mine == b"late":
+            may_answer.wait(10)
+        stream.sendall(OK + b"Content-Length: 4\r\n\r\n" + mine)
+
+    with connections_to(answer) as (peer, connections):
+        with pytest.raises(DeadlineExceededError):
+            get(connections, 0.2)
+        may_answer.set()
+        assert get(connections).body == b"mine"
+        assert peer.accepted == 2
+
+
+def test_a_server_that_hangs_up_in_mid_call_is_said_to_have_done_so() -> None:
+    hang_up = connections_to(lambda stream: stream.shutdown(socket.SHUT_RDWR))
+    with hang_up as (_, connections), pytest.raises(ConnectionLostError, match="may have run"):
+        get(connections)
+
+
+def test_a_server_of_another_protocol_is_no_server_of_ours() -> None:
+    greet = connections_to(lambda stream: stream.sendall(b"220 smtp.example ready\r\n"))
+    with greet as (_, connections), pytest.raises(ServerUnavailableError):
+        get(connections)
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+    with pytest.raises(ServerUnavailableError, match="no Triton server answers"):
+        get(HttpConnections(f"{host}:{port}", f"http://{host}:{port}", None))
+
+
+def test_triton_may_be_behind_a_path() -> None:
+    with connections_to(answer_ten, base="/behind/here") as (peer, connections):
+        get(connections)
+        assert peer.requests[0].startswith(b"GET /behind/here/v2 HTTP/1.1\r\n")
+
+
+def test_the_error_page_of_something_in_between_is_shown() -> None:
+    page = Answer(502, {}, b"<h1>Bad Gateway</h1>")
+    error = page.error("http://triton:8000")
+    assert isinstance(error, InferenceError)
+    assert error.status() == "502"
+    assert "Bad Gateway" in str(error)
+
+
+def test_after_close_nothing_is_sent() -> None:
+    with connections_to(answer_ten) as (peer, connections):
+        get(connections)
+        connections.close()
+        connections.close()
+        with pytest.raises(ClosedError):
+            get(connections)
+        assert len(peer.requests) == 1
+
+
+def test_a_connection_in_use_is_closed_when_its_answer_has_come() -> None:
+    has_asked, may_answer = threading.Event(), threading.Event()
+
+    def answer(stream: socket.socket) -> None:
+        has_asked.set()
+        may_answer.wait(10)
+        answer_ten(stream)
+
+    with connections_to(answer) as (_, connections), ThreadPoolExecutor(1) as thread:
+        before = descriptors()
+        pending = thread.submit(get, connections)
+        has_asked.wait(10)
+        connections.close()
+        may_answer.set()
+        assert pending.result().body == b"0123456789"
+        deadline = time.monotonic() + 10
+        while descriptors() > before and time.monotonic() < deadline:
+            time.sleep(0.01)  # until the peer has noticed too
+        assert descriptors() <= before
