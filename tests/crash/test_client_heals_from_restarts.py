@@ -87,11 +87,17 @@ def error_of(client: EitherClient, path: PathName) -> Exception | None:
     return None
 
 
+def is_stopped(pid: int) -> bool:
+    tasks = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+
+
 @contextlib.contextmanager
 def stopped(phoenix: Phoenix) -> Iterator[None]:
     """Keep the server from doing anything for as long as the block takes."""
     os.kill(phoenix.server.pid, signal.SIGSTOP)
     try:
+        eventually(lambda: is_stopped(phoenix.server.pid))  # the signal reaches each thread in its own time
         yield
     finally:
         os.kill(phoenix.server.pid, signal.SIGCONT)
