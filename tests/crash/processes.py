@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,16 +41,19 @@ def infer_until_answered(call: PreparedCall) -> Result:
 def stub_of(server: EmbeddedServer, model: str) -> int | None:
     """Return the process that executes a model's only instance; None while there is none."""
     for thread in Path(f"/proc/{server.pid}/task").iterdir():
-        for pid in (thread / "children").read_text().split():
-            if f"/{model}/1/model.py" in Path(f"/proc/{pid}/cmdline").read_text():
-                return int(pid)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread, or a child, has ended since
+            for pid in (thread / "children").read_text().split():
+                if f"/{model}/1/model.py" in Path(f"/proc/{pid}/cmdline").read_text():
+                    return int(pid)
     return None
 
 
 def held_regions(pid: int, owner: int) -> list[str]:
     """Return the descriptors and mappings that a process holds of the regions of a client."""
     targets = [line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    targets += [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed since the listing
+            targets.append(str(link.readlink()))
     return [target for target in targets if f"/shmbu-{owner}-" in target]
 
 
