@@ -15,6 +15,7 @@
     │   ├── StaleRequestError  the client gave this request up
     │   └── ReplayedRequestError  this request was executed before
     ├── ModelError             ``model.py`` or its ``config.pbtxt`` is wrong
+    │   └── DeviceMemoryError  a tensor is on the GPU, or is not, other than the code that uses it assumes
     └── MachineError           the machine lacks something: memory, a server, a library
 
 A message says what was looked at, what was found, what was expected and what to do. Messages reach remote callers,
@@ -30,6 +31,7 @@ __all__ = [
     "CallerError",
     "ClosedError",
     "DescriptorError",
+    "DeviceMemoryError",
     "MachineError",
     "MissingTensorError",
     "ModelError",
@@ -174,6 +176,10 @@ class ReplayedRequestError(PeerError):
 
 class ModelError(ShmError):
     """``model.py`` or ``config.pbtxt`` contradicts itself. The model's author can mend it; the caller cannot."""
+
+
+class DeviceMemoryError(ModelError, TypeError):
+    """A tensor is in a GPU's memory and was used as if it were in the host's, or the other way round."""
 
 
 class MachineError(ShmError):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from . import dlpack
 from .attributes import BufferAttributes, MemoryType
 from .dtypes import DType
+from .errors import DeviceMemoryError
 
 __all__ = ["TensorView"]
 
@@ -27,13 +28,26 @@ class TensorView:
         ``"direct"``: this is the client's own memory. ``"triton"``: Triton delivered the tensor, or will deliver it.
     """
 
-    __slots__ = ("_array", "_dtype", "name", "path")
+    __slots__ = ("_array", "_dtype", "_memory_type", "name", "path")
 
-    def __init__(self, name: str, array: npt.NDArray[Any], dtype: DType, path: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        array: npt.NDArray[Any],
+        dtype: DType,
+        path: str,
+        memory_type: MemoryType = MemoryType.CPU,
+    ) -> None:
         self.name = name
         self.path = path
         self._array = array
         self._dtype = dtype
+        self._memory_type = memory_type
+
+    @property
+    def array(self) -> Any:
+        """The tensor as an array of the library that its memory is for; :meth:`numpy` or :meth:`cupy` says which."""
+        return self._array
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,12 +72,24 @@ class TensorView:
     @property
     def attributes(self) -> BufferAttributes:
         """Where the bytes lie, and how many they are."""
-        return BufferAttributes(MemoryType.CPU, 0, self._array.nbytes)
+        return BufferAttributes(self._memory_type, 0, self._array.nbytes)
 
     def numpy(self) -> npt.NDArray[Any]:
         """Return the tensor as a C-contiguous array over this very memory; read-only if the view is."""
         array: npt.NDArray[Any] = self._array.view()
         return array
+
+    def cupy(self) -> Any:
+        """Raise: a view never copies. A :class:`DeviceView`, of a tensor on a GPU, has it as an array of CuPy.
+
+        Raises
+        ------
+        DeviceMemoryError
+            Always.
+        """
+        raise DeviceMemoryError(
+            f"tensor {self.name!r} is in host memory; use .numpy() for a view, or call.to_device(view) for a copy"
+        )
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return ``(kDLCPU, 0)``."""

@@ -19,6 +19,7 @@ from shm_backend_utils.model.direct import DirectPlan, DirectTensors
 from shm_backend_utils.model.manager import SharedMemoryManager
 from shm_backend_utils.model.regions import Resolver
 from shm_backend_utils.model.settings import Settings
+from shm_backend_utils.region.cuda import CudaAccess
 from shm_backend_utils.region.managed import ManagedRegion
 from shm_backend_utils.spec import ModelSpec
 
@@ -72,7 +73,7 @@ def _fencing(bench: Bench) -> Figure:
     region = ManagedRegion.create(4096)
     try:
         claim = SystemRegionClaim(region.segment.key, region.header.byte_size, region.header.token.hex(), 0)
-        resolved = Resolver(Settings(), manager).resolve(claim, "regions[0]")
+        resolved = Resolver(Settings(), manager, CudaAccess()).resolve(claim, "regions[0]", [])
         plan = DirectPlan(Descriptor("bench", (claim,), {}, {}), spec, [resolved])
         times_us = []
         for generation, _ in enumerate(bench.rounds_with_warm_up(name), 1):

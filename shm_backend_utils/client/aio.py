@@ -7,9 +7,8 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
-
 from ..errors import CallerError, ClosedError
+from ..region.cuda import CudaAccess
 from .call import AsyncPreparedCall
 from .connect import connect_async
 from .engine import Demand, Engine, Outputs
@@ -17,6 +16,7 @@ from .errors import ForkedError
 from .explanation import Explanation
 from .options import RequestOptions, Tls
 from .paths import PathName
+from .plan import InputDescription
 from .pool_options import PoolOptions
 from .result import Result
 from .runtime import AsyncioRuntime
@@ -45,8 +45,9 @@ class AsyncShmClient:
         path: PathName = "auto",
         pool: PoolOptions | None = None,
         tls: Tls | None = None,
+        cuda: CudaAccess | None = None,
     ) -> None:
-        self._terms = Terms(url, timeout_s, path, pool, tls)
+        self._terms = Terms(url, timeout_s, path, pool, tls, cuda)
         self._terms.end_with(self)
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -77,7 +78,7 @@ class AsyncShmClient:
     def prepare(
         self,
         model: str,
-        inputs: Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]],
+        inputs: Mapping[str, InputDescription],
         *,
         outputs: Outputs = None,
         timeout_s: float | None = None,
@@ -148,7 +149,7 @@ class AsyncShmClient:
     async def _prepare(
         self,
         demand: Demand,
-        inputs: Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]],
+        inputs: Mapping[str, InputDescription],
         outputs: Outputs,
         timeout_s: float,
     ) -> AsyncPreparedCall:
@@ -162,7 +163,9 @@ class AsyncShmClient:
             raise ForkedError("this client")
         loop = asyncio.get_running_loop()
         if self._engine is None:
-            self._engine = Engine(connect_async(self._terms.url, self._terms.tls), AsyncioRuntime(), self._terms.pool)
+            self._engine = Engine(
+                connect_async(self._terms.url, self._terms.tls), AsyncioRuntime(), self._terms.pool, self._terms.bank
+            )
             self._loop = loop
         elif self._loop is not loop:
             raise CallerError("this client belongs to another event loop; make one client in each loop")

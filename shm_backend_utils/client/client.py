@@ -7,9 +7,8 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy.typing as npt
-
 from ..errors import ClosedError
+from ..region.cuda import CudaAccess
 from .call import PreparedCall
 from .connect import connect
 from .engine import Engine, OpenCall, Outputs
@@ -17,6 +16,7 @@ from .errors import ForkedError
 from .explanation import Explanation
 from .options import RequestOptions, Tls
 from .paths import PathName
+from .plan import InputDescription
 from .pool_options import PoolOptions
 from .result import Result
 from .runtime import BlockingRuntime, run
@@ -51,6 +51,8 @@ class ShmClient:
         How much shared memory to use.
     tls : Tls, optional
         Certificates.
+    cuda : CudaAccess, optional
+        For tensors on GPUs; by default CuPy's, loaded when a call has one first.
 
     Raises
     ------
@@ -66,11 +68,12 @@ class ShmClient:
         path: PathName = "auto",
         pool: PoolOptions | None = None,
         tls: Tls | None = None,
+        cuda: CudaAccess | None = None,
     ) -> None:
-        self._terms = Terms(url, timeout_s, path, pool, tls)
+        self._terms = Terms(url, timeout_s, path, pool, tls, cuda)
         self._terms.end_with(self)
         self._submitted = concurrent.futures.ThreadPoolExecutor(_MOST_SUBMITTED_AT_ONCE, "shm submit")
-        self._engine: Engine | None = Engine(connect(url, tls), BlockingRuntime(), self._terms.pool)
+        self._engine: Engine | None = Engine(connect(url, tls), BlockingRuntime(), self._terms.pool, self._terms.bank)
         try:
             run(self._engine.check_server_answers(self._terms.timeout_s))
         except BaseException:
@@ -156,7 +159,7 @@ class ShmClient:
     def prepare(
         self,
         model: str,
-        inputs: Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]],
+        inputs: Mapping[str, InputDescription],
         *,
         outputs: Outputs = None,
         timeout_s: float | None = None,

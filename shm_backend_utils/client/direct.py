@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import descriptor
-from ..descriptor import PARAMETER, Descriptor, InputSpan, OutputSpan
+from ..descriptor import PARAMETER, Descriptor
 from ..errors import PeerError, SlotInDoubtError
 from .errors import InferenceError, MemoryRefusedError
 from .exchange import Exchange, is_answer
@@ -52,6 +53,8 @@ class DirectExchange(Exchange):
         self.inputs = MappingProxyType(slot.input_arrays(plan, memory) | self._arrays_in_band())
         self._slot = slot
         self._turn = turn
+        self._spaces = slot.spaces(plan.devices)
+        self._byte_sizes = [space.byte_size for space in self._spaces]
         self._descriptor = self._describe()
         self._message = None if plan.in_band else transport.encode(self._whole_request())
         self._last_results: tuple[bytes, tuple[OutputPlace, ...]] = (b"", ())
@@ -61,6 +64,8 @@ class DirectExchange(Exchange):
         return is_answer(error) and not self._turn.is_started
 
     async def _infer(self, timeout_s: float) -> Result:
+        for space in self._spaces[1:]:
+            space.finish_writing()
         turn = self._turn
         if turn.is_in_doubt and not turn.reclaim():
             raise SlotInDoubtError(
@@ -80,8 +85,9 @@ class DirectExchange(Exchange):
                 )
             text = record.results()
             if text != self._last_results[0]:
-                self._last_results = text, self._all_wanted(parse_results(text, self._slot.byte_size))
-            return result_of(self._last_results[1], self.memory, response, self.plan.input_byte_size)
+                self._last_results = text, self._all_wanted(parse_results(text, self._byte_sizes))
+            places = self._last_results[1]
+            return result_of(places, self._spaces, self.memory, response, self.plan.input_byte_size)
         except BaseException as error:
             turn.is_in_doubt = not turn.is_completed
             if isinstance(error, InferenceError) and self.did_not_start(error) and _OF_A_REGION in str(error):
@@ -102,14 +108,15 @@ class DirectExchange(Exchange):
         return self._request(tensors, self._wanted(), {PARAMETER: self._descriptor})
 
     def _describe(self) -> str:
-        begin = self._slot.data_offset
+        begins = [space.begin for space in self._spaces]
         inputs = {
-            name: InputSpan(0, begin + span.offset, span.byte_size, span.dtype, span.shape)
-            for name, span in self.plan.inputs.items()
+            name: replace(span, offset=begins[span.region] + span.offset) for name, span in self.plan.inputs.items()
         }
-        outputs = {name: OutputSpan(0, begin + span.offset, span.byte_size) for name, span in self.plan.outputs.items()}
-        claim = self._slot.claim(self._turn)
-        return descriptor.encode(Descriptor(self.plan.spec.name, (claim,), inputs, outputs))
+        outputs = {
+            name: replace(span, offset=begins[span.region] + span.offset) for name, span in self.plan.outputs.items()
+        }
+        claims = self._slot.claims(self._turn, self.plan.devices)
+        return descriptor.encode(Descriptor(self.plan.spec.name, claims, inputs, outputs))
 
 
 class KeptExchange(DirectExchange):

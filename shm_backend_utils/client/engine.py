@@ -16,21 +16,24 @@ from ..errors import ClosedError, ShmError, TensorError
 from ..region import reaper
 from . import direct
 from .copying import LongCopy, copy_all
+from .device_bank import DeviceBank, ShortOfMemoryError, rounded_up
+from .device_sources import DeviceSource, is_on_device, sources_anywhere
 from .direct import DirectExchange
-from .errors import InferenceError, MemoryRefusedError, ServerUnavailableError
+from .errors import InferenceError, MemoryRefusedError, PoolExhaustedError, ServerUnavailableError
 from .exchange import Exchange, InlineExchange, is_answer
 from .explanation import Explanation
 from .models import Catalog, KnownModel
 from .options import RequestOptions
 from .origin import Origin
 from .paths import PathChooser
-from .plan import CallPlan, OutputHint, Signature, signature, wanted_outputs
+from .plan import CallPlan, InputDescription, OutputHint, Signature, output_devices, signature, wanted_outputs
 from .pool import SlotPool, Ticket
 from .registration import RegisteredExchange, Registrations
 from .result import Result
 from .runtime import Runtime
 from .slot import Slot
-from .sources import Source, sources
+from .sources import Source
+from .staging import StagedExchange, on_devices
 from .stats import ClientStats, Tally
 from .transport import Transport
 
@@ -45,6 +48,7 @@ Outputs = Sequence[str] | Mapping[str, OutputHint] | None
 _LOG: Final = logging.getLogger(__name__)
 _LONG_COPY: Final = 4 * 2**20
 _CLOSING_S: Final = 5.0
+_ROUND_S: Final = 0.05
 
 
 @dataclass(eq=False, slots=True)
@@ -92,12 +96,13 @@ class OpenCall:
 class Engine:
     """One client's connection, memory and knowledge. Everything that may wait is a coroutine; see :mod:`.runtime`."""
 
-    def __init__(self, transport: Transport, runtime: Runtime, pool: SlotPool) -> None:
+    def __init__(self, transport: Transport, runtime: Runtime, pool: SlotPool, bank: DeviceBank) -> None:
         self.transport = transport
         self.runtime = runtime
         self.catalog = Catalog(transport, pool.options.head_room)
         self.tally = Tally()
         self._pool = pool
+        self._bank = bank
         self._is_closed = False
         self._registrations = Registrations(transport)
         self.paths = PathChooser(transport, self._registrations, pool.options.access)
@@ -124,7 +129,7 @@ class Engine:
         known, given, plan = await self.look_at(demand, inputs, outputs, KnownModel.plan)
         exchange = await self._open(demand, known, plan, direct.keep)
         try:
-            if plan.input_byte_size < _LONG_COPY:
+            if plan.input_byte_size < _LONG_COPY or plan.devices:  # another thread has another current stream
                 copy_all(given, exchange.inputs)
             else:
                 await LongCopy(given, exchange.inputs, exchange.memory).run(self.runtime)
@@ -149,20 +154,18 @@ class Engine:
         """
         known = await self._find(demand)
         try:
-            given = sources(known.spec, inputs)
+            given = sources_anywhere(known.spec, inputs, self._bank.cuda)
             return known, given, plan(known, _signature_of(given, outputs))
         except TensorError:
             renewed = await self._look_again(demand)
             if renewed is known:
                 raise
-        given = sources(renewed.spec, inputs)
+        given = sources_anywhere(renewed.spec, inputs, self._bank.cuda)
         return renewed, given, plan(renewed, _signature_of(given, outputs))
 
-    async def prepare(
-        self, demand: Demand, inputs: Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]], outputs: Outputs
-    ) -> OpenCall:
+    async def prepare(self, demand: Demand, inputs: Mapping[str, InputDescription], outputs: Outputs) -> OpenCall:
         """Take memory for a call that the user fills."""
-        call = signature(((name, shape, dtype) for name, (shape, dtype) in inputs.items()), outputs)
+        call = signature(inputs, outputs)
         known = await self._find(demand)
         try:
             plan = known.plan(call)
@@ -209,6 +212,9 @@ class Engine:
             raise
         if result.overflowed:
             call.known.learn(result.overflowed, exchange.plan.batch_size or 1)
+        devices = exchange.plan.signature.output_devices
+        if devices:
+            result = on_devices(result, devices, self._bank.cuda)
         self.tally.succeeded(result.path, result.bytes_avoided)
         return result
 
@@ -237,8 +243,8 @@ class Engine:
     ) -> AsyncGenerator[Result, None]:
         """Make one request and return its responses as they come."""
         with self.tally.failures():
-            _, given, plan = await self.look_at(demand, inputs, outputs, KnownModel.plan)
-            exchange = InlineExchange(self.transport, plan, demand.options)
+            known, given, plan = await self.look_at(demand, inputs, outputs, KnownModel.plan)
+            exchange = InlineExchange(self.transport, _on_host(known, plan), demand.options)
             copy_all(given, exchange.inputs)
             responses = self.transport.stream(exchange.request(), patience_s)
             try:
@@ -279,11 +285,16 @@ class Engine:
         path = known.path if demand.path == "auto" else None
         if path is None:
             path = await self.paths.choose(known, demand.path, demand.left_s)
+        if path == DirectExchange.path:
+            slot, memory = await self._take_slot_anywhere(demand, plan)
+            return make_direct(self.transport, plan, demand.options, slot, memory)
+        exchange = await self._open_on_host(demand, _on_host(known, plan), path)
+        return StagedExchange(self.transport, plan, exchange, self._bank.cuda) if plan.devices else exchange
+
+    async def _open_on_host(self, demand: Demand, plan: CallPlan, path: str) -> Exchange:
         if path == InlineExchange.path:
             return InlineExchange(self.transport, plan, demand.options)
         slot, memory = await self.take_slot(demand, plan.byte_size, 1, path)
-        if path == DirectExchange.path:
-            return make_direct(self.transport, plan, demand.options, slot, memory)
         await self._registrations.drop(self._pool.take_unregistered(), demand.left_s)
         return RegisteredExchange(self.transport, plan, demand.options, slot, memory, self._registrations)
 
@@ -295,6 +306,26 @@ class Engine:
         if taken is None:
             taken = await self._wait_for_slot(demand, self._pool.request(byte_size, turn_count, path, demand.origin))
         return taken
+
+    async def _take_slot_anywhere(self, demand: Demand, plan: CallPlan) -> tuple[Slot, npt.NDArray[np.uint8]]:
+        """Return a slot of the direct path, with what it needs on GPUs."""
+        if not plan.devices:
+            return await self.take_slot(demand, plan.byte_size, 1, DirectExchange.path)
+        sizes = [rounded_up(byte_size) for byte_size in plan.device_byte_sizes]
+        where = [f"cuda:{device}={byte_size}" for device, byte_size in zip(plan.devices, sizes, strict=True)]
+        group = " ".join([DirectExchange.path, *where])
+        slot, memory = await self.take_slot(demand, plan.byte_size, 1, group)
+        while True:
+            try:
+                self._bank.provide(slot, plan.devices, sizes)
+            except ShortOfMemoryError as error:
+                self._pool.drop_idle()
+                if time.monotonic() > demand.deadline:
+                    del memory  # an error that somebody keeps must not keep the slot
+                    raise PoolExhaustedError(f"no device memory became free in time: {error}") from None
+                await self.runtime.pause(_ROUND_S)
+            else:
+                return slot, memory
 
     async def _wait_for_slot(self, demand: Demand, ticket: Ticket) -> tuple[Slot, npt.NDArray[np.uint8]]:
         try:
@@ -316,12 +347,22 @@ class Engine:
         exchange = await self._open(call.demand, known, known.plan(old.plan.signature), direct.keep)
         with contextlib.ExitStack() as on_error:
             on_error.callback(exchange.close)
-            copy_all({name: Source.of(array) for name, array in old.inputs.items()}, exchange.inputs)
+            copy_all({name: self._source_of(array) for name, array in old.inputs.items()}, exchange.inputs)
             on_error.pop_all()
         self.tally.retried()
         return OpenCall(call.demand, known, exchange)
 
+    def _source_of(self, array: Any) -> Source:
+        return DeviceSource(array, self._bank.cuda) if is_on_device(array) else Source.of(array)
+
 
 def _signature_of(given: Mapping[str, Source], outputs: Outputs) -> Signature:
     described = tuple([(name, source.shape, source.dtype) for name, source in given.items()])
-    return Signature(described, None if outputs is None else wanted_outputs(outputs))
+    devices = tuple([(name, source.device) for name, source in given.items() if isinstance(source, DeviceSource)])
+    if outputs is None:
+        return Signature(described, None, devices)
+    return Signature(described, wanted_outputs(outputs), devices, output_devices(outputs))
+
+
+def _on_host(known: KnownModel, plan: CallPlan) -> CallPlan:
+    return known.plan(plan.signature.on_host()) if plan.devices else plan

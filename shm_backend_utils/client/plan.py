@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,14 +18,32 @@ from ..descriptor import InputSpan, OutputSpan
 from ..errors import BatchSizeError, MissingTensorError, TensorError, TensorShapeError, TensorTypeError
 from ..spec import ModelSpec, TensorSpec
 
-__all__ = ["CallPlan", "OutputHint", "Signature", "plan", "rows_of", "signature", "wanted_outputs"]
+__all__ = [
+    "CallPlan",
+    "InputDescription",
+    "OutputHint",
+    "Signature",
+    "device_of",
+    "output_devices",
+    "plan",
+    "rows_of",
+    "signature",
+    "wanted_outputs",
+]
 
-OutputHint = int | tuple[tuple[int, ...], npt.DTypeLike] | None
-"""Room to keep for an output: bytes, or a shape and a dtype; None if the user does not know."""
+OutputHint = int | str | tuple[tuple[int, ...], npt.DTypeLike] | tuple[tuple[int, ...], npt.DTypeLike, str] | None
+"""Room to keep for an output: bytes, or a shape and a dtype, maybe with a device; None if the user does not know.
+
+A device alone, for example ``"cuda:0"``, says where the output shall be, and not how large it is.
+"""
+
+InputDescription = tuple[Sequence[int], npt.DTypeLike] | tuple[Sequence[int], npt.DTypeLike, str]
+"""Shape and dtype of an input, and maybe a device, for example ``"cuda:0"``."""
 
 _ALIGNMENT: Final = 256
 """Every tensor begins at a multiple of this in its region, which is what ``dlpack.h`` asks of producers."""
 _STRINGS: Final = np.dtype(object)
+_DEVICE: Final = re.compile(r"cuda(?::(\d{1,4}))?")
 
 
 class Signature(NamedTuple):
@@ -35,15 +54,25 @@ class Signature(NamedTuple):
     inputs : tuple of (name, shape, dtype)
     outputs : tuple of (name, bytes or None), or None
         What is wanted, with the bytes hinted at; None for all.
+    input_devices, output_devices : tuple of (name, device)
+        Which of them are on a GPU, by this process' numbers.
     """
 
     inputs: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
     outputs: tuple[tuple[str, int | None], ...] | None
+    input_devices: tuple[tuple[str, int], ...] = ()
+    output_devices: tuple[tuple[str, int], ...] = ()
+
+    def on_host(self) -> Signature:
+        """Return the same call with all tensors on the host."""
+        return Signature(self.inputs, self.outputs)
 
 
 @dataclass(frozen=True, eq=False)
 class CallPlan:
-    """Where a call's tensors go, as offsets from the beginning of a slot's data.
+    """Where a call's tensors go, as offsets from the beginning of a slot's data, or of its memory on a GPU.
+
+    Region 0 of the spans is on the host; region 1 is on the first of the plan's devices, and so on.
 
     Attributes
     ----------
@@ -57,6 +86,10 @@ class CallPlan:
         Outputs whose room is certain to do: it follows from the configuration, or the user vouched for it.
     requested : tuple of str or None
         As the user said; None for all.
+    byte_size : int
+        On the host.
+    devices, device_byte_sizes : tuple of int
+        The GPUs that tensors are on, and how much memory they need there.
     """
 
     spec: ModelSpec
@@ -68,6 +101,8 @@ class CallPlan:
     certain: frozenset[str]
     requested: tuple[str, ...] | None
     byte_size: int
+    devices: tuple[int, ...] = ()
+    device_byte_sizes: tuple[int, ...] = ()
 
     @cached_property
     def input_byte_size(self) -> int:
@@ -100,7 +135,7 @@ def wanted_outputs(
 
 
 def signature(
-    inputs: Iterable[tuple[str, Sequence[int], npt.DTypeLike]],
+    inputs: Mapping[str, InputDescription],
     outputs: Sequence[str] | Mapping[str, OutputHint] | None,
 ) -> Signature:
     """Return the signature of a call as a user describes it.
@@ -110,8 +145,27 @@ def signature(
     TensorError
         A shape has a size that is no number of 0 or more; or as :func:`wanted_outputs`.
     """
-    described = tuple([(name, _checked_shape(name, shape), np.dtype(dtype)) for name, shape, dtype in inputs])
-    return Signature(described, wanted_outputs(outputs))
+    described, devices = [], []
+    for name, (shape, dtype, *device) in inputs.items():
+        described.append((name, _checked_shape(name, shape), np.dtype(dtype)))
+        devices += [(name, device_of(name, each)) for each in device]
+    return Signature(tuple(described), wanted_outputs(outputs), tuple(devices), output_devices(outputs))
+
+
+def output_devices(outputs: Sequence[str] | Mapping[str, OutputHint] | None) -> tuple[tuple[str, int], ...]:
+    """Return which outputs are wanted on a GPU, as a signature has it; raises TensorError as :func:`wanted_outputs`."""
+    if not isinstance(outputs, Mapping):
+        return ()
+    devices = [(name, _device_hint(name, hint)) for name, hint in outputs.items()]
+    return tuple([(name, device) for name, device in devices if device is not None])
+
+
+def device_of(name: str, device: object) -> int:
+    """Return the number of a device that a user names as ``"cuda"`` or ``"cuda:N"``; raises TensorError."""
+    found = _DEVICE.fullmatch(device) if isinstance(device, str) else None
+    if found is None:
+        raise TensorError(name, f"the device of tensor {name!r} is {device!r}; expected for example 'cuda:0'")
+    return int(found[1] or 0)
 
 
 def plan(spec: ModelSpec, call: Signature, learned: Mapping[str, int], *, most_rows: int) -> CallPlan:
@@ -133,7 +187,11 @@ def plan(spec: ModelSpec, call: Signature, learned: Mapping[str, int], *, most_r
     TensorError
         The model does not take these tensors.
     """
-    cursor = 0
+    devices = tuple(sorted({device for _, device in (*call.input_devices, *call.output_devices)}))
+    region_of_device = {device: index for index, device in enumerate(devices, 1)}
+    region_of_input = {name: region_of_device[device] for name, device in call.input_devices}
+    region_of_output = {name: region_of_device[device] for name, device in call.output_devices}
+    cursors = [0] * (1 + len(devices))
     spans, in_band = {}, {}
     for name, shape, numpy_dtype in call.inputs:
         tensor = spec.input(name)
@@ -144,8 +202,9 @@ def plan(spec: ModelSpec, call: Signature, learned: Mapping[str, int], *, most_r
         dtype = dtypes.from_numpy(numpy_dtype, name)
         tensor.check(dtype, shape)
         nbytes = math.prod(shape) * dtype.itemsize
-        spans[name] = InputSpan(0, cursor, nbytes, dtype, shape)
-        cursor = _aligned(cursor + nbytes)
+        region = region_of_input.get(name, 0)
+        spans[name] = InputSpan(region, cursors[region], nbytes, dtype, shape)
+        cursors[region] = _aligned(cursors[region] + nbytes)
     _check_none_is_missing(spec, {name for name, _, _ in call.inputs})
     batch_size = _batch_size(spec, call, most_rows)
     hints = dict(call.outputs or ())
@@ -159,10 +218,23 @@ def plan(spec: ModelSpec, call: Signature, learned: Mapping[str, int], *, most_r
             certain.add(name)
         rows = 1 if batch_size is None else batch_size
         room = hint if hint is not None else learned.get(name, 0) * rows if known is None else known
-        outputs[name] = OutputSpan(0, cursor, room)
-        cursor = _aligned(cursor + room)
+        region = region_of_output.get(name, 0)
+        outputs[name] = OutputSpan(region, cursors[region], room)
+        cursors[region] = _aligned(cursors[region] + room)
     requested = None if call.outputs is None else tuple(hints)
-    return CallPlan(spec, call, batch_size, spans, in_band, outputs, frozenset(certain), requested, cursor)
+    return CallPlan(
+        spec,
+        call,
+        batch_size,
+        spans,
+        in_band,
+        outputs,
+        frozenset(certain),
+        requested,
+        cursors[0],
+        devices,
+        tuple([max(size, _ALIGNMENT) for size in cursors[1:]]),  # CUDA allocates nothing of no size
+    )
 
 
 def rows_of(whole: CallPlan, begin: int, end: int) -> CallPlan:
@@ -176,10 +248,10 @@ def rows_of(whole: CallPlan, begin: int, end: int) -> CallPlan:
     for name, span in whole.inputs.items():
         row_size = span.byte_size // rows
         offset, byte_size = span.offset + begin * row_size, count * row_size
-        inputs[name] = InputSpan(0, offset, byte_size, span.dtype, (count, *span.shape[1:]))
+        inputs[name] = InputSpan(span.region, offset, byte_size, span.dtype, (count, *span.shape[1:]))
     for name, room in whole.outputs.items():
         row_size = room.byte_size // rows
-        outputs[name] = OutputSpan(0, room.offset + begin * row_size, count * row_size)
+        outputs[name] = OutputSpan(room.region, room.offset + begin * row_size, count * row_size)
     return replace(whole, batch_size=count, inputs=inputs, outputs=outputs)
 
 
@@ -227,16 +299,24 @@ def _dtype_in_band(tensor: TensorSpec, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _hinted(name: str, hint: object) -> int | None:
-    if hint is None:
+    if hint is None or isinstance(hint, str):
         return None
     if isinstance(hint, int | np.integer) and hint >= 0:
         return int(hint)
-    if isinstance(hint, tuple) and len(hint) == 2:
-        shape, dtype = hint
+    if isinstance(hint, tuple) and len(hint) in (2, 3):
+        shape, dtype = hint[:2]
         return math.prod(_checked_shape(name, shape)) * dtypes.from_numpy(dtype, name).itemsize
     raise TensorError(
-        name, f"the hint for output {name!r} is {hint!r}; expected bytes, 0 or more, or (shape, dtype), or None"
+        name,
+        f"the hint for output {name!r} is {hint!r}; expected bytes, 0 or more, or (shape, dtype), or a device such as "
+        "'cuda:0', or (shape, dtype, device), or None",
     )
+
+
+def _device_hint(name: str, hint: object) -> int | None:
+    if isinstance(hint, tuple) and len(hint) == 3:
+        return device_of(name, hint[2])
+    return device_of(name, hint) if isinstance(hint, str) else None
 
 
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:

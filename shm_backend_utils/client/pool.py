@@ -175,6 +175,13 @@ class SlotPool:
             "Release results sooner, or raise PoolOptions(max_bytes=...)"
         )
 
+    def drop_idle(self) -> None:
+        """Destroy every slot that nobody holds."""
+        with self._lock:
+            self._sort_returned()
+            self._shelf.destroy(list(self._shelf.idle))
+        self._settle()
+
     @property
     def status(self) -> PoolStatus:
         """What the pool has now."""
@@ -327,9 +334,7 @@ class SlotPool:
         try:
             return Slot(data_size, ticket.turn_count, self.options.access)
         except MachineError:  # somebody else has taken the room; what lies idle here may be enough
-            with self._lock:
-                self._shelf.destroy(list(self._shelf.idle))
-            self._settle()
+            self.drop_idle()
             return Slot(data_size, ticket.turn_count, self.options.access)
 
     def _keep_house(self) -> float:

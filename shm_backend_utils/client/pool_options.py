@@ -18,6 +18,8 @@ class PoolOptions:
     ----------
     max_bytes : int or None
         The budget, of all models together; None for half of what ``/dev/shm`` holds.
+    max_device_bytes : int or None
+        The budget on each GPU; None for all that it has.
     idle_s : float
         How long memory stays that no call uses.
     head_room : float
@@ -30,6 +32,7 @@ class PoolOptions:
     """
 
     max_bytes: int | None = None
+    max_device_bytes: int | None = None
     idle_s: float = 60.0
     head_room: float = 1.25
     prefault: bool = True
@@ -38,6 +41,10 @@ class PoolOptions:
     def __post_init__(self) -> None:
         if self.max_bytes is not None and self.max_bytes <= 0:
             raise CallerError(f"PoolOptions.max_bytes is {self.max_bytes}; expected a number of bytes above 0")
+        if self.max_device_bytes is not None and self.max_device_bytes <= 0:
+            raise CallerError(
+                f"PoolOptions.max_device_bytes is {self.max_device_bytes}; expected a number of bytes above 0"
+            )
         if not self.idle_s >= 0:
             raise CallerError(f"PoolOptions.idle_s is {self.idle_s}; expected a number of seconds, 0 or more")
         if not self.head_room >= 1:

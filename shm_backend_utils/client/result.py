@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..errors import ClosedError, PeerError
+from .space import Space
 
 __all__ = ["OutputPlace", "Result", "parse_results", "result_of"]
 
@@ -92,18 +93,19 @@ class OutputPlace(NamedTuple):
     name: str
     dtype: np.dtype[Any] | None
     shape: tuple[int, ...]
+    region: int
     offset: int
 
 
-def parse_results(text: bytes, byte_size: int) -> tuple[OutputPlace, ...]:
+def parse_results(text: bytes, byte_sizes: Sequence[int]) -> tuple[OutputPlace, ...]:
     """Read what the model wrote into a slot's record.
 
     Parameters
     ----------
     text : bytes
         The record's results, copied out of shared memory. A peer wrote them: they are checked here.
-    byte_size : int
-        Of the region that the slot is in.
+    byte_sizes : sequence of int
+        Of the call's regions.
 
     Raises
     ------
@@ -111,13 +113,17 @@ def parse_results(text: bytes, byte_size: int) -> tuple[OutputPlace, ...]:
         The results are not what protocol v1 says.
     """
     try:
-        return tuple([_place(name, entry, byte_size) for name, entry in json.loads(text).items()])
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return tuple([_place(name, entry, byte_sizes) for name, entry in json.loads(text).items()])
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise _broken(error) from None
 
 
 def result_of(
-    places: tuple[OutputPlace, ...], memory: npt.NDArray[np.uint8], response: Any, input_size: int = 0
+    places: tuple[OutputPlace, ...],
+    spaces: Sequence[Space],
+    memory: npt.NDArray[np.uint8],
+    response: Any,
+    input_size: int = 0,
 ) -> Result:
     """Return the outputs that are in these places of a region, or in the response.
 
@@ -125,8 +131,10 @@ def result_of(
     ----------
     places : tuple of OutputPlace
         Where the model wrote them.
+    spaces : sequence of Space
+        The call's regions.
     memory : numpy.ndarray of uint8
-        The whole region.
+        The slot's whole region on the host.
     response : InferResult
         Holds those that came back through Triton.
     input_size : int
@@ -140,10 +148,10 @@ def result_of(
     arrays: dict[str, npt.NDArray[Any]] = {}
     overflowed: dict[str, int] = {}
     avoided = input_size
-    for name, dtype, shape, offset in places:
+    for name, dtype, shape, region, offset in places:
         if dtype is not None:
             try:
-                array = arrays[name] = np.ndarray(shape, dtype, memory, offset)
+                array = arrays[name] = spaces[region].array_at(memory, offset, dtype, shape)
             except ValueError as error:  # more dimensions, or larger ones, than NumPy has
                 raise _broken(error) from None
             avoided += array.nbytes
@@ -156,17 +164,17 @@ def result_of(
     return Result(arrays, "direct", response, overflowed, avoided)
 
 
-def _place(name: str, entry: Any, byte_size: int) -> OutputPlace:
+def _place(name: str, entry: Any, byte_sizes: Sequence[int]) -> OutputPlace:
     if entry is None:
-        return OutputPlace(name, None, (), 0)
+        return OutputPlace(name, None, (), 0, 0)
     type_name, shape, nbytes, region, offset = entry
     dtype = dtypes.BY_NAME[type_name]
     numbers = (*shape, nbytes, region, offset)
     if type(shape) is not list or not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError("a size that is no number")
-    if region != 0 or math.prod(shape) * dtype.itemsize != nbytes or offset + nbytes > byte_size:
+    if math.prod(shape) * dtype.itemsize != nbytes or offset + nbytes > byte_sizes[region]:
         raise ValueError(f"a span of {nbytes} bytes that is not the call's")
-    return OutputPlace(name, dtype.numpy, tuple(shape), offset)
+    return OutputPlace(name, dtype.numpy, tuple(shape), region, offset)
 
 
 def _broken(found: object) -> PeerError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
@@ -38,6 +39,10 @@ class Runtime(ABC):
         """Return the future's result, or raise TimeoutError."""
 
     @abstractmethod
+    async def pause(self, pause_s: float) -> None:
+        """Wait for some seconds."""
+
+    @abstractmethod
     async def offload(self, work: Callable[[], T]) -> T:
         """Do work that takes long, and return what it returns."""
 
@@ -62,6 +67,9 @@ class BlockingRuntime(Runtime):
         except concurrent.futures.TimeoutError:  # before Python 3.11 not the builtin one
             raise TimeoutError from None
 
+    async def pause(self, pause_s: float) -> None:
+        time.sleep(pause_s)
+
     async def offload(self, work: Callable[[], T]) -> T:
         return work()
 
@@ -84,6 +92,9 @@ class AsyncioRuntime(Runtime):
             return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
         except asyncio.TimeoutError:  # before Python 3.11 not the builtin one
             raise TimeoutError from None
+
+    async def pause(self, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
 
     async def offload(self, work: Callable[[], T]) -> T:
         return await asyncio.to_thread(work)

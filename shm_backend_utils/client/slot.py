@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..descriptor import SystemRegionClaim
+from ..descriptor import CudaRegionClaim, RegionClaim, SystemRegionClaim
 from ..errors import ClosedError
 from ..region.layout import SlotRecord
 from ..region.managed import ManagedRegion
 from ..region.system import Access
 from .plan import CallPlan
+from .space import DeviceSpace, HostSpace, Space
 
 __all__ = ["Slot", "Turn"]
+
+Bury = Callable[[int, Iterable[DeviceSpace]], None]
 
 
 class Turn:
@@ -101,9 +106,23 @@ class Slot:
         Whether the server may know it.
     kept : object
         What the call that was here last keeps for the next one like it.
+    device_spaces : dict of int to DeviceSpace
+        What it has on GPUs.
     """
 
-    __slots__ = ("_region", "byte_size", "capacity", "data_offset", "is_registered", "is_spoiled", "kept", "turns")
+    __slots__ = (
+        "_bury",
+        "_host_space",
+        "_region",
+        "byte_size",
+        "capacity",
+        "data_offset",
+        "device_spaces",
+        "is_registered",
+        "is_spoiled",
+        "kept",
+        "turns",
+    )
 
     def __init__(self, byte_size: int, turn_count: int, access: Access) -> None:
         self._region = ManagedRegion.create(byte_size, turn_count, access)
@@ -114,6 +133,9 @@ class Slot:
         self.is_spoiled = False
         self.is_registered = False
         self.kept: Any = None
+        self.device_spaces: dict[int, DeviceSpace] = {}
+        self._host_space = HostSpace(self.data_offset, self.byte_size)
+        self._bury: Bury | None = None
 
     @property
     def key(self) -> str:
@@ -133,15 +155,32 @@ class Slot:
         return self._region.bytes()
 
     def input_arrays(self, plan: CallPlan, memory: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
-        """Return views of ``memory``, which is the whole region, where the inputs of a call lie."""
+        """Return arrays where the inputs of a call lie; ``memory`` is the whole region."""
+        spaces = self.spaces(plan.devices)
         return {
-            name: np.ndarray(span.shape, span.dtype.numpy, buffer=memory, offset=self.data_offset + span.offset)
+            name: spaces[span.region].array_at(
+                memory, spaces[span.region].begin + span.offset, span.dtype.numpy, span.shape
+            )
             for name, span in plan.inputs.items()
         }
 
-    def claim(self, turn: Turn) -> SystemRegionClaim:
-        """Return what a descriptor says of the slot."""
-        return SystemRegionClaim(self.key, self.byte_size, self._region.header.token.hex(), turn.index)
+    def add_device(self, device: int, space: DeviceSpace, bury: Bury) -> None:
+        """Add memory on a GPU; ``bury`` takes it, and the region's descriptor, when the slot is destroyed."""
+        self.device_spaces[device] = space
+        self._bury = bury
+
+    def spaces(self, devices: Iterable[int]) -> tuple[Space, ...]:
+        """Return the slot's memories in the order of a plan's regions."""
+        return self._host_space, *[self.device_spaces[device] for device in devices]
+
+    def claims(self, turn: Turn, devices: Iterable[int]) -> tuple[RegionClaim, ...]:
+        """Return what a descriptor says of the slot's memories, in the order of a plan's regions."""
+        token = self._region.header.token.hex()
+        allocations = [self.device_spaces[device].allocation for device in devices]
+        return (
+            SystemRegionClaim(self.key, self.byte_size, token, turn.index),
+            *[CudaRegionClaim(each.handle, each.byte_size, each.device_uuid, 0) for each in allocations],
+        )
 
     def reclaim(self) -> bool:
         """Make sure that no request will touch the slot again. Return whether that is so now."""
@@ -154,11 +193,15 @@ class Slot:
 
     def forsake(self) -> None:
         """Let go of the parent's descriptor in a forked child. The name, and the lease, stay the parent's."""
+        self.device_spaces = {}
         self._close()
 
     def destroy(self) -> None:
         """Remove the name. The memory goes with the last array, here or in the model. Twice is fine."""
         self._region.segment.unlink()
+        if self._bury is not None and self.device_spaces:
+            self._bury(os.dup(self._region.segment.fileno()), self.device_spaces.values())
+            self.device_spaces = {}
         self._close()
 
     def _close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import PeerError, ShmError
+from ..errors import CallerError, PeerError, ShmError
 from ..region.layout import MAX_SLOT_COUNT
 from ..region.managed import array_at
 from .copying import LongCopy
@@ -30,6 +30,8 @@ async def infer_split(engine: Engine, demand: Demand, inputs: Mapping[str, Any],
     another in it: the result is a view. On other paths each request's outputs are copied to where they belong.
     """
     known, given, plan = await engine.look_at(demand, inputs, outputs, KnownModel.plan_of_any_size)
+    if plan.devices:
+        raise CallerError("split=True takes tensors on the host alone; call the model once for each batch")
     ranges = _ranges(plan.batch_size, known.spec.max_batch_size)
     if len(ranges) <= 1:
         return await engine.finish(await engine.begin(demand, inputs, outputs))

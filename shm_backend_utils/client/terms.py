@@ -6,6 +6,8 @@ import time
 import weakref
 
 from ..errors import CallerError
+from ..region.cuda import CudaAccess
+from .device_bank import DeviceBank
 from .engine import Demand
 from .options import RequestOptions, Tls, check_options, check_timeout, check_tls
 from .origin import Origin
@@ -26,9 +28,18 @@ class Terms:
     timeout_s : float
     tls : Tls or None
     pool : SlotPool
+    bank : DeviceBank
     """
 
-    def __init__(self, url: str, timeout_s: float, path: PathName, pool: PoolOptions | None, tls: Tls | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        path: PathName,
+        pool: PoolOptions | None,
+        tls: Tls | None,
+        cuda: CudaAccess | None,
+    ) -> None:
         _, is_secure, _, _ = split_url(url)
         if tls is not None and not is_secure:
             raise CallerError(f"tls was given, but URL {url!r} is without TLS; write grpcs:// or https://")
@@ -37,16 +48,19 @@ class Terms:
         self.url = url
         self.timeout_s = check_timeout(timeout_s)
         self.tls = tls
-        self.pool = SlotPool(pool or PoolOptions())
+        pool = pool or PoolOptions()
+        self.pool = SlotPool(pool)
+        self.bank = DeviceBank(cuda or CudaAccess(), pool.max_device_bytes)
         self._path = check_path(path)
 
     def end_with(self, client: object) -> None:
         """Close the memory when the client is garbage, or when the interpreter exits."""
-        self._finalizer = weakref.finalize(client, self.pool.abandon)
+        self._finalizer = weakref.finalize(client, _abandon, self.pool, self.bank)
 
     def end(self) -> None:
         """Close the memory."""
         self.pool.close()
+        self.bank.close()
         self._finalizer.detach()
 
     def patience_s(self, timeout_s: float | None) -> float:
@@ -72,3 +86,8 @@ class Terms:
             options=options,
             origin=Origin(what, depth=3),
         )
+
+
+def _abandon(pool: SlotPool, bank: DeviceBank) -> None:
+    pool.abandon()
+    bank.close()

@@ -12,13 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ..descriptor import Descriptor, InputSpan, OutputSpan, check_outputs_are_disjoint
 from ..dtypes import DType
 from ..errors import DescriptorError, ModelError, ReplayedRequestError, StaleRequestError
 from ..region.layout import MAX_RESULTS_LENGTH, SlotRecord
-from ..region.managed import array_at
 from ..spec import ModelSpec
 from ..view import TensorView
 from .regions import ResolvedRegion, UsedSlot
@@ -42,11 +40,14 @@ class Output:
     place : list or None
         Data type, shape, byte size, region and offset, as the client reads it in the results; None if the output is not
         in the client's memory and goes back through Triton.
+    source : TensorView or None
+        What the model fills instead of ``view``; it is copied there when the call ends.
     """
 
-    __slots__ = ("name", "place", "view")
+    __slots__ = ("name", "place", "source", "view")
 
-    def __init__(self, view: TensorView, place: list[Any] | None = None) -> None:
+    def __init__(self, view: TensorView, place: list[Any] | None = None, source: TensorView | None = None) -> None:
+        self.source = source
         self.name = view.name
         self.view = view
         self.place = place
@@ -78,6 +79,8 @@ class DirectPlan:
         What the plan uses.
     slots : list of UsedSlot
         Those of its managed regions.
+    devices : list of int
+        The GPUs that its tensors are on.
     """
 
     def __init__(self, descriptor: Descriptor, spec: ModelSpec, regions: Sequence[ResolvedRegion]) -> None:
@@ -92,13 +95,19 @@ class DirectPlan:
             lambda index: (regions[index].mapped.segment.identity, regions[index].begin),
         )
         self._checks = [(region.mapped.segment, region.begin + region.data.stop, region.field) for region in regions]
-        self._memories = [region.mapped.memory[region.begin :] for region in regions]
+        self._memories = [
+            region.mapped.memory.part(region.begin, region.begin + region.data.stop) for region in regions
+        ]
         self._descriptor = descriptor
         self._outputs: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Output] = {}
         self._results: dict[tuple[Output, ...], bytes] = {}
         self.mapped = [region.mapped for region in regions]
         self.slots = [region.slot for region in regions if region.slot is not None]
         self.inputs = {name: self._input(name, span) for name, span in descriptor.inputs.items()}
+        used = {span.region for span in descriptor.inputs.values()}
+        used |= {span.region for span in descriptor.outputs.values()}
+        devices = {self._memories[index].device for index in used}
+        self.devices = [device for device in devices if device is not None]
 
     def check(self) -> None:
         """Raise unless the regions still are what they were. For every request, before anything is touched."""
@@ -119,31 +128,34 @@ class DirectPlan:
         span = self._descriptor.outputs.get(name)
         if span is None:
             return None
-        array = array_at(self._memories[span.region], span.offset, dtype.numpy, shape, span.byte_size)
-        if array is None:
+        memory = self._memories[span.region]
+        view = memory.view(name, PATH, span.offset, span.byte_size, dtype, shape, writable=True)
+        if view is None:
             return None
-        place = [dtype.name, shape, array.nbytes, span.region, span.offset]
-        output = Output(TensorView(name, array, dtype, PATH), place)
+        place = [dtype.name, shape, view.attributes.byte_size, span.region, span.offset]
+        output = Output(view, place)
         _forget_if_many(self._outputs)
         self._outputs[name, shape, dtype.numpy] = output
         return output
 
-    def pass_through(self, name: str, dtype: DType, array: npt.NDArray[Any]) -> Output | None:
+    def pass_through(self, name: str, dtype: DType, array: Any) -> Output | None:
         """Return an output that *is* memory of an input, so that nothing is copied; None if ``array`` is no such."""
-        if not self.slots or name not in self._descriptor.outputs:
+        if not self.slots or name not in self._descriptor.outputs or not array.nbytes:
             return None  # nobody would read in the results where the output is
-        if not array.flags.c_contiguous or not array.nbytes:
-            return None
-        address = _address(array)
+        shape, nbytes = tuple(array.shape), array.nbytes
         for span in self._descriptor.inputs.values():
-            begin = _address(self._memories[span.region]) + span.offset
-            if begin <= address and address + array.nbytes <= begin + span.byte_size:
-                place = [dtype.name, array.shape, array.nbytes, span.region, span.offset + address - begin]
-                return Output(TensorView(name, array, dtype, PATH), place)
+            memory = self._memories[span.region]
+            offset = memory.offset_of(array)
+            if offset is not None and span.offset <= offset and offset + nbytes <= span.offset + span.byte_size:
+                view = memory.view(name, PATH, offset, nbytes, dtype, shape, writable=False)
+                assert view is not None
+                return Output(view, [dtype.name, shape, nbytes, span.region, offset])
         return None
 
     def results(self, outputs: Sequence[Output]) -> bytes:
-        """Return the results of a call with these outputs, encoded."""
+        """Return the results of a call with these outputs, encoded; nothing if there is no slot to write them to."""
+        if not self.slots:
+            return b""
         key = tuple(outputs)
         known = self._results.get(key)
         if known is not None:
@@ -159,10 +171,10 @@ class DirectPlan:
         return results
 
     def _input(self, name: str, span: InputSpan) -> TensorView:
-        array = array_at(self._memories[span.region], span.offset, span.dtype.numpy, span.shape, span.byte_size)
-        assert array is not None  # the descriptor's parser has compared the span's size with its shape's
-        array.flags.writeable = False
-        return TensorView(name, array, span.dtype, PATH)
+        memory = self._memories[span.region]
+        view = memory.view(name, PATH, span.offset, span.byte_size, span.dtype, span.shape, writable=False)
+        assert view is not None  # the descriptor's parser has compared the span's size with its shape's
+        return view
 
 
 class DirectTensors:
@@ -198,10 +210,9 @@ class DirectTensors:
         for slot in plan.slots:
             slot.record.started = generation
 
-    def complete(self, outputs: Sequence[Output]) -> None:
-        """Write the results of these outputs and the completion stamps. The last thing before the response."""
-        if self.plan.slots:
-            self._end(self.plan.results(outputs))
+    def complete(self, results: bytes) -> None:
+        """Write what :meth:`DirectPlan.results` made, and the completion stamps. The last thing before the response."""
+        self._end(results)
 
     def fail(self) -> None:
         """Write the completion stamps of a call that failed: the client may have its memory back."""
@@ -251,8 +262,3 @@ def _forget_if_many(remembered: dict[Any, Any]) -> None:
     """Keep a model whose shapes vary without end from filling memory."""
     if len(remembered) >= _MOST_REMEMBERED:
         remembered.clear()
-
-
-def _address(array: npt.NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -13,48 +13,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
-from ..attributes import BufferAttributes, MemoryType
+from ..attributes import BufferAttributes
 from ..errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
-from ..region.managed import ManagedRegion
+from ..region.cuda import CudaAccess, CudaMapping
 from ..region.system import SystemSegment
+from .mapped import MappedRegion
 
-__all__ = ["MappedRegion", "MemoryInfo", "RegionStatus", "SharedMemoryManager"]
+__all__ = ["MemoryInfo", "RegionStatus", "SharedMemoryManager"]
 
 _MAX_INT64: Final = 2**63 - 1
-
-
-class MappedRegion:
-    """One mapping, its names, and its users.
-
-    Attributes
-    ----------
-    segment : SystemSegment
-    managed : ManagedRegion or None
-        The same with its header, if the region is one of ours.
-    memory : numpy.ndarray of uint8
-        The whole mapping, writable.
-    """
-
-    __slots__ = ("is_doomed", "last_use", "managed", "memory", "names", "segment", "use_count")
-
-    def __init__(self, opened: ManagedRegion | SystemSegment) -> None:
-        self.managed = opened if isinstance(opened, ManagedRegion) else None
-        self.segment = opened.segment if isinstance(opened, ManagedRegion) else opened
-        self.memory: npt.NDArray[np.uint8] = np.frombuffer(self.segment.buffer(), np.uint8)
-        self.names: set[str] = set()
-        self.use_count = 0
-        self.last_use = 0
-        self.is_doomed = False
-
-    def close(self) -> None:
-        """Unmap, but for what arrays need."""
-        self.memory = np.empty(0, np.uint8)
-        (self.managed or self.segment).close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +38,9 @@ class RegionStatus:
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
-    """A part of a region: ``memory`` is a writable view of uint8, and keeps it mapped."""
+    """A part of a region: ``memory`` is a writable array of uint8, NumPy's or CuPy's, and keeps it mapped."""
 
-    memory: npt.NDArray[np.uint8]
+    memory: Any
     attributes: BufferAttributes
 
 
@@ -88,9 +57,12 @@ class SharedMemoryManager:
     ----------
     max_mapped_bytes : int, optional
         How much may be mapped at once. Regions that nobody uses make room, the longest unused first.
+    cuda : CudaAccess, optional
+        For memory of GPUs.
     """
 
-    def __init__(self, max_mapped_bytes: int | None = None) -> None:
+    def __init__(self, max_mapped_bytes: int | None = None, cuda: CudaAccess | None = None) -> None:
+        self._cuda = cuda or CudaAccess()
         self._max_mapped_bytes = max_mapped_bytes
         self._lock = threading.RLock()
         self._names: dict[str, _Named] = {}
@@ -124,17 +96,46 @@ class SharedMemoryManager:
         file = key.removeprefix("/")
         if not file or "/" in file or file in (".", ".."):
             raise RegionRefusedError(f"region {name!r}", "its key is not the name of an object directly in /dev/shm")
-        self.register(name, lambda: SystemSegment.open(file, offset + byte_size, f"region {name!r}"), offset, byte_size)
+        end = offset + byte_size
+        self.register(name, lambda: MappedRegion(SystemSegment.open(file, end, f"region {name!r}")), offset, byte_size)
 
-    def register(
-        self, name: str, opener: Callable[[], ManagedRegion | SystemSegment], offset: int, byte_size: int
-    ) -> MappedRegion:
+    def register_cuda_shared_memory(self, name: str, handle: bytes, byte_size: int, device_id: int) -> None:
+        """Map device memory that another process has exported, and give it a name. It stays mapped while it has one.
+
+        Parameters
+        ----------
+        name : str
+            Must be free.
+        handle : bytes
+            The 64 bytes of its CUDA IPC handle.
+        byte_size : int
+            Of the memory.
+        device_id : int
+            This process' number of the GPU.
+
+        Raises
+        ------
+        CallerError
+            The name is taken, or the size makes no sense.
+        RegionRefusedError
+            The memory cannot be mapped, or is smaller.
+        MachineError
+            CuPy or a GPU is missing, or too much is mapped already.
+        """
+        _check_range(name, 0, byte_size, _MAX_INT64)
+
+        def map_memory() -> MappedRegion:
+            return MappedRegion(self._cuda.mappings.map(handle, byte_size, device_id, f"region {name!r}"))
+
+        self.register(name, map_memory, 0, byte_size)
+
+    def register(self, name: str, opener: Callable[[], MappedRegion], offset: int, byte_size: int) -> MappedRegion:
         """Give a part of what ``opener`` opens a name, and return its mapping; raises what it raises, and the above."""
         with self._lock:
             if name in self._names:
                 raise CallerError(f"region {name!r} is registered already; unregister it first")
             opened = opener()
-            segment = opened.segment if isinstance(opened, ManagedRegion) else opened
+            segment = opened.segment
             region = self._find_mapping_like(segment)
             if region is not None:
                 opened.close()
@@ -144,7 +145,7 @@ class SharedMemoryManager:
                 except MachineError:
                     opened.close()
                     raise
-                region = MappedRegion(opened)
+                region = opened
                 self._regions.add(region)
             region.names.add(name)
             self._names[name] = _Named(region, RegionStatus(name, segment.key, offset, byte_size))
@@ -185,8 +186,8 @@ class SharedMemoryManager:
             named.region.segment.check(status.offset + status.byte_size, f"region {name!r}")
             self._touch(named.region)
             begin = status.offset + offset
-            memory = named.region.memory[begin : begin + byte_size]
-            return MemoryInfo(memory, BufferAttributes(MemoryType.CPU, 0, byte_size))
+            memory = named.region.memory.part(begin, begin + byte_size)
+            return MemoryInfo(memory.bytes(), memory.attributes())
 
     def unregister(self, name: str) -> None:
         """Free a name. Its region goes with its last name, or its last use after that. A free name is fine."""
@@ -253,8 +254,7 @@ class SharedMemoryManager:
         """Free the names of regions that their owners have unlinked, or left behind when they died."""
         with self._lock:
             for region in list(self._regions):
-                orphaned = region.managed is not None and region.managed.is_orphaned
-                if orphaned or region.segment.is_unlinked:
+                if region.is_abandoned:
                     for name in list(region.names):
                         self.unregister(name)
 
@@ -269,7 +269,7 @@ class SharedMemoryManager:
         self._regions.discard(region)
         region.close()
 
-    def _find_mapping_like(self, segment: SystemSegment) -> MappedRegion | None:
+    def _find_mapping_like(self, segment: SystemSegment | CudaMapping) -> MappedRegion | None:
         """Return the mapping of the same object, unless the object has grown since, or the mapping is going."""
         for region in self._regions:
             mapped = region.segment

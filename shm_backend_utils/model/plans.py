@@ -15,12 +15,14 @@ from typing import Any, Final
 from .. import descriptor
 from ..descriptor import GENERATION_PARAMETER, PARAMETER, Descriptor
 from ..errors import DescriptorError, MachineError, RegionGoneError
+from ..region.cuda import CudaAccess
 from ..repeater import Repeater
 from ..spec import PATHS_PARAMETER, ModelSpec
 from .direct import PATH as DIRECT
 from .direct import DirectPlan
 from .manager import SharedMemoryManager
-from .regions import Resolver
+from .pinning import Pinning
+from .regions import ResolvedRegion, Resolver
 from .settings import Settings
 
 __all__ = ["DirectRequest", "OrdinaryRequest", "Plans"]
@@ -62,10 +64,10 @@ class Plans:
     its owners have given up.
     """
 
-    def __init__(self, spec: ModelSpec, settings: Settings) -> None:
-        self._manager = SharedMemoryManager(settings.max_mapped_bytes)
+    def __init__(self, spec: ModelSpec, settings: Settings, cuda: CudaAccess, pinning: Pinning | None) -> None:
+        self._manager = SharedMemoryManager(settings.max_mapped_bytes, cuda)
         self._spec = spec
-        self._resolver = Resolver(settings, self._manager)
+        self._resolver = Resolver(settings, self._manager, cuda, pinning)
         self._lock = threading.Lock()
         self._plans: dict[tuple[str, str], DirectRequest] = {}
         self._sweeper: Repeater | None = None
@@ -111,6 +113,7 @@ class Plans:
         """
         with self._lock:
             self._manager.drop_abandoned()
+            self._resolver.forget_unfenced()
             self._forget_unmapped()
         changed = self._resolver.find_changed_registrations()  # not locked: requests need not wait for the answer
         with self._lock:
@@ -152,9 +155,9 @@ class Plans:
         return made, generation or 0
 
     def _make_plan(self, claim: Descriptor, held: contextlib.ExitStack) -> DirectPlan:
-        regions = []
+        regions: list[ResolvedRegion] = []
         for index, region in enumerate(claim.regions):
-            resolved = self._resolver.resolve(region, f"shm_io.regions[{index}]")
+            resolved = self._resolver.resolve(region, f"shm_io.regions[{index}]", regions)
             self._manager.begin_use([resolved.mapped])  # or the next one might take its place
             held.callback(self._manager.end_use, [resolved.mapped])
             regions.append(resolved)

@@ -5,6 +5,8 @@ what is named                what must hold
 ===========================  =========================================================================================
 anything                     a regular file in /dev/shm, no symbolic link, owned by an allowed user, as large as claimed
 by key                       our prefix, a ready header of exactly the claimed size, the header's token, a slot of it
+by CUDA handle               the GPU is one of this process', and the allocation as large as claimed; a slot of a region
+                             that is named by key fences it, unless memory that nothing fences is allowed
 by name                      registered at the server; neither one of our managed regions, which need their token, nor
                              memory of the Python backend itself
 ===========================  =========================================================================================
@@ -15,14 +17,16 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ..descriptor import NamedRegionClaim, SystemRegionClaim
+from ..descriptor import CudaRegionClaim, NamedRegionClaim, SystemRegionClaim
 from ..errors import DescriptorError, MachineError, RegionGoneError, RegionRefusedError
+from ..region.cuda import CudaAccess, CudaMapping, device_of
+from ..region.lease import UserLease
 from ..region.managed import KEY_PREFIX, ManagedRegion
 from ..region.system import SystemSegment
 from ..registrations import Registration, fetch_registrations
 from .settings import Settings
 
-__all__ = ["check_slot", "open_managed", "open_registered", "resolve"]
+__all__ = ["check_slot", "open_cuda", "open_managed", "open_registered", "resolve"]
 
 _MANAGED_KEY: Final = re.compile(re.escape(KEY_PREFIX) + r"[0-9a-z-]{1,64}")
 _RESERVED_PREFIX: Final = "triton_python_backend_shm_region_"
@@ -50,6 +54,34 @@ def open_managed(claim: SystemRegionClaim, settings: Settings, field: str) -> Ma
         region.close()
         raise
     return region
+
+
+def open_cuda(
+    claim: CudaRegionClaim, fence: SystemSegment | None, settings: Settings, cuda: CudaAccess, field: str
+) -> CudaMapping:
+    """Map the device memory of a claim; ``fence`` is the region whose slot fences it.
+
+    Raises
+    ------
+    RegionRefusedError
+        It is on a GPU that this process does not see, is no longer there, is smaller than claimed, or has no slot and
+        this model takes no such memory.
+    MachineError
+        CuPy, the driver or the GPU is missing.
+    """
+    if fence is None and not settings.foreign_regions:
+        raise RegionRefusedError(field, "this model takes no memory without a slot (its SHM_FOREIGN_REGIONS is off)")
+    mappings = cuda.mappings
+    device = device_of(mappings.runtime, claim.device_uuid, field)
+    if fence is None:
+        return mappings.map(claim.handle, claim.byte_size, device, field)
+    lease = UserLease(fence.fileno())
+    try:
+        fence.check(0, field)  # its owner unlinks it, looks for leases, and then frees: one of us sees the other
+    except BaseException:
+        lease.give_back()
+        raise
+    return mappings.map(claim.handle, claim.byte_size, device, field, lease)
 
 
 def check_slot(region: ManagedRegion, claim: SystemRegionClaim, field: str) -> None:

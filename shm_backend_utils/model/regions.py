@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..descriptor import NamedRegionClaim, RegionClaim, SystemRegionClaim
+from ..descriptor import CudaRegionClaim, NamedRegionClaim, RegionClaim, SystemRegionClaim
 from ..errors import RegionGoneError, RegionRefusedError
+from ..region.cuda import CudaAccess
 from ..region.layout import SlotRecord
 from ..region.lease import SlotLease
+from ..region.managed import ManagedRegion
+from ..region.system import SystemSegment
 from ..registrations import Registration, fetch_registrations
 from . import policy
-from .manager import MappedRegion, RegionStatus, SharedMemoryManager
+from .manager import RegionStatus, SharedMemoryManager
+from .mapped import MappedRegion
+from .pinning import Pinning
 from .settings import Settings
 
 __all__ = ["ResolvedRegion", "Resolver", "UsedSlot"]
@@ -40,7 +45,7 @@ class ResolvedRegion:
     data : range
         Offsets that spans may have.
     slot : UsedSlot or None
-        None for a foreign region.
+        None for a foreign region, and for device memory, which the slot of another region fences.
     """
 
     field: str
@@ -53,15 +58,26 @@ class ResolvedRegion:
 class Resolver:
     """Turns claims into regions, with the help of a manager that remembers the mappings."""
 
-    def __init__(self, settings: Settings, manager: SharedMemoryManager) -> None:
+    def __init__(
+        self, settings: Settings, manager: SharedMemoryManager, cuda: CudaAccess, pinning: Pinning | None = None
+    ) -> None:
         self._settings = settings
         self._manager = manager
+        self._cuda = cuda
+        self._pinning = pinning
         self._registrations: dict[str, Registration] = {}
+        self._unfenced: set[str] = set()
 
-    def resolve(self, claim: RegionClaim, field: str) -> ResolvedRegion:
-        """Return the claimed region; raises what :mod:`.policy` raises, and MachineError for too much mapped memory."""
+    def resolve(self, claim: RegionClaim, field: str, earlier: Sequence[ResolvedRegion]) -> ResolvedRegion:
+        """Return the claimed region; raises what :mod:`.policy` raises, and MachineError for too much mapped memory.
+
+        ``earlier`` are the regions that the descriptor names before this one.
+        """
         if isinstance(claim, NamedRegionClaim):
             return self._resolve_named(claim, field)
+        if isinstance(claim, CudaRegionClaim):
+            fence = None if claim.slot_region is None else earlier[claim.slot_region].mapped
+            return self._resolve_cuda(claim, fence, field)
         return self._resolve_system(claim, field)
 
     def find_changed_registrations(self) -> list[str]:
@@ -84,11 +100,40 @@ class Resolver:
             self._manager.unregister(_name_of_registered(name))
             self._registrations.pop(name, None)
 
+    def forget_unfenced(self) -> None:
+        """Unmap device memory that no slot fences and no call uses: nothing tells when its owner frees it."""
+        for name in list(self._unfenced):
+            found = self._manager.find(name)
+            if found is None or not found[0].use_count:
+                self._manager.unregister(name)
+                self._unfenced.discard(name)
+
+    def _resolve_cuda(self, claim: CudaRegionClaim, fence: MappedRegion | None, field: str) -> ResolvedRegion:
+        name = f"cuda: {claim.handle.hex()}"
+
+        def open_it() -> MappedRegion:
+            segment = None if fence is None else fence.managed_segment
+            return MappedRegion(policy.open_cuda(claim, segment, self._settings, self._cuda, field), fence)
+
+        found = self._find(name, claim.byte_size, field)
+        if found is None:
+            self._manager.register(
+                name,
+                open_it,
+                0,
+                claim.byte_size,
+            )
+            if fence is None:
+                self._unfenced.add(name)
+            found = self._find(name, claim.byte_size, field)
+            assert found is not None
+        return ResolvedRegion(field, found[0], 0, range(claim.byte_size), None)
+
     def _resolve_system(self, claim: SystemRegionClaim, field: str) -> ResolvedRegion:
         found = self._find(claim.key, claim.byte_size, field)
         if found is None:
             self._manager.register(
-                claim.key, lambda: policy.open_managed(claim, self._settings, field), 0, claim.byte_size
+                claim.key, lambda: self._mapped(policy.open_managed(claim, self._settings, field)), 0, claim.byte_size
             )
             found = self._find(claim.key, claim.byte_size, field)
             assert found is not None
@@ -110,7 +155,7 @@ class Resolver:
         if found is None:
             self._manager.register(
                 name,
-                lambda: policy.open_registered(registration, self._settings, field),
+                lambda: self._mapped(policy.open_registered(registration, self._settings, field)),
                 registration.offset,
                 registration.byte_size,
             )
@@ -119,6 +164,12 @@ class Resolver:
             assert found is not None
         mapped, status = found
         return ResolvedRegion(field, mapped, status.offset, range(status.byte_size), None)
+
+    def _mapped(self, opened: ManagedRegion | SystemSegment) -> MappedRegion:
+        mapped = MappedRegion(opened)
+        if self._pinning is not None:
+            mapped.pin(self._pinning)
+        return mapped
 
     def _find(self, name: str, byte_size: int, field: str) -> tuple[MappedRegion, RegionStatus] | None:
         """Return what is registered under a name, unless its object was removed: the name may have another by now."""

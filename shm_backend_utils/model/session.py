@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ClosedError, ModelError, ShmError
+from ..region.cuda import CudaAccess
 from ..spec import ModelSpec
 from .call import Call
+from .completion import Completion
+from .device_arrays import DeviceArrays
 from .direct import PATH as DIRECT
+from .pinning import Pinning
 from .plans import Plans
 from .settings import Settings
 from .triton import TritonBackend
@@ -27,6 +31,10 @@ class ShmSession:
         The model's configuration.
     settings : Settings
         What the configuration says of regions.
+    cuda : CudaAccess, optional
+        By default CuPy's, loaded when a request uses a GPU first.
+    device : int
+        The instance's GPU.
 
     Raises
     ------
@@ -34,31 +42,38 @@ class ShmSession:
         The configuration declares the direct path, but contradicts it.
     """
 
-    def __init__(self, spec: ModelSpec, settings: Settings) -> None:
+    def __init__(self, spec: ModelSpec, settings: Settings, cuda: CudaAccess | None = None, device: int = 0) -> None:
         obstacle = spec.obstacle_to_direct()
         if obstacle is not None and spec.paths is not None and DIRECT in spec.paths:
             raise ModelError(obstacle)
         self._spec = spec
         self._backend = TritonBackend()
-        self._plans: Plans | None = Plans(spec, settings)
+        cuda = cuda or CudaAccess()
+        self._arrays = DeviceArrays(cuda, device)
+        pinning = Pinning(cuda, self._backend.log_warning) if settings.pin_host_memory else None
+        self._plans: Plans | None = Plans(spec, settings, cuda, pinning)
 
     @classmethod
-    def from_args(cls, args: Mapping[str, str]) -> ShmSession:
-        """Make the session from what Triton passes to ``initialize``."""
+    def from_args(cls, args: Mapping[str, str], cuda: CudaAccess | None = None) -> ShmSession:
+        """Make the session from what Triton passes to ``initialize``; ``cuda`` as for the class."""
         config = json.loads(args["model_config"])
         if config.get("response_cache", {}).get("enable"):
             raise ModelError(
                 f"model {config['name']!r} enables response_cache, which looks at input tensors only: a cached answer "
                 "would leave the client's memory as it was; remove response_cache from config.pbtxt"
             )
-        return cls(ModelSpec.from_config(config), Settings.from_config(config))
+        device = int(args["model_instance_device_id"]) if args.get("model_instance_kind") == "GPU" else 0
+        return cls(ModelSpec.from_config(config), Settings.from_config(config), cuda, device)
 
     def serve(self, requests: Iterable[Any], infer: Callable[[Call], None]) -> list[Any]:
         """Run ``infer`` on every request and return one response per request, in order. For ``execute``.
 
         A request that fails, for whatever reason, fails alone: its response carries the error.
         """
-        return [self._serve_one(request, infer) for request in requests]
+        completion = Completion(self._arrays)
+        calls = [self._serve_one(request, infer, completion) for request in requests]
+        completion.finish()
+        return [call.response for call in calls]
 
     def open(self, request: Any) -> Call:
         """Return one request as a context manager, for code that wants the loop itself.
@@ -70,9 +85,7 @@ class ShmSession:
         ClosedError
             The session was closed.
         """
-        if self._plans is None:
-            raise ClosedError("this session")
-        return Call(self._spec, self._backend, self._plans, request)
+        return self._call(request, None)
 
     def close(self) -> None:
         """Unmap every region. Arrays that still live keep theirs. Closing twice is fine."""
@@ -80,12 +93,23 @@ class ShmSession:
             self._plans.close()
             self._plans = None
 
-    def _serve_one(self, request: Any, infer: Callable[[Call], None]) -> Any:
+    def _call(self, request: Any, completion: Completion | None) -> Call:
+        if self._plans is None:
+            raise ClosedError("this session")
+        return Call(self._spec, self._backend, self._plans, self._arrays, request, completion)
+
+    def _serve_one(self, request: Any, infer: Callable[[Call], None], completion: Completion) -> Call | _Failed:
         try:
-            with self.open(request) as call:
+            with self._call(request, completion) as call:
                 infer(call)
         except Exception as error:  # whatever it is, only this request may fail
             if not isinstance(error, ShmError):
                 self._backend.log_error(traceback.format_exc())
-            return self._backend.error_response(error)
-        return call.response
+            return _Failed(self._backend.error_response(error))
+        return call
+
+
+class _Failed(NamedTuple):
+    """A call that came to nothing."""
+
+    response: Any

@@ -34,12 +34,16 @@ class Settings:
         Where the server tells what is registered. ``SHM_SERVER_URL``; by default what the server was started with.
     max_mapped_bytes : int or None
         How much may be mapped at once; None for no limit. ``SHM_MAX_MAPPED_BYTES``.
+    pin_host_memory : bool
+        Whether mapped regions of the host are registered with CUDA. ``SHM_PIN_HOST_MEMORY``: ``true`` or ``false``, the
+        default.
     """
 
     allowed_uids: frozenset[int] | None = frozenset({os.geteuid(), _ROOT})
     foreign_regions: bool = True
     server_url: str = _DEFAULT_SERVER_URL
     max_mapped_bytes: int | None = None
+    pin_host_memory: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Settings:
@@ -57,6 +61,7 @@ class Settings:
             foreign_regions=_foreign_regions(texts),
             server_url=texts.get("SHM_SERVER_URL") or _url_of_parent() or _DEFAULT_SERVER_URL,
             max_mapped_bytes=_max_mapped_bytes(texts),
+            pin_host_memory=_pin_host_memory(texts),
         )
 
 
@@ -77,6 +82,13 @@ def _foreign_regions(texts: Mapping[str, str]) -> bool:
     if text not in ("registered", "off"):
         raise ModelError(f"parameter SHM_FOREIGN_REGIONS is {text!r}; expected registered or off")
     return text == "registered"
+
+
+def _pin_host_memory(texts: Mapping[str, str]) -> bool:
+    text = texts.get("SHM_PIN_HOST_MEMORY", "false")
+    if text not in ("true", "false"):
+        raise ModelError(f"parameter SHM_PIN_HOST_MEMORY is {text!r}; expected true or false")
+    return text == "true"
 
 
 def _max_mapped_bytes(texts: Mapping[str, str]) -> int | None:

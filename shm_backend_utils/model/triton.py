@@ -69,6 +69,10 @@ class TritonBackend:
             return self._pb_utils.Tensor(name, array)
         return self._from_dlpack(name, dlpack.export(dlpack.writable_alias(array)))
 
+    def device_output(self, name: str, capsule: object) -> Any:
+        """Return memory of a GPU as a tensor for a response."""
+        return self._from_dlpack(name, capsule)
+
     def response(self, tensors: Iterable[Any]) -> Any:
         """Return a response that carries these tensors; it may be none."""
         return self._pb_utils.InferenceResponse(list(tensors))
@@ -89,3 +93,7 @@ class TritonBackend:
     def log_error(self, message: str) -> None:
         """Write a line to the server's log."""
         self._pb_utils.Logger.log_error(message)
+
+    def log_warning(self, message: str) -> None:
+        """Write a line to the server's log."""
+        self._pb_utils.Logger.log_warn(message)

@@ -7,6 +7,7 @@ closed, and so with its process, however that ends: nobody has to clean up after
 byte                                   held by
 =====================================  =============================================================
 0                                      the region's owner, for as long as it lives
+1                                      shared, by everybody who has device memory mapped that a slot here fences
 first byte of a slot's record          the model, while it executes a request in that slot;
                                        or the client, while it takes back a slot it gave up
 =====================================  =============================================================
@@ -19,15 +20,25 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import struct
 import threading
 from typing import Final
 
 from .layout import record_offset
 
-__all__ = ["SlotLease", "hold_owner_lease", "is_owner_alive", "is_slot_in_use", "take_owner_lease"]
+__all__ = [
+    "SlotLease",
+    "UserLease",
+    "has_users",
+    "hold_owner_lease",
+    "is_owner_alive",
+    "is_slot_in_use",
+    "take_owner_lease",
+]
 
 _OWNER_BYTE: Final = 0
+_USERS_BYTE: Final = 1
 _BUSY: Final = frozenset({errno.EACCES, errno.EAGAIN})
 # struct flock: type, whence, start, length, pid. The pid of an OFD lock must be 0.
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -56,6 +67,35 @@ def is_owner_alive(fd: int) -> bool:
 def is_slot_in_use(fd: int, slot: int) -> bool:
     """Return whether some description other than this one holds the slot's lease. Takes nothing."""
     return _is_locked(fd, record_offset(slot))
+
+
+def has_users(fd: int) -> bool:
+    """Return whether some description other than this one holds a :class:`UserLease`. Takes nothing."""
+    return _is_locked(fd, _USERS_BYTE)
+
+
+class UserLease:
+    """Shows the owner of device memory that it is mapped here, so that it must not be freed yet.
+
+    Parameters
+    ----------
+    fd : int
+        Of the region whose slots fence the memory. Not needed any more afterwards.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)  # a description of its own
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_RDLCK, _USERS_BYTE))
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def give_back(self) -> None:
+        """Let the owner free the memory. Twice is fine."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class SlotLease:

@@ -42,7 +42,7 @@ def plans(draw: st.DrawFn, rows: st.SearchStrategy[int | None]) -> CallPlan:
         draw(st.none() | st.dictionaries(st.sampled_from(names), st.none() | st.integers(0, 5000))) if names else None
     )
     learned = draw(st.dictionaries(st.sampled_from(names), st.integers(0, 500))) if names else {}
-    return plan(spec, signature(inputs, hints), learned, most_rows=64)
+    return plan(spec, signature({name: (shape, dtype) for name, shape, dtype in inputs}, hints), learned, most_rows=64)
 
 
 def spans(of: CallPlan) -> list[InputSpan | OutputSpan]:

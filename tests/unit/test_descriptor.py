@@ -143,7 +143,7 @@ def test_a_region_that_is_not_an_object_is_refused(wrong: object) -> None:
 @pytest.mark.parametrize(
     ("field", "wrong"),
     [
-        ("kind", "cuda"),
+        ("kind", "sealed"),
         ("kind", None),
         ("kind", ["system"]),
         ("key", None),

@@ -15,6 +15,7 @@ from shm_backend_utils.model.direct import DirectPlan, DirectTensors
 from shm_backend_utils.model.manager import SharedMemoryManager
 from shm_backend_utils.model.regions import Resolver
 from shm_backend_utils.model.settings import Settings
+from shm_backend_utils.region.cuda import CudaAccess
 from shm_backend_utils.region.managed import ManagedRegion
 from shm_backend_utils.spec import ModelSpec
 
@@ -39,7 +40,7 @@ def map_it(region: ManagedRegion) -> Iterator[MapIt]:
     claim = SystemRegionClaim(region.segment.key, region.header.byte_size, region.header.token.hex(), 0)
 
     def map_it() -> DirectPlan:
-        resolved = Resolver(Settings(), manager).resolve(claim, "region")
+        resolved = Resolver(Settings(), manager, CudaAccess()).resolve(claim, "region", [])
         return DirectPlan(Descriptor("m", (claim,), {}, {}), ModelSpec.from_config({"name": "m"}), [resolved])
 
     yield map_it
@@ -50,7 +51,7 @@ def test_the_lease_is_held_until_the_end(region: ManagedRegion, map_it: MapIt) -
     plan = map_it()
     tensors = DirectTensors(plan, GENERATION)
     assert not region.lease(0).take()
-    tensors.complete([])
+    tensors.complete(b"")
     assert region.lease(0).take()
 
 

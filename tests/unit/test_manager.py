@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from shm_backend_utils.attributes import MemoryType
 from shm_backend_utils.errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
 from shm_backend_utils.model import RegionStatus, SharedMemoryManager
-from shm_backend_utils.model.manager import MappedRegion
+from shm_backend_utils.model.mapped import MappedRegion
 from shm_backend_utils.region.managed import ManagedRegion
 from shm_backend_utils.region.system import SystemSegment
 
@@ -532,7 +532,7 @@ def test_a_region_that_was_unregistered_in_use_still_counts_when_it_is_mapped_ag
 
 
 def test_what_the_opener_raises_is_raised(manager: SharedMemoryManager) -> None:
-    def opener() -> SystemSegment:
+    def opener() -> MappedRegion:
         raise RegionRefusedError("regions[0]", "of a rule")
 
     with pytest.raises(RegionRefusedError, match="of a rule"):
@@ -557,12 +557,12 @@ def test_threads_do_not_disturb_each_other(make_file: MakeFile) -> None:
                 manager.begin_use([region])
             except (RegionGoneError, MachineError):
                 continue  # another thread freed the name, or everything is in use: a clear answer both
-            assert region.memory.tobytes() == keys[key]
+            assert region.memory.bytes().tobytes() == keys[key]
             if dice.random() < 0.3:
                 manager.unregister(name)
             if dice.random() < 0.05:
                 manager.drop_abandoned()
-            assert region.memory.tobytes() == keys[key]
+            assert region.memory.bytes().tobytes() == keys[key]
             manager.end_use([region])
             served += 1
         return served
@@ -577,7 +577,7 @@ def test_threads_do_not_disturb_each_other(make_file: MakeFile) -> None:
 def find_or_register(manager: SharedMemoryManager, name: str, key: str) -> MappedRegion:
     while (found := manager.find(name)) is None:
         with contextlib.suppress(CallerError):  # another thread was faster, and the name is taken
-            return manager.register(name, lambda: SystemSegment.open(key, PAGE, name), 0, PAGE)
+            return manager.register(name, lambda: MappedRegion(SystemSegment.open(key, PAGE, name)), 0, PAGE)
     return found[0]
 
 
@@ -590,5 +590,5 @@ def register_managed(manager: SharedMemoryManager, process: subprocess.Popen[str
     assert process.stdout is not None
     key, byte_size, token = process.stdout.readline().split()
     return manager.register(
-        key, lambda: ManagedRegion.open(key, int(byte_size), token, "regions[0]"), 0, int(byte_size)
+        key, lambda: MappedRegion(ManagedRegion.open(key, int(byte_size), token, "regions[0]")), 0, int(byte_size)
     )

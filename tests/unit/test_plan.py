@@ -58,7 +58,9 @@ def planned(
     most_rows: int | None = None,
 ) -> CallPlan:
     rows = spec.max_batch_size if most_rows is None else most_rows
-    return plan(spec, signature(inputs, outputs), learned or {}, most_rows=rows)
+    return plan(
+        spec, signature({name: (shape, dtype) for name, shape, dtype in inputs}, outputs), learned or {}, most_rows=rows
+    )
 
 
 def test_an_input_has_its_place_and_size() -> None:
@@ -74,8 +76,8 @@ def test_tensors_follow_each_other_at_multiples_of_256() -> None:
 
 
 def test_a_call_of_the_same_form_has_an_equal_signature() -> None:
-    one = signature([("X", [2, 3], "float32")], {"Y": ((2, 3), np.float32)})
-    other = signature([("X", (np.int64(2), 3), np.float32)], {"Y": 24})
+    one = signature({"X": ([2, 3], "float32")}, {"Y": ((2, 3), np.float32)})
+    other = signature({"X": ((np.int64(2), 3), np.float32)}, {"Y": 24})
     assert one == other
     assert hash(one) == hash(other)
 
@@ -136,7 +138,7 @@ def test_an_output_without_a_hint_beside_others_that_have_one_is_learned() -> No
 
 def test_a_model_that_learned_gives_head_room_at_its_next_call() -> None:
     known = KnownModel(BATCHED, head_room=1.5)
-    call = signature([("X", (4, 3), FP32)], None)
+    call = signature({"X": ((4, 3), FP32)}, None)
     assert known.plan(call).outputs["OPEN"].byte_size == 0
     known.learn({"OPEN": 400}, rows=4)
     assert known.plan(call).outputs["OPEN"].byte_size == 600
@@ -146,22 +148,22 @@ def test_a_model_does_not_unlearn() -> None:
     known = KnownModel(SIMPLE, head_room=1)
     known.learn({"Y": 400}, rows=1)
     known.learn({"Y": 100}, rows=1)
-    assert known.plan(signature([("X", (1,), FP32)], None)).outputs["Y"].byte_size == 400
+    assert known.plan(signature({"X": ((1,), FP32)}, None)).outputs["Y"].byte_size == 400
 
 
 def test_calls_of_one_form_share_a_plan() -> None:
     known = KnownModel(SIMPLE, head_room=1)
-    plans = [known.plan(signature([("X", (size,), FP32)], None)) for size in (1, 1, 2)]
+    plans = [known.plan(signature({"X": ((size,), FP32)}, None)) for size in (1, 1, 2)]
     assert plans[0] is plans[1]
     assert plans[1] is not plans[2]
 
 
 def test_a_model_keeps_a_limited_number_of_plans() -> None:
     known = KnownModel(SIMPLE, head_room=1)
-    first = known.plan(signature([("X", (0,), FP32)], None))
+    first = known.plan(signature({"X": ((0,), FP32)}, None))
     for size in range(1, 1000):
-        known.plan(signature([("X", (size,), FP32)], None))
-    assert known.plan(signature([("X", (0,), FP32)], None)) is not first
+        known.plan(signature({"X": ((size,), FP32)}, None))
+    assert known.plan(signature({"X": ((0,), FP32)}, None)) is not first
 
 
 def test_tensors_without_a_fixed_item_size_travel_with_the_request() -> None:

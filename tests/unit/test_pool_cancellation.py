@@ -27,9 +27,9 @@ def with_one_slot(work: Callable[[Terms, Take], Awaitable[None]]) -> None:
     """Do work with a pool that may have one slot, and a function that takes it as a call does."""
 
     async def main() -> None:
-        terms = Terms("localhost:8001", LONG_S, "auto", PoolOptions(max_bytes=SLOT), None)
+        terms = Terms("localhost:8001", LONG_S, "auto", PoolOptions(max_bytes=SLOT), None, None)
         with contextlib.closing(terms.pool):
-            engine = Engine(connect_async(terms.url, None), AsyncioRuntime(), terms.pool)
+            engine = Engine(connect_async(terms.url, None), AsyncioRuntime(), terms.pool, terms.bank)
             try:
                 await work(
                     terms, lambda: engine.take_slot(terms.demand("infer", "model", None, None, {}), 1, 1, "direct")

@@ -159,7 +159,7 @@ class Collecting(Origin):
 
 logging.basicConfig()
 gc.disable()
-terms = Terms("127.0.0.1:1", 1, "auto", PoolOptions(max_bytes=12288), None)
+terms = Terms("127.0.0.1:1", 1, "auto", PoolOptions(max_bytes=12288), None, None)
 pool = terms.pool
 """
 

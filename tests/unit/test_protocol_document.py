@@ -10,6 +10,7 @@ import numpy as np
 
 from shm_backend_utils import descriptor
 from shm_backend_utils.client.result import parse_results, result_of
+from shm_backend_utils.client.space import HostSpace
 from shm_backend_utils.region import layout
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
@@ -29,7 +30,8 @@ def test_the_results_can_be_read() -> None:
         def as_numpy(self, name: str) -> np.ndarray:
             return np.zeros(3, np.int32)
 
-    result = result_of(parse_results(RESULTS.encode(), byte_size), np.zeros(byte_size, np.uint8), Response())
+    places = parse_results(RESULTS.encode(), [byte_size])
+    result = result_of(places, [HostSpace(0, byte_size)], np.zeros(byte_size, np.uint8), Response())
     assert result["OUTPUT0"].shape == (8, 3, 224, 224)
     assert result.overflowed == {"LABELS": 12}
 

@@ -11,6 +11,7 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.client.result import Result, parse_results, result_of
+from shm_backend_utils.client.space import HostSpace
 from shm_backend_utils.errors import ClosedError, PeerError
 from shm_backend_utils.region.layout import MAX_RESULTS_LENGTH
 
@@ -39,7 +40,9 @@ def memory() -> npt.NDArray[np.uint8]:
 def read(results: object, memory: npt.NDArray[np.uint8], response: Response | None = None) -> Result:
     """Return the result of a call after which the slot's record holds this text, or this as JSON."""
     text = results if isinstance(results, bytes) else json.dumps(results).encode()
-    return result_of(parse_results(text, memory.nbytes), memory, response or Response())
+    return result_of(
+        parse_results(text, [memory.nbytes]), [HostSpace(0, memory.nbytes)], memory, response or Response()
+    )
 
 
 @pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=list(dtypes.BY_NAME))
@@ -74,8 +77,8 @@ def test_an_output_that_found_no_room_is_taken_from_the_response(memory: npt.NDA
 
 
 def test_bytes_that_the_response_carried_were_not_avoided(memory: npt.NDArray[np.uint8]) -> None:
-    places = parse_results(json.dumps({"Y": FITTING, "LABELS": None}).encode(), memory.nbytes)
-    result = result_of(places, memory, Response(LABELS=np.zeros(2)), input_size=100)
+    places = parse_results(json.dumps({"Y": FITTING, "LABELS": None}).encode(), [memory.nbytes])
+    result = result_of(places, [HostSpace(0, memory.nbytes)], memory, Response(LABELS=np.zeros(2)), input_size=100)
     assert result.bytes_avoided == 100 + 24
 
 

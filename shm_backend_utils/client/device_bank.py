@@ -1,0 +1,135 @@
+"""What a client's slots have on GPUs: allocated up to a budget, and freed when no model has it mapped any more."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from ..errors import MachineError
+from ..region import lease
+from ..region.cuda import CudaAccess, CudaAllocation
+from ..region.cuda_runtime import CudaError
+from ..repeater import Repeater
+from .errors import BudgetError
+from .slot import Slot
+from .space import DeviceSpace
+
+__all__ = ["DeviceBank", "ShortOfMemoryError", "rounded_up"]
+
+_ROUND_S: Final = 0.05
+_GRANULARITY: Final = 4096
+
+
+def rounded_up(byte_size: int) -> int:
+    """Return a size that is up to an eighth larger: similar calls then find memory of the same size."""
+    step = max(_GRANULARITY, 1 << max(byte_size.bit_length() - 4, 0))
+    return -(-byte_size // step) * step
+
+
+class ShortOfMemoryError(MachineError):
+    """There is not enough device memory now; later there may be."""
+
+
+class _Grave(NamedTuple):
+    """Memory of a slot that was destroyed, and the descriptor of its region, by which its users are seen."""
+
+    fd: int
+    allocations: tuple[CudaAllocation, ...]
+
+
+class DeviceBank:
+    """Device memory of one client. Thread-safe.
+
+    Parameters
+    ----------
+    cuda : CudaAccess
+        Loaded at first use.
+    max_bytes : int or None
+        What each device may give; None for all that it has.
+    """
+
+    def __init__(self, cuda: CudaAccess, max_bytes: int | None) -> None:
+        self.cuda = cuda
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._byte_sizes: Counter[int] = Counter()
+        self._graves: deque[_Grave] = deque()  # appended to by finalizers, which wait for no lock
+        self._undertaker: Repeater | None = None
+
+    def provide(self, slot: Slot, devices: Iterable[int], byte_sizes: Iterable[int]) -> None:
+        """Let a slot have so much memory on these devices, unless it has.
+
+        Raises
+        ------
+        ShortOfMemoryError
+            There is not enough now.
+        BudgetError
+            There never will be.
+        MachineError
+            CuPy or a GPU is missing.
+        """
+        for device, byte_size in zip(devices, byte_sizes, strict=True):
+            if device not in slot.device_spaces:
+                slot.add_device(device, DeviceSpace(self._allocate(device, byte_size)), self.bury)
+
+    def bury(self, fd: int, spaces: Iterable[DeviceSpace]) -> None:
+        """Take over the memory of a slot that was destroyed, to be freed when nobody uses it.
+
+        ``fd`` is of the slot's region, and is closed then. Waits for nothing: finalizers call this.
+        """
+        self._graves.append(_Grave(fd, tuple(space.allocation for space in spaces)))
+
+    def collect(self) -> None:
+        """Free what nobody uses any more."""
+        with self._lock:
+            for _ in range(len(self._graves)):
+                grave = self._graves.popleft()
+                if lease.has_users(grave.fd):
+                    self._graves.append(grave)
+                    continue
+                os.close(grave.fd)
+                for allocation in grave.allocations:
+                    allocation.free()
+                    self._byte_sizes[allocation.device] -= allocation.byte_size
+
+    def close(self) -> None:
+        """Free what can be freed; the rest as soon as models have let go of it, or with this process."""
+        if self._graves:
+            self.collect()
+        if self._graves:
+            self._undertaker = Repeater(self._collect_until_empty, _ROUND_S, "shm device memory")
+
+    def forsake(self) -> None:
+        """Forget everything, in a forked child, which cannot use its parent's device memory."""
+        while self._graves:
+            os.close(self._graves.popleft().fd)
+
+    def _allocate(self, device: int, byte_size: int) -> CudaAllocation:
+        limit = self._max_bytes
+        if limit is not None and byte_size > limit:
+            raise BudgetError(
+                f"the call needs {byte_size} bytes on GPU {device}, but the pool may have {limit}; raise "
+                "PoolOptions(max_device_bytes=...), or send less at once"
+            )
+        self.collect()
+        with self._lock:
+            if limit is not None and self._byte_sizes[device] + byte_size > limit:
+                raise ShortOfMemoryError(f"{self._byte_sizes[device]} of {limit} bytes on GPU {device} are in use")
+            self._byte_sizes[device] += byte_size
+        try:
+            return CudaAllocation(self.cuda.runtime, byte_size, device)
+        except BaseException as error:
+            with self._lock:
+                self._byte_sizes[device] -= byte_size
+            if isinstance(error, CudaError) and error.name == "cudaErrorMemoryAllocation":
+                raise ShortOfMemoryError(str(error)) from None
+            raise
+
+    def _collect_until_empty(self) -> float:
+        self.collect()
+        if not self._graves and self._undertaker is not None:
+            self._undertaker.stop_some_time()
+        return _ROUND_S

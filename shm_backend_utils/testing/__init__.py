@@ -1,0 +1,1 @@
+"""For tests: a stand-in for CUDA, for machines without a GPU."""
