@@ -88,7 +88,9 @@ class TensorView:
             Always.
         """
         raise DeviceMemoryError(
-            f"tensor {self.name!r} is in host memory; use .numpy() for a view, or call.to_device(view) for a copy"
+            f"tensor {self.name!r} is in host memory; use .numpy() for a view, or call.to_device(view) for a copy. "
+            "Triton itself brings tensors of plain clients to the host, unless config.pbtxt has the parameter "
+            "FORCE_CPU_ONLY_INPUT_TENSORS: no"
         )
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -22,13 +22,11 @@ from bench_slots import allow_many_descriptors, slots
 from bench_throughput import throughput
 from rich.console import Console
 from rich.progress import Progress
+from sample_models import copy_sample_models
 
 from shm_backend_utils.server import EmbeddedServer
 
-MODELS: Final = (
-    Path(__file__).resolve().parents[2] / "model_repository",
-    Path(__file__).resolve().parent / "bench_models",
-)
+MODELS: Final = Path(__file__).resolve().parent / "bench_models"
 GROUPS: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "path": round_trips,
     "own-time": own_time,
@@ -43,9 +41,9 @@ GROUPS: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
 def bench_server() -> Iterator[EmbeddedServer]:
     """Start a server with the sample models and those of the bench."""
     with tempfile.TemporaryDirectory(prefix="shm-backend-utils-bench-") as folder:
-        for models in MODELS:
-            shutil.copytree(models, Path(folder) / "models", dirs_exist_ok=True)
-        with EmbeddedServer.start(Path(folder) / "models") as server:
+        models = copy_sample_models(Path(folder) / "models")
+        shutil.copytree(MODELS, models, dirs_exist_ok=True)
+        with EmbeddedServer.start(models) as server:
             yield server
 
 

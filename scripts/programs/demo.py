@@ -17,6 +17,7 @@ from request_paths import PATHS
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from sample_models import copy_sample_models
 from signals import Interrupted, raise_on_signals
 from tritonclient.utils import InferenceServerException
 
@@ -42,7 +43,7 @@ def run(url: str | None, rounds: int, picture: Path) -> int:
         task = bar.add_task("starting the server", total=None)
         if url is None:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shm-backend-utils-demo-")))
-            server = EmbeddedServer.start(ROOT / "model_repository", log_file=scratch / "server.log")
+            server = EmbeddedServer.start(copy_sample_models(scratch / "models"), log_file=scratch / "server.log")
             url = stack.enter_context(server).grpc_url
         bar.update(task, description="measuring, all paths in every round", total=WARM_UP_ROUNDS + rounds)
         measurement = measure(url, photographs, rounds, lambda: bar.advance(task))

@@ -7,19 +7,25 @@ import sys
 import tempfile
 from pathlib import Path
 
+from sample_models import copy_sample_models
 from signals import Interrupted, raise_on_signals
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import EmbeddedServer, Ports
 
-ROOT = Path(__file__).resolve().parents[2]
 
+def serve(model_repository: Path | None, ports: Ports) -> int:
+    """Serve until the server exits by itself, which is a failure: return a status that says so.
 
-def serve(model_repository: Path, ports: Ports) -> int:
-    """Serve until the server exits by itself, which is a failure: return a status that says so."""
+    Without a repository, the sample models are served.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="shm-backend-utils-serve-") as scratch,
-        EmbeddedServer.start(model_repository, ports=ports, log_file=Path(scratch) / "server.log") as server,
+        EmbeddedServer.start(
+            model_repository or copy_sample_models(Path(scratch) / "models"),
+            ports=ports,
+            log_file=Path(scratch) / "server.log",
+        ) as server,
     ):
         addresses = f"grpc={server.grpc_url} http={server.http_url} metrics={server.metrics_url}"
         print(f"READY {addresses}", flush=True)
@@ -32,7 +38,10 @@ def main() -> int:
     """Run the program; return its exit status."""
     parser = argparse.ArgumentParser(prog="scripts/serve", description=__doc__)
     parser.add_argument(
-        "--model-repository", type=Path, metavar="DIR", default=ROOT / "model_repository", help="folder of models"
+        "--model-repository",
+        type=Path,
+        metavar="DIR",
+        help="folder of models (default: the sample models; those for GPUs only where a GPU and CuPy are)",
     )
     for protocol in ("grpc", "http", "metrics"):
         parser.add_argument(f"--{protocol}-port", type=int, metavar="N", default=0, help="a free port if not given")

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from ..errors import MachineError
 from ..region import lease
 from ..region.cuda import CudaAccess, CudaAllocation
+from ..region.cuda_events import EventListener
 from ..region.cuda_runtime import CudaError
 from ..repeater import Repeater
 from .errors import BudgetError
@@ -58,9 +59,10 @@ class DeviceBank:
         self._byte_sizes: Counter[int] = Counter()
         self._graves: deque[_Grave] = deque()  # appended to by finalizers, which wait for no lock
         self._undertaker: Repeater | None = None
+        self._events: EventListener | None = None
 
     def provide(self, slot: Slot, devices: Iterable[int], byte_sizes: Iterable[int]) -> None:
-        """Let a slot have so much memory on these devices, unless it has.
+        """Let a slot have so much memory on these devices, unless it has; no model's work is under way there then.
 
         Raises
         ------
@@ -73,7 +75,7 @@ class DeviceBank:
         """
         for device, byte_size in zip(devices, byte_sizes, strict=True):
             if device not in slot.device_spaces:
-                slot.add_device(device, DeviceSpace(self._allocate(device, byte_size)), self.bury)
+                slot.add_device(device, DeviceSpace(self._allocate(device, byte_size), self._listener()), self.bury)
 
     def bury(self, fd: int, spaces: Iterable[DeviceSpace]) -> None:
         """Take over the memory of a slot that was destroyed, to be freed when nobody uses it.
@@ -106,6 +108,12 @@ class DeviceBank:
         """Forget everything, in a forked child, which cannot use its parent's device memory."""
         while self._graves:
             os.close(self._graves.popleft().fd)
+
+    def _listener(self) -> EventListener:
+        with self._lock:
+            if self._events is None:
+                self._events = EventListener(self.cuda.runtime)
+            return self._events
 
     def _allocate(self, device: int, byte_size: int) -> CudaAllocation:
         limit = self._max_bytes

@@ -12,11 +12,12 @@ import numpy.typing as npt
 from .. import descriptor
 from ..descriptor import PARAMETER, Descriptor
 from ..errors import PeerError, SlotInDoubtError
+from ..region.cuda_events import Event
 from .errors import InferenceError, MemoryRefusedError
 from .exchange import Exchange, is_answer
 from .options import RequestOptions
 from .plan import CallPlan
-from .result import OutputPlace, Result, parse_results, result_of
+from .result import OutputPlace, Result, parse_events, parse_results, result_of
 from .slot import Slot, Turn
 from .transport import Request, Transport
 
@@ -57,7 +58,7 @@ class DirectExchange(Exchange):
         self._byte_sizes = [space.byte_size for space in self._spaces]
         self._descriptor = self._describe()
         self._message = None if plan.in_band else transport.encode(self._whole_request())
-        self._last_results: tuple[bytes, tuple[OutputPlace, ...]] = (b"", ())
+        self._last_results: tuple[bytes, tuple[OutputPlace, ...], tuple[Event, ...]] = (b"", (), ())
 
     def did_not_start(self, error: BaseException) -> bool:
         """Return whether the server refused the request, and the model has not begun with it."""
@@ -85,8 +86,11 @@ class DirectExchange(Exchange):
                 )
             text = record.results()
             if text != self._last_results[0]:
-                self._last_results = text, self._all_wanted(parse_results(text, self._byte_sizes))
-            places = self._last_results[1]
+                places = self._all_wanted(parse_results(text, self._byte_sizes))
+                self._last_results = text, places, parse_events(text)
+            _, places, events = self._last_results
+            if events:
+                self._slot.listener.wait_on_streams(events)
             return result_of(places, self._spaces, self.memory, response, self.plan.input_byte_size)
         except BaseException as error:
             turn.is_in_doubt = not turn.is_completed

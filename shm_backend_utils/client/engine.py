@@ -325,6 +325,7 @@ class Engine:
                     raise PoolExhaustedError(f"no device memory became free in time: {error}") from None
                 await self.runtime.pause(_ROUND_S)
             else:
+                slot.wait_for_models()
                 return slot, memory
 
     async def _wait_for_slot(self, demand: Demand, ticket: Ticket) -> tuple[Slot, npt.NDArray[np.uint8]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +14,10 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..errors import ClosedError, PeerError
+from ..region.cuda_events import Event
 from .space import Space
 
-__all__ = ["OutputPlace", "Result", "parse_results", "result_of"]
+__all__ = ["OutputPlace", "Result", "parse_events", "parse_results", "result_of"]
 
 
 class Result(Mapping[str, npt.NDArray[Any]]):
@@ -113,8 +115,18 @@ def parse_results(text: bytes, byte_sizes: Sequence[int]) -> tuple[OutputPlace, 
         The results are not what protocol v1 says.
     """
     try:
-        return tuple([_place(name, entry, byte_sizes) for name, entry in json.loads(text).items()])
+        return tuple([_place(name, entry, byte_sizes) for name, entry in json.loads(text).items() if name])
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise _broken(error) from None
+
+
+def parse_events(text: bytes) -> tuple[Event, ...]:
+    """Read from the same text which events tell that the outputs are complete; raises as :func:`parse_results`."""
+    if b'"":' not in text:
+        return ()
+    try:
+        return tuple([Event(uuid, base64.b64decode(handle, validate=True)) for uuid, handle in json.loads(text)[""]])
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise _broken(error) from None
 
 

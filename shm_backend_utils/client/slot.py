@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..descriptor import CudaRegionClaim, RegionClaim, SystemRegionClaim
-from ..errors import ClosedError
+from ..errors import ClosedError, PeerError
+from ..region.cuda_events import EventListener
 from ..region.layout import SlotRecord
 from ..region.managed import ManagedRegion
 from ..region.system import Access
 from .plan import CallPlan
+from .result import parse_events
 from .space import DeviceSpace, HostSpace, Space
 
 __all__ = ["Slot", "Turn"]
@@ -168,6 +170,20 @@ class Slot:
         """Add memory on a GPU; ``bury`` takes it, and the region's descriptor, when the slot is destroyed."""
         self.device_spaces[device] = space
         self._bury = bury
+
+    @property
+    def listener(self) -> EventListener:
+        """Waits for what models do on GPUs; raises PeerError if the slot has nothing there."""
+        for space in self.device_spaces.values():
+            return space.listener
+        raise PeerError("the model's results break the protocol: an event for a call without memory on a GPU")
+
+    def wait_for_models(self) -> None:
+        """Wait until no model's GPU works in it any more: models may have left that to their clients."""
+        for turn in self.turns:
+            events = parse_events(turn.record.results()) if turn.generation else ()
+            if events:
+                self.listener.wait(events)
 
     def spaces(self, devices: Iterable[int]) -> tuple[Space, ...]:
         """Return the slot's memories in the order of a plan's regions."""

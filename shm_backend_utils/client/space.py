@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..region.cuda import CudaAllocation
+from ..region.cuda_events import EventListener
 from ..region.cuda_runtime import device_guard
 
 __all__ = ["DeviceSpace", "HostSpace", "Space"]
@@ -63,8 +64,9 @@ class DeviceSpace:
 
     begin = 0
 
-    def __init__(self, allocation: CudaAllocation) -> None:
+    def __init__(self, allocation: CudaAllocation, listener: EventListener) -> None:
         self.allocation = allocation
+        self.listener = listener
         self.byte_size = allocation.byte_size
 
     def array_at(self, memory: npt.NDArray[np.uint8], offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..dtypes import DType
-from ..errors import BatchSizeError, ClosedError, MissingTensorError, ModelError, ShmError, TensorError
+from ..errors import BatchSizeError, ClosedError, MissingTensorError, ShmError
+from ..region.cuda_events import Event
 from ..spec import BATCH_CARRIER, ModelSpec
 from ..view import TensorView
 from .completion import Completion
-from .device_arrays import DeviceArrays, is_on_device
+from .device_arrays import DeviceArrays
 from .device_view import DeviceView
 from .direct import PATH as DIRECT
-from .direct import DirectPlan, DirectTensors, Output
+from .direct import DirectPlan, DirectTensors
+from .outputs import TRITON, Outputs
 from .plans import DirectRequest, OrdinaryRequest, Plans
 from .triton import TritonBackend
 
 __all__ = ["Call"]
-
-TRITON: Final = "triton"
 
 
 class Call:
@@ -38,8 +37,6 @@ class Call:
     ----------
     response : InferenceResponse
         What ``execute`` returns for this request; there once the call was committed.
-    devices : set of int
-        The GPUs that this call uses. It is not over before they have done what is on their current streams.
     """
 
     __slots__ = (
@@ -48,15 +45,16 @@ class Call:
         "_completion",
         "_delivered",
         "_direct",
+        "_is_on_devices",
+        "_is_open",
         "_meaning",
-        "_open",
+        "_outputs",
         "_plans",
         "_request",
         "_requested",
         "_results",
         "_spec",
-        "_written",
-        "devices",
+        "_used_devices",
         "response",
     )
 
@@ -70,7 +68,7 @@ class Call:
         completion: Completion | None = None,
     ) -> None:
         self.response: Any = None
-        self.devices: set[int] = set()
+        self._used_devices: set[int] = set()
         self._arrays = arrays
         self._completion = completion
         self._spec = spec
@@ -80,10 +78,16 @@ class Call:
         self._meaning: OrdinaryRequest | DirectRequest | None = None
         self._delivered: dict[str, Any] | None = None
         self._requested: Collection[str] | None = None
-        self._written: dict[str, Output] = {}
+        self._outputs: Outputs | None = None
+        self._is_on_devices = False
         self._direct: DirectTensors | None = None
         self._results = b""
-        self._open = False
+        self._is_open = False
+
+    @property
+    def devices(self) -> set[int]:
+        """The GPUs that this call uses. It is not over before they have done what is on their current streams."""
+        return self._used_devices if self._outputs is None else self._used_devices | self._outputs.devices
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -129,13 +133,7 @@ class Call:
         ModelError
             The model's configuration has no such output, or not of this dtype and shape.
         """
-        shape, dtype = tuple(shape), np.dtype(dtype)
-        self._check_open()
-        output = None if self._direct is None else self._direct.plan.known_output(name, shape, dtype)
-        if output is None:
-            output = self._make_output(name, shape, self._check_output(name, dtype, shape))
-        self._written[name] = output
-        return output.view
+        return self._open_outputs().make(name, tuple(shape), np.dtype(dtype))
 
     def device_output(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> DeviceView:
         """Return memory of a GPU for one output, to be filled before the call ends, wherever the client wants it.
@@ -150,14 +148,7 @@ class Call:
         MachineError
             CuPy or a GPU is missing.
         """
-        view = self.output(name, shape, dtype)
-        if isinstance(view, DeviceView):
-            return view
-        made = self._arrays.empty(name, view.shape, dtypes.from_numpy(view.dtype, name), TRITON)
-        output = self._written[name]
-        self._written[name] = Output(made) if output.place is None else Output(view, output.place, made)
-        self.devices.add(made.device)
-        return made
+        return self._open_outputs().make_on_device(name, tuple(shape), np.dtype(dtype))
 
     def put(self, name: str, array: Any) -> None:
         """Give one output. One copy into the client's memory; none if the array is memory of this call already.
@@ -177,29 +168,27 @@ class Call:
         ModelError
             As for :meth:`output`.
         """
-        self._check_open()
-        source = self._array_of(array)
-        dtype = self._check_output(name, np.dtype(source.dtype), tuple(source.shape))
-        output = None
-        if self._direct is not None:
-            plan = self._direct.plan
-            output = plan.pass_through(name, dtype, source)
-            if output is None:
-                output = plan.output(name, tuple(source.shape), dtype)
-                if output is not None:
-                    self._fill(output.view, source)
-        self._written[name] = output or self._kept(name, source, dtype)
+        self._open_outputs().put(name, array)
 
     def to_host(self, view: TensorView) -> npt.NDArray[Any]:
         """Return a tensor as an array of NumPy: a copy if it is on a GPU, after what is on the current stream."""
         return self._arrays.to_host(view) if isinstance(view, DeviceView) else view.numpy()
 
-    def to_device(self, view: TensorView) -> Any:
-        """Return a tensor as an array of CuPy: a copy on the instance's GPU if it is on the host."""
+    def to_device(self, view: TensorView, stream: Any = None) -> Any:
+        """Return a tensor as an array of CuPy: a copy on the instance's GPU if it is on the host.
+
+        Parameters
+        ----------
+        view : TensorView
+            An input, or an output that is written.
+        stream : cupy.cuda.Stream, optional
+            To copy on; by default the current one. From pinned memory (``SHM_PIN_HOST_MEMORY``) the copy is made while
+            the host goes on; wait for a stream of your own before the call ends.
+        """
         if isinstance(view, DeviceView):
             return view.cupy()
-        self.devices.add(self._arrays.device)
-        return self._arrays.to_device(view)
+        self._used_devices.add(self._arrays.device)
+        return self._arrays.to_device(view, stream)
 
     @property
     def stream(self) -> Any:
@@ -207,7 +196,7 @@ class Call:
 
         What is launched on other streams is the model's own to wait for.
         """
-        self.devices.add(self._arrays.device)
+        self._used_devices.add(self._arrays.device)
         return self._arrays.stream()
 
     def requested(self, name: str) -> bool:
@@ -221,11 +210,12 @@ class Call:
             try:
                 self._check_batch_size(plan)
                 self._direct = DirectTensors(plan, generation)
-                self.devices.update(plan.devices)
+                self._used_devices.update(plan.devices)
             except BaseException:
                 self._plans.end(plan)
                 raise
-        self._open = True
+        self._outputs = Outputs(self._spec, self._arrays, None if self._direct is None else self._direct.plan)
+        self._is_open = True
         return self
 
     def __exit__(
@@ -241,17 +231,27 @@ class Call:
         except BaseException:
             self._fail()
             raise
-        self._open = False
+        self._is_open = False
         if self.devices and self._completion is not None:
             self._completion.add(self)
         else:
             self.end()
 
-    def end(self) -> None:
-        """Write the results. From here on the memory may be the client's. Only :class:`Completion` calls this."""
-        self._open = False
+    @property
+    def can_end_by_event(self) -> bool:
+        """Whether all that the client looks at is on GPUs, so that it can wait for an event itself."""
+        if self._direct is None or not self._direct.plan.slots or not self._direct.has_room_for_events(self._results):
+            return False
+        return self._is_on_devices
+
+    def end(self, events: Sequence[Event] = ()) -> None:
+        """Write the results. From here on the memory may be the client's, when it has waited for the events.
+
+        Only :class:`Completion` calls this.
+        """
+        self._is_open = False
         if self._direct is not None:
-            self._direct.complete(self._results)
+            self._direct.complete(self._results, events)
             self._plans.end(self._direct.plan)
 
     def end_by(self, error: Exception) -> None:
@@ -260,32 +260,20 @@ class Call:
         self._fail()
 
     def _respond(self) -> None:
-        tensors, outputs = [], self._outputs()
-        for output in outputs:
-            if output.source is not None:
-                self._fill(output.view, output.source.array)
-            elif output.place is None:
-                tensors.append(self._tensor(output.view))
+        outputs = self._open_outputs().finish(self._requested_names())
+        tensors = [self._tensor(output.view) for output in outputs if output.place is None]
         response = self._backend.response(tensors)
         if self._direct is not None:
             self._results = self._direct.plan.results(outputs)
+            self._is_on_devices = all(isinstance(output.view, DeviceView) for output in outputs) and not tensors
         self.response = response
 
-    def _outputs(self) -> list[Output]:
-        """Return the outputs that the client wants; raises ModelError if the model has not made one."""
-        outputs, requested = [], self._requested_names()
-        for name in self._spec.outputs:
-            if name in requested:
-                output = self._written.get(name)
-                if output is None:
-                    raise ModelError(f"output {name!r} was requested, but model.py wrote none")
-                outputs.append(output)
-        return outputs
-
     def _tensor(self, view: TensorView) -> Any:
-        if isinstance(view, DeviceView):
-            return self._backend.device_output(view.name, view.__dlpack__(stream=-1))
-        return self._backend.output(view.name, view.numpy())
+        if not isinstance(view, DeviceView):
+            return self._backend.output(view.name, view.numpy())
+        if self._direct is not None:  # it found no room, and travels with the response
+            return self._backend.output(view.name, self._arrays.to_host(view))
+        return self._backend.device_output(view.name, view.__dlpack__(stream=-1))
 
     def _requested_names(self) -> Collection[str]:
         if self._requested is None:
@@ -293,7 +281,7 @@ class Call:
         return self._requested
 
     def _fail(self) -> None:
-        self._open = False
+        self._is_open = False
         if self._direct is not None:
             try:
                 self._wait_quietly()  # the memory is the client's after this, and the device may be writing there
@@ -325,31 +313,8 @@ class Call:
         array = self._arrays.adopt(tensor.to_dlpack())
         dtype = dtypes.from_numpy(np.dtype(array.dtype), name)
         view = self._arrays.view(name, array, dtype, TRITON, writable=False)
-        self.devices.add(view.device)
+        self._used_devices.add(view.device)
         return view
-
-    def _array_of(self, value: Any) -> Any:
-        """Return what a user gives as an array of NumPy, or of CuPy if it is on a GPU."""
-        if isinstance(value, TensorView):
-            return value.array
-        return self._arrays.adopt(value) if is_on_device(value) else np.asarray(value)
-
-    def _fill(self, view: TensorView, source: Any) -> None:
-        """Copy an array of NumPy or CuPy to a view, unless it is that very memory."""
-        if isinstance(source, np.ndarray) and not isinstance(view, DeviceView):
-            if not _is_same_memory(view, source):
-                np.copyto(view.numpy(), source)
-            return
-        self.devices.add(self._arrays.copy(view, source))
-
-    def _kept(self, name: str, array: Any, dtype: DType) -> Output:
-        """Return an output that goes back through Triton."""
-        if isinstance(array, np.ndarray):
-            contiguous = np.ascontiguousarray(array).reshape(array.shape)  # the first makes a scalar one-dimensional
-            return Output(TensorView(name, contiguous, dtype, TRITON))
-        view = self._arrays.view(name, array, dtype, TRITON, writable=True)
-        self.devices.add(view.device)
-        return Output(view)
 
     def _delivered_tensors(self) -> dict[str, Any]:
         if self._delivered is None:
@@ -370,26 +335,15 @@ class Call:
                     f"send input {BATCH_CARRIER!r} with shape [{view.shape[0]}, 0]",
                 )
 
-    def _make_output(self, name: str, shape: tuple[int, ...], dtype: DType) -> Output:
-        output = None if self._direct is None else self._direct.plan.output(name, shape, dtype)
-        return output or self._kept(name, np.empty(shape, dtype.numpy), dtype)
-
-    def _check_output(self, name: str, numpy_dtype: np.dtype[Any], shape: tuple[int, ...]) -> DType:
-        try:
-            dtype = dtypes.from_numpy(numpy_dtype, name)
-            self._spec.output(name).check(dtype, shape)
-        except TensorError as error:
-            raise ModelError(f"model.py wrote an output that it may not: {error}") from None
-        return dtype
-
     def _check_open(self) -> None:
-        if not self._open:
+        if not self._is_open:
             raise ClosedError("this call")
+
+    def _open_outputs(self) -> Outputs:
+        if self._outputs is None or not self._is_open:
+            raise ClosedError("this call")
+        return self._outputs
 
 
 def _batch(batch_size: int | None) -> str:
     return "none" if batch_size is None else f"one of {batch_size}"
-
-
-def _is_same_memory(view: TensorView, source: npt.NDArray[Any]) -> bool:
-    return bool(source.flags.c_contiguous) and view.numpy().ctypes.data == source.ctypes.data

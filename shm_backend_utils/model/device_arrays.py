@@ -79,15 +79,18 @@ class DeviceArrays:
             runtime.synchronize(self._stream())
         return copied
 
-    def to_device(self, view: TensorView) -> Any:
-        """Return a copy on the instance's GPU, which is complete for all that comes later on the current stream.
+    def to_device(self, view: TensorView, stream: Any) -> Any:
+        """Return a copy on the instance's GPU, which is complete for all that comes later on the stream.
 
         From pinned memory it is made while the host goes on; else the host waits.
         """
         runtime = self._cuda.runtime
         with device_guard(runtime, self.device):
+            current = self._stream()
+            chosen = current if stream is None else runtime.stream_address(stream)
             copied = runtime.empty(view.shape, view.dtype)
-            runtime.copy(copied, view.numpy(), self._stream())
+            runtime.order(current, chosen)  # the memory may have served the current stream just before
+            runtime.copy(copied, view.numpy(), chosen)
         return copied
 
     def synchronize(self, devices: Iterable[int]) -> None:

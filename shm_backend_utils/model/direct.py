@@ -6,6 +6,7 @@ request with that descriptor. A :class:`DirectTensors` is one such request, fenc
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 from ..descriptor import Descriptor, InputSpan, OutputSpan, check_outputs_are_disjoint
 from ..dtypes import DType
 from ..errors import DescriptorError, ModelError, ReplayedRequestError, StaleRequestError
+from ..region.cuda_events import Event
 from ..region.layout import MAX_RESULTS_LENGTH, SlotRecord
 from ..spec import ModelSpec
 from ..view import TensorView
@@ -27,6 +29,7 @@ PATH: Final = "direct"
 PATIENCE_S: Final = 1.0
 _PAUSE_S: Final = 0.0005
 _MOST_REMEMBERED: Final = 64
+_LONGEST_EVENT: Final = 160
 
 
 class Output:
@@ -210,9 +213,13 @@ class DirectTensors:
         for slot in plan.slots:
             slot.record.started = generation
 
-    def complete(self, results: bytes) -> None:
+    def has_room_for_events(self, results: bytes) -> bool:
+        """Return whether the slot's record has room for these results and an event of every GPU."""
+        return len(results) + _LONGEST_EVENT * (1 + len(self.plan.devices)) <= MAX_RESULTS_LENGTH
+
+    def complete(self, results: bytes, events: Sequence[Event] = ()) -> None:
         """Write what :meth:`DirectPlan.results` made, and the completion stamps. The last thing before the response."""
-        self._end(results)
+        self._end(_with_events(results, events) if events else results)
 
     def fail(self) -> None:
         """Write the completion stamps of a call that failed: the client may have its memory back."""
@@ -222,6 +229,13 @@ class DirectTensors:
         for slot in self.plan.slots:
             slot.record.complete(self._generation, results)
             slot.lease.give_back()
+
+
+def _with_events(results: bytes, events: Sequence[Event]) -> bytes:
+    """Add a member that is no output's, as its name is empty."""
+    listed = [[event.device_uuid, base64.b64encode(event.handle).decode()] for event in events]
+    separator = b"," if results != b"{}" else b""
+    return results[:-1] + separator + b'"":' + json.dumps(listed, separators=(",", ":")).encode() + b"}"
 
 
 def _take(slot: UsedSlot, generation: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ClosedError, ModelError, ShmError
 from ..region.cuda import CudaAccess
+from ..region.cuda_events import EventRecorder
 from ..spec import ModelSpec
 from .call import Call
 from .completion import Completion
@@ -49,6 +50,9 @@ class ShmSession:
         self._spec = spec
         self._backend = TritonBackend()
         cuda = cuda or CudaAccess()
+        self._cuda = cuda
+        self._settings = settings
+        self._events: EventRecorder | None = None
         self._arrays = DeviceArrays(cuda, device)
         pinning = Pinning(cuda, self._backend.log_warning) if settings.pin_host_memory else None
         self._plans: Plans | None = Plans(spec, settings, cuda, pinning)
@@ -70,7 +74,7 @@ class ShmSession:
 
         A request that fails, for whatever reason, fails alone: its response carries the error.
         """
-        completion = Completion(self._arrays)
+        completion = Completion(self._arrays, self._recorder())
         calls = [self._serve_one(request, infer, completion) for request in requests]
         completion.finish()
         return [call.response for call in calls]
@@ -92,6 +96,12 @@ class ShmSession:
         if self._plans is not None:
             self._plans.close()
             self._plans = None
+            self._events = None
+
+    def _recorder(self) -> EventRecorder | None:
+        if self._settings.gpu_events and self._events is None and self._cuda.is_loaded:
+            self._events = EventRecorder(self._cuda.runtime)
+        return self._events
 
     def _call(self, request: Any, completion: Completion | None) -> Call:
         if self._plans is None:

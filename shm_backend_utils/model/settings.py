@@ -34,6 +34,9 @@ class Settings:
         Where the server tells what is registered. ``SHM_SERVER_URL``; by default what the server was started with.
     max_mapped_bytes : int or None
         How much may be mapped at once; None for no limit. ``SHM_MAX_MAPPED_BYTES``.
+    gpu_events : bool
+        Whether clients wait for the GPU's work, by CUDA events, and not the model. ``SHM_GPU_EVENTS``: ``true`` or
+        ``false``, the default.
     pin_host_memory : bool
         Whether mapped regions of the host are registered with CUDA. ``SHM_PIN_HOST_MEMORY``: ``true`` or ``false``, the
         default.
@@ -43,6 +46,7 @@ class Settings:
     foreign_regions: bool = True
     server_url: str = _DEFAULT_SERVER_URL
     max_mapped_bytes: int | None = None
+    gpu_events: bool = False
     pin_host_memory: bool = False
 
     @classmethod
@@ -61,7 +65,8 @@ class Settings:
             foreign_regions=_foreign_regions(texts),
             server_url=texts.get("SHM_SERVER_URL") or _url_of_parent() or _DEFAULT_SERVER_URL,
             max_mapped_bytes=_max_mapped_bytes(texts),
-            pin_host_memory=_pin_host_memory(texts),
+            gpu_events=_is_on(texts, "SHM_GPU_EVENTS"),
+            pin_host_memory=_is_on(texts, "SHM_PIN_HOST_MEMORY"),
         )
 
 
@@ -84,10 +89,10 @@ def _foreign_regions(texts: Mapping[str, str]) -> bool:
     return text == "registered"
 
 
-def _pin_host_memory(texts: Mapping[str, str]) -> bool:
-    text = texts.get("SHM_PIN_HOST_MEMORY", "false")
+def _is_on(texts: Mapping[str, str], name: str) -> bool:
+    text = texts.get(name, "false")
     if text not in ("true", "false"):
-        raise ModelError(f"parameter SHM_PIN_HOST_MEMORY is {text!r}; expected true or false")
+        raise ModelError(f"parameter {name} is {text!r}; expected true or false")
     return text == "true"
 
 

@@ -130,6 +130,34 @@ class CudaRuntime(ABC):
         """Let all that comes later on stream ``then`` wait for what is on stream ``first`` now. The host does not."""
 
     @abstractmethod
+    def create_event(self) -> int:
+        """Return a new event that other processes can wait for, without timing (``cudaEventInterprocess``)."""
+
+    @abstractmethod
+    def export_event(self, event: int) -> bytes:
+        """Return the IPC handle of an event (``cudaIpcGetEventHandle``)."""
+
+    @abstractmethod
+    def open_event(self, handle: bytes) -> int:
+        """Return another process' event (``cudaIpcOpenEventHandle``)."""
+
+    @abstractmethod
+    def destroy_event(self, event: int) -> None:
+        """Undo :meth:`create_event` or :meth:`open_event`."""
+
+    @abstractmethod
+    def record(self, event: int, stream: int) -> None:
+        """Let an event stand for all that is on a stream now."""
+
+    @abstractmethod
+    def wait_for_event(self, event: int, stream: int) -> None:
+        """Let all that comes later on a stream wait for what the event stands for now. The host does not."""
+
+    @abstractmethod
+    def synchronize_event(self, event: int) -> None:
+        """Wait for what the event stands for now."""
+
+    @abstractmethod
     def array(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object) -> Any:
         """Return a C-contiguous array over memory that ``owner`` keeps alive."""
 

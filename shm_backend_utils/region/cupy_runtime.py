@@ -127,6 +127,34 @@ class CupyRuntime(CudaRuntime):
             finally:
                 self._cuda.eventDestroy(event)  # CUDA keeps what is still waited for
 
+    def create_event(self) -> int:
+        with self._telling("making an event"):
+            return int(self._cuda.eventCreateWithFlags(self._cuda.eventDisableTiming | self._cuda.eventInterprocess))
+
+    def export_event(self, event: int) -> bytes:
+        with self._telling("exporting an event"):
+            return bytes(self._cuda.ipcGetEventHandle(event))
+
+    def open_event(self, handle: bytes) -> int:
+        with self._telling("opening another process' event"):
+            return int(self._cuda.ipcOpenEventHandle(bytes(handle)))
+
+    def destroy_event(self, event: int) -> None:
+        with self._telling("destroying an event"):
+            self._cuda.eventDestroy(event)
+
+    def record(self, event: int, stream: int) -> None:
+        with self._telling("recording an event"):
+            self._cuda.eventRecord(event, stream)
+
+    def wait_for_event(self, event: int, stream: int) -> None:
+        with self._telling("waiting for an event"):
+            self._cuda.streamWaitEvent(stream, event)
+
+    def synchronize_event(self, event: int) -> None:
+        with self._telling("waiting for an event"):
+            self._cuda.eventSynchronize(event)
+
     def array(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object) -> Any:
         memory = self._cupy.cuda.UnownedMemory(address, math.prod(shape) * dtype.itemsize, owner, device)
         return self._cupy.ndarray(shape, dtype, self._cupy.cuda.MemoryPointer(memory, 0))

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ..region.cuda_runtime import CudaRuntime, device_guard
 from .fake_device_array import CUDA_DEVICE_TYPE, FakeCapsule, FakeDeviceArray, c_strides, kernel
+from .fake_events import FakeEvents
 from .fake_memories import FakeMemories, LiveCounts, failure
 from .fake_memory import remove_what_the_dead_left
 from .fake_stream import FakeStream, FakeStreams
@@ -30,7 +31,7 @@ __all__ = ["FakeCuda", "FakeDeviceArray", "FakeStream", "LiveCounts", "kernel"]
 _LEGACY_STREAM: Final = 1
 
 
-class FakeCuda(CudaRuntime):
+class FakeCuda(FakeEvents):
     """CUDA on GPUs that do not exist. Two of these in one process are to each other as two processes are.
 
     Addresses are real: the memory is mapped there. New memory is full of rubbish. What is on a stream is done when that
@@ -53,6 +54,7 @@ class FakeCuda(CudaRuntime):
     """
 
     def __init__(self, devices: int = 2, uuids: Sequence[str] | None = None) -> None:
+        super().__init__()
         self._uuids = tuple(uuids) if uuids is not None else tuple(_uuid_of(device) for device in range(devices))
         if len(self._uuids) != devices:
             raise ValueError(f"{len(self._uuids)} UUIDs were given for {devices} devices; expected one for each")

@@ -1,0 +1,35 @@
+import numpy as np
+
+from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.region.cuda import CudaAccess
+
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet, per RGB channel, in units of 255
+STD = (0.229, 0.224, 0.225)
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        cuda = CudaAccess()
+        cuda.runtime.set_device(int(args["model_instance_device_id"]))  # says what is missing: CuPy, or a GPU
+        import cupy  # noqa: PLC0415  # only now is it certain that there is one
+
+        self.cupy = cupy
+        self.normalize = cupy.ElementwiseKernel(
+            "uint8 x, float32 scale, float32 shift", "float32 y", "y = x * scale + shift", "normalize"
+        )
+        self.session = ShmSession.from_args(args, cuda)
+
+    def execute(self, requests):
+        return self.session.serve(requests, self.infer)
+
+    def infer(self, call: Call) -> None:
+        images = call.to_device(call.input("IMAGES"))  # no copy if they are on a GPU
+        count, height, width, channels = images.shape
+        output = call.device_output("NORMALIZED", (count, channels, height, width), np.float32)
+        normalized = output.cupy()
+        with self.cupy.cuda.Device(output.device):  # the client's GPU may be another one than the instance's
+            for channel, (mean, std) in enumerate(zip(MEAN, STD, strict=True)):
+                self.normalize(images[..., channel], 1 / (255 * std), -mean / std, normalized[:, channel])
+
+    def finalize(self):
+        self.session.close()

@@ -1,0 +1,145 @@
+"""The outputs of one call: where each is written, on the host or on a GPU, and how it gets to the client."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes
+from ..dtypes import DType
+from ..errors import ModelError, TensorError
+from ..spec import ModelSpec
+from ..view import TensorView
+from .device_arrays import DeviceArrays, is_on_device
+from .device_view import DeviceView
+from .direct import DirectPlan, Output
+
+__all__ = ["TRITON", "Outputs"]
+
+TRITON: Final = "triton"
+
+
+class Outputs:
+    """What ``model.py`` writes in one call.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        The model's.
+    arrays : DeviceArrays
+        For GPUs.
+    plan : DirectPlan or None
+        Has the client's memory, where it provides any.
+
+    Attributes
+    ----------
+    devices : set of int
+        GPUs that have work to finish for these outputs.
+    """
+
+    __slots__ = ("_arrays", "_plan", "_spec", "_written", "devices")
+
+    def __init__(self, spec: ModelSpec, arrays: DeviceArrays, plan: DirectPlan | None) -> None:
+        self.devices: set[int] = set()
+        self._spec = spec
+        self._arrays = arrays
+        self._plan = plan
+        self._written: dict[str, Output] = {}
+
+    def make(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> TensorView:
+        """Return memory for an output: the client's own, where it has provided enough.
+
+        Raises
+        ------
+        ModelError
+            The model's configuration has no such output, or not of this dtype and shape.
+        """
+        output = None if self._plan is None else self._plan.known_output(name, shape, dtype)
+        if output is None:
+            checked = self._check(name, dtype, shape)
+            output = None if self._plan is None else self._plan.output(name, shape, checked)
+            output = output or self._kept(name, np.empty(shape, dtype), checked)
+        self._written[name] = output
+        return output.view
+
+    def make_on_device(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceView:
+        """Return memory of a GPU for an output, which is copied to where it belongs if it belongs on the host."""
+        view = self.make(name, shape, dtype)
+        if isinstance(view, DeviceView):
+            return view
+        made = self._arrays.empty(name, shape, dtypes.from_numpy(dtype, name), TRITON)
+        output = self._written[name]
+        self._written[name] = Output(made) if output.place is None else Output(view, output.place, made)
+        self.devices.add(made.device)
+        return made
+
+    def put(self, name: str, value: Any) -> None:
+        """Take an array as an output: one copy, or none if it is memory of this call; raises as :meth:`make`."""
+        source = self._array_of(value)
+        dtype = self._check(name, np.dtype(source.dtype), tuple(source.shape))
+        output = None
+        if self._plan is not None:
+            output = self._plan.pass_through(name, dtype, source)
+            if output is None:
+                output = self._plan.output(name, tuple(source.shape), dtype)
+                if output is not None:
+                    self._fill(output.view, source)
+        self._written[name] = output or self._kept(name, source, dtype)
+
+    def finish(self, requested: Collection[str]) -> list[Output]:
+        """Bring every output to its place, or on its way there, and return those that the client wants.
+
+        Raises
+        ------
+        ModelError
+            The model has not made one.
+        """
+        outputs = []
+        for name in self._spec.outputs:
+            if name not in requested:
+                continue
+            output = self._written.get(name)
+            if output is None:
+                raise ModelError(f"output {name!r} was requested, but model.py wrote none")
+            if output.source is not None:
+                self._fill(output.view, output.source.array)
+            outputs.append(output)
+        return outputs
+
+    def _array_of(self, value: Any) -> Any:
+        """Return what a user gives as an array of NumPy, or of CuPy if it is on a GPU."""
+        if isinstance(value, TensorView):
+            return value.array
+        return self._arrays.adopt(value) if is_on_device(value) else np.asarray(value)
+
+    def _fill(self, view: TensorView, source: Any) -> None:
+        """Copy an array of NumPy or CuPy to a view, unless it is that very memory."""
+        if isinstance(source, np.ndarray) and not isinstance(view, DeviceView):
+            if not _is_same_memory(view, source):
+                np.copyto(view.numpy(), source)
+            return
+        self.devices.add(self._arrays.copy(view, source))
+
+    def _kept(self, name: str, array: Any, dtype: DType) -> Output:
+        """Return an output that goes back through Triton."""
+        if isinstance(array, np.ndarray):
+            contiguous = np.ascontiguousarray(array).reshape(array.shape)  # the first makes a scalar one-dimensional
+            return Output(TensorView(name, contiguous, dtype, TRITON))
+        view = self._arrays.view(name, array, dtype, TRITON, writable=True)
+        self.devices.add(view.device)
+        return Output(view)
+
+    def _check(self, name: str, numpy_dtype: np.dtype[Any], shape: tuple[int, ...]) -> DType:
+        try:
+            dtype = dtypes.from_numpy(numpy_dtype, name)
+            self._spec.output(name).check(dtype, shape)
+        except TensorError as error:
+            raise ModelError(f"model.py wrote an output that it may not: {error}") from None
+        return dtype
+
+
+def _is_same_memory(view: TensorView, source: npt.NDArray[Any]) -> bool:
+    return bool(source.flags.c_contiguous) and view.numpy().ctypes.data == source.ctypes.data

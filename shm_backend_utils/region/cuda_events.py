@@ -1,0 +1,111 @@
+"""Interprocess CUDA events: the client's stream waits for the model's, and no host waits for either."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ..errors import PeerError, RegionRefusedError
+from .cuda import device_of
+from .cuda_runtime import CudaError, CudaRuntime, device_guard
+
+__all__ = ["Event", "EventListener", "EventRecorder"]
+
+
+class Event(NamedTuple):
+    """An event as other processes know it.
+
+    Attributes
+    ----------
+    device_uuid : str
+        The GPU that it is on.
+    handle : bytes
+        64 bytes, CUDA's ``cudaIpcEventHandle_t``.
+    """
+
+    device_uuid: str
+    handle: bytes
+
+
+class EventRecorder:
+    """Records events, in the process whose work others wait for. For one thread at a time.
+
+    Every stream has one event, which is recorded again and again: who waits late waits for more than it must, and never
+    for less.
+    """
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self._runtime = runtime
+        self._events: dict[tuple[int, int], tuple[int, Event]] = {}
+        self._process = os.getpid()
+
+    def record(self, device: int) -> Event:
+        """Record what is on the thread's current stream of a device now, and return the event."""
+        runtime = self._runtime
+        with device_guard(runtime, device):
+            stream = runtime.stream_address(runtime.current_stream())
+            known = self._events.get((device, stream))
+            if known is None:
+                event = runtime.create_event()
+                made = Event(runtime.device_uuid(device), runtime.export_event(event))
+                known = self._events[device, stream] = event, made
+            runtime.record(known[0], stream)
+        return known[1]
+
+    def __del__(self) -> None:
+        if self._process == os.getpid():
+            for (device, _), (event, _) in self._events.items():
+                with contextlib.suppress(CudaError), device_guard(self._runtime, device):
+                    self._runtime.destroy_event(event)
+
+
+class EventListener:
+    """Waits for events of other processes. Thread-safe."""
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self._runtime = runtime
+        self._lock = threading.Lock()
+        self._opened: dict[Event, tuple[int, int]] = {}
+        self._process = os.getpid()
+
+    def wait_on_streams(self, events: Iterable[Event]) -> None:
+        """Let what this thread puts on its current streams from now on wait for these events. The host does not.
+
+        Raises
+        ------
+        PeerError
+            An event is none of this machine's.
+        """
+        runtime = self._runtime
+        for event in events:
+            device, opened = self._open(event)
+            with device_guard(runtime, device):
+                runtime.wait_for_event(opened, runtime.stream_address(runtime.current_stream()))
+
+    def wait(self, events: Iterable[Event]) -> None:
+        """Wait for these events on the host; raises as :meth:`wait_on_streams`."""
+        for event in events:
+            device, opened = self._open(event)
+            with device_guard(self._runtime, device):
+                self._runtime.synchronize_event(opened)
+
+    def __del__(self) -> None:
+        if self._process == os.getpid():
+            for device, event in self._opened.values():
+                with contextlib.suppress(CudaError), device_guard(self._runtime, device):
+                    self._runtime.destroy_event(event)
+
+    def _open(self, event: Event) -> tuple[int, int]:
+        with self._lock:
+            known = self._opened.get(event)
+            if known is None:
+                try:
+                    device = device_of(self._runtime, event.device_uuid, "the model's event")
+                    with device_guard(self._runtime, device):
+                        known = self._opened[event] = device, self._runtime.open_event(event.handle)
+                except (CudaError, RegionRefusedError) as error:
+                    raise PeerError(f"the model's CUDA event cannot be waited for: {error}") from None
+            return known

@@ -1,0 +1,200 @@
+"""Tensors on GPUs: from where they are to where they are wanted, on every path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import InferenceError
+from shm_backend_utils.client.paths import PathName
+from shm_backend_utils.errors import CallerError, MachineError, TensorError
+from shm_backend_utils.region.cuda_runtime import device_guard
+from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.fake_cuda import FakeDeviceArray
+
+from .eventually import all_memory_comes_back
+from .fake_gpus import MODEL, Gpu, gpu_of
+from .flavours import Flavour, url_of
+
+X = np.arange(1000, dtype=np.float32)
+ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
+EVERYWHERE = [None, 0, 1]
+EVERY_DOUBLE = ["double", "double_where_it_is_wanted", "double_in_memory_of_its_own", "double_on_the_host"]
+
+
+@pytest.fixture
+def gpu(flavour: Flavour) -> Iterator[Gpu]:
+    """Each of the four clients."""
+    with gpu_of(flavour) as gpu:
+        yield gpu
+
+
+@pytest.fixture
+def one_gpu(triton_server: EmbeddedServer) -> Iterator[Gpu]:
+    """One client, where it does not matter which."""
+    with gpu_of(Flavour(url_of(triton_server, "grpc"), is_aio=False)) as gpu:
+        yield gpu
+
+
+def from_place(gpu: Gpu, place: int | None) -> Any:
+    return X if place is None else gpu.array(X, place)
+
+
+def to_place(place: int | None) -> Any:
+    return X.nbytes if place is None else (X.shape, X.dtype, f"cuda:{place}")
+
+
+def content(array: Any, place: int | None) -> list[float]:
+    """Return what is in an array now, without waiting for anything, once it is known to be in its place."""
+    if place is not None:
+        assert isinstance(array, FakeDeviceArray)
+        assert array.device == place
+        array = array.peek()
+    assert isinstance(array, np.ndarray)
+    values: list[float] = array.tolist()
+    return values
+
+
+@pytest.mark.parametrize("to", EVERYWHERE)
+@pytest.mark.parametrize("source", EVERYWHERE)
+def test_a_tensor_goes_from_anywhere_to_anywhere(one_gpu: Gpu, source: int | None, to: int | None) -> None:
+    for deed in EVERY_DOUBLE:
+        with one_gpu.infer(deed, from_place(one_gpu, source), to_place(to)) as result:
+            assert (result.path, result.overflowed) == ("direct", {})
+            assert content(result["Y"], to) == (X * 2).tolist()
+
+
+@pytest.mark.parametrize(("source", "to"), [(0, 0), (0, None), (None, 0), (1, 0)])
+def test_every_client_sends_from_gpus_and_receives_there(gpu: Gpu, source: int | None, to: int | None) -> None:
+    with gpu.infer("double", from_place(gpu, source), to_place(to)) as result:
+        assert result.path == "direct"
+        assert content(result["Y"], to) == (X * 2).tolist()
+
+
+def test_inputs_of_one_call_may_be_in_different_places(one_gpu: Gpu) -> None:
+    rows = np.arange(16, dtype=np.float32).reshape(4, 4)
+    on_the_gpu = (rows.shape, rows.dtype, "cuda:0")
+    with one_gpu.client.infer(
+        "fake_gpu_batch",
+        {"A": rows, "B": one_gpu.array(rows, 1)},
+        outputs={"SUM": on_the_gpu, "PRODUCT": None},
+    ) as result:
+        assert content(result["SUM"], 0) == (rows + rows).tolist()
+        assert content(result["PRODUCT"], None) == (rows * rows).tolist()
+
+
+@pytest.mark.parametrize("source", EVERYWHERE)
+def test_every_path_gives_the_same_on_the_gpu(gpu: Gpu, path: PathName, source: int | None) -> None:
+    with gpu.infer("double_where_it_is_wanted", from_place(gpu, source), ON_THE_GPU, path=path) as result:
+        assert result.path == path
+        assert content(result["Y"], 0) == (X * 2).tolist()
+
+
+def test_a_prepared_call_is_filled_on_the_gpu_on_every_path(gpu: Gpu, path: PathName) -> None:
+    with gpu.client.prepare(
+        MODEL,
+        {"X": (X.shape, X.dtype, "cuda:1")},
+        outputs={"Y": ON_THE_GPU},
+        parameters={"deed": "double_where_it_is_wanted"},
+        path=path,
+    ) as call:
+        assert call.path == path
+        for value in range(3):
+            x: Any = call.inputs["X"]
+            x.fill(value)  # on a stream: not done yet
+            with call.infer() as result:
+                assert content(result["Y"], 0) == [2 * value] * X.size
+
+
+def test_a_call_waits_for_what_is_on_the_users_own_stream(gpu: Gpu) -> None:
+    with gpu.cuda.stream():
+        x = gpu.array(X)
+        with gpu.infer("double", x, ON_THE_GPU) as result:
+            assert content(result["Y"], 0) == (X * 2).tolist()
+
+
+def test_a_submitted_call_brings_its_tensors_to_the_gpu(gpu: Gpu) -> None:
+    x = gpu.array(X)
+    future = gpu.client.submit(MODEL, {"X": x}, outputs={"Y": ON_THE_GPU}, parameters={"deed": "double"})
+    x.fill(0)  # it was copied before
+    with future.result() as result:
+        assert content(result["Y"], 0) == (X * 2).tolist()
+
+
+def test_an_array_in_another_order_is_sent_as_it_reads(one_gpu: Gpu) -> None:
+    x = one_gpu.array(np.repeat(X, 2))[::-2]
+    with one_gpu.infer("double", x, ON_THE_GPU) as result:
+        assert content(result["Y"], 0) == (X[::-1] * 2).tolist()
+
+
+def test_an_empty_tensor_may_be_on_a_gpu(one_gpu: Gpu) -> None:
+    with one_gpu.infer("double", one_gpu.array([]), ((0,), X.dtype, "cuda:0")) as result:
+        assert content(result["Y"], 0) == []
+
+
+def test_an_output_of_unknown_size_comes_to_the_gpu_and_the_next_one_directly(gpu: Gpu) -> None:
+    overflowed = []
+    for _ in range(2):
+        with gpu.infer("repeat", gpu.array(X), "cuda:0", path="direct") as result:
+            overflowed.append(dict(result.overflowed))
+            assert content(result["Y"], 0) == X.tolist() * 3
+    assert overflowed == [{"Y": 3 * X.nbytes}, {}]
+
+
+def test_a_stream_gives_its_outputs_where_they_are_wanted(triton_server: EmbeddedServer) -> None:
+    with gpu_of(Flavour(url_of(triton_server, "grpc"), is_aio=False)) as gpu:
+        x = gpu.array(X)
+        responses = gpu.client.stream("countdown", {"X": x}, outputs={"Y": "cuda:1"}, parameters={"count": 2})
+        assert [content(response["Y"], 1) for response in responses] == [X.tolist(), (X + 1).tolist()]
+
+
+def test_a_stream_takes_inputs_on_a_gpu(triton_server: EmbeddedServer) -> None:
+    with gpu_of(Flavour(url_of(triton_server, "grpc"), is_aio=False)) as gpu:
+        responses = gpu.client.stream("countdown", {"X": gpu.array(X)}, parameters={"count": 2})
+        assert [content(response["Y"], None) for response in responses] == [X.tolist(), (X + 1).tolist()]
+
+
+def test_a_split_call_takes_no_tensors_on_gpus(gpu: Gpu) -> None:
+    rows = np.zeros((6, 4), np.float32)
+    with pytest.raises(CallerError, match="split=True takes tensors on the host alone; call the model once for each"):
+        gpu.client.infer("fake_gpu_batch", {"A": gpu.array(rows), "B": rows}, split=True)
+    with pytest.raises(CallerError, match="split=True takes tensors on the host alone; call the model once for each"):
+        gpu.client.infer("fake_gpu_batch", {"A": rows, "B": rows}, outputs={"SUM": "cuda:0"}, split=True)
+
+
+def test_a_list_of_arrays_on_gpus_is_refused(one_gpu: Gpu) -> None:
+    row = one_gpu.array(np.zeros(4))
+    with pytest.raises(TensorError, match="'A' lies on DLPack device type 2; expected host memory: copy it there"):
+        one_gpu.client.infer("fake_gpu_batch", {"A": [row], "B": [row]})
+
+
+def test_an_array_on_a_gpu_of_another_dtype_is_refused(one_gpu: Gpu) -> None:
+    with device_guard(one_gpu.cuda, 0):
+        integers = one_gpu.cuda.empty((3,), np.dtype(np.int32))
+    with pytest.raises(TensorError, match="'X' is INT32, but the model's configuration says TYPE_FP32"):
+        one_gpu.infer("double", integers)
+
+
+@pytest.mark.parametrize("device", ["gpu:0", "cuda:", "cuda:-1", "cuda:x", "cpu", ""])
+def test_a_device_that_is_no_name_of_one_is_refused(one_gpu: Gpu, device: str) -> None:
+    complaint = "the device of tensor '.' is '.*'; expected for example 'cuda:0'"
+    with pytest.raises(TensorError, match=complaint):
+        one_gpu.infer("double", X, device)
+    with pytest.raises(TensorError, match=complaint):
+        one_gpu.client.prepare(MODEL, {"X": (X.shape, X.dtype, device)})
+
+
+def test_a_device_that_is_not_there_is_named(one_gpu: Gpu) -> None:
+    with pytest.raises(MachineError, match="there is no such device here; see CUDA_VISIBLE_DEVICES") as refusal:
+        one_gpu.infer("double", X, (X.shape, X.dtype, "cuda:2"))
+    all_memory_comes_back(one_gpu.client)  # although the error is kept
+    assert refusal.value is not None
+
+
+def test_a_model_that_cannot_load_cupy_says_so(one_gpu: Gpu) -> None:
+    with pytest.raises(InferenceError, match="GPU memory needs CuPy") as refusal:
+        one_gpu.client.infer("direct_only", {"X": one_gpu.array(X)}, outputs={"Y": X.nbytes}, path="direct")
+    assert refusal.value.status() is not None
