@@ -80,7 +80,9 @@ def _small_allocations(client: Client) -> str:
         for number, slot in enumerate(slots):
             seen = client.infer("look", slot)
             extents.add(seen["extent"])
-            require(bool((seen["values"] == number).all()), f"the model saw the memory of another slot in slot {number}")
+            require(
+                bool((seen["values"] == number).all()), f"the model saw the memory of another slot in slot {number}"
+            )
     return f"1.25 KiB have {sorted(extents)} bytes in the other process"
 
 

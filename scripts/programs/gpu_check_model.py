@@ -68,7 +68,9 @@ def serve(connection: Connection, load_gpu: LoadGpu) -> None:
             name, parameters = connection.recv()
         except (EOFError, OSError):
             break
-        answer = models.answer(name, parameters) if name else Answer("", {"opened": opens.opened, "closed": opens.closed})
+        answer = (
+            models.answer(name, parameters) if name else Answer("", {"opened": opens.opened, "closed": opens.closed})
+        )
         connection.send(answer)
     models.close()
 
@@ -82,7 +84,7 @@ class _Models:
         self._models["empty"] = _OwnModel("empty", lambda call: None, gpu, {}, {})
         self._models["gpu_multiply"] = _sample("gpu_multiply", {"INPUT0": _FLOATS}, {"OUTPUT0": _FLOATS}, gpu)
         self._models["gpu_normalize"] = _sample("gpu_normalize", {"IMAGES": _IMAGES}, {"NORMALIZED": _NORMALIZED}, gpu)
-        self._outputs = {name: ("OUTPUT0",) for name in self._models} | {"empty": (), "gpu_normalize": ("NORMALIZED",)}
+        self._outputs = dict.fromkeys(self._models, ("OUTPUT0",)) | {"empty": (), "gpu_normalize": ("NORMALIZED",)}
 
     def answer(self, name: str, parameters: str) -> Answer:
         self._notes = {}
