@@ -268,8 +268,12 @@ class Engine:
         return self.tally.stats(self.catalog.reasons, self._pool.wait_count, self._pool.status)
 
     async def close(self) -> None:
-        """Unregister what is registered, and close the connection."""
+        """Remove the memory, unregister what is registered, and close the connection.
+
+        In this order: a registration that the server has not answered to finds no memory any more.
+        """
         self._is_closed = True
+        self._pool.close()
         await self._registrations.drop_all(_CLOSING_S)
         await self.transport.close()
         self.runtime.close()

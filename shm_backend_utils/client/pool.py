@@ -185,8 +185,8 @@ class SlotPool:
     @property
     def status(self) -> PoolStatus:
         """What the pool has now."""
-        self._settle()
         with self._lock:
+            self._serve()
             shelf = self._shelf
             status = PoolStatus(
                 len(shelf.held), len(shelf.idle), len(shelf.quarantined), shelf.byte_size, shelf.max_bytes
@@ -303,12 +303,10 @@ class SlotPool:
             self._returned.append(grant.slot)
             return
         self._shelf.unpromise(ticket.byte_size)
-        for slot in grant.evicted:
-            slot.destroy()
+        self._shelf.bury(grant.evicted)
 
     def _make(self, ticket: Ticket, grant: Grant) -> Slot:
-        for slot in grant.evicted:
-            slot.destroy()
+        self._shelf.bury(grant.evicted)
         try:
             slot = self._make_slot(ticket)
         except BaseException:

@@ -105,7 +105,17 @@ class Shelf:
         """Remove slots, and their names."""
         for slot in slots:
             self._forget(slot)
+            self.bury([slot])
+
+    def bury(self, forgotten: Iterable[Slot]) -> None:
+        """Remove the names of slots that the shelf has forgotten already. Needs no lock.
+
+        A slot's name goes before it is unregistered: what the server registers later than that, it cannot find.
+        """
+        for slot in forgotten:
             slot.destroy()
+            if slot.is_registered:
+                self._unregistered.append(slot.key)
 
     def forsake(self) -> None:
         """Forget every slot, in a forked child: they are the parent's."""
@@ -138,5 +148,3 @@ class Shelf:
         if slot in self.quarantined:
             self.quarantined.remove(slot)
         del self._groups[slot]
-        if slot.is_registered:
-            self._unregistered.append(slot.key)
