@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from . import dtypes
+from . import dtypes, strings
 from .claims import (
     CudaRegionClaim,
     NamedRegionClaim,
@@ -58,7 +58,10 @@ _MAX_RANK: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class InputSpan:
-    """An input tensor's bytes: C-contiguous, at ``offset`` from the beginning of ``regions[region]``."""
+    """An input tensor's bytes: C-contiguous, at ``offset`` from the beginning of ``regions[region]``.
+
+    Strings may end before ``byte_size``: their number is that of the shape.
+    """
 
     region: int
     offset: int
@@ -184,11 +187,16 @@ def _input(name: str, entry: object, regions: tuple[RegionClaim, ...]) -> InputS
     for size in shape:
         if type(size) is not int or not 0 <= size <= MAX_INT64:
             raise DescriptorError(f"inputs.{brief(name)}[4]", shown_number(size), "dimensions of 0 or more")
-    nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes != byte_size:
-        raise DescriptorError(
-            f"inputs.{brief(name)}[2]", f"{byte_size}", f"{shown_number(nbytes)}, the size of the shape"
-        )
+    count = math.prod(shape)
+    if dtype is dtypes.BYTES:
+        if count * strings.LENGTH_SIZE > byte_size:
+            least = shown_number(count * strings.LENGTH_SIZE)
+            raise DescriptorError(
+                f"inputs.{brief(name)}[2]", f"{byte_size}", f"at least {least}, which the strings' lengths take"
+            )
+    elif count * dtype.itemsize != byte_size:
+        nbytes = shown_number(count * dtype.itemsize)
+        raise DescriptorError(f"inputs.{brief(name)}[2]", f"{byte_size}", f"{nbytes}, the size of the shape")
     return InputSpan(region, offset, byte_size, dtype, tuple(shape))
 
 

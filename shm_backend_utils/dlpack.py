@@ -27,6 +27,7 @@ CPU_DEVICE: Final = (1, 0)
 
 _NAME: Final = b"dltensor"
 _NAME_USED: Final = b"used_dltensor"
+_NAME_VERSIONED: Final = b"dltensor_versioned"
 _VERSIONED: Final = (1, 0)
 _NUMPY_MAKES_VERSIONED: Final = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 
@@ -48,6 +49,16 @@ class _Tensor(ctypes.Structure):
         ("shape", ctypes.POINTER(ctypes.c_int64)),
         ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _VersionedTensor(ctypes.Structure):
+    _fields_ = (
+        ("version", ctypes.c_uint32 * 2),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
     )
 
 
@@ -97,9 +108,15 @@ def export(array: npt.NDArray[Any], max_version: tuple[int, int] | None = None) 
     BufferError
         The array is read-only, and an unversioned capsule cannot say so.
     """
+    is_bf16 = array.dtype == dtypes.BF16.numpy
+    known = array.view(np.uint16) if is_bf16 else array  # what NumPy takes as one of its own, or as nothing at all
     if max_version is not None and max_version >= _VERSIONED and _NUMPY_MAKES_VERSIONED:
-        return array.__dlpack__(max_version=_VERSIONED)
-    return array.__dlpack__()
+        capsule = known.__dlpack__(max_version=_VERSIONED)
+    else:
+        capsule = known.__dlpack__()
+    if is_bf16:
+        _tensor_in(capsule).dtype.code = dtypes.BF16.dlpack_code
+    return capsule
 
 
 def writable_alias(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -108,7 +125,7 @@ def writable_alias(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array
     interface = dict(array.__array_interface__)
     interface["data"] = (interface["data"][0], False)
-    return np.asarray(_Memory(array, interface))
+    return np.asarray(_Memory(array, interface)).view(array.dtype)
 
 
 def mark_used(capsule: object) -> None:
@@ -136,11 +153,20 @@ def consume(capsule: object) -> npt.NDArray[Any]:
         return np.empty(shape, dtype.numpy)  # there is nothing to view, and maybe not even an address
     interface = {
         "shape": shape,
-        "typestr": dtype.numpy.str,
+        "typestr": dtype.numpy.str,  # of BF16 nothing but its size
         "data": ((tensor.data or 0) + tensor.byte_offset, False),
         "strides": _byte_strides(tensor, dtype.itemsize),
     }
-    return np.asarray(_Memory(consumed, interface))
+    return np.asarray(_Memory(consumed, interface)).view(dtype.numpy)
+
+
+def _tensor_in(capsule: object) -> _Tensor:
+    if _capsule_is_valid(capsule, _NAME_VERSIONED):
+        versioned = _VersionedTensor.from_address(_capsule_get_pointer(capsule, _NAME_VERSIONED))
+        tensor: _Tensor = versioned.tensor
+    else:
+        tensor = _managed_tensor(capsule).tensor
+    return tensor
 
 
 def _managed_tensor(capsule: object) -> _ManagedTensor:

@@ -2,7 +2,8 @@
 
 Triton's names are those of ``model_config.proto`` (without ``TYPE_``) and of the KServe v2 protocol, with one
 exception: the configuration's ``TYPE_STRING`` is ``BYTES`` on the wire. DLPack's codes are those of ``dlpack.h``.
-``BYTES`` has no fixed item size and ``BF16`` no NumPy type, so neither is in the table.
+NumPy has no type for ``BF16``: that of the package ``ml_dtypes`` stands for it, or two bytes without a meaning where
+that is not installed.
 """
 
 from __future__ import annotations
@@ -17,12 +18,19 @@ import numpy.typing as npt
 
 from .errors import TensorTypeError
 
-__all__ = ["BY_NAME", "DType", "from_config", "from_numpy"]
+try:
+    from ml_dtypes import bfloat16 as _bfloat16
+except ImportError:
+    _bfloat16 = "V2"
+
+__all__ = ["BF16", "BYTES", "BY_NAME", "DType", "from_config", "from_numpy"]
 
 _DL_INT: Final = 0
 _DL_UINT: Final = 1
 _DL_FLOAT: Final = 2
+_DL_BFLOAT: Final = 4
 _DL_BOOL: Final = 6
+_NO_DL: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,7 @@ class DType:
     dlpack_code, dlpack_bits : int
         ``DLDataType.code`` and ``DLDataType.bits``; lanes are always 1.
     itemsize : int
-        Bytes per element.
+        Bytes per element; 0 for strings, each of which has a size of its own.
     """
 
     name: str
@@ -48,10 +56,14 @@ class DType:
     itemsize: int
 
 
-def _row(name: str, numpy_type: type[np.generic], dlpack_code: int) -> DType:
+def _row(name: str, numpy_type: npt.DTypeLike, dlpack_code: int) -> DType:
     numpy = np.dtype(numpy_type)
     return DType(name, numpy, dlpack_code, numpy.itemsize * 8, numpy.itemsize)
 
+
+BF16: Final = _row("BF16", _bfloat16, _DL_BFLOAT)
+BYTES: Final = DType("BYTES", np.dtype(object), _NO_DL, 0, 0)
+"""Strings. NumPy has them as objects, DLPack not at all."""
 
 _TABLE: Final = (
     _row("BOOL", np.bool_, _DL_BOOL),
@@ -66,10 +78,15 @@ _TABLE: Final = (
     _row("FP16", np.float16, _DL_FLOAT),
     _row("FP32", np.float32, _DL_FLOAT),
     _row("FP64", np.float64, _DL_FLOAT),
+    BF16,
+    BYTES,
 )
 
 BY_NAME: Final[Mapping[str, DType]] = MappingProxyType({row.name: row for row in _TABLE})
 _BY_NUMPY: Final[Mapping[np.dtype[Any], DType]] = MappingProxyType({row.numpy: row for row in _TABLE})
+_BY_CONFIG: Final[Mapping[str, DType]] = MappingProxyType(
+    {"TYPE_STRING" if row is BYTES else f"TYPE_{row.name}": row for row in _TABLE}
+)
 _NAMES: Final = ", ".join(BY_NAME)
 
 
@@ -79,7 +96,7 @@ def from_numpy(dtype: npt.DTypeLike, tensor: str) -> DType:
     Parameters
     ----------
     dtype : numpy.dtype or what makes one
-        Must be in native byte order.
+        Must be in native byte order. Kinds ``S`` and ``U`` are strings.
     tensor : str
         The tensor that has this dtype, for the message.
 
@@ -89,6 +106,8 @@ def from_numpy(dtype: npt.DTypeLike, tensor: str) -> DType:
         The dtype has no counterpart in the table.
     """
     numpy = np.dtype(dtype)
+    if numpy.kind in "SU":
+        return BYTES
     try:
         return _BY_NUMPY[numpy]
     except KeyError:
@@ -99,4 +118,4 @@ def from_numpy(dtype: npt.DTypeLike, tensor: str) -> DType:
 
 def from_config(config_name: str) -> DType | None:
     """Return the row of a name from ``config.pbtxt`` (``"TYPE_FP32"``), or None for one that is not in the table."""
-    return BY_NAME.get(config_name.removeprefix("TYPE_"))
+    return _BY_CONFIG.get(config_name)

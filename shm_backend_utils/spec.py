@@ -35,7 +35,7 @@ class TensorSpec:
     config_dtype : str
         As in the configuration, for example ``"TYPE_FP32"``.
     dtype : DType or None
-        None if tensors of this type cannot lie in shared memory.
+        None if the configuration names no type.
     shape : tuple of int
         As a request has it: with the batch dimension, where there is one. -1 is any size.
     optional : bool
@@ -68,9 +68,9 @@ class TensorSpec:
             )
 
     def nbytes(self, batch_size: int | None) -> int | None:
-        """Return the size in bytes for this batch size, or None where the configuration leaves a dimension open."""
+        """Return the size in bytes for this batch size, or None where the configuration leaves it open."""
         shape = self.shape if batch_size is None else (batch_size, *self.shape[1:])
-        if self.dtype is None or -1 in shape:
+        if self.dtype is None or self.dtype is dtypes.BYTES or -1 in shape:
             return None
         return math.prod(shape) * self.dtype.itemsize
 

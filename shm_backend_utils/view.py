@@ -10,7 +10,8 @@ import numpy.typing as npt
 from . import dlpack
 from .attributes import BufferAttributes, MemoryType
 from .dtypes import DType
-from .errors import DeviceMemoryError
+from .errors import DeviceMemoryError, TensorTypeError
+from .strings import Strings
 
 __all__ = ["TensorView"]
 
@@ -78,6 +79,16 @@ class TensorView:
         """Return the tensor as a C-contiguous array over this very memory; read-only if the view is."""
         array: npt.NDArray[Any] = self._array.view()
         return array
+
+    def strings(self) -> Strings:
+        """Return the elements of a tensor of strings; a :class:`StringsView` does.
+
+        Raises
+        ------
+        TensorTypeError
+            It holds no strings.
+        """
+        raise TensorTypeError(self.name, f"tensor {self.name!r} holds {self.triton_dtype}, no strings; use .numpy()")
 
     def cupy(self) -> Any:
         """Raise: a view never copies. A :class:`DeviceView`, of a tensor on a GPU, has it as an array of CuPy.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import descriptor
 from ..descriptor import PARAMETER, Descriptor
-from ..errors import PeerError, SlotInDoubtError
+from ..errors import PeerError, SlotInDoubtError, TensorError
 from ..region.cuda_events import Event
+from ..strings import Strings
 from .errors import InferenceError, MemoryRefusedError
 from .exchange import Exchange, is_answer
 from .options import RequestOptions
@@ -51,13 +53,13 @@ class DirectExchange(Exchange):
     ) -> None:
         super().__init__(transport, plan, options)
         self.memory = memory
-        self.inputs = MappingProxyType(slot.input_arrays(plan, memory) | self._arrays_in_band())
+        self.inputs: Mapping[str, npt.NDArray[Any]] = MappingProxyType(slot.input_arrays(plan, memory))
         self._slot = slot
         self._turn = turn
         self._spaces = slot.spaces(plan.devices)
         self._byte_sizes = [space.byte_size for space in self._spaces]
         self._descriptor = self._describe()
-        self._message = None if plan.in_band else transport.encode(self._whole_request())
+        self._message = transport.encode(self._whole_request())
         self._last_results: tuple[bytes, tuple[OutputPlace, ...], tuple[Event, ...]] = (b"", (), ())
 
     def did_not_start(self, error: BaseException) -> bool:
@@ -73,10 +75,9 @@ class DirectExchange(Exchange):
                 "a request of this call got no answer, and a model is still executing it in this call's memory; infer "
                 "again later, or prepare another call"
             )
-        message = self._message or self._transport.encode(self._whole_request())
         generation = turn.advance()
         try:
-            response = await self._transport.infer(message, timeout_s, generation)
+            response = await self._transport.infer(self._message, timeout_s, generation)
             # Nothing local refers to the memory: an error that somebody keeps, keeps all locals.
             record = turn.record
             if record.completed != generation:
@@ -108,8 +109,7 @@ class DirectExchange(Exchange):
         return places
 
     def _whole_request(self) -> Request:
-        tensors = [*self._carriers(), *self._tensors_in_band()]
-        return self._request(tensors, self._wanted(), {PARAMETER: self._descriptor})
+        return self._request(self._carriers(), self._wanted(), {PARAMETER: self._descriptor})
 
     def _describe(self) -> str:
         begins = [space.begin for space in self._spaces]
@@ -133,6 +133,39 @@ class KeptExchange(DirectExchange):
         self.memory = np.empty(0, np.uint8)
 
 
+class PreparedExchange(DirectExchange):
+    """One whose inputs the user fills. Strings are objects there, and become bytes with each request."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        plan: CallPlan,
+        options: RequestOptions,
+        slot: Slot,
+        memory: npt.NDArray[np.uint8],
+    ) -> None:
+        super().__init__(transport, plan, options, slot, slot.turns[0], memory)
+        self._rooms = {name: self.inputs[name] for name in plan.strings}
+        strings = {name: np.full(plan.inputs[name].shape, b"", object) for name in plan.strings}
+        self.inputs = MappingProxyType({**self.inputs, **strings})
+
+    def close(self) -> None:
+        super().close()
+        self._rooms = {}
+
+    async def _infer(self, timeout_s: float) -> Result:
+        for name, room in self._rooms.items():
+            encoded = Strings.of(name, self.inputs[name]).encoded
+            if encoded.nbytes > room.nbytes:
+                raise TensorError(
+                    name,
+                    f"the strings of input {name!r} take {encoded.nbytes} bytes, but the call was prepared for "
+                    f"{room.nbytes}; describe them as (shape, 'S100') if 100 is the length of the longest",
+                )
+            room[: encoded.nbytes] = encoded
+        return await super()._infer(timeout_s)
+
+
 def keep(
     transport: Transport, plan: CallPlan, options: RequestOptions, slot: Slot, memory: npt.NDArray[np.uint8]
 ) -> DirectExchange:
@@ -148,4 +181,4 @@ def prepare(
     transport: Transport, plan: CallPlan, options: RequestOptions, slot: Slot, memory: npt.NDArray[np.uint8]
 ) -> DirectExchange:
     """Return an exchange whose inputs the user may hold."""
-    return DirectExchange(transport, plan, options, slot, slot.turns[0], memory)
+    return PreparedExchange(transport, plan, options, slot, memory)

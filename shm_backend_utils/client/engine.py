@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ..errors import ClosedError, ShmError, TensorError
 from ..region import reaper
+from ..strings import Strings
 from . import direct
 from .copying import LongCopy, copy_all
 from .device_bank import DeviceBank, ShortOfMemoryError, rounded_up
@@ -32,7 +33,7 @@ from .registration import RegisteredExchange, Registrations
 from .result import Result
 from .runtime import Runtime
 from .slot import Slot
-from .sources import Source
+from .sources import Source, StringSource
 from .staging import StagedExchange, on_devices
 from .stats import ClientStats, Tally
 from .transport import Transport
@@ -352,21 +353,28 @@ class Engine:
         exchange = await self._open(call.demand, known, known.plan(old.plan.signature), direct.keep)
         with contextlib.ExitStack() as on_error:
             on_error.callback(exchange.close)
-            copy_all({name: self._source_of(array) for name, array in old.inputs.items()}, exchange.inputs)
+            copy_all({name: self._source_of(old, name) for name in old.inputs}, exchange.inputs)
             on_error.pop_all()
         self.tally.retried()
         return OpenCall(call.demand, known, exchange)
 
-    def _source_of(self, array: Any) -> Source:
-        return DeviceSource(array, self._bank.cuda) if is_on_device(array) else Source.of(array)
+    def _source_of(self, exchange: Exchange, name: str) -> Source:
+        array = exchange.inputs[name]
+        if is_on_device(array):
+            return DeviceSource(array, self._bank.cuda)
+        if name not in exchange.plan.strings:
+            return Source.of(array)
+        encoded = Strings.encoded_as(name, array, exchange.plan.inputs[name].shape)
+        return StringSource(name, Source.of(array if array.dtype == object else encoded.numpy()))
 
 
 def _signature_of(given: Mapping[str, Source], outputs: Outputs) -> Signature:
     described = tuple([(name, source.shape, source.dtype) for name, source in given.items()])
     devices = tuple([(name, source.device) for name, source in given.items() if isinstance(source, DeviceSource)])
+    string_sizes = tuple([(name, source.room) for name, source in given.items() if isinstance(source, StringSource)])
     if outputs is None:
-        return Signature(described, None, devices)
-    return Signature(described, wanted_outputs(outputs), devices, output_devices(outputs))
+        return Signature(described, None, devices, (), string_sizes)
+    return Signature(described, wanted_outputs(outputs), devices, output_devices(outputs), string_sizes)
 
 
 def _on_host(known: KnownModel, plan: CallPlan) -> CallPlan:

@@ -80,16 +80,10 @@ class Exchange(ABC):
     @abstractmethod
     async def _infer(self, timeout_s: float) -> Result: ...
 
-    def _arrays_in_band(self) -> dict[str, npt.NDArray[Any]]:
-        return {name: np.empty(shape, dtype) for name, (shape, dtype) in self.plan.in_band.items()}
-
-    def _tensors_in_band(self) -> list[InputTensor]:
-        inputs = self.plan.spec.inputs
-        return [self._tensor(name, _wire_name(inputs[name].config_dtype)) for name in self.plan.in_band]
-
-    def _tensor(self, name: str, datatype: str) -> InputTensor:
+    def _tensor(self, name: str) -> InputTensor:
+        """Return an input to travel with the request."""
         array = self.inputs[name]
-        return InputTensor(name, datatype, array.shape, array)
+        return InputTensor(name, self.plan.inputs[name].dtype.name, array.shape, array)
 
     def _wanted(self) -> list[OutputTensor] | None:
         requested = self.plan.requested
@@ -112,14 +106,13 @@ class InlineExchange(Exchange):
 
     def __init__(self, transport: Transport, plan: CallPlan, options: RequestOptions) -> None:
         super().__init__(transport, plan, options)
-        arrays = self._arrays_in_band()
-        arrays |= {name: np.empty(span.shape, span.dtype.numpy) for name, span in plan.inputs.items()}
-        self.inputs = MappingProxyType(arrays)
+        self.inputs = MappingProxyType(
+            {name: np.empty(span.shape, span.dtype.numpy) for name, span in plan.inputs.items()}
+        )
 
     def request(self) -> Request:
         """Return the request for what is in :attr:`inputs` now."""
-        tensors = [self._tensor(name, span.dtype.name) for name, span in self.plan.inputs.items()]
-        return self._request([*tensors, *self._tensors_in_band()], self._wanted(), {})
+        return self._request([self._tensor(name) for name in self.plan.inputs], self._wanted(), {})
 
     def result(self, response: Any) -> Result:
         """Return a response's outputs; those that it does not have are left out."""
@@ -137,8 +130,3 @@ class InlineExchange(Exchange):
 def is_answer(error: BaseException) -> bool:
     """Return whether this is what a server answered, so that nothing of the request is under way any more."""
     return isinstance(error, InferenceError) and not isinstance(error, DeadlineExceededError)
-
-
-def _wire_name(config_dtype: str) -> str:
-    name = config_dtype.removeprefix("TYPE_")
-    return "BYTES" if name == "STRING" else name

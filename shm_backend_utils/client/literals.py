@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..dtypes import BF16, BYTES
 from ..errors import TensorShapeError, TensorTypeError
 from ..spec import TensorSpec
 
@@ -27,9 +28,9 @@ def array_of_numbers(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
     elements = _elements(tensor, value)
     if elements.ndim == 0 and all(size in (-1, 1) for size in tensor.shape):
         elements = elements.reshape((1,) * len(tensor.shape))
-    dtype = None if tensor.dtype is None else tensor.dtype.numpy
+    dtype = None if tensor.dtype in (None, BYTES) else tensor.dtype.numpy
     for element in elements.flat:
-        if not _fits(element, dtype) or tensor.config_dtype == "TYPE_BF16":
+        if not _fits(element, dtype):
             raise TensorTypeError(
                 tensor.name,
                 f"input {tensor.name!r} holds {_short(element)}, which is no value of {tensor.config_dtype}; pass "
@@ -66,6 +67,8 @@ def _fits(element: Any, dtype: np.dtype[Any] | None) -> bool:
         return dtype.kind == "b" and isinstance(element, bool | np.bool_)
     if not isinstance(element, int | float | np.integer | np.floating):
         return False
+    if dtype == BF16.numpy:
+        return dtype.name == "bfloat16" and _fits_fraction(element, dtype)
     return _fits_fraction(element, dtype) if dtype.kind == "f" else _fits_integer(element, dtype)
 
 

@@ -15,8 +15,10 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..descriptor import InputSpan, OutputSpan
-from ..errors import BatchSizeError, MissingTensorError, TensorError, TensorShapeError, TensorTypeError
-from ..spec import ModelSpec, TensorSpec
+from ..dtypes import BYTES
+from ..errors import BatchSizeError, MissingTensorError, TensorError, TensorShapeError
+from ..spec import ModelSpec
+from ..strings import LENGTH_SIZE
 
 __all__ = [
     "CallPlan",
@@ -42,7 +44,8 @@ InputDescription = tuple[Sequence[int], npt.DTypeLike] | tuple[Sequence[int], np
 
 _ALIGNMENT: Final = 256
 """Every tensor begins at a multiple of this in its region, which is what ``dlpack.h`` asks of producers."""
-_STRINGS: Final = np.dtype(object)
+_STRINGS: Final = "OSU"
+_USUAL_STRING: Final = 60
 _DEVICE: Final = re.compile(r"cuda(?::(\d{1,4}))?")
 
 
@@ -56,16 +59,19 @@ class Signature(NamedTuple):
         What is wanted, with the bytes hinted at; None for all.
     input_devices, output_devices : tuple of (name, device)
         Which of them are on a GPU, by this process' numbers.
+    string_sizes : tuple of (name, bytes)
+        Room for inputs of strings.
     """
 
     inputs: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
     outputs: tuple[tuple[str, int | None], ...] | None
     input_devices: tuple[tuple[str, int], ...] = ()
     output_devices: tuple[tuple[str, int], ...] = ()
+    string_sizes: tuple[tuple[str, int], ...] = ()
 
     def on_host(self) -> Signature:
         """Return the same call with all tensors on the host."""
-        return Signature(self.inputs, self.outputs)
+        return Signature(self.inputs, self.outputs, string_sizes=self.string_sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +83,7 @@ class CallPlan:
     Attributes
     ----------
     inputs : mapping of str to InputSpan
-        Those that lie in the slot.
-    in_band : mapping of str to (shape, dtype)
-        Those that travel with the request: data types without a fixed size.
+        Those that the call has.
     outputs : mapping of str to OutputSpan
         Room for what is wanted; those that cannot be in a slot are missing.
     certain : frozenset of str
@@ -96,7 +100,6 @@ class CallPlan:
     signature: Signature
     batch_size: int | None
     inputs: Mapping[str, InputSpan]
-    in_band: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
     outputs: Mapping[str, OutputSpan]
     certain: frozenset[str]
     requested: tuple[str, ...] | None
@@ -108,6 +111,11 @@ class CallPlan:
     def input_byte_size(self) -> int:
         """Bytes of all inputs in the slot."""
         return sum(span.byte_size for span in self.inputs.values())
+
+    @cached_property
+    def strings(self) -> frozenset[str]:
+        """The inputs that are strings. Only on the direct path do they lie in the slot."""
+        return frozenset(name for name, span in self.inputs.items() if span.dtype is BYTES)
 
     @property
     def wanted(self) -> Iterable[str]:
@@ -145,11 +153,16 @@ def signature(
     TensorError
         A shape has a size that is no number of 0 or more; or as :func:`wanted_outputs`.
     """
-    described, devices = [], []
-    for name, (shape, dtype, *device) in inputs.items():
-        described.append((name, _checked_shape(name, shape), np.dtype(dtype)))
+    described, devices, string_sizes = [], [], []
+    for name, (given_shape, given_dtype, *device) in inputs.items():
+        shape, dtype = _checked_shape(name, given_shape), np.dtype(given_dtype)
+        if dtype.kind in _STRINGS:
+            string_sizes.append((name, _room_for_strings(shape, dtype)))
+            dtype = BYTES.numpy
+        described.append((name, shape, dtype))
         devices += [(name, device_of(name, each)) for each in device]
-    return Signature(tuple(described), wanted_outputs(outputs), tuple(devices), output_devices(outputs))
+    wanted, wanted_on = wanted_outputs(outputs), output_devices(outputs)
+    return Signature(tuple(described), wanted, tuple(devices), wanted_on, tuple(string_sizes))
 
 
 def output_devices(outputs: Sequence[str] | Mapping[str, OutputHint] | None) -> tuple[tuple[str, int], ...]:
@@ -192,16 +205,12 @@ def plan(spec: ModelSpec, call: Signature, learned: Mapping[str, int], *, most_r
     region_of_input = {name: region_of_device[device] for name, device in call.input_devices}
     region_of_output = {name: region_of_device[device] for name, device in call.output_devices}
     cursors = [0] * (1 + len(devices))
-    spans, in_band = {}, {}
+    string_sizes = dict(call.string_sizes)
+    spans = {}
     for name, shape, numpy_dtype in call.inputs:
-        tensor = spec.input(name)
-        if tensor.dtype is None:
-            in_band[name] = (shape, _dtype_in_band(tensor, numpy_dtype))
-            tensor.check_shape(shape)
-            continue
         dtype = dtypes.from_numpy(numpy_dtype, name)
-        tensor.check(dtype, shape)
-        nbytes = math.prod(shape) * dtype.itemsize
+        spec.input(name).check(dtype, shape)
+        nbytes = string_sizes[name] if dtype is BYTES else math.prod(shape) * dtype.itemsize
         region = region_of_input.get(name, 0)
         spans[name] = InputSpan(region, cursors[region], nbytes, dtype, shape)
         cursors[region] = _aligned(cursors[region] + nbytes)
@@ -227,7 +236,6 @@ def plan(spec: ModelSpec, call: Signature, learned: Mapping[str, int], *, most_r
         call,
         batch_size,
         spans,
-        in_band,
         outputs,
         frozenset(certain),
         requested,
@@ -282,20 +290,10 @@ def _check_none_is_missing(spec: ModelSpec, given: set[str]) -> None:
             raise MissingTensorError(name, f"model {spec.name!r} needs input {name!r}, which the call does not have")
 
 
-def _dtype_in_band(tensor: TensorSpec, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    if tensor.config_dtype == "TYPE_BF16":
-        if dtype.name == "bfloat16":
-            return dtype
-        expected = "bfloat16 of the package ml_dtypes"
-    else:
-        if dtype.kind in "OSU":
-            return _STRINGS
-        expected = "object"
-    raise TensorTypeError(
-        tensor.name,
-        f"tensor {tensor.name!r} has NumPy dtype {dtype}, but the model's configuration says {tensor.config_dtype}, "
-        f"for which it must be {expected}",
-    )
+def _room_for_strings(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Return the bytes that strings of a dtype take at most; of objects, whose size it does not tell, on average."""
+    longest = {"S": dtype.itemsize, "U": dtype.itemsize, "O": _USUAL_STRING}[dtype.kind]
+    return math.prod(shape) * (LENGTH_SIZE + longest)
 
 
 def _hinted(name: str, hint: object) -> int | None:
@@ -305,7 +303,8 @@ def _hinted(name: str, hint: object) -> int | None:
         return int(hint)
     if isinstance(hint, tuple) and len(hint) in (2, 3):
         shape, dtype = hint[:2]
-        return math.prod(_checked_shape(name, shape)) * dtypes.from_numpy(dtype, name).itemsize
+        checked, row = _checked_shape(name, shape), dtypes.from_numpy(dtype, name)
+        return _room_for_strings(checked, np.dtype(dtype)) if row is BYTES else math.prod(checked) * row.itemsize
     raise TensorError(
         name,
         f"the hint for output {name!r} is {hint!r}; expected bytes, 0 or more, or (shape, dtype), or a device such as "

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
+from ..dtypes import BYTES
 from ..errors import PeerError, ShmError, SlotInDoubtError
 from ..region.managed import array_at
 from .errors import InferenceError, MemoryRefusedError, OutputRoomError
@@ -109,7 +110,8 @@ class RegisteredExchange(Exchange):
         self._slot = slot
         self.memory = memory
         self._registrations = registrations
-        self.inputs = MappingProxyType(slot.input_arrays(plan, memory) | self._arrays_in_band())
+        strings = {name: np.empty(plan.inputs[name].shape, object) for name in plan.strings}
+        self.inputs = MappingProxyType(slot.input_arrays(plan, memory) | strings)
 
     async def _infer(self, timeout_s: float) -> Result:
         if self._slot.is_spoiled:
@@ -158,8 +160,8 @@ class RegisteredExchange(Exchange):
         begin = self._slot.data_offset
         inputs = [
             InputTensor(name, span.dtype.name, span.shape, self._place(begin + span.offset, span.byte_size))
-            if span.byte_size
-            else self._tensor(name, span.dtype.name)  # the server places nothing that is empty
+            if span.byte_size and name not in self.plan.strings
+            else self._tensor(name)  # the server places nothing that is empty, nor strings with room behind them
             for name, span in self.plan.inputs.items()
         ]
         outputs = []
@@ -169,13 +171,14 @@ class RegisteredExchange(Exchange):
                 span = self.plan.outputs[name]
                 place = self._place(begin + span.offset, span.byte_size)
             outputs.append(OutputTensor(name, place))
-        return self._request([*inputs, *self._tensors_in_band()], outputs, {})
+        return self._request(inputs, outputs, {})
 
     def _place(self, offset: int, byte_size: int) -> Place:
         return Place(self._slot.key, offset, byte_size)
 
     def _is_placed(self, name: str) -> bool:
-        return name in self.plan.certain and self.plan.outputs[name].byte_size > 0
+        is_strings = self.plan.spec.outputs[name].dtype is BYTES
+        return name in self.plan.certain and self.plan.outputs[name].byte_size > 0 and not is_strings
 
     def _output(self, name: str, response: Any) -> npt.NDArray[Any]:
         described = self._transport.output_of(response, name)

@@ -7,17 +7,22 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..errors import ClosedError, PeerError
+from ..dtypes import BYTES, DType
+from ..errors import ClosedError, PeerError, TensorError
 from ..region.cuda_events import Event
+from ..strings import Strings
 from .space import Space
 
 __all__ = ["OutputPlace", "Result", "parse_events", "parse_results", "result_of"]
+
+
+_BYTE: Final = np.dtype(np.uint8)
 
 
 class Result(Mapping[str, npt.NDArray[Any]]):
@@ -90,13 +95,18 @@ class Result(Mapping[str, npt.NDArray[Any]]):
 
 
 class OutputPlace(NamedTuple):
-    """Where the model has written an output; ``dtype`` is None if it came back through Triton."""
+    """Where the model has written an output.
+
+    ``dtype`` is None if it came back through Triton, with its own shape. Strings come back as bytes: then ``dtype`` is
+    there, and ``byte_size`` is None.
+    """
 
     name: str
-    dtype: np.dtype[Any] | None
+    dtype: DType | None
     shape: tuple[int, ...]
     region: int
     offset: int
+    byte_size: int | None
 
 
 def parse_results(text: bytes, byte_sizes: Sequence[int]) -> tuple[OutputPlace, ...]:
@@ -160,33 +170,49 @@ def result_of(
     arrays: dict[str, npt.NDArray[Any]] = {}
     overflowed: dict[str, int] = {}
     avoided = input_size
-    for name, dtype, shape, region, offset in places:
-        if dtype is not None:
-            try:
-                array = arrays[name] = spaces[region].array_at(memory, offset, dtype, shape)
-            except ValueError as error:  # more dimensions, or larger ones, than NumPy has
-                raise _broken(error) from None
-            avoided += array.nbytes
+    for name, dtype, shape, region, offset, byte_size in places:
+        if byte_size is None:
+            array = response.as_numpy(name)
+            if array is None:
+                raise _broken(name)
+            overflowed[name] = array.nbytes
+            arrays[name] = array if dtype is None else _strings(name, array, shape)
             continue
-        array = response.as_numpy(name)
-        if array is None:
-            raise _broken(name)
+        assert dtype is not None
+        is_strings = dtype is BYTES
+        try:
+            array = (
+                _strings(name, spaces[region].array_at(memory, offset, _BYTE, (byte_size,)), shape)
+                if is_strings
+                else spaces[region].array_at(memory, offset, dtype.numpy, shape)
+            )
+        except ValueError as error:  # more dimensions, or larger ones, than NumPy has
+            raise _broken(error) from None
         arrays[name] = array
-        overflowed[name] = array.nbytes
+        avoided += byte_size
     return Result(arrays, "direct", response, overflowed, avoided)
 
 
 def _place(name: str, entry: Any, byte_sizes: Sequence[int]) -> OutputPlace:
     if entry is None:
-        return OutputPlace(name, None, (), 0, 0)
-    type_name, shape, nbytes, region, offset = entry
+        return OutputPlace(name, None, (), 0, 0, None)
+    type_name, shape, *place = entry
     dtype = dtypes.BY_NAME[type_name]
-    numbers = (*shape, nbytes, region, offset)
-    if type(shape) is not list or not all(type(number) is int and number >= 0 for number in numbers):
+    if type(shape) is not list or not all(type(number) is int and number >= 0 for number in (*shape, *place)):
         raise ValueError("a size that is no number")
-    if math.prod(shape) * dtype.itemsize != nbytes or offset + nbytes > byte_sizes[region]:
+    if dtype is BYTES and not place:
+        return OutputPlace(name, dtype, tuple(shape), 0, 0, None)
+    nbytes, region, offset = place
+    if (math.prod(shape) * dtype.itemsize != nbytes and dtype is not BYTES) or offset + nbytes > byte_sizes[region]:
         raise ValueError(f"a span of {nbytes} bytes that is not the call's")
-    return OutputPlace(name, dtype.numpy, tuple(shape), region, offset)
+    return OutputPlace(name, dtype, tuple(shape), region, offset, nbytes)
+
+
+def _strings(name: str, encoded: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    try:
+        return Strings.encoded_as(name, encoded, shape).numpy()
+    except TensorError as error:
+        raise _broken(error) from None
 
 
 def _broken(found: object) -> PeerError:

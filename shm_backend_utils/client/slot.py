@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ..descriptor import CudaRegionClaim, RegionClaim, SystemRegionClaim
+from ..dtypes import BYTES
 from ..errors import ClosedError, PeerError
 from ..region.cuda_events import EventListener
 from ..region.layout import SlotRecord
@@ -20,6 +21,8 @@ from .result import parse_events
 from .space import DeviceSpace, HostSpace, Space
 
 __all__ = ["Slot", "Turn"]
+
+_BYTE: Final = np.dtype(np.uint8)
 
 Bury = Callable[[int, Iterable[DeviceSpace]], None]
 
@@ -157,14 +160,14 @@ class Slot:
         return self._region.bytes()
 
     def input_arrays(self, plan: CallPlan, memory: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
-        """Return arrays where the inputs of a call lie; ``memory`` is the whole region."""
+        """Return arrays where the inputs of a call lie, of strings as bytes; ``memory`` is the whole region."""
         spaces = self.spaces(plan.devices)
-        return {
-            name: spaces[span.region].array_at(
-                memory, spaces[span.region].begin + span.offset, span.dtype.numpy, span.shape
-            )
-            for name, span in plan.inputs.items()
-        }
+        arrays = {}
+        for name, span in plan.inputs.items():
+            dtype, shape = (_BYTE, (span.byte_size,)) if span.dtype is BYTES else (span.dtype.numpy, span.shape)
+            space = spaces[span.region]
+            arrays[name] = space.array_at(memory, space.begin + span.offset, dtype, shape)
+        return arrays
 
     def add_device(self, device: int, space: DeviceSpace, bury: Bury) -> None:
         """Add memory on a GPU; ``bury`` takes it, and the region's descriptor, when the slot is destroyed."""

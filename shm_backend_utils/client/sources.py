@@ -8,16 +8,19 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ..dtypes import BYTES
 from ..errors import TensorError, TensorShapeError, TensorTypeError
 from ..spec import ModelSpec, TensorSpec
+from ..strings import Strings
 from .literals import array_of_numbers
 
-__all__ = ["Source", "sources"]
+__all__ = ["Source", "StringSource", "sources"]
 
 _HOST: Final = frozenset({1, 3})  # dlpack.h: kDLCPU and kDLCUDAHost, which is pinned host memory
 _STRINGS: Final = frozenset("OSU")
 _SAME_VALUES: Final = "safe"  # another byte order, or strings to objects; dtypes were compared before
 _OBJECT: Final = np.dtype(object)
+_STRINGS_STEP: Final = 64
 
 
 class Source:
@@ -57,6 +60,36 @@ class Source:
             begin = end
 
 
+class StringSource(Source):
+    """Strings.
+
+    Attributes
+    ----------
+    encoded : numpy.ndarray of uint8
+        As they lie in memory.
+    """
+
+    __slots__ = ("encoded",)
+
+    def __init__(self, name: str, source: Source) -> None:
+        super().__init__(source.shape, _OBJECT, source.parts)
+        pieces = [Strings.of(name, part).encoded for part in source.parts]
+        self.encoded = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    @property
+    def room(self) -> int:
+        """Bytes to keep for them, or for others that are not much longer: then calls with these are alike."""
+        step = max(_STRINGS_STEP, 1 << max(self.encoded.nbytes.bit_length() - 4, 0))
+        return -(-self.encoded.nbytes // step) * step
+
+    def write_to(self, target: npt.NDArray[Any]) -> None:
+        """Copy the strings, as objects or as bytes."""
+        if target.dtype == _OBJECT:
+            super().write_to(target)
+        else:
+            target[: self.encoded.nbytes] = self.encoded
+
+
 def sources(spec: ModelSpec, inputs: Mapping[str, Any]) -> dict[str, Source]:
     """Look at every input of a call.
 
@@ -88,8 +121,10 @@ def sources(spec: ModelSpec, inputs: Mapping[str, Any]) -> dict[str, Source]:
 
 def _source(tensor: TensorSpec, value: Any) -> Source:
     if isinstance(value, (list, tuple)) and value and all(_is_array(part) for part in value):
-        return _of_parts(tensor, [_array(tensor, part) for part in value])
-    return Source.of(_array(tensor, value) if _is_array(value) else array_of_numbers(tensor, value))
+        source = _of_parts(tensor, [_array(tensor, part) for part in value])
+    else:
+        source = Source.of(_array(tensor, value) if _is_array(value) else array_of_numbers(tensor, value))
+    return StringSource(tensor.name, source) if tensor.dtype is BYTES and source.dtype == _OBJECT else source
 
 
 def _is_array(value: Any) -> bool:

@@ -36,7 +36,7 @@ async def infer_split(engine: Engine, demand: Demand, inputs: Mapping[str, Any],
     if len(ranges) <= 1:
         return await engine.finish(await engine.begin(demand, inputs, outputs))
     path = await engine.paths.choose(known, demand.path, demand.left_s)
-    if path == DirectExchange.path and not plan.in_band and len(ranges) <= MAX_SLOT_COUNT:
+    if path == DirectExchange.path and not plan.strings and len(ranges) <= MAX_SLOT_COUNT:
         result = await _in_one_slot(engine, demand, known, given, plan, ranges)
         if isinstance(result, ShmError):
             raise result

@@ -11,9 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
+from ..dtypes import BYTES
 from ..errors import BatchSizeError, ClosedError, MissingTensorError, ShmError
 from ..region.cuda_events import Event
 from ..spec import BATCH_CARRIER, ModelSpec
+from ..strings import Strings
+from ..strings_view import StringsView
 from ..view import TensorView
 from .completion import Completion
 from .device_arrays import DeviceArrays
@@ -261,7 +264,7 @@ class Call:
 
     def _respond(self) -> None:
         outputs = self._open_outputs().finish(self._requested_names())
-        tensors = [self._tensor(output.view) for output in outputs if output.place is None]
+        tensors = [self._tensor(output.view) for output in outputs if not output.is_delivered]
         response = self._backend.response(tensors)
         if self._direct is not None:
             self._results = self._direct.plan.results(outputs)
@@ -269,6 +272,8 @@ class Call:
         self.response = response
 
     def _tensor(self, view: TensorView) -> Any:
+        if isinstance(view, StringsView) and self._direct is not None:
+            return self._backend.output(view.name, view.strings().encoded)  # their shape is in the results
         if not isinstance(view, DeviceView):
             return self._backend.output(view.name, view.numpy())
         if self._direct is not None:  # it found no room, and travels with the response
@@ -305,7 +310,10 @@ class Call:
             return None
         if not tensor.is_cpu():
             return self._device_input(name, tensor)
-        array = self._backend.input(tensor).view()
+        spec = self._spec.inputs.get(name)
+        array = self._backend.input(tensor, None if spec is None else spec.dtype).view()
+        if array.dtype == BYTES.numpy:
+            return StringsView(name, Strings.of(name, array), TRITON)
         array.flags.writeable = False
         return TensorView(name, array, dtypes.from_numpy(array.dtype, name), TRITON)
 

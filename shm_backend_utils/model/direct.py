@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ..descriptor import Descriptor, InputSpan, OutputSpan, check_outputs_are_disjoint
-from ..dtypes import DType
+from ..dtypes import BYTES, DType
 from ..errors import DescriptorError, ModelError, ReplayedRequestError, StaleRequestError
 from ..region.cuda_events import Event
 from ..region.layout import MAX_RESULTS_LENGTH, SlotRecord
 from ..spec import ModelSpec
+from ..strings_view import StringsView
 from ..view import TensorView
 from .regions import ResolvedRegion, UsedSlot
 
@@ -41,8 +43,8 @@ class Output:
     view : TensorView
         Over the output's memory.
     place : list or None
-        Data type, shape, byte size, region and offset, as the client reads it in the results; None if the output is not
-        in the client's memory and goes back through Triton.
+        What the client reads in the results: data type, shape, byte size, region and offset. If the output is not in
+        the client's memory and goes back through Triton: None, or of strings the data type and the shape.
     source : TensorView or None
         What the model fills instead of ``view``; it is copied there when the call ends.
     """
@@ -54,6 +56,11 @@ class Output:
         self.name = view.name
         self.view = view
         self.place = place
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether it is in the client's memory."""
+        return self.place is not None and len(self.place) > 2
 
 
 class DirectPlan:
@@ -141,11 +148,22 @@ class DirectPlan:
         self._outputs[name, shape, dtype.numpy] = output
         return output
 
-    def pass_through(self, name: str, dtype: DType, array: Any) -> Output | None:
+    def strings(self, name: str, shape: tuple[int, ...], encoded: npt.NDArray[np.uint8]) -> Output | None:
+        """Copy strings to the client's memory and return them as an output; None if there is no room for them."""
+        span = self._descriptor.outputs.get(name)
+        if span is None or encoded.nbytes > span.byte_size:
+            return None
+        view = self._memories[span.region].view(name, PATH, span.offset, encoded.nbytes, BYTES, shape, writable=True)
+        if not isinstance(view, StringsView):
+            return None
+        view.strings().encoded[:] = encoded
+        return Output(view, [BYTES.name, shape, encoded.nbytes, span.region, span.offset])
+
+    def pass_through(self, name: str, dtype: DType, array: Any, shape: tuple[int, ...]) -> Output | None:
         """Return an output that *is* memory of an input, so that nothing is copied; None if ``array`` is no such."""
         if not self.slots or name not in self._descriptor.outputs or not array.nbytes:
             return None  # nobody would read in the results where the output is
-        shape, nbytes = tuple(array.shape), array.nbytes
+        nbytes = array.nbytes
         for span in self._descriptor.inputs.values():
             memory = self._memories[span.region]
             offset = memory.offset_of(array)
@@ -176,7 +194,8 @@ class DirectPlan:
     def _input(self, name: str, span: InputSpan) -> TensorView:
         memory = self._memories[span.region]
         view = memory.view(name, PATH, span.offset, span.byte_size, span.dtype, span.shape, writable=False)
-        assert view is not None  # the descriptor's parser has compared the span's size with its shape's
+        if view is None:  # of anything else, the descriptor's parser has compared the span's size with its shape's
+            raise DescriptorError(f"inputs.{name}[3]", "strings in memory of a GPU", "strings on the host")
         return view
 
 

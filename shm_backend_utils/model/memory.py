@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..attributes import BufferAttributes, MemoryType
-from ..dtypes import DType
+from ..dtypes import BYTES, DType
 from ..region.cuda import CudaMapping
 from ..region.managed import array_at
+from ..strings import Strings
+from ..strings_view import StringsView
 from ..view import TensorView
 from .device_view import DeviceView
 
@@ -42,6 +44,10 @@ class HostMemory:
         self, name: str, path: str, offset: int, byte_size: int, dtype: DType, shape: tuple[int, ...], *, writable: bool
     ) -> TensorView | None:
         """Return a tensor at an offset; None if it would need more than ``byte_size`` bytes."""
+        if dtype is BYTES:
+            return StringsView(
+                name, Strings.encoded_as(name, self._memory[offset : offset + byte_size], shape), path, self._type
+            )
         array = array_at(self._memory, offset, dtype.numpy, shape, byte_size)
         if array is None:
             return None
@@ -80,7 +86,9 @@ class DeviceMemory:
     def view(
         self, name: str, path: str, offset: int, byte_size: int, dtype: DType, shape: tuple[int, ...], *, writable: bool
     ) -> TensorView | None:
-        """Return a tensor at an offset; None if it would need more than ``byte_size`` bytes."""
+        """Return a tensor at an offset; None if it would need more than ``byte_size`` bytes, or is no tensor here."""
+        if dtype is BYTES:
+            return None
         mapping = self._mapping
         array = mapping.array_at(self._begin + offset, dtype.numpy, shape, byte_size)
         if array is None:

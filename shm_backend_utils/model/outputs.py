@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..dtypes import DType
+from ..dtypes import BYTES, DType
 from ..errors import ModelError, TensorError
 from ..spec import ModelSpec
+from ..strings import Strings
+from ..strings_view import StringsView
 from ..view import TensorView
 from .device_arrays import DeviceArrays, is_on_device
 from .device_view import DeviceView
@@ -57,6 +59,8 @@ class Outputs:
         ModelError
             The model's configuration has no such output, or not of this dtype and shape.
         """
+        if dtype.kind in "OSU":
+            raise ModelError(f"output {name!r} holds strings, of which nobody knows the size yet; use call.put()")
         output = None if self._plan is None else self._plan.known_output(name, shape, dtype)
         if output is None:
             checked = self._check(name, dtype, shape)
@@ -72,17 +76,23 @@ class Outputs:
             return view
         made = self._arrays.empty(name, shape, dtypes.from_numpy(dtype, name), TRITON)
         output = self._written[name]
-        self._written[name] = Output(made) if output.place is None else Output(view, output.place, made)
+        self._written[name] = Output(made) if not output.is_delivered else Output(view, output.place, made)
         self.devices.add(made.device)
         return made
 
     def put(self, name: str, value: Any) -> None:
         """Take an array as an output: one copy, or none if it is memory of this call; raises as :meth:`make`."""
+        if isinstance(value, StringsView):
+            self._put_strings(name, value.strings())
+            return
         source = self._array_of(value)
         dtype = self._check(name, np.dtype(source.dtype), tuple(source.shape))
+        if dtype is BYTES:
+            self._put_strings(name, Strings.of(name, source))
+            return
         output = None
         if self._plan is not None:
-            output = self._plan.pass_through(name, dtype, source)
+            output = self._plan.pass_through(name, dtype, source, tuple(source.shape))
             if output is None:
                 output = self._plan.output(name, tuple(source.shape), dtype)
                 if output is not None:
@@ -108,6 +118,14 @@ class Outputs:
                 self._fill(output.view, output.source.array)
             outputs.append(output)
         return outputs
+
+    def _put_strings(self, name: str, strings: Strings) -> None:
+        self._check(name, BYTES.numpy, strings.shape)
+        output = None
+        if self._plan is not None:
+            output = self._plan.pass_through(name, BYTES, strings.encoded, strings.shape)
+            output = output or self._plan.strings(name, strings.shape, strings.encoded)
+        self._written[name] = output or Output(StringsView(name, strings, TRITON), [BYTES.name, strings.shape])
 
     def _array_of(self, value: Any) -> Any:
         """Return what a user gives as an array of NumPy, or of CuPy if it is on a GPU."""

@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dlpack
+from ..dtypes import BF16, BYTES, DType
 from ..errors import (
     CallerError,
     ClosedError,
     MachineError,
+    ModelError,
     RegionGoneError,
     ReplayedRequestError,
     ShmError,
@@ -52,20 +54,32 @@ class TritonBackend:
         text: str = request.parameters()
         return text
 
-    def input(self, tensor: Any) -> npt.NDArray[Any]:
+    def input(self, tensor: Any, dtype: DType | None) -> npt.NDArray[Any]:
         """Return a delivered tensor as an aligned array; without a copy, unless it lies unaligned in the pool.
 
-        The array keeps the backend's tensor alive. BYTES come as an array of objects.
+        The array keeps the backend's tensor alive. Strings come as an array of objects. ``dtype`` is what the model's
+        configuration says.
         """
-        if self._reads_numpy:
+        if self._reads_numpy and dtype is not BF16:  # which the stub has no NumPy type for
             array: npt.NDArray[Any] = tensor.as_numpy()
             return array
         array = dlpack.consume(tensor.to_dlpack())
         return array if array.flags.aligned else array.copy()
 
     def output(self, name: str, array: npt.NDArray[Any]) -> Any:
-        """Return a C-contiguous array as a tensor for a response."""
-        if self._reads_numpy:
+        """Return a C-contiguous array as a tensor for a response.
+
+        Raises
+        ------
+        ModelError
+            It holds strings, which this stub cannot take.
+        """
+        if array.dtype == BYTES.numpy and not self._reads_numpy:
+            raise ModelError(
+                f"output {name!r} holds strings, which Triton's stub, built for NumPy 1, cannot take from NumPy "
+                f"{np.__version__}: install numpy<2 or a newer Triton; the direct path is not affected"
+            )
+        if self._reads_numpy and array.dtype != BF16.numpy:
             return self._pb_utils.Tensor(name, array)
         return self._from_dlpack(name, dlpack.export(dlpack.writable_alias(array)))
 

@@ -1,0 +1,146 @@
+"""Tensors of strings as bytes, in Triton's form: for each element its length, 32 bits little-endian, then its bytes.
+
+They come from a peer. Whoever reads them copies them out of shared memory first, and believes no length.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import TensorError, TensorTypeError
+
+__all__ = ["LENGTH_SIZE", "Strings"]
+
+_LENGTH: Final = struct.Struct("<I")
+LENGTH_SIZE: Final = _LENGTH.size
+"""Bytes that an element takes beside its own."""
+
+
+class Strings(Sequence[bytes]):
+    """The elements of a tensor of strings, in C order. Nothing is converted before it is asked for.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The tensor's.
+    """
+
+    def __init__(
+        self,
+        tensor: str,
+        shape: tuple[int, ...],
+        encoded: npt.NDArray[np.uint8] | None,
+        given: npt.NDArray[Any] | None,
+    ) -> None:
+        self.shape = shape
+        self._tensor = tensor
+        self._encoded = encoded
+        self._given = given
+        self._elements: list[bytes] | None = None
+
+    @classmethod
+    def encoded_as(cls, tensor: str, data: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> Strings:
+        """Return strings that are there as bytes.
+
+        Parameters
+        ----------
+        tensor : str
+            Its name, for messages.
+        data : numpy.ndarray of uint8
+            The tensor; more may follow. Copied before it is read.
+        shape : tuple of int
+            The tensor's.
+        """
+        return cls(tensor, shape, data, None)
+
+    @classmethod
+    def of(cls, tensor: str, elements: npt.NDArray[Any]) -> Strings:
+        """Return strings that are there as an array of ``bytes`` or ``str``, which become UTF-8."""
+        return cls(tensor, elements.shape, None, elements)
+
+    @property
+    def encoded(self) -> npt.NDArray[np.uint8]:
+        """The tensor as bytes; more may follow.
+
+        Raises
+        ------
+        TensorTypeError
+            An element is no string.
+        """
+        if self._encoded is None:
+            pack = _LENGTH.pack
+            pieces: list[bytes] = []
+            for element in self._all():
+                pieces += (pack(len(element)), element)
+            self._encoded = np.frombuffer(b"".join(pieces), np.uint8)
+        return self._encoded
+
+    def numpy(self) -> npt.NDArray[np.object_]:
+        """Return them as an array of ``bytes`` objects, of the tensor's shape; raises as :meth:`__getitem__`."""
+        array = np.empty(len(self), object)
+        array[:] = self._all()
+        return array.reshape(self.shape)
+
+    def __len__(self) -> int:
+        return math.prod(self.shape)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        """Return an element, or some.
+
+        Raises
+        ------
+        TensorError
+            The bytes are not what they should be: a length leads beyond their end.
+        TensorTypeError
+            An element is no string.
+        """
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._all())
+
+    def _all(self) -> list[bytes]:
+        if self._elements is None:
+            if self._given is not None:
+                self._elements = [_as_bytes(self._tensor, element) for element in self._given.ravel().tolist()]
+            else:
+                assert self._encoded is not None
+                self._elements = _decode(self._tensor, self._encoded.tobytes(), len(self))
+        return self._elements
+
+
+def _as_bytes(tensor: str, element: object) -> bytes:
+    if isinstance(element, bytes):
+        return element
+    if isinstance(element, str):
+        return element.encode()
+    raise TensorTypeError(
+        tensor, f"tensor {tensor!r} holds an element of type {type(element).__name__}; expected str or bytes"
+    )
+
+
+def _decode(tensor: str, data: bytes, count: int) -> list[bytes]:
+    elements: list[bytes] = []
+    append, read_length, size, end = elements.append, _LENGTH.unpack_from, len(data), 0
+    try:
+        for _ in range(count):
+            begin = end + LENGTH_SIZE
+            end = begin + read_length(data, end)[0]
+            append(data[begin:end])  # less than it should be if the end is beyond that of the data
+    except struct.error:
+        end = size + 1
+    if end > size:
+        raise TensorError(
+            tensor, f"tensor {tensor!r} has {size} bytes, but the lengths of its strings lead beyond them"
+        )
+    return elements

@@ -1,0 +1,59 @@
+"""StringsView: a tensor of strings. It has no array of its own kind in memory: reading it decodes, which copies."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from . import dtypes
+from .attributes import BufferAttributes, MemoryType
+from .strings import Strings
+from .view import TensorView
+
+__all__ = ["StringsView"]
+
+_NO_ARRAY: Final[npt.NDArray[Any]] = np.empty(0, object)
+
+
+class StringsView(TensorView):
+    """A tensor of strings, where it lies."""
+
+    __slots__ = ("_strings",)
+
+    def __init__(self, name: str, strings: Strings, path: str, memory_type: MemoryType = MemoryType.CPU) -> None:
+        super().__init__(name, _NO_ARRAY, dtypes.BYTES, path, memory_type)
+        self._strings = strings
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape, with its batch dimension, where the model has one."""
+        return self._strings.shape
+
+    @property
+    def array(self) -> Any:
+        """The same as :meth:`numpy`."""
+        return self.numpy()
+
+    @property
+    def writable(self) -> bool:
+        """Whether it may be written to: never. Strings are put: ``call.put(name, strings)``."""
+        return False
+
+    @property
+    def attributes(self) -> BufferAttributes:
+        """Where the bytes lie, and how many they are, lengths included; there may be room for more behind them."""
+        return BufferAttributes(self._memory_type, 0, self._strings.encoded.nbytes)
+
+    def strings(self) -> Strings:
+        """Return the elements. Lengths that lead beyond the tensor are a TensorError when the first one is read."""
+        return self._strings
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the elements as an array of ``bytes`` objects: a copy, as there is no other way."""
+        return self._strings.numpy()
+
+    def __dlpack__(self, **_: Any) -> Any:
+        """Raise BufferError: DLPack has no strings."""
+        raise BufferError(f"tensor {self.name!r} holds strings, which DLPack has no type for; use .strings()")
