@@ -29,6 +29,7 @@ from .claims import (
 from .dtypes import DType
 from .errors import DescriptorError
 from .json_checks import MAX_INT64, brief, check_fields, integer, kind_of, shown_number
+from .ring import Ring, encode_ring, parse_ring
 
 __all__ = [
     "GENERATION_PARAMETER",
@@ -81,12 +82,16 @@ class OutputSpan:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """What one request says about its memory. ``model`` is the only model that it speaks to."""
+    """What one request says about its memory. ``model`` is the only model that it speaks to.
+
+    With a ``ring``, the outputs are those of its first frame.
+    """
 
     model: str
     regions: tuple[RegionClaim, ...]
     inputs: Mapping[str, InputSpan]
     outputs: Mapping[str, OutputSpan]
+    ring: Ring | None = None
 
 
 def encode(descriptor: Descriptor) -> str:
@@ -97,19 +102,19 @@ def encode(descriptor: Descriptor) -> str:
     DescriptorError
         It would be longer than :data:`MAX_DESCRIPTOR_LENGTH` characters.
     """
-    text = json.dumps(
-        {
-            "v": VERSION,
-            "model": descriptor.model,
-            "regions": [encode_region(region) for region in descriptor.regions],
-            "inputs": {
-                name: [span.region, span.offset, span.byte_size, span.dtype.name, span.shape]
-                for name, span in descriptor.inputs.items()
-            },
-            "outputs": {name: [span.region, span.offset, span.byte_size] for name, span in descriptor.outputs.items()},
+    value = {
+        "v": VERSION,
+        "model": descriptor.model,
+        "regions": [encode_region(region) for region in descriptor.regions],
+        "inputs": {
+            name: [span.region, span.offset, span.byte_size, span.dtype.name, span.shape]
+            for name, span in descriptor.inputs.items()
         },
-        separators=(",", ":"),
-    )
+        "outputs": {name: [span.region, span.offset, span.byte_size] for name, span in descriptor.outputs.items()},
+    }
+    if descriptor.ring is not None:
+        value["ring"] = encode_ring(descriptor.ring)
+    text = json.dumps(value, separators=(",", ":"))
     _check_length(text)
     return text
 
@@ -137,15 +142,19 @@ def from_json(value: object) -> Descriptor:
     version = value.get("v")
     if type(version) is not int or version != VERSION:
         raise DescriptorError("v", shown_number(version), f"{VERSION}, the version that this model speaks")
-    check_fields("", value, _TOP_FIELDS)
+    check_fields("", value, _TOP_FIELDS | {"ring"} if "ring" in value else _TOP_FIELDS)
     model = value["model"]
     if type(model) is not str or not model:
         raise DescriptorError("model", kind_of(model), "the name of a model")
     claims = parse_regions(value["regions"])
     inputs = {name: _input(name, entry, claims) for name, entry in _entries("inputs", value["inputs"])}
     outputs = {name: _output(name, entry, claims) for name, entry in _entries("outputs", value["outputs"])}
-    check_outputs_are_disjoint(inputs, outputs, lambda region: (region, 0))
-    return Descriptor(model, claims, inputs, outputs)
+    ring = parse_ring(value["ring"]) if "ring" in value else None
+    found = Descriptor(model, claims, inputs, outputs, ring)
+    if ring is not None:
+        _check_ring_is_inside(found, ring)
+    check_outputs_are_disjoint(found, lambda region: (region, 0))
+    return found
 
 
 def check_generation(value: object) -> int:
@@ -228,20 +237,20 @@ def _span(group: str, name: str, entry: list[Any], regions: tuple[RegionClaim, .
     raise DescriptorError(field, f"an end at byte {offset + byte_size}", f"at most {limit}, its region's size")
 
 
-def check_outputs_are_disjoint(
-    inputs: Mapping[str, InputSpan], outputs: Mapping[str, OutputSpan], place: Callable[[int], tuple[Any, int]]
-) -> None:
-    """Raise :class:`DescriptorError` if an output overlaps anything.
+def check_outputs_are_disjoint(descriptor: Descriptor, place: Callable[[int], tuple[Any, int]]) -> None:
+    """Raise :class:`DescriptorError` if an output overlaps anything; with a ring, that of any frame.
 
     Parameters
     ----------
-    inputs, outputs : mapping
-        The spans.
+    descriptor : Descriptor
+        Its spans.
     place : callable
         Takes a region index; returns what memory the region is in (sortable), and where in it the region begins.
     """
-    spans = [(*_interval(span, place), name) for name, span in outputs.items()]
-    spans += [(*_interval(span, place), "") for span in inputs.values()]
+    ring, outputs = descriptor.ring, descriptor.outputs
+    frames = [outputs] if ring is None else [ring.outputs(outputs, index) for index in range(ring.frames)]
+    spans = [(*_interval(span, place), name) for frame in frames for name, span in frame.items()]
+    spans += [(*_interval(span, place), "") for span in descriptor.inputs.values()]
     reach_memory, reach, reach_output = None, 0, ""
     for memory, begin, end, output in sorted(span for span in spans if span[1] < span[2]):
         if memory == reach_memory and begin < reach and (output or reach_output):
@@ -252,6 +261,17 @@ def check_outputs_are_disjoint(
             )
         if memory != reach_memory or end > reach:
             reach_memory, reach, reach_output = memory, end, output
+
+
+def _check_ring_is_inside(descriptor: Descriptor, ring: Ring) -> None:
+    if not any(isinstance(region, SystemRegionClaim) for region in descriptor.regions):
+        raise DescriptorError("ring", "a ring without a managed region", "one whose slot records it uses")
+    for name, span in ring.outputs(descriptor.outputs, ring.frames - 1).items():
+        end, limit = span.offset + span.byte_size, claimed_size(descriptor.regions[span.region])
+        if end > limit:
+            raise DescriptorError(
+                "ring.stride", f"an end of output {brief(name)!r} at byte {end}", f"at most {limit}, its region's size"
+            )
 
 
 def _interval(span: InputSpan | OutputSpan, place: Callable[[int], tuple[Any, int]]) -> tuple[Any, int, int]:

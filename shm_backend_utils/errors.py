@@ -13,7 +13,9 @@
     │   ├── SlotInDoubtError   the model may still be writing to this call's memory
     │   ├── RegionGoneError    the memory is no longer there
     │   ├── StaleRequestError  the client gave this request up
-    │   └── ReplayedRequestError  this request was executed before
+    │   ├── ReplayedRequestError  this request was executed before
+    │   ├── RequestCancelledError  the client does not want the answer any more
+    │   └── StalledStreamError the client reads its stream no further
     ├── ModelError             ``model.py`` or its ``config.pbtxt`` is wrong
     │   └── DeviceMemoryError  a tensor is on the GPU, or is not, other than the code that uses it assumes
     └── MachineError           the machine lacks something: memory, a server, a library
@@ -39,9 +41,11 @@ __all__ = [
     "RegionGoneError",
     "RegionRefusedError",
     "ReplayedRequestError",
+    "RequestCancelledError",
     "ShmError",
     "SlotInDoubtError",
     "StaleRequestError",
+    "StalledStreamError",
     "TensorError",
     "TensorNameError",
     "TensorShapeError",
@@ -172,6 +176,14 @@ class StaleRequestError(PeerError):
 
 class ReplayedRequestError(PeerError):
     """This request was executed before. A generation of a slot is executed at most once. Nothing was written."""
+
+
+class RequestCancelledError(PeerError):
+    """The client has cancelled the request, or is gone."""
+
+
+class StalledStreamError(PeerError, TimeoutError):
+    """The client holds every frame of its ring and releases none."""
 
 
 class ModelError(ShmError):

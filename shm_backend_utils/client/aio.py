@@ -99,11 +99,13 @@ class AsyncShmClient:
         *,
         outputs: Outputs = None,
         timeout_s: float | None = None,
+        path: PathName | None = None,
+        frames: int = 4,
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Result, None]:
         """Yield the responses of a decoupled model as they come. As :meth:`ShmClient.stream`."""
-        demand = self._terms.demand("stream", model, None, timeout_s, options)
-        results = self._open_engine().stream(demand, inputs, outputs, self._terms.patience_s(timeout_s))
+        demand = self._terms.demand("stream", model, path, timeout_s, options)
+        results = self._open_engine().stream(demand, inputs, outputs, frames, self._terms.patience_s(timeout_s))
         try:
             async for result in results:
                 yield result

@@ -183,16 +183,22 @@ class ShmClient:
         *,
         outputs: Outputs = None,
         timeout_s: float | None = None,
+        path: PathName | None = None,
+        frames: int = 4,
         **options: Unpack[RequestOptions],
     ) -> Iterator[Result]:
-        """Return the responses of a decoupled model as they come. Over gRPC; tensors travel inline.
+        """Return the responses of a decoupled model as they come. Over gRPC, which alone has streams.
+
+        On the direct path each response lies in one of ``frames`` places of a ring. The model waits, for some time,
+        where its next place is still in use: until the result there is released and its arrays are gone. So keep fewer
+        results than there are frames, or copies of them.
 
         ``timeout_s`` is the longest wait for the next response. Who stops early ends the stream by ``close()`` of what
         this returns, or by letting go of it.
         """
         engine = self._open_engine()
-        demand = self._terms.demand("stream", model, None, timeout_s, options)
-        return _iterated(engine.stream(demand, inputs, outputs, self._terms.patience_s(timeout_s)))
+        demand = self._terms.demand("stream", model, path, timeout_s, options)
+        return _iterated(engine.stream(demand, inputs, outputs, frames, self._terms.patience_s(timeout_s)))
 
     def explain(self, model: str, *, model_version: str = "") -> Explanation:
         """Check anew which path calls of a model take, and why. Printed, it is a table."""

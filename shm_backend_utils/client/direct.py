@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import descriptor
-from ..descriptor import PARAMETER, Descriptor
+from ..descriptor import PARAMETER, Descriptor, InputSpan, OutputSpan
 from ..errors import PeerError, SlotInDoubtError, TensorError
 from ..region.cuda_events import Event
 from ..strings import Strings
@@ -21,9 +21,10 @@ from .options import RequestOptions
 from .plan import CallPlan
 from .result import OutputPlace, Result, parse_events, parse_results, result_of
 from .slot import Slot, Turn
+from .space import Space
 from .transport import Request, Transport
 
-__all__ = ["DirectExchange", "keep", "prepare"]
+__all__ = ["DirectExchange", "keep", "prepare", "spans_in"]
 
 _OF_A_REGION: Final = f"{PARAMETER}.regions["
 
@@ -112,13 +113,7 @@ class DirectExchange(Exchange):
         return self._request(self._carriers(), self._wanted(), {PARAMETER: self._descriptor})
 
     def _describe(self) -> str:
-        begins = [space.begin for space in self._spaces]
-        inputs = {
-            name: replace(span, offset=begins[span.region] + span.offset) for name, span in self.plan.inputs.items()
-        }
-        outputs = {
-            name: replace(span, offset=begins[span.region] + span.offset) for name, span in self.plan.outputs.items()
-        }
+        inputs, outputs = spans_in(self.plan, self._spaces)
         claims = self._slot.claims(self._turn, self.plan.devices)
         return descriptor.encode(Descriptor(self.plan.spec.name, claims, inputs, outputs))
 
@@ -131,6 +126,15 @@ class KeptExchange(DirectExchange):
 
     def close(self) -> None:
         self.memory = np.empty(0, np.uint8)
+
+
+def spans_in(plan: CallPlan, spaces: Sequence[Space]) -> tuple[dict[str, InputSpan], dict[str, OutputSpan]]:
+    """Return a plan's spans as a descriptor has them, from the beginning of each memory."""
+    begins = [space.begin for space in spaces]
+    return (
+        {name: replace(span, offset=begins[span.region] + span.offset) for name, span in plan.inputs.items()},
+        {name: replace(span, offset=begins[span.region] + span.offset) for name, span in plan.outputs.items()},
+    )
 
 
 class PreparedExchange(DirectExchange):

@@ -20,7 +20,14 @@ from .copying import LongCopy, copy_all
 from .device_bank import DeviceBank, ShortOfMemoryError, rounded_up
 from .device_sources import DeviceSource, is_on_device, sources_anywhere
 from .direct import DirectExchange
-from .errors import InferenceError, MemoryRefusedError, PoolExhaustedError, ServerUnavailableError
+from .direct_stream import DirectStream, check_frames, ring_size
+from .errors import (
+    InferenceError,
+    MemoryRefusedError,
+    PathUnavailableError,
+    PoolExhaustedError,
+    ServerUnavailableError,
+)
 from .exchange import Exchange, InlineExchange, is_answer
 from .explanation import Explanation
 from .models import Catalog, KnownModel
@@ -240,22 +247,25 @@ class Engine:
         return renewed if did_not_start else None
 
     async def stream(
-        self, demand: Demand, inputs: Mapping[str, Any], outputs: Outputs, patience_s: float
+        self, demand: Demand, inputs: Mapping[str, Any], outputs: Outputs, frames: int, patience_s: float
     ) -> AsyncGenerator[Result, None]:
         """Make one request and return its responses as they come."""
         with self.tally.failures():
             known, given, plan = await self.look_at(demand, inputs, outputs, KnownModel.plan)
-            exchange = InlineExchange(self.transport, _on_host(known, plan), demand.options)
-            copy_all(given, exchange.inputs)
-            responses = self.transport.stream(exchange.request(), patience_s)
-            try:
-                async for response in responses:
-                    result = exchange.result(response)
-                    if result:
-                        yield result
-            finally:
-                await responses.aclose()
-        self.tally.succeeded(exchange.path, 0)
+            exchange = await self._open_stream(demand, known, _on_host(known, plan), frames)
+            avoided = 0
+            with contextlib.closing(exchange):
+                copy_all(given, exchange.inputs)
+                responses = exchange.responses(patience_s)
+                try:
+                    async for result in responses:
+                        avoided += result.bytes_avoided
+                        if result.overflowed:
+                            known.learn(result.overflowed, plan.batch_size or 1)
+                        yield on_devices(result, plan.signature.output_devices, self._bank.cuda)
+                finally:
+                    await responses.aclose()
+        self.tally.succeeded(exchange.path, avoided)
 
     async def explain(self, model: str, version: str, timeout_s: float) -> Explanation:
         """Check everything anew and tell which path a model's calls take, and why."""
@@ -295,6 +305,24 @@ class Engine:
             return make_direct(self.transport, plan, demand.options, slot, memory)
         exchange = await self._open_on_host(demand, _on_host(known, plan), path)
         return StagedExchange(self.transport, plan, exchange, self._bank.cuda) if plan.devices else exchange
+
+    async def _open_stream(
+        self, demand: Demand, known: KnownModel, plan: CallPlan, frames: int
+    ) -> DirectStream | InlineExchange:
+        """Choose the path of a stream. Triton's own shared memory has no room for more than one response."""
+        path = await self.paths.choose(known, demand.path, demand.left_s)
+        if path == DirectStream.path and known.spec.is_decoupled:
+            check_frames(frames)
+            size = ring_size(plan, frames)
+            slot, memory = await self.take_slot(demand, size, 1 + frames, f"{path} stream of {frames}")
+            return DirectStream(self.transport, plan, demand.options, slot, memory)
+        if demand.path not in ("auto", InlineExchange.path):
+            raise PathUnavailableError(
+                f"a stream of model {known.spec.name!r} cannot take the path {demand.path!r}: "
+                "triton-shm has room for one response, and direct needs a decoupled model"
+            )
+        await self.paths.choose(known, InlineExchange.path, demand.left_s)
+        return InlineExchange(self.transport, plan, demand.options)
 
     async def _open_on_host(self, demand: Demand, plan: CallPlan, path: str) -> Exchange:
         if path == InlineExchange.path:

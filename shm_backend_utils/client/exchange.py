@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -118,6 +118,17 @@ class InlineExchange(Exchange):
         """Return a response's outputs; those that it does not have are left out."""
         arrays = {name: response.as_numpy(name) for name in self.plan.wanted}
         return Result({name: array for name, array in arrays.items() if array is not None}, self.path, response)
+
+    async def responses(self, patience_s: float) -> AsyncGenerator[Result, None]:
+        """Send the request and return its responses as they come, each waited for so long."""
+        responses = self._transport.stream(self.request(), patience_s)
+        try:
+            async for response in responses:
+                result = self.result(response)
+                if result:
+                    yield result
+        finally:
+            await responses.aclose()
 
     async def _infer(self, timeout_s: float) -> Result:
         result = self.result(await self._transport.infer(self._transport.encode(self.request()), timeout_s))

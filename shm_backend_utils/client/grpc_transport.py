@@ -122,7 +122,8 @@ class GrpcTransport(_Grpc):
                 if error is not None:
                     raise translated(error.status(), error.message() or "", self.address)
                 is_over = _is_final(result)
-                yield result
+                if not is_over or result.get_response().outputs:
+                    yield result
                 if is_over:
                     return
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -21,9 +21,9 @@ from ..view import TensorView
 from .completion import Completion
 from .device_arrays import DeviceArrays
 from .device_view import DeviceView
-from .direct import PATH as DIRECT
 from .direct import DirectPlan, DirectTensors
 from .outputs import TRITON, Outputs
+from .places import DIRECT, Output
 from .plans import DirectRequest, OrdinaryRequest, Plans
 from .triton import TritonBackend
 
@@ -48,6 +48,7 @@ class Call:
         "_completion",
         "_delivered",
         "_direct",
+        "_generation",
         "_is_on_devices",
         "_is_open",
         "_meaning",
@@ -85,6 +86,7 @@ class Call:
         self._is_on_devices = False
         self._direct: DirectTensors | None = None
         self._results = b""
+        self._generation = 0
         self._is_open = False
 
     @property
@@ -202,12 +204,18 @@ class Call:
         self._used_devices.add(self._arrays.device)
         return self._arrays.stream()
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether the client does not want the answer any more. Asks the server."""
+        return bool(self._request.is_cancelled())
+
     def requested(self, name: str) -> bool:
         """Return whether the client wants this output. Others need not be computed."""
         return name in self._requested_names()
 
     def __enter__(self) -> Call:
         self._meaning, generation = self._plans.begin(self._backend.parameters(self._request))
+        self._generation = generation
         if isinstance(self._meaning, DirectRequest):
             plan = self._meaning.direct
             try:
@@ -217,7 +225,7 @@ class Call:
             except BaseException:
                 self._plans.end(plan)
                 raise
-        self._outputs = Outputs(self._spec, self._arrays, None if self._direct is None else self._direct.plan)
+        self._outputs = self._first_outputs()
         self._is_open = True
         return self
 
@@ -262,14 +270,21 @@ class Call:
         self.response = self._backend.error_response(error)
         self._fail()
 
+    def _first_outputs(self) -> Outputs | None:
+        return Outputs(self._spec, self._arrays, None if self._direct is None else self._direct.plan.places)
+
     def _respond(self) -> None:
         outputs = self._open_outputs().finish(self._requested_names())
-        tensors = [self._tensor(output.view) for output in outputs if not output.is_delivered]
+        tensors = self._tensors(outputs)
         response = self._backend.response(tensors)
         if self._direct is not None:
-            self._results = self._direct.plan.results(outputs)
+            self._results = self._direct.plan.places.results(outputs)
             self._is_on_devices = all(isinstance(output.view, DeviceView) for output in outputs) and not tensors
         self.response = response
+
+    def _tensors(self, outputs: Iterable[Output]) -> list[Any]:
+        """Return those outputs as tensors that go back through Triton."""
+        return [self._tensor(output.view) for output in outputs if not output.is_delivered]
 
     def _tensor(self, view: TensorView) -> Any:
         if isinstance(view, StringsView) and self._direct is not None:

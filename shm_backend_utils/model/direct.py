@@ -10,57 +10,29 @@ import base64
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from ..descriptor import Descriptor, InputSpan, OutputSpan, check_outputs_are_disjoint
-from ..dtypes import BYTES, DType
-from ..errors import DescriptorError, ModelError, ReplayedRequestError, StaleRequestError
+from ..descriptor import Descriptor, InputSpan, OutputSpan, SystemRegionClaim, check_outputs_are_disjoint
+from ..errors import DescriptorError, ReplayedRequestError, StaleRequestError
 from ..region.cuda_events import Event
 from ..region.layout import MAX_RESULTS_LENGTH, SlotRecord
 from ..spec import ModelSpec
-from ..strings_view import StringsView
 from ..view import TensorView
+from .places import DIRECT, Places
 from .regions import ResolvedRegion, UsedSlot
 
-__all__ = ["PATH", "DirectPlan", "DirectTensors", "Output"]
+__all__ = ["DirectPlan", "DirectTensors", "Frame"]
 
-PATH: Final = "direct"
 PATIENCE_S: Final = 1.0
 _PAUSE_S: Final = 0.0005
-_MOST_REMEMBERED: Final = 64
 _LONGEST_EVENT: Final = 160
 
 
-class Output:
-    """One output that the model has made; hashable by identity.
+class Frame(NamedTuple):
+    """One place of a ring; see :mod:`shm_backend_utils.ring`."""
 
-    Attributes
-    ----------
-    name : str
-    view : TensorView
-        Over the output's memory.
-    place : list or None
-        What the client reads in the results: data type, shape, byte size, region and offset. If the output is not in
-        the client's memory and goes back through Triton: None, or of strings the data type and the shape.
-    source : TensorView or None
-        What the model fills instead of ``view``; it is copied there when the call ends.
-    """
-
-    __slots__ = ("name", "place", "source", "view")
-
-    def __init__(self, view: TensorView, place: list[Any] | None = None, source: TensorView | None = None) -> None:
-        self.source = source
-        self.name = view.name
-        self.view = view
-        self.place = place
-
-    @property
-    def is_delivered(self) -> bool:
-        """Whether it is in the client's memory."""
-        return self.place is not None and len(self.place) > 2
+    places: Places
+    record: SlotRecord
 
 
 class DirectPlan:
@@ -89,6 +61,10 @@ class DirectPlan:
         What the plan uses.
     slots : list of UsedSlot
         Those of its managed regions.
+    places : Places
+        Room for the outputs.
+    frames : list of Frame
+        Room for those of several responses; empty if the client has none.
     devices : list of int
         The GPUs that its tensors are on.
     """
@@ -100,19 +76,16 @@ class DirectPlan:
         _check_spans_are_data("outputs", descriptor.outputs, regions)
         # Two names may stand for one object: only now is it known which spans are really apart.
         check_outputs_are_disjoint(
-            descriptor.inputs,
-            descriptor.outputs,
-            lambda index: (regions[index].mapped.segment.identity, regions[index].begin),
+            descriptor, lambda index: (regions[index].mapped.segment.identity, regions[index].begin)
         )
         self._checks = [(region.mapped.segment, region.begin + region.data.stop, region.field) for region in regions]
         self._memories = [
             region.mapped.memory.part(region.begin, region.begin + region.data.stop) for region in regions
         ]
-        self._descriptor = descriptor
-        self._outputs: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Output] = {}
-        self._results: dict[tuple[Output, ...], bytes] = {}
         self.mapped = [region.mapped for region in regions]
         self.slots = [region.slot for region in regions if region.slot is not None]
+        self.places = self._places(descriptor, descriptor.outputs)
+        self.frames = self._frames(descriptor, regions)
         self.inputs = {name: self._input(name, span) for name, span in descriptor.inputs.items()}
         used = {span.region for span in descriptor.inputs.values()}
         used |= {span.region for span in descriptor.outputs.values()}
@@ -129,71 +102,34 @@ class DirectPlan:
         """Whether every region is still mapped."""
         return not any(mapped.segment.is_closed for mapped in self.mapped)
 
-    def known_output(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Output | None:
-        """Return what :meth:`output` returned for these before; None if it did not."""
-        return self._outputs.get((name, shape, dtype))
+    def _places(self, descriptor: Descriptor, outputs: Mapping[str, OutputSpan]) -> Places:
+        return Places(descriptor.inputs, outputs, self._memories, has_results=bool(self.slots))
 
-    def output(self, name: str, shape: tuple[int, ...], dtype: DType) -> Output | None:
-        """Return an output in the client's memory, writable; None if there is no room for it."""
-        span = self._descriptor.outputs.get(name)
-        if span is None:
-            return None
-        memory = self._memories[span.region]
-        view = memory.view(name, PATH, span.offset, span.byte_size, dtype, shape, writable=True)
-        if view is None:
-            return None
-        place = [dtype.name, shape, view.attributes.byte_size, span.region, span.offset]
-        output = Output(view, place)
-        _forget_if_many(self._outputs)
-        self._outputs[name, shape, dtype.numpy] = output
-        return output
-
-    def strings(self, name: str, shape: tuple[int, ...], encoded: npt.NDArray[np.uint8]) -> Output | None:
-        """Copy strings to the client's memory and return them as an output; None if there is no room for them."""
-        span = self._descriptor.outputs.get(name)
-        if span is None or encoded.nbytes > span.byte_size:
-            return None
-        view = self._memories[span.region].view(name, PATH, span.offset, encoded.nbytes, BYTES, shape, writable=True)
-        if not isinstance(view, StringsView):
-            return None
-        view.strings().encoded[:] = encoded
-        return Output(view, [BYTES.name, shape, encoded.nbytes, span.region, span.offset])
-
-    def pass_through(self, name: str, dtype: DType, array: Any, shape: tuple[int, ...]) -> Output | None:
-        """Return an output that *is* memory of an input, so that nothing is copied; None if ``array`` is no such."""
-        if not self.slots or name not in self._descriptor.outputs or not array.nbytes:
-            return None  # nobody would read in the results where the output is
-        nbytes = array.nbytes
-        for span in self._descriptor.inputs.values():
-            memory = self._memories[span.region]
-            offset = memory.offset_of(array)
-            if offset is not None and span.offset <= offset and offset + nbytes <= span.offset + span.byte_size:
-                view = memory.view(name, PATH, offset, nbytes, dtype, shape, writable=False)
-                assert view is not None
-                return Output(view, [dtype.name, shape, nbytes, span.region, offset])
-        return None
-
-    def results(self, outputs: Sequence[Output]) -> bytes:
-        """Return the results of a call with these outputs, encoded; nothing if there is no slot to write them to."""
-        if not self.slots:
-            return b""
-        key = tuple(outputs)
-        known = self._results.get(key)
-        if known is not None:
-            return known
-        results = json.dumps({output.name: output.place for output in outputs}, separators=(",", ":")).encode()
-        if len(results) > MAX_RESULTS_LENGTH:
-            raise ModelError(
-                f"the results of {len(outputs)} outputs take {len(results)} bytes, but a slot record has room for "
-                f"{MAX_RESULTS_LENGTH}; request fewer outputs at once"
+    def _frames(self, descriptor: Descriptor, regions: Sequence[ResolvedRegion]) -> list[Frame]:
+        ring = descriptor.ring
+        if ring is None:
+            return []
+        spans = [ring.outputs(descriptor.outputs, index) for index in range(ring.frames)]
+        _check_spans_are_data("outputs", spans[-1], regions)
+        claim, region = next(
+            (claim, resolved.mapped.managed)
+            for claim, resolved in zip(descriptor.regions, regions, strict=True)
+            if isinstance(claim, SystemRegionClaim)
+        )
+        assert region is not None  # or it would not have been resolved
+        last, count = ring.slot + ring.frames - 1, region.header.slot_count
+        if last >= count or ring.slot <= claim.slot <= last:
+            raise DescriptorError(
+                "ring.slot", f"slots {ring.slot} to {last}", f"some of 0 to {count - 1}, without the request's own"
             )
-        _forget_if_many(self._results)
-        self._results[key] = results
-        return results
+        return [
+            Frame(self._places(descriptor, outputs), region.record(ring.slot + index))
+            for index, outputs in enumerate(spans)
+        ]
 
     def _input(self, name: str, span: InputSpan) -> TensorView:
         memory = self._memories[span.region]
-        view = memory.view(name, PATH, span.offset, span.byte_size, span.dtype, span.shape, writable=False)
+        view = memory.view(name, DIRECT, span.offset, span.byte_size, span.dtype, span.shape, writable=False)
         if view is None:  # of anything else, the descriptor's parser has compared the span's size with its shape's
             raise DescriptorError(f"inputs.{name}[3]", "strings in memory of a GPU", "strings on the host")
         return view
@@ -237,7 +173,7 @@ class DirectTensors:
         return len(results) + _LONGEST_EVENT * (1 + len(self.plan.devices)) <= MAX_RESULTS_LENGTH
 
     def complete(self, results: bytes, events: Sequence[Event] = ()) -> None:
-        """Write what :meth:`DirectPlan.results` made, and the completion stamps. The last thing before the response."""
+        """Write what :meth:`Places.results` made, and the completion stamps. The last thing before the response."""
         self._end(_with_events(results, events) if events else results)
 
     def fail(self) -> None:
@@ -289,9 +225,3 @@ def _check_spans_are_data(
         end = span.offset + span.byte_size
         if end > data.stop:
             raise DescriptorError(f"{group}.{name}", f"an end at byte {end}", f"at most {data.stop}, its region's size")
-
-
-def _forget_if_many(remembered: dict[Any, Any]) -> None:
-    """Keep a model whose shapes vary without end from filling memory."""
-    if len(remembered) >= _MOST_REMEMBERED:
-        remembered.clear()

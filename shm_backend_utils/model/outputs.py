@@ -17,7 +17,7 @@ from ..strings_view import StringsView
 from ..view import TensorView
 from .device_arrays import DeviceArrays, is_on_device
 from .device_view import DeviceView
-from .direct import DirectPlan, Output
+from .places import Output, Places
 
 __all__ = ["TRITON", "Outputs"]
 
@@ -33,8 +33,8 @@ class Outputs:
         The model's.
     arrays : DeviceArrays
         For GPUs.
-    plan : DirectPlan or None
-        Has the client's memory, where it provides any.
+    places : Places or None
+        Room in the client's memory, where it provides any.
 
     Attributes
     ----------
@@ -42,13 +42,13 @@ class Outputs:
         GPUs that have work to finish for these outputs.
     """
 
-    __slots__ = ("_arrays", "_plan", "_spec", "_written", "devices")
+    __slots__ = ("_arrays", "_places", "_spec", "_written", "devices")
 
-    def __init__(self, spec: ModelSpec, arrays: DeviceArrays, plan: DirectPlan | None) -> None:
+    def __init__(self, spec: ModelSpec, arrays: DeviceArrays, places: Places | None) -> None:
         self.devices: set[int] = set()
         self._spec = spec
         self._arrays = arrays
-        self._plan = plan
+        self._places = places
         self._written: dict[str, Output] = {}
 
     def make(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> TensorView:
@@ -61,10 +61,10 @@ class Outputs:
         """
         if dtype.kind in "OSU":
             raise ModelError(f"output {name!r} holds strings, of which nobody knows the size yet; use call.put()")
-        output = None if self._plan is None else self._plan.known_output(name, shape, dtype)
+        output = None if self._places is None else self._places.known_output(name, shape, dtype)
         if output is None:
             checked = self._check(name, dtype, shape)
-            output = None if self._plan is None else self._plan.output(name, shape, checked)
+            output = None if self._places is None else self._places.output(name, shape, checked)
             output = output or self._kept(name, np.empty(shape, dtype), checked)
         self._written[name] = output
         return output.view
@@ -91,10 +91,10 @@ class Outputs:
             self._put_strings(name, Strings.of(name, source))
             return
         output = None
-        if self._plan is not None:
-            output = self._plan.pass_through(name, dtype, source, tuple(source.shape))
+        if self._places is not None:
+            output = self._places.pass_through(name, dtype, source, tuple(source.shape))
             if output is None:
-                output = self._plan.output(name, tuple(source.shape), dtype)
+                output = self._places.output(name, tuple(source.shape), dtype)
                 if output is not None:
                     self._fill(output.view, source)
         self._written[name] = output or self._kept(name, source, dtype)
@@ -107,24 +107,25 @@ class Outputs:
         ModelError
             The model has not made one.
         """
-        outputs = []
         for name in self._spec.outputs:
-            if name not in requested:
-                continue
-            output = self._written.get(name)
-            if output is None:
+            if name in requested and name not in self._written:
                 raise ModelError(f"output {name!r} was requested, but model.py wrote none")
+        return self.finish_some(requested)
+
+    def finish_some(self, requested: Collection[str]) -> list[Output]:
+        """As :meth:`finish`, for those alone that the model has made."""
+        outputs = [self._written[name] for name in self._spec.outputs if name in requested and name in self._written]
+        for output in outputs:
             if output.source is not None:
                 self._fill(output.view, output.source.array)
-            outputs.append(output)
         return outputs
 
     def _put_strings(self, name: str, strings: Strings) -> None:
         self._check(name, BYTES.numpy, strings.shape)
         output = None
-        if self._plan is not None:
-            output = self._plan.pass_through(name, BYTES, strings.encoded, strings.shape)
-            output = output or self._plan.strings(name, strings.shape, strings.encoded)
+        if self._places is not None:
+            output = self._places.pass_through(name, BYTES, strings.encoded, strings.shape)
+            output = output or self._places.strings(name, strings.shape, strings.encoded)
         self._written[name] = output or Output(StringsView(name, strings, TRITON), [BYTES.name, strings.shape])
 
     def _array_of(self, value: Any) -> Any:

@@ -18,10 +18,10 @@ from ..errors import DescriptorError, MachineError, RegionGoneError
 from ..region.cuda import CudaAccess
 from ..repeater import Repeater
 from ..spec import PATHS_PARAMETER, ModelSpec
-from .direct import PATH as DIRECT
 from .direct import DirectPlan
 from .manager import SharedMemoryManager
 from .pinning import Pinning
+from .places import DIRECT
 from .regions import ResolvedRegion, Resolver
 from .settings import Settings
 

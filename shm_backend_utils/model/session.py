@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import json
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import ClosedError, ModelError, ShmError
@@ -14,10 +16,11 @@ from ..spec import ModelSpec
 from .call import Call
 from .completion import Completion
 from .device_arrays import DeviceArrays
-from .direct import PATH as DIRECT
 from .pinning import Pinning
+from .places import DIRECT
 from .plans import Plans
 from .settings import Settings
+from .stream import StreamCall
 from .triton import TritonBackend
 
 __all__ = ["ShmSession"]
@@ -91,6 +94,28 @@ class ShmSession:
         """
         return self._call(request, None)
 
+    def serve_streams(self, requests: Sequence[Any], answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
+        """Run ``answer`` on every request of a decoupled model. For ``execute``, which returns nothing then.
+
+        If it is a generator, what was written is sent at each ``yield``. A generator whose client does not want more
+        is closed. Several requests are served side by side, each in a thread.
+        """
+        if len(requests) == 1:
+            self._serve_stream(requests[0], answer)
+            return
+        with concurrent.futures.ThreadPoolExecutor(max(len(requests), 1), "shm stream") as threads:
+            for request in requests:
+                threads.submit(self._serve_stream, request, answer)
+
+    def stream(self, request: Any) -> StreamCall:
+        """Return one request of a decoupled model as a context manager.
+
+        Entering it raises a :class:`ShmError` if the request cannot be served; the client was answered then.
+        """
+        return StreamCall(
+            self._spec, self._backend, self._open_plans(), self._arrays, request, self._settings.stream_patience_s
+        )
+
     def close(self) -> None:
         """Unmap every region. Arrays that still live keep theirs. Closing twice is fine."""
         if self._plans is not None:
@@ -103,18 +128,37 @@ class ShmSession:
             self._events = EventRecorder(self._cuda.runtime)
         return self._events
 
-    def _call(self, request: Any, completion: Completion | None) -> Call:
+    def _open_plans(self) -> Plans:
         if self._plans is None:
             raise ClosedError("this session")
-        return Call(self._spec, self._backend, self._plans, self._arrays, request, completion)
+        return self._plans
+
+    def _call(self, request: Any, completion: Completion | None) -> Call:
+        return Call(self._spec, self._backend, self._open_plans(), self._arrays, request, completion)
+
+    def _serve_stream(self, request: Any, answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
+        stream = self.stream(request)
+        try:
+            with stream as call, contextlib.ExitStack() as at_end:
+                steps = answer(call)
+                if isinstance(steps, Generator):
+                    at_end.callback(steps.close)
+                for _ in steps or ():
+                    call.send()
+        except Exception as error:  # the client knows; the next request must be served all the same
+            self._log(error)
+
+    def _log(self, error: Exception) -> None:
+        """Write to the server's log what is not of this package's making, and so may be hard to find."""
+        if not isinstance(error, ShmError):
+            self._backend.log_error("".join(traceback.format_exception(error)))
 
     def _serve_one(self, request: Any, infer: Callable[[Call], None], completion: Completion) -> Call | _Failed:
         try:
             with self._call(request, completion) as call:
                 infer(call)
         except Exception as error:  # whatever it is, only this request may fail
-            if not isinstance(error, ShmError):
-                self._backend.log_error(traceback.format_exc())
+            self._log(error)
             return _Failed(self._backend.error_response(error))
         return call
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class Settings:
     gpu_events : bool
         Whether clients wait for the GPU's work, by CUDA events, and not the model. ``SHM_GPU_EVENTS``: ``true`` or
         ``false``, the default.
+    stream_patience_s : float
+        How long a stream waits for its client to release a frame. ``SHM_STREAM_PATIENCE_S``: seconds, by default 30.
     pin_host_memory : bool
         Whether mapped regions of the host are registered with CUDA. ``SHM_PIN_HOST_MEMORY``: ``true`` or ``false``, the
         default.
@@ -48,6 +51,7 @@ class Settings:
     max_mapped_bytes: int | None = None
     gpu_events: bool = False
     pin_host_memory: bool = False
+    stream_patience_s: float = 30.0
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Settings:
@@ -67,6 +71,7 @@ class Settings:
             max_mapped_bytes=_max_mapped_bytes(texts),
             gpu_events=_is_on(texts, "SHM_GPU_EVENTS"),
             pin_host_memory=_is_on(texts, "SHM_PIN_HOST_MEMORY"),
+            stream_patience_s=_stream_patience_s(texts),
         )
 
 
@@ -103,6 +108,19 @@ def _max_mapped_bytes(texts: Mapping[str, str]) -> int | None:
     if not text.strip().isdecimal():
         raise ModelError(f"parameter SHM_MAX_MAPPED_BYTES is {text!r}; expected a number of bytes")
     return int(text)
+
+
+def _stream_patience_s(texts: Mapping[str, str]) -> float:
+    text = texts.get("SHM_STREAM_PATIENCE_S")
+    if text is None:
+        return Settings.stream_patience_s
+    try:
+        patience_s = float(text)
+    except ValueError:
+        patience_s = math.nan
+    if not 0 < patience_s < math.inf:
+        raise ModelError(f"parameter SHM_STREAM_PATIENCE_S is {text!r}; expected seconds, more than 0")
+    return patience_s
 
 
 def _url_of_parent() -> str | None:

@@ -17,8 +17,10 @@ from ..errors import (
     ModelError,
     RegionGoneError,
     ReplayedRequestError,
+    RequestCancelledError,
     ShmError,
     StaleRequestError,
+    StalledStreamError,
 )
 
 __all__ = ["TritonBackend"]
@@ -27,6 +29,8 @@ _CODES: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (ClosedError, "UNAVAILABLE"),
     (CallerError, "INVALID_ARG"),
     (StaleRequestError, "CANCELLED"),
+    (RequestCancelledError, "CANCELLED"),
+    (StalledStreamError, "CANCELLED"),
     (ReplayedRequestError, "ALREADY_EXISTS"),
     (RegionGoneError, "NOT_FOUND"),
     (MachineError, "UNAVAILABLE"),
@@ -98,6 +102,22 @@ class TritonBackend:
         text = str(error) if isinstance(error, ShmError) else f"{type(error).__name__}: {error}"
         message = text.encode(errors="backslashreplace").decode()  # the backend takes nothing that is not UTF-8
         return self._pb_utils.InferenceResponse([], codes(message, getattr(codes, name)))
+
+    def sender(self, request: Any) -> Any:
+        """Return what sends responses to a request of a decoupled model."""
+        return request.get_response_sender()
+
+    def send(self, sender: Any, response: Any) -> None:
+        """Send a response that is not the last."""
+        sender.send(response)
+
+    def send_last(self, sender: Any, response: Any = None) -> None:
+        """End a stream, maybe with one more response."""
+        flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        if response is None:
+            sender.send(flags=flags)
+        else:
+            sender.send(response, flags=flags)
 
     def _from_dlpack(self, name: str, capsule: object) -> Any:
         tensor = self._pb_utils.Tensor.from_dlpack(name, capsule)
