@@ -13,6 +13,7 @@ from .json_checks import MAX_INT64, brief, check_fields, integer, kind_of
 
 __all__ = [
     "CudaRegionClaim",
+    "LentRegionClaim",
     "NamedRegionClaim",
     "RegionClaim",
     "SystemRegionClaim",
@@ -83,7 +84,25 @@ class CudaRegionClaim:
     slot_region: int | None
 
 
-RegionClaim = SystemRegionClaim | NamedRegionClaim | CudaRegionClaim
+@dataclass(frozen=True, slots=True)
+class LentRegionClaim:
+    """A managed region whose slot serves another request: that of the model that sends this one, and lends the memory.
+
+    Attributes
+    ----------
+    key, byte_size, token
+        As of a :class:`SystemRegionClaim`.
+    slot : int
+        The slot that the lender executes in.
+    """
+
+    key: str
+    byte_size: int
+    token: str
+    slot: int
+
+
+RegionClaim = SystemRegionClaim | NamedRegionClaim | CudaRegionClaim | LentRegionClaim
 
 
 def encode_region(region: RegionClaim) -> dict[str, object]:
@@ -99,7 +118,7 @@ def encode_region(region: RegionClaim) -> dict[str, object]:
             "slot_region": region.slot_region,
         }
     return {
-        "kind": "system",
+        "kind": "lent" if isinstance(region, LentRegionClaim) else "system",
         "key": region.key,
         "byte_size": region.byte_size,
         "token": region.token,
@@ -122,6 +141,8 @@ def parse_regions(values: object) -> tuple[RegionClaim, ...]:
     for index, claim in enumerate(claims):
         if isinstance(claim, CudaRegionClaim):
             _check_slot_region(f"regions[{index}].slot_region", claim.slot_region, claims[:index])
+        elif isinstance(claim, LentRegionClaim) and not isinstance(claims[0], SystemRegionClaim):
+            raise DescriptorError("regions[0].kind", "another kind", "'system', the lender's own, as regions are lent")
     return claims
 
 
@@ -135,13 +156,15 @@ def _region(field: str, value: object) -> RegionClaim:
         raise DescriptorError(field, kind_of(value), "a region object")
     kind = value.get("kind")
     if kind == "system":
-        return _system_region(field, value)
+        return SystemRegionClaim(*_managed_region(field, value))
+    if kind == "lent":
+        return LentRegionClaim(*_managed_region(field, value))
     if kind == "cuda":
         return _cuda_region(field, value)
     if kind == "named":
         return _named_region(field, value)
     found = f"{brief(kind)!r}" if type(kind) is str else kind_of(kind)
-    raise DescriptorError(f"{field}.kind", found, "'system', 'cuda' or 'named'")
+    raise DescriptorError(f"{field}.kind", found, "'system', 'cuda', 'lent' or 'named'")
 
 
 def _named_region(field: str, value: dict[str, Any]) -> NamedRegionClaim:
@@ -152,12 +175,12 @@ def _named_region(field: str, value: dict[str, Any]) -> NamedRegionClaim:
     return NamedRegionClaim(name)
 
 
-def _system_region(field: str, value: dict[str, Any]) -> SystemRegionClaim:
+def _managed_region(field: str, value: dict[str, Any]) -> tuple[str, int, str, int]:
     check_fields(field, value, _SYSTEM_FIELDS)
     key = value["key"]
     if type(key) is not str:
         raise DescriptorError(f"{field}.key", kind_of(key), "a string")
-    return SystemRegionClaim(
+    return (
         key,
         integer(field, "byte_size", value["byte_size"], 1),
         _hex(f"{field}.token", value["token"]),
@@ -195,8 +218,8 @@ def _hex(field: str, value: object) -> str:
 def _check_slot_region(field: str, index: int | None, earlier: tuple[RegionClaim, ...]) -> None:
     if index is None:
         return
-    if index >= len(earlier) or not isinstance(earlier[index], SystemRegionClaim):
-        raise DescriptorError(field, str(index), "the index of an earlier region of kind 'system', or null")
+    if index >= len(earlier) or not isinstance(earlier[index], SystemRegionClaim | LentRegionClaim):
+        raise DescriptorError(field, str(index), "the index of an earlier region of kind 'system' or 'lent', or null")
 
 
 def _check_are_different(regions: tuple[RegionClaim, ...]) -> None:

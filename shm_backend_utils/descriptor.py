@@ -19,6 +19,7 @@ from typing import Any, Final
 from . import dtypes, strings
 from .claims import (
     CudaRegionClaim,
+    LentRegionClaim,
     NamedRegionClaim,
     RegionClaim,
     SystemRegionClaim,
@@ -39,6 +40,7 @@ __all__ = [
     "CudaRegionClaim",
     "Descriptor",
     "InputSpan",
+    "LentRegionClaim",
     "NamedRegionClaim",
     "OutputSpan",
     "RegionClaim",

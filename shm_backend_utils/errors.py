@@ -14,6 +14,7 @@
     │   ├── RegionGoneError    the memory is no longer there
     │   ├── StaleRequestError  the client gave this request up
     │   ├── ReplayedRequestError  this request was executed before
+    │   ├── ForwardError       another model, called on behalf of this request, failed
     │   ├── RequestCancelledError  the client does not want the answer any more
     │   └── StalledStreamError the client reads its stream no further
     ├── ModelError             ``model.py`` or its ``config.pbtxt`` is wrong
@@ -34,6 +35,7 @@ __all__ = [
     "ClosedError",
     "DescriptorError",
     "DeviceMemoryError",
+    "ForwardError",
     "MachineError",
     "MissingTensorError",
     "ModelError",
@@ -176,6 +178,10 @@ class StaleRequestError(PeerError):
 
 class ReplayedRequestError(PeerError):
     """This request was executed before. A generation of a slot is executed at most once. Nothing was written."""
+
+
+class ForwardError(PeerError):
+    """Another model, which ``call.forward`` called, refused or failed the request."""
 
 
 class RequestCancelledError(PeerError):

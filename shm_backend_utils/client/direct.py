@@ -14,12 +14,13 @@ from .. import descriptor
 from ..descriptor import PARAMETER, Descriptor, InputSpan, OutputSpan
 from ..errors import PeerError, SlotInDoubtError, TensorError
 from ..region.cuda_events import Event
+from ..results import OutputPlace, parse_events, parse_results
 from ..strings import Strings
 from .errors import InferenceError, MemoryRefusedError
 from .exchange import Exchange, is_answer
 from .options import RequestOptions
 from .plan import CallPlan
-from .result import OutputPlace, Result, parse_events, parse_results, result_of
+from .result import Result, result_of
 from .slot import Slot, Turn
 from .space import Space
 from .transport import Request, Transport

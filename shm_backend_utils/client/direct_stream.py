@@ -14,12 +14,13 @@ from .. import descriptor
 from ..descriptor import GENERATION_PARAMETER, PARAMETER, Descriptor
 from ..errors import CallerError, PeerError
 from ..region.layout import SlotRecord
+from ..results import parse_results
 from ..ring import MOST_FRAMES, Ring, frame_number
 from .direct import spans_in
 from .exchange import Exchange
 from .options import RequestOptions
 from .plan import CallPlan
-from .result import Result, parse_results, result_of
+from .result import Result, result_of
 from .slot import Slot
 from .transport import Transport
 
@@ -101,7 +102,7 @@ class DirectStream(Exchange):
         record = self._records[index % len(self._records)]
         places = parse_results(record.results(), self._byte_sizes)
         # What this frame's arrays keep. NumPy has arrays keep the first of a chain of arrays, hence the memoryview.
-        memory = np.frombuffer(memoryview(self.memory), np.uint8)
+        memory = np.frombuffer(self.memory.data, np.uint8)
         result = result_of(places, self._spaces, memory, response)
         number = frame_number(generation, index)
         self._released[index % len(self._records)] = weakref.ref(memory, lambda _: _release(record, number))

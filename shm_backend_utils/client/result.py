@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from .. import dtypes
-from ..dtypes import BYTES, DType
-from ..errors import ClosedError, PeerError, TensorError
-from ..region.cuda_events import Event
+from ..dtypes import BYTES
+from ..errors import ClosedError, TensorError
+from ..results import OutputPlace, broken_results
 from ..strings import Strings
 from .space import Space
 
-__all__ = ["OutputPlace", "Result", "parse_events", "parse_results", "result_of"]
+__all__ = ["Result", "result_of"]
 
 
 _BYTE: Final = np.dtype(np.uint8)
@@ -94,52 +90,6 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         return self._arrays
 
 
-class OutputPlace(NamedTuple):
-    """Where the model has written an output.
-
-    ``dtype`` is None if it came back through Triton, with its own shape. Strings come back as bytes: then ``dtype`` is
-    there, and ``byte_size`` is None.
-    """
-
-    name: str
-    dtype: DType | None
-    shape: tuple[int, ...]
-    region: int
-    offset: int
-    byte_size: int | None
-
-
-def parse_results(text: bytes, byte_sizes: Sequence[int]) -> tuple[OutputPlace, ...]:
-    """Read what the model wrote into a slot's record.
-
-    Parameters
-    ----------
-    text : bytes
-        The record's results, copied out of shared memory. A peer wrote them: they are checked here.
-    byte_sizes : sequence of int
-        Of the call's regions.
-
-    Raises
-    ------
-    PeerError
-        The results are not what protocol v1 says.
-    """
-    try:
-        return tuple([_place(name, entry, byte_sizes) for name, entry in json.loads(text).items() if name])
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise _broken(error) from None
-
-
-def parse_events(text: bytes) -> tuple[Event, ...]:
-    """Read from the same text which events tell that the outputs are complete; raises as :func:`parse_results`."""
-    if b'"":' not in text:
-        return ()
-    try:
-        return tuple([Event(uuid, base64.b64decode(handle, validate=True)) for uuid, handle in json.loads(text)[""]])
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise _broken(error) from None
-
-
 def result_of(
     places: tuple[OutputPlace, ...],
     spaces: Sequence[Space],
@@ -174,7 +124,7 @@ def result_of(
         if byte_size is None:
             array = response.as_numpy(name)
             if array is None:
-                raise _broken(name)
+                raise broken_results(name)
             overflowed[name] = array.nbytes
             arrays[name] = array if dtype is None else _strings(name, array, shape)
             continue
@@ -187,33 +137,14 @@ def result_of(
                 else spaces[region].array_at(memory, offset, dtype.numpy, shape)
             )
         except ValueError as error:  # more dimensions, or larger ones, than NumPy has
-            raise _broken(error) from None
+            raise broken_results(error) from None
         arrays[name] = array
         avoided += byte_size
     return Result(arrays, "direct", response, overflowed, avoided)
-
-
-def _place(name: str, entry: Any, byte_sizes: Sequence[int]) -> OutputPlace:
-    if entry is None:
-        return OutputPlace(name, None, (), 0, 0, None)
-    type_name, shape, *place = entry
-    dtype = dtypes.BY_NAME[type_name]
-    if type(shape) is not list or not all(type(number) is int and number >= 0 for number in (*shape, *place)):
-        raise ValueError("a size that is no number")
-    if dtype is BYTES and not place:
-        return OutputPlace(name, dtype, tuple(shape), 0, 0, None)
-    nbytes, region, offset = place
-    if (math.prod(shape) * dtype.itemsize != nbytes and dtype is not BYTES) or offset + nbytes > byte_sizes[region]:
-        raise ValueError(f"a span of {nbytes} bytes that is not the call's")
-    return OutputPlace(name, dtype, tuple(shape), region, offset, nbytes)
 
 
 def _strings(name: str, encoded: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
     try:
         return Strings.encoded_as(name, encoded, shape).numpy()
     except TensorError as error:
-        raise _broken(error) from None
-
-
-def _broken(found: object) -> PeerError:
-    return PeerError(f"the model's results break the protocol: {found}; is it of the same version?")
+        raise broken_results(error) from None

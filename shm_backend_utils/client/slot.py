@@ -16,8 +16,8 @@ from ..region.cuda_events import EventListener
 from ..region.layout import SlotRecord
 from ..region.managed import ManagedRegion
 from ..region.system import Access
+from ..results import parse_events
 from .plan import CallPlan
-from .result import parse_events
 from .space import DeviceSpace, HostSpace, Space
 
 __all__ = ["Slot", "Turn"]
@@ -83,7 +83,7 @@ class Turn:
         request that is still on its way a stale one, which is refused when it arrives.
         """
         lease = self._region.lease(self.index)
-        if not lease.take():
+        if not lease.take_back():
             return False
         try:
             self.advance()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -12,20 +12,22 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..dtypes import BYTES
-from ..errors import BatchSizeError, ClosedError, MissingTensorError, ShmError
+from ..errors import BatchSizeError, ClosedError, MissingTensorError, ModelError, ShmError
 from ..region.cuda_events import Event
-from ..spec import BATCH_CARRIER, ModelSpec
+from ..spec import BATCH_CARRIER
 from ..strings import Strings
 from ..strings_view import StringsView
 from ..view import TensorView
 from .completion import Completion
-from .device_arrays import DeviceArrays
 from .device_view import DeviceView
 from .direct import DirectPlan, DirectTensors
+from .forward import CALLERS_PARAMETER
+from .forwarding import Forwarding
+from .forwarding import Outputs as ForwardOutputs
+from .instance import Instance
 from .outputs import TRITON, Outputs
 from .places import DIRECT, Output
-from .plans import DirectRequest, OrdinaryRequest, Plans
-from .triton import TritonBackend
+from .plans import DirectRequest, OrdinaryRequest
 
 __all__ = ["Call"]
 
@@ -48,11 +50,13 @@ class Call:
         "_completion",
         "_delivered",
         "_direct",
+        "_forwarder",
         "_generation",
         "_is_on_devices",
         "_is_open",
         "_meaning",
         "_outputs",
+        "_pending",
         "_plans",
         "_request",
         "_requested",
@@ -62,22 +66,11 @@ class Call:
         "response",
     )
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        backend: TritonBackend,
-        plans: Plans,
-        arrays: DeviceArrays,
-        request: Any,
-        completion: Completion | None = None,
-    ) -> None:
+    def __init__(self, instance: Instance, request: Any, completion: Completion | None = None) -> None:
         self.response: Any = None
+        self._spec, self._backend, self._plans, self._arrays, self._forwarder = instance
         self._used_devices: set[int] = set()
-        self._arrays = arrays
         self._completion = completion
-        self._spec = spec
-        self._backend = backend
-        self._plans = plans
         self._request = request
         self._meaning: OrdinaryRequest | DirectRequest | None = None
         self._delivered: dict[str, Any] | None = None
@@ -87,6 +80,7 @@ class Call:
         self._direct: DirectTensors | None = None
         self._results = b""
         self._generation = 0
+        self._pending = 0
         self._is_open = False
 
     @property
@@ -97,7 +91,9 @@ class Call:
     @property
     def parameters(self) -> dict[str, Any]:
         """The request's parameters, without the descriptor. A copy."""
-        return {} if self._meaning is None else dict(self._meaning.parameters)
+        if self._meaning is None:
+            return {}
+        return {name: value for name, value in self._meaning.parameters.items() if name != CALLERS_PARAMETER}
 
     @property
     def path(self) -> str:
@@ -204,6 +200,64 @@ class Call:
         self._used_devices.add(self._arrays.device)
         return self._arrays.stream()
 
+    def forward(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        outputs: ForwardOutputs = None,
+        *,
+        model_version: str = "",
+        parameters: Mapping[str, Any] | None = None,
+    ) -> dict[str, TensorView]:
+        """Call another model of this server on the same memory, and return its outputs.
+
+        Nothing is copied that lies in the client's memory or came from such a call before, if the other model serves
+        the direct path. For others this is an ordinary request of the Python backend (BLS).
+
+        Parameters
+        ----------
+        model : str
+            Its name.
+        inputs : mapping
+            Name to a view, or to an array on the host or on a GPU.
+        outputs : sequence of str or mapping, optional
+            The outputs wanted, all if not given. A mapping also says what is known of each: a view that
+            :meth:`output` has returned, to be written to; or how many bytes to keep; or None.
+        model_version : str, optional
+            By default the server chooses.
+        parameters : mapping, optional
+            Of the request.
+
+        Raises
+        ------
+        ModelError
+            There is no such model, or it would wait for this call itself.
+        TensorError
+            It does not take these tensors.
+        ForwardError
+            It failed.
+        """
+        forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)
+        return self._forwarder.finish(forwarding, self._backend.execute(forwarding.request))
+
+    async def forward_async(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        outputs: ForwardOutputs = None,
+        *,
+        model_version: str = "",
+        parameters: Mapping[str, Any] | None = None,
+    ) -> dict[str, TensorView]:
+        """As :meth:`forward`, while the event loop goes on. Await it before the call ends."""
+        forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)
+        self._pending += 1
+        try:
+            response = await self._backend.execute_async(forwarding.request)
+        finally:
+            self._pending -= 1
+        return self._forwarder.finish(forwarding, response)
+
     @property
     def cancelled(self) -> bool:
         """Whether the client does not want the answer any more. Asks the server."""
@@ -232,6 +286,14 @@ class Call:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._pending:
+            self._abandon()
+            if error is None:
+                raise ModelError(
+                    f"model.py has left the call while {self._pending} calls of forward_async were under way; await "
+                    "them before"
+                )
+            return
         if error is not None:
             self._fail()
             return
@@ -308,6 +370,28 @@ class Call:
                 self._direct.fail()
             finally:
                 self._plans.end(self._direct.plan)
+
+    def _abandon(self) -> None:
+        """End the call while another model may be at work on its memory: the client finds out when that is over."""
+        self._is_open = False
+        if self._direct is not None:
+            self._direct.abandon()
+            self._plans.end(self._direct.plan)
+
+    def _begin_forward(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        outputs: ForwardOutputs,
+        version: str,
+        parameters: Mapping[str, Any] | None,
+    ) -> Forwarding:
+        self._check_open()
+        if self.devices:  # the other model has streams of its own
+            self._arrays.synchronize(sorted(self.devices))
+        callers = "" if self._meaning is None else str(self._meaning.parameters.get(CALLERS_PARAMETER, ""))
+        plan = None if self._direct is None else self._direct.plan
+        return self._forwarder.begin(model, inputs, outputs, parameters or {}, version, plan, callers)
 
     def _wait_quietly(self) -> None:
         if self.devices:

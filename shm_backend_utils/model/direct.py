@@ -16,6 +16,7 @@ from ..descriptor import Descriptor, InputSpan, OutputSpan, SystemRegionClaim, c
 from ..errors import DescriptorError, ReplayedRequestError, StaleRequestError
 from ..region.cuda_events import Event
 from ..region.layout import MAX_RESULTS_LENGTH, SlotRecord
+from ..region.lease import SharedLease, borrow
 from ..spec import ModelSpec
 from ..view import TensorView
 from .places import DIRECT, Places
@@ -61,6 +62,9 @@ class DirectPlan:
         What the plan uses.
     slots : list of UsedSlot
         Those of its managed regions.
+    descriptor : Descriptor
+    memories : list of Memory
+        Those of its regions.
     places : Places
         Room for the outputs.
     frames : list of Frame
@@ -79,17 +83,22 @@ class DirectPlan:
             descriptor, lambda index: (regions[index].mapped.segment.identity, regions[index].begin)
         )
         self._checks = [(region.mapped.segment, region.begin + region.data.stop, region.field) for region in regions]
-        self._memories = [
-            region.mapped.memory.part(region.begin, region.begin + region.data.stop) for region in regions
-        ]
+        self.memories = [region.mapped.memory.part(region.begin, region.begin + region.data.stop) for region in regions]
         self.mapped = [region.mapped for region in regions]
         self.slots = [region.slot for region in regions if region.slot is not None]
+        self.descriptor = descriptor
+        self.lent = [
+            (region.mapped.managed, region.lent_slot)
+            for region in regions
+            if region.lent_slot is not None and region.mapped.managed is not None
+        ]
+        self._lender = regions[0].mapped.managed if self.lent else None
         self.places = self._places(descriptor, descriptor.outputs)
         self.frames = self._frames(descriptor, regions)
         self.inputs = {name: self._input(name, span) for name, span in descriptor.inputs.items()}
         used = {span.region for span in descriptor.inputs.values()}
         used |= {span.region for span in descriptor.outputs.values()}
-        devices = {self._memories[index].device for index in used}
+        devices = {self.memories[index].device for index in used}
         self.devices = [device for device in devices if device is not None]
 
     def check(self) -> None:
@@ -97,13 +106,37 @@ class DirectPlan:
         for segment, byte_size, field in self._checks:
             segment.check(byte_size, field)
 
+    def borrow(self) -> list[SharedLease]:
+        """Show the client that memory which another model has lent is in use here too.
+
+        Raises
+        ------
+        StaleRequestError
+            The lender is dead, or the client is just taking its memory back: the request is nobody's any more.
+        """
+        borrowed: list[SharedLease] = []
+        try:
+            for region, slot in self.lent:
+                lease = borrow(region.segment.fileno(), slot)
+                if lease is None:
+                    raise StaleRequestError("the client takes back the memory that another model has lent to this one")
+                borrowed.append(lease)
+            # Only after that: a lender that lives now holds the slots until it has our answer, or dies; then we do.
+            if self._lender is not None and self._lender.is_orphaned:
+                raise StaleRequestError("the model that has lent its client's memory to this one is gone")
+        except BaseException:
+            for lease in borrowed:
+                lease.give_back()
+            raise
+        return borrowed
+
     @property
     def is_current(self) -> bool:
         """Whether every region is still mapped."""
         return not any(mapped.segment.is_closed for mapped in self.mapped)
 
     def _places(self, descriptor: Descriptor, outputs: Mapping[str, OutputSpan]) -> Places:
-        return Places(descriptor.inputs, outputs, self._memories, has_results=bool(self.slots))
+        return Places(descriptor.inputs, outputs, self.memories, has_results=bool(self.slots))
 
     def _frames(self, descriptor: Descriptor, regions: Sequence[ResolvedRegion]) -> list[Frame]:
         ring = descriptor.ring
@@ -128,7 +161,7 @@ class DirectPlan:
         ]
 
     def _input(self, name: str, span: InputSpan) -> TensorView:
-        memory = self._memories[span.region]
+        memory = self.memories[span.region]
         view = memory.view(name, DIRECT, span.offset, span.byte_size, span.dtype, span.shape, writable=False)
         if view is None:  # of anything else, the descriptor's parser has compared the span's size with its shape's
             raise DescriptorError(f"inputs.{name}[3]", "strings in memory of a GPU", "strings on the host")
@@ -149,7 +182,7 @@ class DirectTensors:
         A model has begun with this generation before.
     """
 
-    __slots__ = ("_generation", "plan")
+    __slots__ = ("_borrowed", "_generation", "plan")
 
     def __init__(self, plan: DirectPlan, generation: int) -> None:
         self.plan = plan
@@ -161,6 +194,7 @@ class DirectTensors:
                 taken.append(slot)
             for slot in plan.slots:
                 _check_generation(slot.record, generation)
+            self._borrowed = plan.borrow() if plan.lent else ()
         except BaseException:
             for slot in taken:
                 slot.lease.give_back()
@@ -180,9 +214,19 @@ class DirectTensors:
         """Write the completion stamps of a call that failed: the client may have its memory back."""
         self._end(b"")
 
+    def abandon(self) -> None:
+        """End a call whose memory somebody else may still be using: the client must find out that it is free."""
+        self._give_back()
+
     def _end(self, results: bytes) -> None:
         for slot in self.plan.slots:
             slot.record.complete(self._generation, results)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        for lease in self._borrowed:
+            lease.give_back()
+        for slot in self.plan.slots:
             slot.lease.give_back()
 
 

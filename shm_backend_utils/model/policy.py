@@ -17,10 +17,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ..descriptor import CudaRegionClaim, NamedRegionClaim, SystemRegionClaim
+from ..descriptor import CudaRegionClaim, LentRegionClaim, NamedRegionClaim, SystemRegionClaim
 from ..errors import DescriptorError, MachineError, RegionGoneError, RegionRefusedError
 from ..region.cuda import CudaAccess, CudaMapping, device_of
-from ..region.lease import UserLease
+from ..region.lease import use
 from ..region.managed import KEY_PREFIX, ManagedRegion
 from ..region.system import SystemSegment
 from ..registrations import Registration, fetch_registrations
@@ -32,7 +32,7 @@ _MANAGED_KEY: Final = re.compile(re.escape(KEY_PREFIX) + r"[0-9a-z-]{1,64}")
 _RESERVED_PREFIX: Final = "triton_python_backend_shm_region_"
 
 
-def open_managed(claim: SystemRegionClaim, settings: Settings, field: str) -> ManagedRegion:
+def open_managed(claim: SystemRegionClaim | LentRegionClaim, settings: Settings, field: str) -> ManagedRegion:
     """Open the managed region of a claim.
 
     Raises
@@ -75,7 +75,7 @@ def open_cuda(
     device = device_of(mappings.runtime, claim.device_uuid, field)
     if fence is None:
         return mappings.map(claim.handle, claim.byte_size, device, field)
-    lease = UserLease(fence.fileno())
+    lease = use(fence.fileno())
     try:
         fence.check(0, field)  # its owner unlinks it, looks for leases, and then frees: one of us sees the other
     except BaseException:
@@ -84,7 +84,7 @@ def open_cuda(
     return mappings.map(claim.handle, claim.byte_size, device, field, lease)
 
 
-def check_slot(region: ManagedRegion, claim: SystemRegionClaim, field: str) -> None:
+def check_slot(region: ManagedRegion, claim: SystemRegionClaim | LentRegionClaim, field: str) -> None:
     """Raise DescriptorError unless the region has the claim's slot."""
     if claim.slot >= region.header.slot_count:
         raise DescriptorError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..descriptor import CudaRegionClaim, NamedRegionClaim, RegionClaim, SystemRegionClaim
+from ..descriptor import CudaRegionClaim, LentRegionClaim, NamedRegionClaim, RegionClaim, SystemRegionClaim
 from ..errors import RegionGoneError, RegionRefusedError
 from ..region.cuda import CudaAccess
 from ..region.layout import SlotRecord
@@ -45,7 +45,9 @@ class ResolvedRegion:
     data : range
         Offsets that spans may have.
     slot : UsedSlot or None
-        None for a foreign region, and for device memory, which the slot of another region fences.
+        None for a foreign region, for device memory, which the slot of another region fences, and for what is lent.
+    lent_slot : int or None
+        The slot of a lent region.
     """
 
     field: str
@@ -53,6 +55,7 @@ class ResolvedRegion:
     begin: int
     data: range
     slot: UsedSlot | None
+    lent_slot: int | None = None
 
 
 class Resolver:
@@ -78,7 +81,7 @@ class Resolver:
         if isinstance(claim, CudaRegionClaim):
             fence = None if claim.slot_region is None else earlier[claim.slot_region].mapped
             return self._resolve_cuda(claim, fence, field)
-        return self._resolve_system(claim, field)
+        return self._resolve_managed(claim, field)
 
     def find_changed_registrations(self) -> list[str]:
         """Ask the server which of the names that were resolved do not stand for the same any more. May take seconds.
@@ -129,7 +132,7 @@ class Resolver:
             assert found is not None
         return ResolvedRegion(field, found[0], 0, range(claim.byte_size), None)
 
-    def _resolve_system(self, claim: SystemRegionClaim, field: str) -> ResolvedRegion:
+    def _resolve_managed(self, claim: SystemRegionClaim | LentRegionClaim, field: str) -> ResolvedRegion:
         found = self._find(claim.key, claim.byte_size, field)
         if found is None:
             self._manager.register(
@@ -143,8 +146,11 @@ class Resolver:
             raise RegionRefusedError(field, "it has no header of a managed region")
         region.check(claim.byte_size, claim.token, field)
         policy.check_slot(region, claim, field)
+        data = range(region.data_offset, claim.byte_size)
+        if isinstance(claim, LentRegionClaim):
+            return ResolvedRegion(field, mapped, 0, data, None, claim.slot)
         slot = UsedSlot(region.record(claim.slot), region.lease(claim.slot))
-        return ResolvedRegion(field, mapped, 0, range(region.data_offset, claim.byte_size), slot)
+        return ResolvedRegion(field, mapped, 0, data, slot)
 
     def _resolve_named(self, claim: NamedRegionClaim, field: str) -> ResolvedRegion:
         name = _name_of_registered(claim.name)

@@ -16,6 +16,8 @@ from ..spec import ModelSpec
 from .call import Call
 from .completion import Completion
 from .device_arrays import DeviceArrays
+from .forward import Forwarder
+from .instance import Instance
 from .pinning import Pinning
 from .places import DIRECT
 from .plans import Plans
@@ -50,15 +52,19 @@ class ShmSession:
         obstacle = spec.obstacle_to_direct()
         if obstacle is not None and spec.paths is not None and DIRECT in spec.paths:
             raise ModelError(obstacle)
-        self._spec = spec
-        self._backend = TritonBackend()
+        backend = TritonBackend()
         cuda = cuda or CudaAccess()
+        arrays = DeviceArrays(cuda, device)
+        pinning = Pinning(cuda, backend.log_warning) if settings.pin_host_memory else None
+        forwarder = Forwarder(spec.name, backend, arrays, settings.server_url)
+        self._instance: Instance | None = Instance(
+            spec, backend, Plans(spec, settings, cuda, pinning), arrays, forwarder
+        )
+        self._backend = backend
+        self._arrays = arrays
         self._cuda = cuda
         self._settings = settings
         self._events: EventRecorder | None = None
-        self._arrays = DeviceArrays(cuda, device)
-        pinning = Pinning(cuda, self._backend.log_warning) if settings.pin_host_memory else None
-        self._plans: Plans | None = Plans(spec, settings, cuda, pinning)
 
     @classmethod
     def from_args(cls, args: Mapping[str, str], cuda: CudaAccess | None = None) -> ShmSession:
@@ -92,7 +98,7 @@ class ShmSession:
         ClosedError
             The session was closed.
         """
-        return self._call(request, None)
+        return Call(self._open_instance(), request)
 
     def serve_streams(self, requests: Sequence[Any], answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
         """Run ``answer`` on every request of a decoupled model. For ``execute``, which returns nothing then.
@@ -112,15 +118,13 @@ class ShmSession:
 
         Entering it raises a :class:`ShmError` if the request cannot be served; the client was answered then.
         """
-        return StreamCall(
-            self._spec, self._backend, self._open_plans(), self._arrays, request, self._settings.stream_patience_s
-        )
+        return StreamCall(self._open_instance(), request, self._settings.stream_patience_s)
 
     def close(self) -> None:
         """Unmap every region. Arrays that still live keep theirs. Closing twice is fine."""
-        if self._plans is not None:
-            self._plans.close()
-            self._plans = None
+        if self._instance is not None:
+            self._instance.close()
+            self._instance = None
             self._events = None
 
     def _recorder(self) -> EventRecorder | None:
@@ -128,13 +132,10 @@ class ShmSession:
             self._events = EventRecorder(self._cuda.runtime)
         return self._events
 
-    def _open_plans(self) -> Plans:
-        if self._plans is None:
+    def _open_instance(self) -> Instance:
+        if self._instance is None:
             raise ClosedError("this session")
-        return self._plans
-
-    def _call(self, request: Any, completion: Completion | None) -> Call:
-        return Call(self._spec, self._backend, self._open_plans(), self._arrays, request, completion)
+        return self._instance
 
     def _serve_stream(self, request: Any, answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
         stream = self.stream(request)
@@ -155,7 +156,7 @@ class ShmSession:
 
     def _serve_one(self, request: Any, infer: Callable[[Call], None], completion: Completion) -> Call | _Failed:
         try:
-            with self._call(request, completion) as call:
+            with Call(self._open_instance(), request, completion) as call:
                 infer(call)
         except Exception as error:  # whatever it is, only this request may fail
             self._log(error)

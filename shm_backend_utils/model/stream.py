@@ -8,13 +8,10 @@ from typing import Any, Final
 
 from ..errors import RequestCancelledError, StalledStreamError
 from ..ring import frame_number
-from ..spec import ModelSpec
 from .call import Call
-from .device_arrays import DeviceArrays
 from .direct import Frame
+from .instance import Instance
 from .outputs import Outputs
-from .plans import Plans
-from .triton import TritonBackend
 
 __all__ = ["StreamCall"]
 
@@ -34,17 +31,9 @@ class StreamCall(Call):
 
     __slots__ = ("_index", "_looked", "_patience_s", "_sender")
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        backend: TritonBackend,
-        plans: Plans,
-        arrays: DeviceArrays,
-        request: Any,
-        patience_s: float,
-    ) -> None:
-        super().__init__(spec, backend, plans, arrays, request)
-        self._sender = backend.sender(request)
+    def __init__(self, instance: Instance, request: Any, patience_s: float) -> None:
+        super().__init__(instance, request)
+        self._sender = instance.backend.sender(request)
         self._patience_s = patience_s
         self._index = 0
         self._looked = time.monotonic()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +25,7 @@ from ..errors import (
 
 __all__ = ["TritonBackend"]
 
+_NEWEST: Final = -1
 _CODES: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (ClosedError, "UNAVAILABLE"),
     (CallerError, "INVALID_ARG"),
@@ -102,6 +103,26 @@ class TritonBackend:
         text = str(error) if isinstance(error, ShmError) else f"{type(error).__name__}: {error}"
         message = text.encode(errors="backslashreplace").decode()  # the backend takes nothing that is not UTF-8
         return self._pb_utils.InferenceResponse([], codes(message, getattr(codes, name)))
+
+    def request(
+        self, model: str, version: str, tensors: Iterable[Any], outputs: Iterable[str], parameters: Mapping[str, Any]
+    ) -> Any:
+        """Return a request to another model of this server."""
+        return self._pb_utils.InferenceRequest(
+            model_name=model,
+            model_version=int(version) if version else _NEWEST,
+            inputs=list(tensors),
+            requested_output_names=list(outputs),
+            parameters=dict(parameters),
+        )
+
+    def execute(self, request: Any) -> Any:
+        """Have another model execute a request, and return its response."""
+        return request.exec()
+
+    async def execute_async(self, request: Any) -> Any:
+        """The same while the event loop goes on."""
+        return await request.async_exec()
 
     def sender(self, request: Any) -> Any:
         """Return what sends responses to a request of a decoupled model."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import ClosedError, RegionRefusedError
 from .cuda_runtime import HANDLE_LENGTH, CudaError, CudaRuntime, device_guard
-from .lease import UserLease
+from .lease import SharedLease
 
 __all__ = ["CudaAccess", "CudaAllocation", "CudaMapping", "CudaMappings", "device_of"]
 
@@ -149,7 +149,7 @@ class CudaMapping(DeviceSpan):
 class _Opened:
     """One ``cudaIpcOpenMemHandle``; closed when the last one that refers to it has gone."""
 
-    def __init__(self, runtime: CudaRuntime, handle: bytes, device: int, lease: UserLease | None) -> None:
+    def __init__(self, runtime: CudaRuntime, handle: bytes, device: int, lease: SharedLease | None) -> None:
         self.runtime = runtime
         self.handle = handle
         self.device = device
@@ -178,7 +178,7 @@ class CudaMappings:
         self._opened: weakref.WeakValueDictionary[bytes, _Opened] = weakref.WeakValueDictionary()
 
     def map(
-        self, handle: bytes, byte_size: int, device: int, field: str, lease: UserLease | None = None
+        self, handle: bytes, byte_size: int, device: int, field: str, lease: SharedLease | None = None
     ) -> CudaMapping:
         """Map an allocation of another process.
 
@@ -192,7 +192,7 @@ class CudaMappings:
             Of this process.
         field : str
             What to call it in messages.
-        lease : UserLease, optional
+        lease : SharedLease, optional
             Given back when the memory is no longer mapped, or was mapped before.
 
         Raises
@@ -217,7 +217,7 @@ class CudaMappings:
         return CudaMapping(opened, byte_size)
 
 
-def _give_back(lease: UserLease | None) -> None:
+def _give_back(lease: SharedLease | None) -> None:
     if lease is not None:
         lease.give_back()
 

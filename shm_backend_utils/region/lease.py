@@ -8,8 +8,9 @@ byte                                   held by
 =====================================  =============================================================
 0                                      the region's owner, for as long as it lives
 1                                      shared, by everybody who has device memory mapped that a slot here fences
-first byte of a slot's record          the model, while it executes a request in that slot;
-                                       or the client, while it takes back a slot it gave up
+first byte of a slot's record          the model, while it executes a request in that slot
+the next byte                          shared, by every model to which that one has lent the slot's memory
+both                                   the client, while it takes back a slot that it gave up
 =====================================  =============================================================
 
 Locks on one description do not exclude each other. So the threads of one process share a :class:`SlotLease` each, which
@@ -28,24 +29,27 @@ from typing import Final
 from .layout import record_offset
 
 __all__ = [
+    "SharedLease",
     "SlotLease",
-    "UserLease",
+    "borrow",
     "has_users",
     "hold_owner_lease",
     "is_owner_alive",
     "is_slot_in_use",
     "take_owner_lease",
+    "use",
 ]
 
 _OWNER_BYTE: Final = 0
 _USERS_BYTE: Final = 1
+_BORROWED: Final = 1  # behind the byte of a slot's lease
 _BUSY: Final = frozenset({errno.EACCES, errno.EAGAIN})
 # struct flock: type, whence, start, length, pid. The pid of an OFD lock must be 0.
 _FLOCK: Final = struct.Struct("hhqqi4x")
 
 
-def _flock(kind: int, byte: int) -> bytes:
-    return _FLOCK.pack(kind, 0, byte, 1, 0)
+def _flock(kind: int, byte: int, length: int = 1) -> bytes:
+    return _FLOCK.pack(kind, 0, byte, length, 0)
 
 
 def take_owner_lease(fd: int) -> bool:
@@ -70,29 +74,52 @@ def is_slot_in_use(fd: int, slot: int) -> bool:
 
 
 def has_users(fd: int) -> bool:
-    """Return whether some description other than this one holds a :class:`UserLease`. Takes nothing."""
+    """Return whether some description other than this one holds what :func:`use` takes. Takes nothing."""
     return _is_locked(fd, _USERS_BYTE)
 
 
-class UserLease:
-    """Shows the owner of device memory that it is mapped here, so that it must not be freed yet.
+def use(fd: int) -> SharedLease:
+    """Show the owner of device memory that it is mapped here, so that it must not be freed yet.
 
-    Parameters
-    ----------
-    fd : int
-        Of the region whose slots fence the memory. Not needed any more afterwards.
+    ``fd`` is of the region whose slots fence the memory.
     """
+    lease = SharedLease.take(fd, _USERS_BYTE)
+    assert lease is not None  # nobody takes that byte for himself alone
+    return lease
+
+
+def borrow(fd: int, slot: int) -> SharedLease | None:
+    """Show the client that a slot's memory is in use here too; None if the client is just taking it back.
+
+    For a model whose caller, another model, executes a request in that slot.
+    """
+    return SharedLease.take(fd, record_offset(slot) + _BORROWED)
+
+
+class SharedLease:
+    """A shared lock on one byte, through a description of its own. Made by :func:`use` and :func:`borrow`."""
+
+    __slots__ = ("_fd",)
 
     def __init__(self, fd: int) -> None:
-        self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)  # a description of its own
+        self._fd = fd
+
+    @classmethod
+    def take(cls, fd: int, byte: int) -> SharedLease | None:
+        """Take it; None if somebody has the byte for himself."""
+        own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_RDLCK, _USERS_BYTE))
+            taken = _try_lock(own, _flock(fcntl.F_RDLCK, byte))
         except BaseException:
-            os.close(self._fd)
+            os.close(own)
             raise
+        if not taken:
+            os.close(own)
+            return None
+        return cls(own)
 
     def give_back(self) -> None:
-        """Let the owner free the memory. Twice is fine."""
+        """Give it back. Twice is fine."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -108,20 +135,28 @@ class SlotLease:
     slot : int
     """
 
-    __slots__ = ("_fd", "_in_process", "_lock", "_unlock")
+    __slots__ = ("_fd", "_in_process", "_lock", "_lock_both", "_unlock")
 
     def __init__(self, fd: int, slot: int) -> None:
         self._fd = fd
         self._lock = _flock(fcntl.F_WRLCK, record_offset(slot))
-        self._unlock = _flock(fcntl.F_UNLCK, record_offset(slot))
+        self._lock_both = _flock(fcntl.F_WRLCK, record_offset(slot), 1 + _BORROWED)
+        self._unlock = _flock(fcntl.F_UNLCK, record_offset(slot), 1 + _BORROWED)
         self._in_process = threading.Lock()
 
     def take(self) -> bool:
         """Take the lease, if no thread and no process has it. Never waits. Return whether it was taken."""
+        return self._take(self._lock)
+
+    def take_back(self) -> bool:
+        """As :meth:`take`, for the client: if besides nobody has borrowed the memory."""
+        return self._take(self._lock_both)
+
+    def _take(self, lock: bytes) -> bool:
         if not self._in_process.acquire(blocking=False):
             return False
         try:
-            taken = _try_lock(self._fd, self._lock)
+            taken = _try_lock(self._fd, lock)
         except BaseException:
             self._in_process.release()
             raise

@@ -18,7 +18,7 @@ import pytest
 from shm_backend_utils.errors import ClosedError, MachineError, RegionRefusedError
 from shm_backend_utils.region.cuda import CudaAccess, CudaAllocation, CudaMapping, CudaMappings, device_of
 from shm_backend_utils.region.cuda_runtime import HANDLE_LENGTH, CudaRuntime, device_guard
-from shm_backend_utils.region.lease import UserLease, has_users
+from shm_backend_utils.region.lease import has_users, use
 from shm_backend_utils.region.managed import ManagedRegion
 from shm_backend_utils.testing.fake_cuda import FakeCuda, FakeDeviceArray, LiveCounts
 from tests.unit.fake_gpu import (
@@ -353,7 +353,7 @@ def fence() -> Iterator[int]:
 
 
 def leased(allocation: CudaAllocation, mappings: CudaMappings, fence: int) -> CudaMapping:
-    return mappings.map(allocation.handle, SIZE, DEVICE, FIELD, UserLease(fence))
+    return mappings.map(allocation.handle, SIZE, DEVICE, FIELD, use(fence))
 
 
 def test_a_lease_is_held_until_the_memory_is_closed(
@@ -573,7 +573,7 @@ OWNER = f"""
 import os, sys
 import numpy as np
 from shm_backend_utils.region.cuda import CudaAllocation
-from shm_backend_utils.region.lease import UserLease, has_users
+from shm_backend_utils.region.lease import has_users, use
 from shm_backend_utils.region.managed import ManagedRegion
 from shm_backend_utils.testing.fake_cuda import FakeCuda
 

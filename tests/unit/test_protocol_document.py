@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from shm_backend_utils import descriptor
-from shm_backend_utils.client.result import parse_results, result_of
+from shm_backend_utils.client.result import result_of
 from shm_backend_utils.client.space import HostSpace
 from shm_backend_utils.region import layout
+from shm_backend_utils.results import parse_results
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
 DESCRIPTOR, RESULTS = re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)

@@ -10,10 +10,11 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.client.result import Result, parse_results, result_of
+from shm_backend_utils.client.result import Result, result_of
 from shm_backend_utils.client.space import HostSpace
 from shm_backend_utils.errors import ClosedError, PeerError
 from shm_backend_utils.region.layout import MAX_RESULTS_LENGTH
+from shm_backend_utils.results import parse_results
 
 REGION = 8192
 """Bytes of the region that the outputs are in."""

@@ -1,0 +1,82 @@
+"""What a model writes into a slot's record: where its outputs are. Written and read as JSON. No I/O."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from . import dtypes
+from .dtypes import BYTES, DType
+from .errors import PeerError
+from .region.cuda_events import Event
+
+__all__ = ["OutputPlace", "broken_results", "parse_events", "parse_results"]
+
+
+class OutputPlace(NamedTuple):
+    """Where the model has written an output.
+
+    ``dtype`` is None if it came back through Triton, with its own shape. Strings come back as bytes: then ``dtype`` is
+    there, and ``byte_size`` is None.
+    """
+
+    name: str
+    dtype: DType | None
+    shape: tuple[int, ...]
+    region: int
+    offset: int
+    byte_size: int | None
+
+
+def parse_results(text: bytes, byte_sizes: Sequence[int]) -> tuple[OutputPlace, ...]:
+    """Read what the model wrote into a slot's record.
+
+    Parameters
+    ----------
+    text : bytes
+        The record's results, copied out of shared memory. A peer wrote them: they are checked here.
+    byte_sizes : sequence of int
+        Of the call's regions.
+
+    Raises
+    ------
+    PeerError
+        The results are not what protocol v1 says.
+    """
+    try:
+        return tuple([_place(name, entry, byte_sizes) for name, entry in json.loads(text).items() if name])
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise broken_results(error) from None
+
+
+def parse_events(text: bytes) -> tuple[Event, ...]:
+    """Read from the same text which events tell that the outputs are complete; raises as :func:`parse_results`."""
+    if b'"":' not in text:
+        return ()
+    try:
+        return tuple([Event(uuid, base64.b64decode(handle, validate=True)) for uuid, handle in json.loads(text)[""]])
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise broken_results(error) from None
+
+
+def _place(name: str, entry: Any, byte_sizes: Sequence[int]) -> OutputPlace:
+    if entry is None:
+        return OutputPlace(name, None, (), 0, 0, None)
+    type_name, shape, *place = entry
+    dtype = dtypes.BY_NAME[type_name]
+    if type(shape) is not list or not all(type(number) is int and number >= 0 for number in (*shape, *place)):
+        raise ValueError("a size that is no number")
+    if dtype is BYTES and not place:
+        return OutputPlace(name, dtype, tuple(shape), 0, 0, None)
+    nbytes, region, offset = place
+    if (math.prod(shape) * dtype.itemsize != nbytes and dtype is not BYTES) or offset + nbytes > byte_sizes[region]:
+        raise ValueError(f"a span of {nbytes} bytes that is not the call's")
+    return OutputPlace(name, dtype, tuple(shape), region, offset, nbytes)
+
+
+def broken_results(found: object) -> PeerError:
+    """Return the error for results that are not what protocol v1 says."""
+    return PeerError(f"the model's results break the protocol: {found}; is it of the same version?")
