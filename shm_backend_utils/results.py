@@ -11,9 +11,23 @@ from typing import Any, NamedTuple
 from . import dtypes
 from .dtypes import BYTES, DType
 from .errors import PeerError
-from .region.cuda_events import Event
 
-__all__ = ["OutputPlace", "broken_results", "parse_events", "parse_results"]
+__all__ = ["Event", "OutputPlace", "broken_results", "parse_events", "parse_results"]
+
+
+class Event(NamedTuple):
+    """An event as other processes know it.
+
+    Attributes
+    ----------
+    device_uuid : str
+        The GPU that it is on.
+    handle : bytes
+        64 bytes, CUDA's ``cudaIpcEventHandle_t``.
+    """
+
+    device_uuid: str
+    handle: bytes
 
 
 class OutputPlace(NamedTuple):

@@ -90,6 +90,8 @@ class ModelSpec:
         What ``SHM_PATHS`` declares; None where it is not set.
     has_batch_carrier : bool
         Whether there is an input that carries the batch size of requests without tensors.
+    has_batcher : bool
+        Whether the server may serve several requests as one batch.
     is_decoupled : bool
         Whether the model answers a request with any number of responses, in a stream.
     allowed_uids : str or None
@@ -102,6 +104,7 @@ class ModelSpec:
     outputs: Mapping[str, TensorSpec]
     paths: frozenset[str] | None
     has_batch_carrier: bool
+    has_batcher: bool
     is_decoupled: bool
     allowed_uids: str | None
 
@@ -131,6 +134,7 @@ class ModelSpec:
             outputs={tensor["name"]: _tensor_spec(tensor, batched) for tensor in config.get("output", ())},
             paths=_declared_paths(config),
             has_batch_carrier=carrier is not None and carrier.config_dtype == "TYPE_UINT8" and carrier.optional,
+            has_batcher=batched and ("dynamic_batching" in config or "sequence_batching" in config),
             is_decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
             allowed_uids=config.get("parameters", {}).get(UIDS_PARAMETER, {}).get("string_value"),
         )

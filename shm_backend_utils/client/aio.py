@@ -11,7 +11,8 @@ from ..errors import CallerError, ClosedError
 from ..region.cuda import CudaAccess
 from .call import AsyncPreparedCall
 from .connect import connect_async
-from .engine import Demand, Engine, Outputs
+from .demand import Demand, Outputs
+from .engine import Engine
 from .errors import ForkedError
 from .explanation import Explanation
 from .options import RequestOptions, Tls

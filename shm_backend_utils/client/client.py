@@ -11,7 +11,8 @@ from ..errors import ClosedError
 from ..region.cuda import CudaAccess
 from .call import PreparedCall
 from .connect import connect
-from .engine import Engine, OpenCall, Outputs
+from .demand import Outputs
+from .engine import Engine, OpenCall
 from .errors import ForkedError
 from .explanation import Explanation
 from .options import RequestOptions, Tls

@@ -16,16 +16,16 @@ from ..errors import PeerError, SlotInDoubtError, TensorError
 from ..region.cuda_events import Event
 from ..results import OutputPlace, parse_events, parse_results
 from ..strings import Strings
+from .berth import Berth
 from .errors import InferenceError, MemoryRefusedError
 from .exchange import Exchange, is_answer
 from .options import RequestOptions
 from .plan import CallPlan
 from .result import Result, result_of
-from .slot import Slot, Turn
 from .space import Space
 from .transport import Request, Transport
 
-__all__ = ["DirectExchange", "keep", "prepare", "spans_in"]
+__all__ = ["DirectExchange", "PreparedExchange", "keep", "spans_in"]
 
 _OF_A_REGION: Final = f"{PARAMETER}.regions["
 
@@ -35,24 +35,14 @@ class DirectExchange(Exchange):
 
     Parameters
     ----------
-    slot : Slot
-    turn : Turn
-        Which of the slot's to use.
-    memory : numpy.ndarray of uint8
-        The slot's whole region.
+    berth : Berth
+        Its memory.
     """
 
     path = "direct"
 
-    def __init__(
-        self,
-        transport: Transport,
-        plan: CallPlan,
-        options: RequestOptions,
-        slot: Slot,
-        turn: Turn,
-        memory: npt.NDArray[np.uint8],
-    ) -> None:
+    def __init__(self, transport: Transport, options: RequestOptions, berth: Berth) -> None:
+        slot, turn, plan, memory = berth
         super().__init__(transport, plan, options)
         self.memory = memory
         self.inputs: Mapping[str, npt.NDArray[Any]] = MappingProxyType(slot.input_arrays(plan, memory))
@@ -141,15 +131,9 @@ def spans_in(plan: CallPlan, spaces: Sequence[Space]) -> tuple[dict[str, InputSp
 class PreparedExchange(DirectExchange):
     """One whose inputs the user fills. Strings are objects there, and become bytes with each request."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        plan: CallPlan,
-        options: RequestOptions,
-        slot: Slot,
-        memory: npt.NDArray[np.uint8],
-    ) -> None:
-        super().__init__(transport, plan, options, slot, slot.turns[0], memory)
+    def __init__(self, transport: Transport, options: RequestOptions, berth: Berth) -> None:
+        super().__init__(transport, options, berth)
+        plan = berth.plan
         self._rooms = {name: self.inputs[name] for name in plan.strings}
         strings = {name: np.full(plan.inputs[name].shape, b"", object) for name in plan.strings}
         self.inputs = MappingProxyType({**self.inputs, **strings})
@@ -171,19 +155,11 @@ class PreparedExchange(DirectExchange):
         return await super()._infer(timeout_s)
 
 
-def keep(
-    transport: Transport, plan: CallPlan, options: RequestOptions, slot: Slot, memory: npt.NDArray[np.uint8]
-) -> DirectExchange:
-    """Return the exchange that the slot keeps for calls like this one, with memory for the next result."""
-    kept: KeptExchange | None = slot.kept
-    if kept is None or kept.plan is not plan or kept.options != options:
-        kept = slot.kept = KeptExchange(transport, plan, options, slot, slot.turns[0], slot.memory())
-    kept.memory = memory
+def keep(transport: Transport, options: RequestOptions, berth: Berth) -> DirectExchange:
+    """Return the exchange that a turn keeps for calls like this one, with memory for the next result."""
+    turn = berth.turn
+    kept: KeptExchange | None = turn.kept
+    if kept is None or kept.plan is not berth.plan or kept.options != options:
+        kept = turn.kept = KeptExchange(transport, options, berth._replace(memory=berth.slot.memory()))
+    kept.memory = berth.memory
     return kept
-
-
-def prepare(
-    transport: Transport, plan: CallPlan, options: RequestOptions, slot: Slot, memory: npt.NDArray[np.uint8]
-) -> DirectExchange:
-    """Return an exchange whose inputs the user may hold."""
-    return PreparedExchange(transport, plan, options, slot, memory)

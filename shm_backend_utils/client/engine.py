@@ -4,92 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
-
-import numpy as np
-import numpy.typing as npt
 
 from ..errors import ClosedError, ShmError, TensorError
 from ..region import reaper
 from ..strings import Strings
 from . import direct
+from .berths import Berths
 from .copying import LongCopy, copy_all
-from .device_bank import DeviceBank, ShortOfMemoryError, rounded_up
+from .demand import Demand, Outputs
+from .device_bank import DeviceBank
 from .device_sources import DeviceSource, is_on_device, sources_anywhere
-from .direct import DirectExchange
+from .direct import DirectExchange, PreparedExchange
 from .direct_stream import DirectStream, check_frames, ring_size
 from .errors import (
     InferenceError,
     MemoryRefusedError,
     PathUnavailableError,
-    PoolExhaustedError,
     ServerUnavailableError,
 )
 from .exchange import Exchange, InlineExchange, is_answer
 from .explanation import Explanation
 from .models import Catalog, KnownModel
-from .options import RequestOptions
-from .origin import Origin
 from .paths import PathChooser
-from .plan import CallPlan, InputDescription, OutputHint, Signature, output_devices, signature, wanted_outputs
-from .pool import SlotPool, Ticket
+from .plan import CallPlan, InputDescription, Signature, output_devices, signature, wanted_outputs
+from .pool import SlotPool
 from .registration import RegisteredExchange, Registrations
 from .result import Result
 from .runtime import Runtime
-from .slot import Slot
 from .sources import Source, StringSource
 from .staging import StagedExchange, on_devices
 from .stats import ClientStats, Tally
 from .transport import Transport
 
-__all__ = ["Demand", "Engine", "OpenCall", "Outputs"]
+__all__ = ["Engine", "OpenCall"]
 
 T = TypeVar("T")
-MakeDirect = Callable[[Transport, CallPlan, RequestOptions, Slot, npt.NDArray[np.uint8]], DirectExchange]
-
-Outputs = Sequence[str] | Mapping[str, OutputHint] | None
-"""The outputs that are wanted, with or without hints of their size; None for all."""
+OpenDirect = Callable[[Demand, KnownModel, CallPlan], Coroutine[Any, Any, DirectExchange]]
 
 _LOG: Final = logging.getLogger(__name__)
 _LONG_COPY: Final = 4 * 2**20
 _CLOSING_S: Final = 5.0
-_ROUND_S: Final = 0.05
-
-
-@dataclass(eq=False, slots=True)
-class Demand:
-    """What a user asks for beside tensors.
-
-    Attributes
-    ----------
-    model : str
-    path : str
-        ``"auto"``, or one by name.
-    deadline : float
-        By ``time.monotonic()``.
-    options : RequestOptions
-    origin : Origin
-        Where in the user's code.
-    """
-
-    model: str
-    path: str
-    deadline: float
-    options: RequestOptions
-    origin: Origin
-
-    @property
-    def version(self) -> str:
-        """The model's version that is wanted; empty if the server chooses."""
-        return self.options.get("model_version", "")
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the deadline; always a little, so that what is ready is taken."""
-        return max(self.deadline - time.monotonic(), 1e-3)
 
 
 @dataclass(eq=False, slots=True)
@@ -112,6 +69,7 @@ class Engine:
         self._pool = pool
         self._bank = bank
         self._is_closed = False
+        self.berths = Berths(pool, bank, runtime)
         self._registrations = Registrations(transport)
         self.paths = PathChooser(transport, self._registrations, pool.options.access)
         reaper.reap()
@@ -135,7 +93,7 @@ class Engine:
     async def begin(self, demand: Demand, inputs: Mapping[str, Any], outputs: Outputs) -> OpenCall:
         """Take memory for a call and copy its inputs there."""
         known, given, plan = await self.look_at(demand, inputs, outputs, KnownModel.plan)
-        exchange = await self._open(demand, known, plan, direct.keep)
+        exchange = await self._open(demand, known, plan, self._open_kept)
         try:
             if plan.input_byte_size < _LONG_COPY or plan.devices:  # another thread has another current stream
                 copy_all(given, exchange.inputs)
@@ -182,7 +140,7 @@ class Engine:
             if renewed is known:
                 raise
             known, plan = renewed, renewed.plan(call)
-        return OpenCall(demand, known, await self._open(demand, known, plan, direct.prepare))
+        return OpenCall(demand, known, await self._open(demand, known, plan, self._open_prepared))
 
     async def finish(self, call: OpenCall) -> Result:
         """Send a call that was begun, again where that is certain to be right; the call is over then."""
@@ -295,16 +253,23 @@ class Engine:
     async def _look_again(self, demand: Demand) -> KnownModel:
         return await self.catalog.look_up(demand.model, demand.version, demand.left_s)
 
-    async def _open(self, demand: Demand, known: KnownModel, plan: CallPlan, make_direct: MakeDirect) -> Exchange:
+    async def _open(self, demand: Demand, known: KnownModel, plan: CallPlan, open_direct: OpenDirect) -> Exchange:
         """Choose the path, and take memory."""
         path = known.path if demand.path == "auto" else None
         if path is None:
             path = await self.paths.choose(known, demand.path, demand.left_s)
         if path == DirectExchange.path:
-            slot, memory = await self._take_slot_anywhere(demand, plan)
-            return make_direct(self.transport, plan, demand.options, slot, memory)
+            return await open_direct(demand, known, plan)
         exchange = await self._open_on_host(demand, _on_host(known, plan), path)
         return StagedExchange(self.transport, plan, exchange, self._bank.cuda) if plan.devices else exchange
+
+    async def _open_kept(self, demand: Demand, known: KnownModel, plan: CallPlan) -> DirectExchange:
+        berth = await self.berths.brief(demand, known, plan)
+        return direct.keep(self.transport, demand.options, berth)
+
+    async def _open_prepared(self, demand: Demand, known: KnownModel, plan: CallPlan) -> DirectExchange:
+        berth = await self.berths.lasting(demand, known, plan)
+        return PreparedExchange(self.transport, demand.options, berth)
 
     async def _open_stream(
         self, demand: Demand, known: KnownModel, plan: CallPlan, frames: int
@@ -314,7 +279,7 @@ class Engine:
         if path == DirectStream.path and known.spec.is_decoupled:
             check_frames(frames)
             size = ring_size(plan, frames)
-            slot, memory = await self.take_slot(demand, size, 1 + frames, f"{path} stream of {frames}")
+            slot, memory = await self.berths.take_slot(demand, size, 1 + frames, f"{path} stream of {frames}")
             return DirectStream(self.transport, plan, demand.options, slot, memory)
         if demand.path not in ("auto", InlineExchange.path):
             raise PathUnavailableError(
@@ -327,58 +292,15 @@ class Engine:
     async def _open_on_host(self, demand: Demand, plan: CallPlan, path: str) -> Exchange:
         if path == InlineExchange.path:
             return InlineExchange(self.transport, plan, demand.options)
-        slot, memory = await self.take_slot(demand, plan.byte_size, 1, path)
+        slot, memory = await self.berths.take_slot(demand, plan.byte_size, 1, path)
         await self._registrations.drop(self._pool.take_unregistered(), demand.left_s)
         return RegisteredExchange(self.transport, plan, demand.options, slot, memory, self._registrations)
-
-    async def take_slot(
-        self, demand: Demand, byte_size: int, turn_count: int, path: str
-    ) -> tuple[Slot, npt.NDArray[np.uint8]]:
-        """Wait for a slot, until the deadline, and return it with its memory."""
-        taken = self._pool.take_idle(byte_size, turn_count, path, demand.origin)
-        if taken is None:
-            taken = await self._wait_for_slot(demand, self._pool.request(byte_size, turn_count, path, demand.origin))
-        return taken
-
-    async def _take_slot_anywhere(self, demand: Demand, plan: CallPlan) -> tuple[Slot, npt.NDArray[np.uint8]]:
-        """Return a slot of the direct path, with what it needs on GPUs."""
-        if not plan.devices:
-            return await self.take_slot(demand, plan.byte_size, 1, DirectExchange.path)
-        sizes = [rounded_up(byte_size) for byte_size in plan.device_byte_sizes]
-        where = [f"cuda:{device}={byte_size}" for device, byte_size in zip(plan.devices, sizes, strict=True)]
-        group = " ".join([DirectExchange.path, *where])
-        slot, memory = await self.take_slot(demand, plan.byte_size, 1, group)
-        while True:
-            try:
-                self._bank.provide(slot, plan.devices, sizes)
-            except ShortOfMemoryError as error:
-                self._pool.drop_idle()
-                if time.monotonic() > demand.deadline:
-                    del memory  # an error that somebody keeps must not keep the slot
-                    raise PoolExhaustedError(f"no device memory became free in time: {error}") from None
-                await self.runtime.pause(_ROUND_S)
-            else:
-                slot.wait_for_models()
-                return slot, memory
-
-    async def _wait_for_slot(self, demand: Demand, ticket: Ticket) -> tuple[Slot, npt.NDArray[np.uint8]]:
-        try:
-            if not ticket.granted.done():
-                timeout_s = demand.left_s
-                try:
-                    await self.runtime.wait(ticket.granted, timeout_s)
-                except TimeoutError:
-                    raise self._pool.exhausted(ticket, timeout_s) from None
-            return await self.runtime.offload(lambda: self._pool.redeem(ticket))
-        except BaseException:
-            self._pool.withdraw(ticket)
-            raise
 
     async def _reopen(self, call: OpenCall, known: KnownModel, error: ShmError) -> OpenCall:
         """Return the same call, with the same inputs, but of the model as it is now, and in other memory."""
         _LOG.info("a request to model %r is sent again, as it had not started: %s", known.spec.name, error)
         old = call.exchange
-        exchange = await self._open(call.demand, known, known.plan(old.plan.signature), direct.keep)
+        exchange = await self._open(call.demand, known, known.plan(old.plan.signature), self._open_kept)
         with contextlib.ExitStack() as on_error:
             on_error.callback(exchange.close)
             copy_all({name: self._source_of(old, name) for name in old.inputs}, exchange.inputs)

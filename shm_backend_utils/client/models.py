@@ -11,7 +11,7 @@ from typing import Final
 from ..errors import TensorError
 from ..spec import ModelSpec
 from .explanation import Explanation
-from .plan import CallPlan, Signature, plan
+from .plan import CallPlan, Signature, many_of, plan
 from .transport import Transport
 
 __all__ = ["Catalog", "KnownModel"]
@@ -48,6 +48,7 @@ class KnownModel:
         self._head_room = head_room
         self._learned: dict[str, int] = {}
         self._plans: dict[Signature, CallPlan] = {}
+        self._plans_of_many: dict[tuple[CallPlan, int], CallPlan] = {}
 
     def plan(self, call: Signature) -> CallPlan:
         """Return the plan of a call that is one request.
@@ -60,7 +61,7 @@ class KnownModel:
         known = self._plans.get(call)
         if known is None:
             if len(self._plans) >= _MOST_PLANS:
-                self._plans = {}
+                self._forget_plans()
             known = self._plans[call] = plan(self.spec, call, self._learned, most_rows=self.spec.max_batch_size)
         return known
 
@@ -83,12 +84,23 @@ class KnownModel:
         """Return the plan of a call that will be several requests, whatever its batch size; raises as :meth:`plan`."""
         return plan(self.spec, call, self._learned, most_rows=_ANY_BATCH_SIZE)
 
+    def plan_of_many(self, one: CallPlan, count: int) -> CallPlan:
+        """Return the plan of so many calls like one, whose rows follow one another."""
+        known = self._plans_of_many.get((one, count))
+        if known is None:
+            known = self._plans_of_many[one, count] = self.plan_of_any_size(many_of(one.signature, count))
+        return known
+
     def learn(self, byte_sizes: Mapping[str, int], rows: int) -> None:
         """Take note of how large outputs were that found too little room, in a call of so many rows."""
         for name, byte_size in byte_sizes.items():
             per_row = math.ceil(byte_size / rows * self._head_room)
             self._learned[name] = max(per_row, self._learned.get(name, 0))
+        self._forget_plans()
+
+    def _forget_plans(self) -> None:
         self._plans = {}
+        self._plans_of_many = {}
 
 
 class Catalog:

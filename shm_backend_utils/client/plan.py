@@ -26,6 +26,7 @@ __all__ = [
     "OutputHint",
     "Signature",
     "device_of",
+    "many_of",
     "output_devices",
     "plan",
     "rows_of",
@@ -245,8 +246,16 @@ def plan(spec: ModelSpec, call: Signature, learned: Mapping[str, int], *, most_r
     )
 
 
-def rows_of(whole: CallPlan, begin: int, end: int) -> CallPlan:
-    """Return the plan of some rows of a call, in the same place. Every input must lie in the slot.
+def many_of(call: Signature, count: int) -> Signature:
+    """Return so many calls, one after another, as one."""
+    inputs = tuple([(name, (shape[0] * count, *shape[1:]), dtype) for name, shape, dtype in call.inputs])
+    if call.outputs is None:
+        return Signature(inputs, None)
+    return Signature(inputs, tuple([(name, None if size is None else size * count) for name, size in call.outputs]))
+
+
+def rows_of(whole: CallPlan, begin: int, end: int, call: Signature) -> CallPlan:
+    """Return the plan of some rows of a call, in the same place; ``call`` is what they are a call of.
 
     Where rows of an output have no certain size, each row gets the same share of the room.
     """
@@ -260,7 +269,7 @@ def rows_of(whole: CallPlan, begin: int, end: int) -> CallPlan:
     for name, room in whole.outputs.items():
         row_size = room.byte_size // rows
         outputs[name] = OutputSpan(room.region, room.offset + begin * row_size, count * row_size)
-    return replace(whole, batch_size=count, inputs=inputs, outputs=outputs)
+    return replace(whole, signature=call, batch_size=count, inputs=inputs, outputs=outputs)
 
 
 def _batch_size(spec: ModelSpec, call: Signature, most: int) -> int | None:

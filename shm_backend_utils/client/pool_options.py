@@ -20,6 +20,9 @@ class PoolOptions:
         The budget, of all models together; None for half of what ``/dev/shm`` holds.
     max_device_bytes : int or None
         The budget on each GPU; None for all that it has.
+    max_batch_bytes : int
+        How much memory to take at once for calls that a model may serve as one batch, so that their rows follow one
+        another; 0 for none. Only for models with a batcher, and calls that are made side by side.
     idle_s : float
         How long memory stays that no call uses.
     head_room : float
@@ -33,6 +36,7 @@ class PoolOptions:
 
     max_bytes: int | None = None
     max_device_bytes: int | None = None
+    max_batch_bytes: int = 64 * 2**20
     idle_s: float = 60.0
     head_room: float = 1.25
     prefault: bool = True
@@ -45,6 +49,8 @@ class PoolOptions:
             raise CallerError(
                 f"PoolOptions.max_device_bytes is {self.max_device_bytes}; expected a number of bytes above 0"
             )
+        if self.max_batch_bytes < 0:
+            raise CallerError(f"PoolOptions.max_batch_bytes is {self.max_batch_bytes}; expected bytes, 0 or more")
         if not self.idle_s >= 0:
             raise CallerError(f"PoolOptions.idle_s is {self.idle_s}; expected a number of seconds, 0 or more")
         if not self.head_room >= 1:

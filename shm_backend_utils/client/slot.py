@@ -38,9 +38,11 @@ class Turn:
         Of the request that was sent last; 0 before the first.
     is_in_doubt : bool
         Whether a request got no answer, so that a model may be executing it, or may begin to.
+    kept : object
+        What the call that was here last keeps for the next one like it.
     """
 
-    __slots__ = ("_record", "_region", "generation", "index", "is_in_doubt")
+    __slots__ = ("_record", "_region", "generation", "index", "is_in_doubt", "kept")
 
     def __init__(self, region: ManagedRegion, index: int) -> None:
         self._region = region
@@ -48,6 +50,7 @@ class Turn:
         self.index = index
         self.generation = 0
         self.is_in_doubt = False
+        self.kept: Any = None
 
     @property
     def record(self) -> SlotRecord:
@@ -59,6 +62,7 @@ class Turn:
     def forget(self) -> None:
         """Let go of the memory, when the slot is destroyed."""
         self._record = None
+        self.kept = None
 
     def advance(self) -> int:
         """Begin the next generation and return it."""
@@ -109,8 +113,8 @@ class Slot:
         Whether it must not be used again: something unfenced may still write to it, or no model can open it.
     is_registered : bool
         Whether the server may know it.
-    kept : object
-        What the call that was here last keeps for the next one like it.
+    slab : object
+        How its turns were shared out to calls the last time.
     device_spaces : dict of int to DeviceSpace
         What it has on GPUs.
     """
@@ -125,7 +129,7 @@ class Slot:
         "device_spaces",
         "is_registered",
         "is_spoiled",
-        "kept",
+        "slab",
         "turns",
     )
 
@@ -137,7 +141,7 @@ class Slot:
         self.turns = tuple(Turn(self._region, index) for index in range(turn_count))
         self.is_spoiled = False
         self.is_registered = False
-        self.kept: Any = None
+        self.slab: Any = None
         self.device_spaces: dict[int, DeviceSpace] = {}
         self._host_space = HostSpace(self.data_offset, self.byte_size)
         self._bury: Bury | None = None
@@ -224,7 +228,7 @@ class Slot:
         self._close()
 
     def _close(self) -> None:
-        self.kept = None
+        self.slab = None
         for turn in self.turns:
             turn.forget()
         self._region.close()

@@ -12,9 +12,11 @@ import numpy.typing as npt
 from ..errors import CallerError, PeerError, ShmError
 from ..region.layout import MAX_SLOT_COUNT
 from ..region.managed import array_at
+from .berth import Berth
 from .copying import LongCopy
+from .demand import Demand, Outputs
 from .direct import DirectExchange
-from .engine import Demand, Engine, OpenCall, Outputs
+from .engine import Engine, OpenCall
 from .models import KnownModel
 from .plan import CallPlan, rows_of
 from .result import Result
@@ -54,11 +56,12 @@ async def _in_one_slot(
     ranges: Sequence[range],
 ) -> Result | ShmError | None:
     """Return the result, or what went wrong; None if no part of it has run, and another way may do."""
-    slot, memory = await engine.take_slot(demand, plan.byte_size, len(ranges), DirectExchange.path)
+    slot, memory = await engine.berths.take_slot(demand, plan.byte_size, len(ranges), DirectExchange.path)
     await LongCopy(given, slot.input_arrays(plan, memory), memory).run(engine.runtime)
+    parts = [rows_of(plan, rows.start, rows.stop, plan.signature) for rows in ranges]
     calls = [
-        OpenCall(demand, known, DirectExchange(engine.transport, part, demand.options, slot, turn, memory))
-        for part, turn in zip((rows_of(plan, rows.start, rows.stop) for rows in ranges), slot.turns, strict=False)
+        OpenCall(demand, known, DirectExchange(engine.transport, demand.options, Berth(slot, turn, part, memory)))
+        for part, turn in zip(parts, slot.turns, strict=False)
     ]
 
     async def outcome(call: OpenCall) -> Result | ShmError:

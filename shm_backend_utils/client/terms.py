@@ -7,8 +7,8 @@ import weakref
 
 from ..errors import CallerError
 from ..region.cuda import CudaAccess
+from .demand import Demand
 from .device_bank import DeviceBank
-from .engine import Demand
 from .options import RequestOptions, Tls, check_options, check_timeout, check_tls
 from .origin import Origin
 from .paths import PathName, check_path

@@ -104,6 +104,27 @@ class Call:
         return DIRECT if isinstance(self._meaning, DirectRequest) else TRITON
 
     @property
+    def direct_plan(self) -> DirectPlan | None:
+        """What its descriptor means; None if it has none."""
+        return None if self._direct is None else self._direct.plan
+
+    @property
+    def batch_size(self) -> int:
+        """How many rows its inputs have. For models with a batch dimension."""
+        if self._direct is not None and self._direct.plan.inputs:
+            return next(iter(self._direct.plan.inputs.values())).shape[0]
+        return int(next(iter(self._delivered_tensors().values())).shape()[0])
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Names, data types and shapes of its inputs, but for their rows: equal for requests that make one batch."""
+        kind = () if self._direct is None else self._direct.plan.kind
+        if len(kind) == len(self._spec.inputs):
+            return kind
+        views = [view for name, view in self.inputs.items() if self._direct is None or view.path != DIRECT]
+        return (*kind, *[(view.name, view.triton_dtype, view.shape[1:]) for view in views])
+
+    @property
     def inputs(self) -> dict[str, TensorView]:
         """Every input that the request has, in the order of the model's configuration."""
         found = {name: self._find_input(name) for name in self._spec.inputs}

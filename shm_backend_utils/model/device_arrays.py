@@ -70,6 +70,12 @@ class DeviceArrays:
             runtime.copy(target.array, source, self._stream())
         return device
 
+    def copy_array(self, target: Any, source: Any) -> None:
+        """Copy an array of CuPy to another one on the same GPU."""
+        runtime = self._cuda.runtime
+        with device_guard(runtime, device_of(source)):
+            runtime.copy(target, source, self._stream())
+
     def to_host(self, view: DeviceView) -> npt.NDArray[Any]:
         """Return a copy in host memory, complete."""
         runtime = self._cuda.runtime

@@ -71,6 +71,12 @@ class DirectPlan:
         Room for those of several responses; empty if the client has none.
     devices : list of int
         The GPUs that its tensors are on.
+    kind : tuple
+        Names, data types and shapes of the inputs, but for their rows: equal for requests that make one batch.
+    position : tuple
+        Where its memory lies among that of others, to sort by.
+    joined : dict
+        What :mod:`.joining` has found out about its tensors.
     """
 
     def __init__(self, descriptor: Descriptor, spec: ModelSpec, regions: Sequence[ResolvedRegion]) -> None:
@@ -87,6 +93,11 @@ class DirectPlan:
         self.mapped = [region.mapped for region in regions]
         self.slots = [region.slot for region in regions if region.slot is not None]
         self.descriptor = descriptor
+        self.inputs = {name: self._input(name, span) for name, span in descriptor.inputs.items()}
+        self.kind = tuple([(name, view.triton_dtype, view.shape[1:]) for name, view in self.inputs.items()])
+        first = next(iter(descriptor.inputs.values()), None)
+        self.position = () if first is None else (*regions[first.region].mapped.segment.identity, first.offset)
+        self.joined: dict[tuple[TensorView, ...], TensorView | None] = {}
         self.lent = [
             (region.mapped.managed, region.lent_slot)
             for region in regions
@@ -95,7 +106,6 @@ class DirectPlan:
         self._lender = regions[0].mapped.managed if self.lent else None
         self.places = self._places(descriptor, descriptor.outputs)
         self.frames = self._frames(descriptor, regions)
-        self.inputs = {name: self._input(name, span) for name, span in descriptor.inputs.items()}
         used = {span.region for span in descriptor.inputs.values()}
         used |= {span.region for span in descriptor.outputs.values()}
         devices = {self.memories[index].device for index in used}

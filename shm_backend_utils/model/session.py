@@ -13,10 +13,12 @@ from ..errors import ClosedError, ModelError, ShmError
 from ..region.cuda import CudaAccess
 from ..region.cuda_events import EventRecorder
 from ..spec import ModelSpec
+from .batch import BatchCall
 from .call import Call
 from .completion import Completion
 from .device_arrays import DeviceArrays
 from .forward import Forwarder
+from .gathering import Buffers, Gathering
 from .instance import Instance
 from .pinning import Pinning
 from .places import DIRECT
@@ -61,6 +63,7 @@ class ShmSession:
             spec, backend, Plans(spec, settings, cuda, pinning), arrays, forwarder
         )
         self._backend = backend
+        self._buffers = Buffers(pinning)
         self._arrays = arrays
         self._cuda = cuda
         self._settings = settings
@@ -100,6 +103,28 @@ class ShmSession:
         """
         return Call(self._open_instance(), request)
 
+    def serve_batch(self, requests: Iterable[Any], infer: Callable[[BatchCall], None]) -> list[Any]:
+        """Run ``infer`` on all requests at once, and return one response per request, in order. For ``execute``.
+
+        A request that is refused is left out, and answered with its error. Requests whose inputs differ in more than
+        their rows cannot be one batch: then ``infer`` runs for each kind of them.
+
+        Raises
+        ------
+        ModelError
+            The model's configuration has ``max_batch_size: 0``: its requests have no rows.
+        """
+        instance = self._open_instance()
+        if instance.spec.max_batch_size == 0:
+            raise ModelError(f"model {instance.spec.name!r} has max_batch_size 0, so that its requests make no batch")
+        completion = Completion(self._arrays, self._recorder())
+        batches: dict[tuple[Any, ...], list[Call]] = {}
+        calls = [self._begin(Call(instance, request, completion), batches) for request in requests]
+        for batch in batches.values():
+            self._infer_batch(sorted(batch, key=_position), infer)
+        completion.finish()
+        return [call.response for call in calls]
+
     def serve_streams(self, requests: Sequence[Any], answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
         """Run ``answer`` on every request of a decoupled model. For ``execute``, which returns nothing then.
 
@@ -125,7 +150,38 @@ class ShmSession:
         if self._instance is not None:
             self._instance.close()
             self._instance = None
+            self._buffers.close()
             self._events = None
+
+    def _begin(self, call: Call, batches: dict[tuple[Any, ...], list[Call]]) -> Call | _Failed:
+        """Enter a call and add it to those of its kind."""
+        try:
+            call.__enter__()
+        except Exception as error:
+            self._log(error)
+            return _Failed(self._backend.error_response(error))
+        try:
+            batches.setdefault(call.kind, []).append(call)
+        except Exception as error:
+            call.end_by(error)
+        return call
+
+    def _infer_batch(self, calls: list[Call], infer: Callable[[BatchCall], None]) -> None:
+        batch = BatchCall(calls, Gathering(self._buffers, self._arrays))
+        try:
+            infer(batch)
+            batch.commit()
+        except Exception as error:
+            self._log(error)
+            for call in calls:
+                call.end_by(error)
+            return
+        for call in calls:
+            try:
+                call.__exit__(None, None, None)
+            except Exception as error:
+                self._log(error)
+                call.response = self._backend.error_response(error)
 
     def _recorder(self) -> EventRecorder | None:
         if self._settings.gpu_events and self._events is None and self._cuda.is_loaded:
@@ -162,6 +218,12 @@ class ShmSession:
             self._log(error)
             return _Failed(self._backend.error_response(error))
         return call
+
+
+def _position(call: Call) -> tuple[Any, ...]:
+    """Sort requests in the order of their memory, so that as many as can be follow one another; others come last."""
+    plan = call.direct_plan
+    return (1,) if plan is None else (0, *plan.position)
 
 
 class _Failed(NamedTuple):

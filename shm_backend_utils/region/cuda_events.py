@@ -6,28 +6,13 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from ..errors import PeerError, RegionRefusedError
+from ..results import Event
 from .cuda import device_of
 from .cuda_runtime import CudaError, CudaRuntime, device_guard
 
 __all__ = ["Event", "EventListener", "EventRecorder"]
-
-
-class Event(NamedTuple):
-    """An event as other processes know it.
-
-    Attributes
-    ----------
-    device_uuid : str
-        The GPU that it is on.
-    handle : bytes
-        64 bytes, CUDA's ``cudaIpcEventHandle_t``.
-    """
-
-    device_uuid: str
-    handle: bytes
 
 
 class EventRecorder:

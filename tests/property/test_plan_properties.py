@@ -89,7 +89,7 @@ def test_room_that_the_configuration_knows_is_exact_unless_hinted(made: CallPlan
 def test_the_rows_of_a_call_cover_it_without_gap_or_overlap(whole: CallPlan, at_once: int) -> None:
     assert whole.batch_size is not None
     begins = range(0, whole.batch_size, at_once)
-    parts = [rows_of(whole, begin, min(begin + at_once, whole.batch_size)) for begin in begins]
+    parts = [rows_of(whole, begin, min(begin + at_once, whole.batch_size), whole.signature) for begin in begins]
     assert sum(part.batch_size or 0 for part in parts) == whole.batch_size
     for name, span in whole.inputs.items():
         end = span.offset

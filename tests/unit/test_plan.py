@@ -284,7 +284,7 @@ def test_a_hint_that_is_no_size_is_refused(hint: Any) -> None:
 
 def test_rows_of_a_call_lie_where_they_lie_in_the_whole() -> None:
     whole = planned(BATCHED, [("X", (6, 3), FP32)], {"FIXED": None, "OPEN": 61})
-    part = rows_of(whole, 2, 5)
+    part = rows_of(whole, 2, 5, whole.signature)
     assert part.batch_size == 3
     assert (part.inputs["X"].offset, part.inputs["X"].byte_size, part.inputs["X"].shape) == (24, 36, (3, 3))
     outputs = {name: (span.offset, span.byte_size) for name, span in part.outputs.items()}

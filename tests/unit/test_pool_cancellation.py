@@ -32,7 +32,8 @@ def with_one_slot(work: Callable[[Terms, Take], Awaitable[None]]) -> None:
             engine = Engine(connect_async(terms.url, None), AsyncioRuntime(), terms.pool, terms.bank)
             try:
                 await work(
-                    terms, lambda: engine.take_slot(terms.demand("infer", "model", None, None, {}), 1, 1, "direct")
+                    terms,
+                    lambda: engine.berths.take_slot(terms.demand("infer", "model", None, None, {}), 1, 1, "direct"),
                 )
             finally:
                 await engine.close()

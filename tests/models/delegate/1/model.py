@@ -1,7 +1,6 @@
 """Has other models do the work, in the way that the parameter `way` says."""
 
 import time
-import numpy as np
 
 from shm_backend_utils.model import Call, ShmSession
 
@@ -21,9 +20,9 @@ class TritonPythonModel:
 
     def do_forward(self, call, model):
         """What comes back, wherever it is, is put."""
-        t=time.perf_counter()
+        t = time.perf_counter()
         y = call.forward(model, {"INPUT0": call.input("X")})["OUTPUT0"]
-        print("FWD", time.perf_counter()-t, y.path, flush=True)
+        print("FWD", time.perf_counter() - t, y.path, flush=True)
         call.put("Y", y)
 
     def do_forward_into(self, call, model):
