@@ -8,7 +8,7 @@ from ..region.cuda_events import Event, EventRecorder
 from .device_arrays import DeviceArrays
 
 if TYPE_CHECKING:
-    from .call import Call
+    from .served import Served
 
 __all__ = ["Completion"]
 
@@ -27,9 +27,9 @@ class Completion:
     def __init__(self, arrays: DeviceArrays, recorder: EventRecorder | None = None) -> None:
         self._arrays = arrays
         self._recorder = recorder
-        self._waiting: list[Call] = []
+        self._waiting: list[Served] = []
 
-    def add(self, call: Call) -> None:
+    def add(self, call: Served) -> None:
         """Take a call that the model has left, and that :meth:`finish` is to end."""
         self._waiting.append(call)
 
@@ -39,6 +39,8 @@ class Completion:
         Raises nothing: each call has its response then.
         """
         calls, self._waiting = self._waiting, []
+        if not calls:
+            return
         later = [] if self._recorder is None else [call for call in calls if call.can_end_by_event]
         now = [call for call in calls if call not in later]
         try:
@@ -58,5 +60,5 @@ class Completion:
         return self._recorder.record(device)
 
 
-def _devices_of(calls: list[Call]) -> list[int]:
+def _devices_of(calls: list[Served]) -> list[int]:
     return sorted({device for call in calls for device in call.devices})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,11 @@ from ..strings_view import StringsView
 from ..view import TensorView
 from .device_arrays import DeviceArrays, is_on_device
 from .device_view import DeviceView
+from .incoming import TRITON
 from .triton import TritonBackend
 
 __all__ = ["Forwarding", "Given", "OrdinaryForwarding", "Outputs"]
 
-_TRITON: Final = "triton"
 
 Outputs = Sequence[str] | Mapping[str, TensorView | int | None] | None
 """The outputs that are wanted: names, or with what is known of each: a view to write to, or bytes; None for all."""
@@ -56,7 +56,7 @@ class Given:
         """Return the array, or a copy if it is on a GPU; strings as bytes."""
         if isinstance(self.array, np.ndarray):
             return self.array
-        return self._arrays.to_host(self._arrays.view("", self.array, self.dtype, _TRITON, writable=False))
+        return self._arrays.to_host(self._arrays.view("", self.array, self.dtype, TRITON, writable=False))
 
     def elements_on_host(self) -> npt.NDArray[Any]:
         """Return the same; strings as objects."""
@@ -116,10 +116,10 @@ class Forwarding(ABC):
         array = self._backend.input(tensor, None) if tensor.is_cpu() else self._arrays.adopt(tensor.to_dlpack())
         dtype = dtypes.from_numpy(np.dtype(array.dtype), name)
         if not isinstance(array, np.ndarray):
-            return self._arrays.view(name, array, dtype, _TRITON, writable=False)
+            return self._arrays.view(name, array, dtype, TRITON, writable=False)
         if dtype is BYTES:
-            return StringsView(name, Strings.of(name, array), _TRITON)
-        return TensorView(name, array, dtype, _TRITON)
+            return StringsView(name, Strings.of(name, array), TRITON)
+        return TensorView(name, array, dtype, TRITON)
 
     def _delivered(self, name: str, view: TensorView) -> TensorView:
         """Return an output where it is wanted: copied there, if it came another way."""

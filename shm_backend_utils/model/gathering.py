@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,10 @@ from ..strings_view import StringsView
 from ..view import TensorView
 from .device_arrays import DeviceArrays
 from .device_view import DeviceView
+from .incoming import TRITON
 from .pinning import Pin, Pinning
 
 __all__ = ["Buffers", "Gathering"]
-
-_TRITON: Final = "triton"
 
 
 class Buffers:
@@ -68,11 +67,11 @@ class Gathering:
         head = parts[0]
         if isinstance(head, StringsView):
             elements = np.concatenate([part.numpy() for part in parts])
-            return StringsView(head.name, Strings.of(head.name, elements), _TRITON)
+            return StringsView(head.name, Strings.of(head.name, elements), TRITON)
         shape, dtype = (row_count, *head.shape[1:]), dtypes.BY_NAME[head.triton_dtype]
         devices = {part.device if isinstance(part, DeviceView) else None for part in parts}
         if len(devices) == 1 and None not in devices:
-            whole: TensorView = self._arrays.empty(head.name, shape, dtype, _TRITON)
+            whole: TensorView = self._arrays.empty(head.name, shape, dtype, TRITON)
             for rows, part in _with_rows(whole, parts):
                 self._arrays.copy_array(rows, part.array)
         else:
@@ -102,7 +101,7 @@ class Gathering:
         buffer, memory_type = self._buffers.get(key, byte_size)
         array = array_at(buffer, 0, dtype.numpy, shape, byte_size)
         assert array is not None
-        return TensorView(name, array, dtype, _TRITON, memory_type)
+        return TensorView(name, array, dtype, TRITON, memory_type)
 
 
 def _with_rows(whole: TensorView, parts: Sequence[TensorView]) -> list[tuple[Any, TensorView]]:

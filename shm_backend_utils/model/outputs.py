@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,10 @@ from ..strings_view import StringsView
 from ..view import TensorView
 from .device_arrays import DeviceArrays, is_on_device
 from .device_view import DeviceView
+from .incoming import TRITON
 from .places import Output, Places
 
-__all__ = ["TRITON", "Outputs"]
-
-TRITON: Final = "triton"
+__all__ = ["Outputs"]
 
 
 class Outputs:

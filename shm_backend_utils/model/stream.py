@@ -48,7 +48,7 @@ class StreamCall(Call):
         StalledStreamError
             It holds all frames of its ring, and has released none within ``SHM_STREAM_PATIENCE_S``.
         """
-        outputs = self._open_outputs().finish_some(self._requested_names())
+        outputs = self._open_outputs().finish_some(self._incoming.requested)
         if self.devices:
             self._arrays.synchronize(sorted(self.devices))
         response = self._backend.response(self._tensors(outputs))
