@@ -182,7 +182,8 @@ class CupyRuntime(CudaRuntime):
         return bool(array.flags.c_contiguous)
 
     def capsule(self, array: Any, stream: int | None, max_version: tuple[int, int] | None) -> Any:
-        with self._telling("exporting an array by DLPack"):
+        # CuPy has the consumer's stream wait for the current one of the current device, not of the array's.
+        with device_guard(self, int(array.data.device_id)), self._telling("exporting an array by DLPack"):
             if max_version is not None:
                 # CuPy before 13.4 does not know the argument; what it makes then, every consumer takes.
                 with contextlib.suppress(TypeError):
