@@ -39,6 +39,8 @@ class Completion:
         Raises nothing: each call has its response then.
         """
         calls, self._waiting = self._waiting, []
+        if not calls:
+            return
         later = [] if self._recorder is None else [call for call in calls if call.can_end_by_event]
         now = [call for call in calls if call not in later]
         try:

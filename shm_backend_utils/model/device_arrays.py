@@ -101,8 +101,8 @@ class DeviceArrays:
         CudaError
             Something that was launched there has failed.
         """
-        runtime = self._cuda.runtime
         for device in devices:
+            runtime = self._cuda.runtime  # not before: without devices, CUDA need not be there
             with device_guard(runtime, device):
                 runtime.synchronize(self._stream())
 
