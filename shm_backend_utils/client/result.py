@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,13 @@ import numpy.typing as npt
 from .. import dtypes
 from ..errors import ClosedError, PeerError
 from ..region.cuda_events import Event
+from ..region.cuda_runtime import HANDLE_LENGTH
 from .space import Space
 
 __all__ = ["OutputPlace", "Result", "parse_events", "parse_results", "result_of"]
+
+
+_UUID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 class Result(Mapping[str, npt.NDArray[Any]]):
@@ -122,11 +127,14 @@ def parse_results(text: bytes, byte_sizes: Sequence[int]) -> tuple[OutputPlace, 
 
 def parse_events(text: bytes) -> tuple[Event, ...]:
     """Read from the same text which events tell that the outputs are complete; raises as :func:`parse_results`."""
-    if b'"":' not in text:
+    if b'""' not in text:
         return ()
     try:
-        return tuple([Event(uuid, base64.b64decode(handle, validate=True)) for uuid, handle in json.loads(text)[""]])
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        entries = json.loads(text).get("", [])
+        if type(entries) is not list:
+            raise TypeError("events that are no array")
+        return tuple([_event(*entry) for entry in entries])
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise _broken(error) from None
 
 
@@ -187,6 +195,17 @@ def _place(name: str, entry: Any, byte_sizes: Sequence[int]) -> OutputPlace:
     if math.prod(shape) * dtype.itemsize != nbytes or offset + nbytes > byte_sizes[region]:
         raise ValueError(f"a span of {nbytes} bytes that is not the call's")
     return OutputPlace(name, dtype.numpy, tuple(shape), region, offset)
+
+
+def _event(uuid: Any, handle: Any) -> Event:
+    if type(uuid) is not str or not _UUID.fullmatch(uuid):
+        raise ValueError("an event of a device without a UUID")
+    if type(handle) is not str:
+        raise ValueError("an event that is no text")
+    found = base64.b64decode(handle, validate=True)
+    if len(found) != HANDLE_LENGTH:
+        raise ValueError(f"an event of {len(found)} bytes")
+    return Event(uuid, found)
 
 
 def _broken(found: object) -> PeerError:

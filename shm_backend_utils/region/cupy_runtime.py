@@ -86,6 +86,7 @@ class CupyRuntime(CudaRuntime):
 
     def close(self, address: int) -> None:
         with self._telling("closing another process' GPU memory"):
+            self._cuda.deviceSynchronize()
             self._cuda.ipcCloseMemHandle(address)
 
     def extent(self, address: int) -> tuple[int, int]:

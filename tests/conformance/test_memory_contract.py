@@ -271,7 +271,8 @@ def test_attributes_agree_with_the_memory(kind: Kind, model: Model) -> None:
     whole, view = found.mapped.memory, numbers(found)
     assert whole.attributes() == BufferAttributes(kind.memory_type, device, whole.bytes().nbytes, kind.handle)
     assert view.attributes == BufferAttributes(kind.memory_type, device, view.array.nbytes, kind.handle)
-    assert whole.part(100, 300).attributes().byte_size == whole.part(100, 300).bytes().nbytes == 200
+    part = whole.part(100, 300)
+    assert part.attributes() == BufferAttributes(kind.memory_type, device, part.bytes().nbytes, kind.handle)
 
 
 @pytest.mark.parametrize("writable", [True, False])
@@ -284,6 +285,7 @@ def test_memory_knows_its_own_arrays_by_their_place(model: Model) -> None:
     memory = model.map().mapped.memory
     assert memory.offset_of(memory.part(500, 600).bytes()) == 500
     assert memory.part(100, 900).offset_of(memory.part(500, 600).bytes()) == 400
+    assert memory.offset_of(memory.part(100, 900).part(50, 60).bytes()) == 150
     assert memory.offset_of(memory.bytes()[::2]) is None
     elsewhere = FakeCuda(1) if memory.device is None else None
     other = np.zeros(4, np.uint8) if elsewhere is None else elsewhere.empty((4,), np.dtype(np.uint8))
@@ -386,6 +388,15 @@ def test_memory_whose_owner_has_gone_is_unmapped_and_not_mapped_again(kind: Kind
     assert model.manager.status() == []
     with pytest.raises((RegionGoneError, RegionRefusedError)):
         model.map()
+
+
+def test_memory_whose_owner_has_gone_is_refused_although_it_is_mapped(kind: Kind, model: Model) -> None:
+    mapped = model.map().mapped
+    model.manager.begin_use([mapped])
+    kind.go()
+    with pytest.raises((RegionGoneError, RegionRefusedError)):
+        model.map()
+    model.manager.end_use([mapped])
 
 
 def test_a_request_for_memory_whose_owner_has_gone_is_refused(kind: Kind, model: Model) -> None:

@@ -6,20 +6,23 @@ import base64
 import contextlib
 import gc
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc
 
-from shm_backend_utils.client import Result, ShmClient
+from shm_backend_utils.client import Result, ShmClient, device_bank
 from shm_backend_utils.region.cuda import CudaAccess, CudaAllocation
 from shm_backend_utils.region.cuda_runtime import device_guard
 from shm_backend_utils.region.managed import ManagedRegion
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda import FakeCuda, FakeDeviceArray, LiveCounts
+from tests.conftest import shared_memory_of_this_process
 
 from .eventually import eventually
 from .flavours import AnyClient, Flavour, url_of
@@ -50,6 +53,8 @@ Y_OFFSET: Final = 4096
 HAND_MADE_SIZE: Final = 2 * Y_OFFSET
 
 _DEFAULT_STREAM: Final = 1
+_ROUND_S: Final = 0.002
+"""How often a closed client looks whether models have let go of its memory."""
 
 
 class Told(NamedTuple):
@@ -119,15 +124,28 @@ def flavour_of(server: EmbeddedServer, name: str = "grpc") -> Flavour:
 @contextlib.contextmanager
 def gpu_of(flavour: Flavour, model: str = MODEL, **options: Any) -> Iterator[Gpu]:
     """Run a client that has fake GPUs, and see that nothing of them is left."""
+    before = shared_memory_of_this_process()
     cuda = FakeCuda()
-    with flavour.client(cuda=CudaAccess(lambda: cuda), **options) as client:
+    with (
+        patch.object(device_bank, "_ROUND_S", _ROUND_S),
+        flavour.client(cuda=CudaAccess(lambda: cuda), **options) as client,
+    ):
         yield Gpu(client, cuda, flavour.url, model)
     told_by(model, flavour.url, "let_go")  # the model would do it by itself, within seconds
     for device in range(cuda.device_count()):
         with device_guard(cuda, device):
             cuda.synchronize(_DEFAULT_STREAM)  # what is on a stream keeps its arrays
+    _see_that(lambda: cuda.live == LiveCounts() and not shared_memory_of_this_process() - before)
+
+
+def _see_that(nothing_is_left: Callable[[], bool]) -> None:
+    """Wait for it, at first without the garbage collector, which takes longer than most tests."""
+    for _ in range(100):
+        if nothing_is_left():
+            return
+        time.sleep(0.001)
     gc.collect()
-    eventually(lambda: cuda.live == LiveCounts())
+    eventually(nothing_is_left)
 
 
 @dataclass

@@ -229,8 +229,9 @@ def test_an_event_that_cannot_be_recorded_fails_the_request_and_not_the_next(gpu
 
 
 def test_an_event_that_cannot_be_opened_fails_the_call_and_not_the_next(triton_server: EmbeddedServer) -> None:
-    with gpu_of(flavour_of(triton_server), EVENTS) as other, gpu_of(flavour_of(triton_server), EVENTS) as gpu:
+    with gpu_of(flavour_of(triton_server), EVENTS) as other:
         infer(other).release()  # from now on the model has events
+    with gpu_of(flavour_of(triton_server), EVENTS) as gpu:
         gpu.cuda.fail_next("open_event", "cudaErrorInvalidResourceHandle")
         refusal = refusal_of(lambda: infer(gpu), PeerError)
         assert refusal.startswith("the model's CUDA event cannot be waited for: open_event() of the fake GPU failed")

@@ -285,7 +285,8 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
     folder = tmp_path_factory.mktemp("loader")
     for model in ("fake_gpu", "fake_gpu_events", "fake_gpu_pinned"):
         shutil.copytree(MODELS / model, folder / "models" / model, ignore=shutil.ignore_patterns("__pycache__"))
-    options = ["--model-control-mode=explicit", "--load-model=fake_gpu_pinned", "--load-model=fake_gpu_events"]
+    loaded = ["--load-model=fake_gpu_pinned", "--load-model=fake_gpu_events"]
+    options = ["--model-control-mode=explicit", "--disable-auto-complete-config", *loaded]
     installation = installation_with(options, folder / "installation")
     with EmbeddedServer.start(folder / "models", installation=installation, log_file=folder / "log") as server:
         grpc = tritonclient.grpc.InferenceServerClient(server.grpc_url)
@@ -307,8 +308,9 @@ def test_a_model_that_is_unloaded_closes_everything_and_one_that_is_loaded_opens
 def test_memory_whose_last_user_is_gone_with_its_events_serves_others(loader: Loader, gate: Gate) -> None:
     """A call got no answer. Its model came to its end nevertheless, left an event to wait for, and was unloaded."""
     flavour = flavour_of(loader.server)
-    with gpu_of(flavour, "fake_gpu_pinned") as gpu, gpu_of(flavour, "fake_gpu_events") as another:
+    with gpu_of(flavour, "fake_gpu_events") as another:
         infer(another).release()  # from now on the model has events
+    with gpu_of(flavour, "fake_gpu_pinned") as gpu:
         with pytest.raises(TimeoutError):
             gpu.client.infer(
                 "fake_gpu_events",
@@ -323,4 +325,3 @@ def test_memory_whose_last_user_is_gone_with_its_events_serves_others(loader: Lo
         loader.unload("fake_gpu_events")
         with infer(gpu) as result:
             assert is_doubled(result["Y"])
-        loader.load("fake_gpu_events")

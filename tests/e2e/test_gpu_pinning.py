@@ -82,13 +82,14 @@ def test_copies_from_and_to_pinned_memory_are_complete_when_the_response_comes(g
 
 
 def test_what_cannot_be_pinned_is_served_all_the_same_with_one_warning(triton_server: EmbeddedServer) -> None:
-    before = told_by(PINNED, triton_server.grpc_url, "fail_next", method="pin", name="cudaErrorMemoryAllocation", times=2)
+    url = triton_server.grpc_url
+    before = told_by(PINNED, url, "fail_next", method="pin", name="cudaErrorMemoryAllocation", times=2)
     for _ in range(2):
-        with ShmClient(triton_server.grpc_url) as client:
+        with ShmClient(url) as client:
             parameters = {"deed": "tell_attributes"}
             with client.infer(PINNED, {"X": X}, outputs={"Y": 16}, parameters=parameters, path="direct") as result:
                 assert result["Y"][0] == MemoryType.CPU
-    after = told_by(PINNED, triton_server.grpc_url, "sweep")
+    after = told_by(PINNED, url, "sweep")
     assert (after.pins, after.pinned_now) == (before.pins, before.pinned_now)
     warning = "SHM_PIN_HOST_MEMORY: memory stays pageable: pin() of the fake GPU failed with cudaErrorMemoryAllocation"
     assert triton_server.log_file.read_text(errors="replace").count(warning) == 1

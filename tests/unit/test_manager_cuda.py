@@ -280,6 +280,7 @@ def test_memory_that_no_slot_fences_is_unmapped_when_nobody_uses_it(
     model.forget_unfenced()
     assert cuda.live.opened == 1
     manager.end_use([mapped])
+    assert cuda.live.opened == 1  # it serves the next request, if that comes soon
     del mapped
     model.forget_unfenced()
     assert cuda.live == NOTHING
