@@ -5,14 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from . import dtypes
 from .dtypes import BYTES, DType
 from .errors import PeerError
 
 __all__ = ["Event", "OutputPlace", "broken_results", "parse_events", "parse_results"]
+
+
+_UUID: Final = re.compile(r"[0-9a-f]{32}")
+_HANDLE_LENGTH: Final = 64  # cudaIpcEventHandle_t
 
 
 class Event(NamedTuple):
@@ -68,11 +73,14 @@ def parse_results(text: bytes, byte_sizes: Sequence[int]) -> tuple[OutputPlace, 
 
 def parse_events(text: bytes) -> tuple[Event, ...]:
     """Read from the same text which events tell that the outputs are complete; raises as :func:`parse_results`."""
-    if b'"":' not in text:
+    if b'""' not in text:
         return ()
     try:
-        return tuple([Event(uuid, base64.b64decode(handle, validate=True)) for uuid, handle in json.loads(text)[""]])
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        entries = json.loads(text).get("", [])
+        if type(entries) is not list:
+            raise TypeError("events that are no array")
+        return tuple([_event(*entry) for entry in entries])
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise broken_results(error) from None
 
 
@@ -89,6 +97,17 @@ def _place(name: str, entry: Any, byte_sizes: Sequence[int]) -> OutputPlace:
     if (math.prod(shape) * dtype.itemsize != nbytes and dtype is not BYTES) or offset + nbytes > byte_sizes[region]:
         raise ValueError(f"a span of {nbytes} bytes that is not the call's")
     return OutputPlace(name, dtype, tuple(shape), region, offset, nbytes)
+
+
+def _event(uuid: Any, handle: Any) -> Event:
+    if type(uuid) is not str or not _UUID.fullmatch(uuid):
+        raise ValueError("an event of a device without a UUID")
+    if type(handle) is not str:
+        raise ValueError("an event that is no text")
+    found = base64.b64decode(handle, validate=True)
+    if len(found) != _HANDLE_LENGTH:
+        raise ValueError(f"an event of {len(found)} bytes")
+    return Event(uuid, found)
 
 
 def broken_results(found: object) -> PeerError:

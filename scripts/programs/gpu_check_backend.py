@@ -87,6 +87,8 @@ class Logger:
         """Write to standard error."""
         print(message, file=sys.stderr, flush=True)
 
+    log_warn = log_error
+
 
 def put_in_place() -> None:
     """Let this process import it under the backend's name."""

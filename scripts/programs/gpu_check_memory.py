@@ -4,52 +4,26 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Final
 
+import gpu_check_images
 import numpy as np
-from gpu_check_client import Client, DeviceSlot
+from gpu_check_client import Check, Client
 from gpu_check_report import CheckFailedError, SkippedError, require
+from gpu_check_slots import DeviceSlot
 
 from shm_backend_utils.errors import RegionRefusedError
 from shm_backend_utils.region.cuda import CudaMappings
 from shm_backend_utils.region.cuda_runtime import HANDLE_LENGTH, CudaError, device_guard
 
-__all__ = ["checks"]
+__all__ = ["CHECKS"]
 
 COUNT: Final = 2**19
 """FP32 numbers: 2 MiB. CUDA may put smaller allocations into one block, and then a claim reaches its neighbours."""
 
-MEAN: Final = np.array([0.485, 0.456, 0.406])
-STD: Final = np.array([0.229, 0.224, 0.225])
 NO_DEVICE: Final = "0123456789abcdef" * 2
 SEED: Final = 1
-
-
-def checks(client: Client) -> dict[str, Callable[[], str]]:
-    """Return all checks by name."""
-    by_name: dict[str, Callable[[Client], str]] = {
-        "an IPC handle leads another process to the same memory": _handle_round_trip,
-        "small allocations have handles of their own": _small_allocations,
-        "what one process writes the other reads, without opening again": _mutation,
-        "an input that is passed on stays where it is": _pass_through,
-        "gpu_normalize gives what NumPy gives": _normalize,
-        "DLPack hands memory from stream to stream in order": _dlpack,
-        "PyTorch writes to the client's memory by DLPack": _torch,
-        "calls leave the current device as it was": _device_guard,
-        "a size beyond the allocation is refused": _claimed_too_large,
-        "freed memory is refused": _freed,
-        "memory of the same process is refused": _same_process,
-        "a handle of a wrong length is refused": _handle_length,
-        "a device that does not exist is refused": _no_such_device,
-        "host memory that is claimed to be a GPU's is refused": _host_memory,
-        "a slot is served after it was refused": _good_after_bad,
-    }
-    return {name: _bound(check, client) for name, check in by_name.items()}
-
-
-def _bound(check: Callable[[Client], str], client: Client) -> Callable[[], str]:
-    return lambda: check(client)
 
 
 def _numbers(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -89,13 +63,13 @@ def _small_allocations(client: Client) -> str:
 def _mutation(client: Client) -> str:
     gpu = client.gpu
     with client.slot("gpu_multiply", COUNT) as slot:
-        before = client.model.counts()["opened"]
+        before = client.model.counts()["open"]
         for turn in range(3):
             numbers = _numbers(COUNT) + np.float32(turn)
             gpu.upload(slot.x, numbers)
             client.infer("gpu_multiply", slot)
             require(bool((gpu.download(slot.y) == numbers * 2).all()), f"the output is wrong in turn {turn}")
-        opened = client.model.counts()["opened"] - before
+        opened = client.model.counts()["open"] - before
         require(opened == 1, f"the model opened the memory {opened} times for 3 requests")
     return ""
 
@@ -109,19 +83,15 @@ def _pass_through(client: Client) -> str:
 
 
 def _normalize(client: Client) -> str:
-    images = np.random.default_rng(SEED).integers(0, 256, (2, 48, 64, 3), np.uint8)
-    with client.image_slot(2, 48, 64) as slot:
-        client.gpu.upload(slot.x, images)
+    with client.image_slot(gpu_check_images.COUNT, gpu_check_images.HEIGHT, gpu_check_images.WIDTH) as slot:
+        client.gpu.upload(slot.x, gpu_check_images.photographs())
         client.infer("gpu_normalize", slot)
-        expected = ((images / 255 - MEAN) / STD).transpose(0, 3, 1, 2)
-        error = float(np.abs(client.gpu.download(slot.y) - expected).max())
-        require(error < 1e-5, f"the results differ by up to {error:g}")
-        return f"they differ by at most {error:.1e}"
+        return gpu_check_images.compared(client.gpu.download(slot.y))
 
 
 def _dlpack(client: Client) -> str:
     with client.slot("dlpack", COUNT) as slot:
-        client.gpu.upload(slot.x, _numbers(COUNT))
+        client.gpu.upload(slot.x, np.arange(COUNT, dtype=np.float32) % 1000)
         found = client.infer("dlpack", slot)
         require(found["is_same_memory"], "the consumer got a copy")
         require(found["is_right"], "the consumer read before the producer had written")
@@ -168,8 +138,7 @@ def _claimed_too_large(client: Client) -> str:
 def _freed(client: Client) -> str:
     with client.slot("gpu_multiply", COUNT) as slot:
         text = slot.text
-        slot.x = slot.y = None
-        slot.allocation.free()
+        slot.free_on_device()
         reason = client.refusal("gpu_multiply", slot, text)
         _require_words(reason, "shm_io.regions[1] refused", "freed")
     return _brief(reason)
@@ -252,3 +221,22 @@ def _require_words(text: str, *words: str) -> None:
 
 def _brief(reason: str) -> str:
     return reason if len(reason) <= 200 else f"{reason[:200]}…"
+
+
+CHECKS: Final[Mapping[str, Check]] = {
+    "an IPC handle leads another process to the same memory": _handle_round_trip,
+    "small allocations have handles of their own": _small_allocations,
+    "what one process writes the other reads, without opening again": _mutation,
+    "an input that is passed on stays where it is": _pass_through,
+    "gpu_normalize gives what NumPy gives": _normalize,
+    "DLPack hands memory from stream to stream in order": _dlpack,
+    "PyTorch writes to the client's memory by DLPack": _torch,
+    "calls leave the current device as it was": _device_guard,
+    "a size beyond the allocation is refused": _claimed_too_large,
+    "freed memory is refused": _freed,
+    "memory of the same process is refused": _same_process,
+    "a handle of a wrong length is refused": _handle_length,
+    "a device that does not exist is refused": _no_such_device,
+    "host memory that is claimed to be a GPU's is refused": _host_memory,
+    "a slot is served after it was refused": _good_after_bad,
+}

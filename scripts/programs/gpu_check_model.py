@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
 
@@ -17,11 +18,12 @@ from sample_models import REPOSITORY
 from shm_backend_utils.attributes import MemoryType
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.region.cuda_runtime import CudaRuntime
 
-__all__ = ["Answer", "serve"]
+__all__ = ["ADDITIONS", "Answer", "serve"]
 
-_SLOW: Final = 20
+ADDITIONS: Final = 200
+"""Kernels of one request to count_up: fewer than CUDA lets a stream have waiting."""
+
 _FLOATS: Final = {"data_type": "TYPE_FP32", "dims": [-1]}
 _IMAGES: Final = {"data_type": "TYPE_UINT8", "dims": [-1, -1, -1, 3]}
 _NORMALIZED: Final = {"data_type": "TYPE_FP32", "dims": [-1, 3, -1, -1]}
@@ -34,33 +36,15 @@ class Answer(NamedTuple):
     notes: dict[str, Any]
 
 
-class CountedOpens:
-    """Counts how often a runtime opens and closes other processes' memory."""
-
-    def __init__(self, runtime: CudaRuntime) -> None:
-        self.opened = 0
-        self.closed = 0
-        self._open, self._close = runtime.open, runtime.close
-        vars(runtime).update(open=self.open, close=self.close)
-
-    def open(self, handle: bytes) -> int:
-        """Open and count."""
-        address = self._open(handle)
-        self.opened += 1
-        return address
-
-    def close(self, address: int) -> None:
-        """Close and count."""
-        self._close(address)
-        self.closed += 1
-
-
 def serve(connection: Connection, load_gpu: LoadGpu) -> None:
-    """Serve until the pipe is closed: a model's name and the text of its parameters come, an answer goes."""
+    """Serve until the pipe is closed: a model's name and the text of its parameters come, an answer goes.
+
+    No name at all asks how often the runtime has done what.
+    """
     gpu_check_backend.put_in_place()
     gpu = load_gpu()
     sys.modules["cupy"] = gpu.cupy  # the very same, unless it stands for CuPy
-    opens = CountedOpens(gpu.runtime)
+    counts = gpu.counts
     models = _Models(gpu)
     connection.send("ready")
     while True:
@@ -68,10 +52,7 @@ def serve(connection: Connection, load_gpu: LoadGpu) -> None:
             name, parameters = connection.recv()
         except (EOFError, OSError):
             break
-        answer = (
-            models.answer(name, parameters) if name else Answer("", {"opened": opens.opened, "closed": opens.closed})
-        )
-        connection.send(answer)
+        connection.send(models.answer(name, parameters) if name else Answer("", counts.so_far()))
     models.close()
 
 
@@ -79,16 +60,31 @@ class _Models:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._notes: dict[str, Any] = {}
-        own = {"identity": self._identity, "look": self._look, "dlpack": self._dlpack, "torch": self._torch}
-        self._models: dict[str, Any] = {name: _OwnModel(name, infer, gpu) for name, infer in own.items()}
-        self._models["empty"] = _OwnModel("empty", lambda call: None, gpu, {}, {})
+        by_event, pinned = {"SHM_GPU_EVENTS": "true"}, {"SHM_PIN_HOST_MEMORY": "true"}
+        self._models: dict[str, Any] = {
+            "empty": _Empty(),
+            "identity": _OwnModel("identity", self._identity, gpu),
+            "look": _OwnModel("look", self._look, gpu),
+            "dlpack": _OwnModel("dlpack", self._dlpack, gpu),
+            "torch": _OwnModel("torch", self._torch, gpu),
+            "count_up": _OwnModel("count_up", self._count_up, gpu),
+            "count_up_by_event": _OwnModel("count_up_by_event", self._count_up, gpu, by_event),
+            "to_device": _OwnModel("to_device", self._to_device, gpu),
+            "to_device_pinned": _OwnModel("to_device_pinned", self._to_device, gpu, pinned),
+        }
         self._models["gpu_multiply"] = _sample("gpu_multiply", {"INPUT0": _FLOATS}, {"OUTPUT0": _FLOATS}, gpu)
         self._models["gpu_normalize"] = _sample("gpu_normalize", {"IMAGES": _IMAGES}, {"NORMALIZED": _NORMALIZED}, gpu)
-        self._outputs = dict.fromkeys(self._models, ("OUTPUT0",)) | {"empty": (), "gpu_normalize": ("NORMALIZED",)}
+        self._outputs: dict[str, tuple[str, ...]] = {
+            "empty": (),
+            "to_device": (),
+            "to_device_pinned": (),
+            "gpu_normalize": ("NORMALIZED",),
+        }
 
     def answer(self, name: str, parameters: str) -> Answer:
         self._notes = {}
-        (response,) = self._models[name].execute([gpu_check_backend.Request(parameters, self._outputs[name])])
+        outputs = self._outputs.get(name, ("OUTPUT0",))
+        (response,) = self._models[name].execute([gpu_check_backend.Request(parameters, outputs)])
         return Answer("" if response.error is None else f"[{response.error.code}] {response.error}", self._notes)
 
     def close(self) -> None:
@@ -122,14 +118,13 @@ class _Models:
         y = call.device_output("OUTPUT0", x.shape, x.dtype)
         first, second = gpu.cupy.cuda.Stream(non_blocking=True), gpu.cupy.cuda.Stream(non_blocking=True)
         with first:
-            for _ in range(_SLOW):  # so that a consumer that did not wait would be too early
-                gpu.double(x, y.cupy())
+            self._add_up(x, y.cupy())
             capsule = y.__dlpack__(stream=second.ptr)
         with second:
             consumed = runtime.adopt(capsule)
             result = runtime.empty(x.shape, np.dtype(np.float32))
             gpu.double(consumed, result)
-            expected = gpu.download(x) * 4
+            expected = (gpu.download(x) + ADDITIONS) * 2
             is_right = bool((gpu.download(result) == expected).all())
         self._notes = {
             "is_right": is_right,
@@ -153,6 +148,31 @@ class _Models:
         target.copy_(source * 2)
         self._notes = {"is_same_memory": target.data_ptr() == self._gpu.runtime.address_of(y.cupy())}
 
+    def _count_up(self, call: Call) -> None:
+        x = call.to_device(call.input("INPUT0"))
+        self._add_up(x, call.device_output("OUTPUT0", x.shape, x.dtype).cupy())
+
+    def _to_device(self, call: Call) -> None:
+        """Copy the input, which is on the host, and tell how long that took."""
+        runtime = self._gpu.runtime
+        x = call.input("INPUT0")
+        stream = runtime.stream_address(call.stream)
+        runtime.synchronize(stream)
+        begin = time.perf_counter()
+        copied = call.to_device(x)
+        runtime.synchronize(stream)
+        self._notes = {
+            "seconds": time.perf_counter() - begin,
+            "memory_type": x.attributes.memory_type.name,
+            "is_right": bool((self._gpu.download(copied[-64:]) == x.numpy()[-64:]).all()),
+        }
+
+    def _add_up(self, x: Any, y: Any) -> None:
+        """Let y be x + 1, and add 1 again and again: who reads it too early sees too little. Wait for nothing."""
+        self._gpu.add_one(x, y)
+        for _ in range(ADDITIONS - 1):
+            self._gpu.add_one(y, y)
+
 
 _REFUSED: Final[list[dict[str, Any]]] = [
     {"stream": 0},
@@ -172,20 +192,24 @@ def _refuses(export: Callable[[], object]) -> bool:
     return False
 
 
+class _Empty:
+    """A model that does nothing, without this library."""
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [gpu_check_backend.InferenceResponse([]) for _ in requests]
+
+    def finalize(self) -> None:
+        pass
+
+
 class _OwnModel:
     """A model of the check's own."""
 
     def __init__(
-        self,
-        name: str,
-        infer: Callable[[Call], None],
-        gpu: Gpu,
-        inputs: dict[str, Any] | None = None,
-        outputs: dict[str, Any] | None = None,
+        self, name: str, infer: Callable[[Call], None], gpu: Gpu, parameters: Mapping[str, str] | None = None
     ) -> None:
-        given = {"INPUT0": _FLOATS} if inputs is None else inputs
-        made = {"OUTPUT0": _FLOATS} if outputs is None else outputs
-        self._session = ShmSession.from_args(_arguments(name, given, made), gpu.access)
+        arguments = _arguments(name, {"INPUT0": _FLOATS}, {"OUTPUT0": _FLOATS}, parameters or {})
+        self._session = ShmSession.from_args(arguments, gpu.access)
         self._infer = infer
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -204,17 +228,22 @@ def _sample(name: str, inputs: dict[str, Any], outputs: dict[str, Any], gpu: Gpu
     spec.loader.exec_module(module)
     vars(module)["CudaAccess"] = lambda: gpu.access
     model = module.TritonPythonModel()
-    model.initialize(_arguments(name, inputs, outputs))
+    model.initialize(_arguments(name, inputs, outputs, {}))
     return model
 
 
-def _arguments(name: str, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, str]:
+def _arguments(
+    name: str, inputs: dict[str, Any], outputs: dict[str, Any], parameters: Mapping[str, str]
+) -> dict[str, str]:
     """Return what Triton passes to initialize."""
     config = {
         "name": name,
         "max_batch_size": 0,
         "input": [{"name": tensor, "optional": True, **what} for tensor, what in inputs.items()],
         "output": [{"name": tensor, **what} for tensor, what in outputs.items()],
-        "parameters": {"SHM_PATHS": {"string_value": "direct,triton-shm,inline"}},
+        "parameters": {
+            key: {"string_value": value}
+            for key, value in {"SHM_PATHS": "direct,triton-shm,inline", **parameters}.items()
+        },
     }
     return {"model_config": json.dumps(config), "model_instance_kind": "GPU", "model_instance_device_id": "0"}

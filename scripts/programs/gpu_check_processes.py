@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+from typing import Final
+
+import gpu_check_events
 import gpu_check_figures
 import gpu_check_memory
-from gpu_check_client import Client, ModelProcess
-from gpu_check_figures import Amounts
-from gpu_check_gpu import LoadGpu
+import gpu_check_pinned
+from gpu_check_client import Check, Client, ModelProcess
+from gpu_check_gpu import Gpu, LoadGpu
+from gpu_check_measuring import Amounts
 from gpu_check_report import Report
 
-__all__ = ["MEMORY", "NUMBERS", "check_processes"]
+__all__ = ["CHECKS", "check_processes"]
 
-MEMORY = "memory"
-NUMBERS = "numbers"
+CHECKS: Final[Mapping[str, Check]] = {
+    **gpu_check_memory.CHECKS,
+    **gpu_check_events.CHECKS,
+    **gpu_check_pinned.CHECKS,
+}
+_GROUP: Final = "two processes"
 
 
-def check_processes(report: Report, load_gpu: LoadGpu, amounts: Amounts) -> None:
-    """Run all checks of this level."""
+def check_processes(report: Report, gpu: Gpu, load_gpu: LoadGpu, amounts: Amounts) -> None:
+    """Run all checks of this level, and measure."""
     with ModelProcess(load_gpu) as model:
-        client = Client(load_gpu(), model)
-        for name, check in gpu_check_memory.checks(client).items():
-            report.run(MEMORY, name, check)
+        client = Client(gpu, model)
+        for name, check in CHECKS.items():
+            report.run(_GROUP, name, functools.partial(check, client))
         report.run(
-            MEMORY,
+            _GROUP,
             f"{amounts.requests} requests over {amounts.regions} regions leave nothing behind",
             lambda: gpu_check_figures.many_requests(client, amounts),
         )
-        gpu_check_figures.measure(report, NUMBERS, client, amounts)
+        for figures in (gpu_check_figures, gpu_check_pinned, gpu_check_events):
+            figures.measure(report, _GROUP, client, amounts)

@@ -1,4 +1,4 @@
-"""What the GPU check found: one line for each check as it ends, and one JSON file, whole after every check."""
+"""What the GPU check found: a text, line by line as it is found, and one JSON file, whole after every check."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 __all__ = ["CheckFailedError", "Figure", "Outcome", "Report", "SkippedError", "require"]
+
+TEXT_FILE: Final = "report.txt"
+JSON_FILE: Final = "report.json"
+_ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 class CheckFailedError(Exception):
@@ -41,14 +45,42 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure; ``limit`` is the most that it may be, None if it is held to nothing."""
+    """One figure: a ratio of two medians of one run, which are its basis.
+
+    Attributes
+    ----------
+    at_most, at_least : float or None
+        Its limit, if it has one.
+    binds : bool
+        Whether a figure beyond its limit fails the check.
+    """
 
     group: str
     name: str
     figure: float
     unit: str
-    limit: float | None
     basis: str
+    at_most: float | None = None
+    at_least: float | None = None
+    binds: bool = True
+
+    @property
+    def is_held(self) -> bool | None:
+        """Whether the limit is held; None if there is none."""
+        if self.at_most is not None:
+            return self.figure <= self.at_most
+        return None if self.at_least is None else self.figure >= self.at_least
+
+    @property
+    def limit(self) -> str:
+        """The limit in words."""
+        if self.is_held is None:
+            return "no limit"
+        words = f"at least {self.at_least:g}" if self.at_most is None else f"at most {self.at_most:g}"
+        return f"{words}, {'held' if self.is_held else 'NOT HELD'}{'' if self.binds else ' (not binding here)'}"
+
+    def __str__(self) -> str:
+        return f"{self.group}: {self.name}: {self.figure:.3g} {self.unit} ({self.basis}); {self.limit}"
 
 
 class Report:
@@ -56,17 +88,27 @@ class Report:
 
     Parameters
     ----------
+    title : str
+        What the report begins with.
     machine : mapping
-        What the JSON file begins with.
-    file : pathlib.Path
-        Written anew after every check, so that it is there even if a check takes the process with it.
+        What it was found on, by what it is.
+    folder : pathlib.Path
+        For the two files, which are there even if a check takes the process with it.
+    is_fake : bool
+        Whether there was no GPU. The figures say nothing then: they are called what they are, and held to nothing.
     """
 
-    def __init__(self, machine: Mapping[str, Any], file: Path) -> None:
+    def __init__(self, title: str, machine: Mapping[str, str], folder: Path, *, is_fake: bool) -> None:
+        self.title = title
+        self.machine = dict(machine)
         self.outcomes: list[Outcome] = []
         self.figures: list[Figure] = []
-        self.machine = dict(machine)
-        self._file = file
+        self.is_fake = is_fake
+        self._folder = folder
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._text = ""
+        self._say(title, "", *[f"{what}: {value}" for what, value in self.machine.items()], "")
+        self._write_json()
 
     def run(self, group: str, name: str, check: Callable[[], str]) -> Outcome:
         """Run a check, which returns a detail. Whatever it raises ends it alone."""
@@ -78,33 +120,60 @@ class Report:
         except CheckFailedError as error:
             status, detail = "FAIL", str(error)
         except Exception as error:
-            status, detail, trace = "FAIL", f"{type(error).__name__}: {error}", traceback.format_exc()
+            status, detail = "FAIL", f"{type(error).__name__}: {error}"
+            trace = traceback.format_exc().replace(f"{_ROOT}/", "")
         outcome = Outcome(group, name, status, detail, round(time.perf_counter() - begin, 3), trace)
         self.outcomes.append(outcome)
-        print(f"{status}  {group}: {name}{f' ({detail})' if detail else ''}".replace("\n", " "), flush=True)
-        self.write()
+        self._say(f"{status}  {group}: {name}{f' ({detail})' if detail else ''}".replace("\n", " "))
+        self._write_json()
         return outcome
 
-    def measured(self, figure: Figure) -> str:
-        """Keep a figure and return it in words; raises CheckFailedError if it is above its limit."""
-        self.figures.append(figure)
-        held_to = "" if figure.limit is None else f", held to at most {figure.limit:g}"
-        words = f"{figure.figure:.3g} {figure.unit}{held_to}, from {figure.basis}"
-        require(figure.limit is None or figure.figure <= figure.limit, words)
-        return words
+    def learned(self, what: str, value: str) -> None:
+        """Add to what is known of the machine."""
+        self.machine[what] = value
+        self._say(f"{what}: {value}")
+
+    def measured(self, *figures: Figure) -> str:
+        """Keep figures and return the last one in words; raises CheckFailedError if one is beyond its limit."""
+        if self.is_fake:
+            self.figures += [replace(figure, at_most=None, at_least=None) for figure in figures]
+            return ""
+        self.figures += figures
+        beyond = [str(figure) for figure in figures if figure.binds and figure.is_held is False]
+        require(not beyond, "; ".join(beyond))
+        return str(figures[-1])
+
+    def finish(self) -> None:
+        """Say what came out."""
+        self._say("", "Figures of a fake GPU, which say nothing of any GPU:" if self.is_fake else "Figures:")
+        self._say(*[f"  {figure}" for figure in self.figures] or ["  none"])
+        counts = {status: self._count(status) for status in ("PASS", "FAIL", "SKIP")}
+        total = f"{counts['PASS']} checks passed, {counts['FAIL']} failed, {counts['SKIP']} skipped"
+        others = [each for each in self.outcomes if each.status != "PASS"]
+        self._say("", total, *[f"  {each.status}  {each.name}: {each.detail}" for each in others])
+        self._write_json()
 
     @property
-    def failed(self) -> list[Outcome]:
-        """The checks that failed."""
-        return [outcome for outcome in self.outcomes if outcome.status == "FAIL"]
+    def has_failed(self) -> bool:
+        """Whether a check failed."""
+        return self._count("FAIL") > 0
 
-    def write(self) -> None:
-        """Write the file."""
+    def _count(self, status: str) -> int:
+        return [outcome.status for outcome in self.outcomes].count(status)
+
+    def _say(self, *lines: str) -> None:
+        text = "".join(f"{line}\n" for line in lines)
+        print(text, end="", flush=True)
+        self._text += text
+        (self._folder / TEXT_FILE).write_text(self._text)
+
+    def _write_json(self) -> None:
+        figures = [{**asdict(figure), "is_held": figure.is_held} for figure in self.figures]
         content = {
-            **self.machine,
-            "failed": len(self.failed),
+            "title": self.title,
+            "machine": self.machine,
+            "failed": self._count("FAIL"),
             "checks": [asdict(outcome) for outcome in self.outcomes],
-            "figures": [asdict(figure) for figure in self.figures],
+            "figures_of_a_fake_gpu" if self.is_fake else "figures": figures,
         }
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(json.dumps(content, indent=2) + "\n")
+        (self._folder / JSON_FILE).write_text(json.dumps(content, indent=2) + "\n")

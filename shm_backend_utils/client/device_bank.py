@@ -15,6 +15,7 @@ from ..region.cuda_events import EventListener
 from ..region.cuda_runtime import CudaError
 from ..repeater import Repeater
 from .errors import BudgetError
+from .forks import forsake_in_children
 from .slot import Slot
 from .space import DeviceSpace
 
@@ -22,6 +23,7 @@ __all__ = ["DeviceBank", "ShortOfMemoryError", "rounded_up"]
 
 _ROUND_S: Final = 0.05
 _GRANULARITY: Final = 4096
+_FINALIZERS_PATIENCE_S: Final = 0.5
 
 
 def rounded_up(byte_size: int) -> int:
@@ -60,6 +62,7 @@ class DeviceBank:
         self._graves: deque[_Grave] = deque()  # appended to by finalizers, which wait for no lock
         self._undertaker: Repeater | None = None
         self._events: EventListener | None = None
+        forsake_in_children(self)
 
     def provide(self, slot: Slot, devices: Iterable[int], byte_sizes: Iterable[int]) -> None:
         """Let a slot have so much memory on these devices, unless it has; no model's work is under way there then.
@@ -87,27 +90,43 @@ class DeviceBank:
     def collect(self) -> None:
         """Free what nobody uses any more."""
         with self._lock:
-            for _ in range(len(self._graves)):
-                grave = self._graves.popleft()
-                if lease.has_users(grave.fd):
-                    self._graves.append(grave)
-                    continue
-                os.close(grave.fd)
-                for allocation in grave.allocations:
-                    allocation.free()
-                    self._byte_sizes[allocation.device] -= allocation.byte_size
+            self._collect()
 
     def close(self) -> None:
         """Free what can be freed; the rest as soon as models have let go of it, or with this process."""
         if self._graves:
             self.collect()
-        if self._graves:
-            self._undertaker = Repeater(self._collect_until_empty, _ROUND_S, "shm device memory")
+        self._leave_to_undertaker()
+
+    def abandon(self) -> None:
+        """Close, from a finalizer: if that has interrupted its own thread's locked section, it cannot wait for it."""
+        if self._graves and self._lock.acquire(timeout=_FINALIZERS_PATIENCE_S):
+            try:
+                self._collect()
+            finally:
+                self._lock.release()
+        self._leave_to_undertaker()
 
     def forsake(self) -> None:
         """Forget everything, in a forked child, which cannot use its parent's device memory."""
+        self._lock = threading.Lock()  # the parent's other threads may have held it, and do not run here
         while self._graves:
             os.close(self._graves.popleft().fd)
+
+    def _collect(self) -> None:
+        for _ in range(len(self._graves)):
+            grave = self._graves.popleft()
+            if lease.has_users(grave.fd):
+                self._graves.append(grave)
+                continue
+            os.close(grave.fd)
+            for allocation in grave.allocations:
+                allocation.free()
+                self._byte_sizes[allocation.device] -= allocation.byte_size
+
+    def _leave_to_undertaker(self) -> None:
+        if self._graves:
+            self._undertaker = Repeater(self._collect_until_empty, _ROUND_S, "shm device memory")
 
     def _listener(self) -> EventListener:
         with self._lock:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..descriptor import InputSpan, OutputSpan
-from ..dtypes import BYTES
-from ..errors import BatchSizeError, MissingTensorError, TensorError, TensorShapeError
+from ..dtypes import BYTES, DType
+from ..errors import BatchSizeError, MissingTensorError, TensorError, TensorShapeError, TensorTypeError
 from ..spec import ModelSpec
 from ..strings import LENGTH_SIZE
 
@@ -211,6 +211,7 @@ def plan(spec: ModelSpec, call: Signature, learned: Mapping[str, int], *, most_r
     for name, shape, numpy_dtype in call.inputs:
         dtype = dtypes.from_numpy(numpy_dtype, name)
         spec.input(name).check(dtype, shape)
+        _check_is_on_host(name, dtype, region_of_input)
         nbytes = string_sizes[name] if dtype is BYTES else math.prod(shape) * dtype.itemsize
         region = region_of_input.get(name, 0)
         spans[name] = InputSpan(region, cursors[region], nbytes, dtype, shape)
@@ -223,6 +224,7 @@ def plan(spec: ModelSpec, call: Signature, learned: Mapping[str, int], *, most_r
         tensor = spec.output(name)
         if tensor.dtype is None:
             continue
+        _check_is_on_host(name, tensor.dtype, region_of_output)
         known, hint = tensor.nbytes(batch_size), hints.get(name)
         if known is not None or hint is not None:
             certain.add(name)
@@ -291,6 +293,11 @@ def _batch_size(spec: ModelSpec, call: Signature, most: int) -> int | None:
             f"{'; split=True sends several requests' if size else ''}",
         )
     return size
+
+
+def _check_is_on_host(name: str, dtype: DType, regions_on_devices: Mapping[str, int]) -> None:
+    if dtype is BYTES and name in regions_on_devices:
+        raise TensorTypeError(name, f"tensor {name!r} holds strings, which no GPU has; expected it on the host")
 
 
 def _check_none_is_missing(spec: ModelSpec, given: set[str]) -> None:

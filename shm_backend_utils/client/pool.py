@@ -19,6 +19,7 @@ from ..errors import ClosedError, MachineError
 from ..region.layout import PAGE_SIZE, data_offset
 from ..repeater import Repeater
 from .errors import BudgetError, PoolExhaustedError
+from .forks import forsake_in_children
 from .origin import Origin
 from .pool_options import PoolOptions, PoolStatus
 from .shelf import Shelf
@@ -91,7 +92,7 @@ class SlotPool:
         self._closed = False
         self._is_doomed = False  # closed, but not cleared yet
         self._housekeeper: Repeater | None = None
-        _forsake_in_children(self)
+        forsake_in_children(self)
 
     def take_idle(self, byte_size: int, turn_count: int, group: str, origin: Origin) -> tuple[Slot, Memory] | None:
         """Return a slot that is free, and its memory, if one is and nobody waits; :meth:`request` is for the others."""
@@ -352,18 +353,6 @@ class SlotPool:
     def _patience(self) -> float:
         is_urgent = self._shelf.quarantined or self._queue
         return _QUARANTINE_ROUND_S if is_urgent else max(self.options.idle_s / 2, _QUARANTINE_ROUND_S)
-
-
-def _forsake_in_children(pool: SlotPool) -> None:
-    """Have forked children close their copies of the slots' descriptors, which would keep the parent's leases alive."""
-    reference = weakref.ref(pool)
-
-    def forsake() -> None:
-        pool = reference()
-        if pool is not None:
-            pool.forsake()
-
-    os.register_at_fork(after_in_child=forsake)
 
 
 def _rounded(byte_size: int, step: int) -> int:

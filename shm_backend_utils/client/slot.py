@@ -190,7 +190,11 @@ class Slot:
         for turn in self.turns:
             events = parse_events(turn.record.results()) if turn.generation else ()
             if events:
-                self.listener.wait(events)
+                try:
+                    self.listener.wait(events)
+                except PeerError:
+                    self.is_spoiled = True  # nobody will ever know
+                    raise
 
     def spaces(self, devices: Iterable[int]) -> tuple[Space, ...]:
         """Return the slot's memories in the order of a plan's regions."""

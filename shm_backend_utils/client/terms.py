@@ -90,4 +90,4 @@ class Terms:
 
 def _abandon(pool: SlotPool, bank: DeviceBank) -> None:
     pool.abandon()
-    bank.close()
+    bank.abandon()

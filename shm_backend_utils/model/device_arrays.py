@@ -67,7 +67,11 @@ class DeviceArrays:
         runtime = self._cuda.runtime
         device = target.device if isinstance(target, DeviceView) else device_of(source)
         with device_guard(runtime, device):
-            runtime.copy(target.array, source, self._stream())
+            stream = self._stream()
+            if not isinstance(source, np.ndarray) and device_of(source) != device:
+                with device_guard(runtime, device_of(source)):
+                    runtime.order(self._stream(), stream)  # what is still being written to the source comes first
+            runtime.copy(target.array, source, stream)
         return device
 
     def copy_array(self, target: Any, source: Any) -> None:

@@ -146,6 +146,7 @@ class SharedMemoryManager:
                     opened.close()
                     raise
                 region = opened
+                region.keep()
                 self._regions.add(region)
             region.names.add(name)
             self._names[name] = _Named(region, RegionStatus(name, segment.key, offset, byte_size))

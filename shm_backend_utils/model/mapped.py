@@ -26,6 +26,8 @@ class MappedRegion:
         Owned: closing this closes it.
     fence : MappedRegion, optional
         The managed region whose slot fences this memory: both have one owner.
+    pinning : Pinning, optional
+        Pins it when it is kept, if it is memory of the host.
 
     Attributes
     ----------
@@ -37,9 +39,25 @@ class MappedRegion:
         The whole mapping, writable.
     """
 
-    __slots__ = ("_fence", "_pin", "is_doomed", "last_use", "managed", "memory", "names", "segment", "use_count")
+    __slots__ = (
+        "_fence",
+        "_pin",
+        "_pinning",
+        "is_doomed",
+        "last_use",
+        "managed",
+        "memory",
+        "names",
+        "segment",
+        "use_count",
+    )
 
-    def __init__(self, opened: ManagedRegion | SystemSegment | CudaMapping, fence: MappedRegion | None = None) -> None:
+    def __init__(
+        self,
+        opened: ManagedRegion | SystemSegment | CudaMapping,
+        fence: MappedRegion | None = None,
+        pinning: Pinning | None = None,
+    ) -> None:
         self.managed = opened if isinstance(opened, ManagedRegion) else None
         self.segment = opened.segment if isinstance(opened, ManagedRegion) else opened
         self.memory = _memory_of(self.segment)
@@ -48,6 +66,7 @@ class MappedRegion:
         self.last_use = 0
         self.is_doomed = False
         self._fence = fence
+        self._pinning = pinning
         self._pin: Pin | None = None
 
     @property
@@ -62,10 +81,10 @@ class MappedRegion:
             return self._fence is not None and self._fence.is_abandoned
         return (self.managed is not None and self.managed.is_orphaned) or self.segment.is_unlinked
 
-    def pin(self, pinning: Pinning) -> None:
-        """Pin it, if it is memory of the host and can be pinned."""
-        if isinstance(self.memory, HostMemory):
-            self._pin = pinning.pin(self.memory.bytes())
+    def keep(self) -> None:
+        """Take note that this is to be the process' mapping of its memory, which may have been mapped before."""
+        if self._pinning is not None and isinstance(self.memory, HostMemory):
+            self._pin = self._pinning.pin(self.memory.bytes())
             if self._pin is not None:
                 self.memory = HostMemory(self.memory.bytes(), MemoryType.CPU_PINNED)
 

@@ -172,10 +172,7 @@ class Resolver:
         return ResolvedRegion(field, mapped, status.offset, range(status.byte_size), None)
 
     def _mapped(self, opened: ManagedRegion | SystemSegment) -> MappedRegion:
-        mapped = MappedRegion(opened)
-        if self._pinning is not None:
-            mapped.pin(self._pinning)
-        return mapped
+        return MappedRegion(opened, pinning=self._pinning)
 
     def _find(self, name: str, byte_size: int, field: str) -> tuple[MappedRegion, RegionStatus] | None:
         """Return what is registered under a name, unless its object was removed: the name may have another by now."""

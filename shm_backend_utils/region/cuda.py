@@ -117,8 +117,8 @@ class CudaMapping(DeviceSpan):
     key = ""
     is_unlinked = False
 
-    def __init__(self, opened: _Opened, byte_size: int) -> None:
-        super().__init__(opened.runtime, opened.address, byte_size, opened.device)
+    def __init__(self, opened: _Opened) -> None:
+        super().__init__(opened.runtime, opened.address, opened.byte_size, opened.device)
         self.handle = opened.handle
         self.identity = (_NO_FILE_SYSTEM, int.from_bytes(opened.handle, "big"))
         self._opened: _Opened | None = opened
@@ -201,6 +201,7 @@ class CudaMappings:
             It cannot be mapped here, or is smaller than claimed.
         """
         if len(handle) != HANDLE_LENGTH:
+            _give_back(lease)
             raise RegionRefusedError(field, f"its handle has {len(handle)} bytes; expected {HANDLE_LENGTH}")
         with self._lock:
             opened = self._opened.get(handle)
@@ -214,7 +215,7 @@ class CudaMappings:
                     raise RegionRefusedError(field, str(error)) from None
         if opened.byte_size < byte_size:
             raise RegionRefusedError(field, f"it claims {byte_size} bytes of an allocation of {opened.byte_size}")
-        return CudaMapping(opened, byte_size)
+        return CudaMapping(opened)
 
 
 def _give_back(lease: SharedLease | None) -> None:

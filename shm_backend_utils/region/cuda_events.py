@@ -35,7 +35,11 @@ class EventRecorder:
             known = self._events.get((device, stream))
             if known is None:
                 event = runtime.create_event()
-                made = Event(runtime.device_uuid(device), runtime.export_event(event))
+                try:
+                    made = Event(runtime.device_uuid(device), runtime.export_event(event))
+                except BaseException:
+                    runtime.destroy_event(event)
+                    raise
                 known = self._events[device, stream] = event, made
             runtime.record(known[0], stream)
         return known[1]

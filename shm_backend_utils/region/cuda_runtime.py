@@ -99,7 +99,7 @@ class CudaRuntime(ABC):
 
     @abstractmethod
     def close(self, address: int) -> None:
-        """Undo :meth:`open`."""
+        """Undo :meth:`open`, after waiting until the current device, which the memory is on, has done all its work."""
 
     @abstractmethod
     def extent(self, address: int) -> tuple[int, int]:

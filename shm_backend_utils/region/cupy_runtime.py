@@ -86,6 +86,7 @@ class CupyRuntime(CudaRuntime):
 
     def close(self, address: int) -> None:
         with self._telling("closing another process' GPU memory"):
+            self._cuda.deviceSynchronize()
             self._cuda.ipcCloseMemHandle(address)
 
     def extent(self, address: int) -> tuple[int, int]:
@@ -182,7 +183,8 @@ class CupyRuntime(CudaRuntime):
         return bool(array.flags.c_contiguous)
 
     def capsule(self, array: Any, stream: int | None, max_version: tuple[int, int] | None) -> Any:
-        with self._telling("exporting an array by DLPack"):
+        # CuPy has the consumer's stream wait for the current one of the current device, not of the array's.
+        with device_guard(self, int(array.data.device_id)), self._telling("exporting an array by DLPack"):
             if max_version is not None:
                 # CuPy before 13.4 does not know the argument; what it makes then, every consumer takes.
                 with contextlib.suppress(TypeError):

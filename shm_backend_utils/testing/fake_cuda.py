@@ -132,6 +132,7 @@ class FakeCuda(FakeEvents):
 
     def close(self, address: int) -> None:
         self._enter("close")
+        self._streams.drain()
         self._memories.close(address)
         self.log.append(("close", address))
 

@@ -1,46 +1,83 @@
-"""Clients on fake GPUs, and what the model `fake_gpu` is asked to do with its own."""
+"""Clients on fake GPUs, and what the models `fake_gpu…` are asked to do with theirs."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gc
-from collections.abc import Iterator
+import json
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
+import tritonclient.grpc
 
-from shm_backend_utils.client import Result, ShmClient
-from shm_backend_utils.region.cuda import CudaAccess
+from shm_backend_utils.client import Result, ShmClient, device_bank
+from shm_backend_utils.region.cuda import CudaAccess, CudaAllocation
 from shm_backend_utils.region.cuda_runtime import device_guard
+from shm_backend_utils.region.managed import ManagedRegion
+from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda import FakeCuda, FakeDeviceArray, LiveCounts
+from tests.conftest import shared_memory_of_this_process
 
 from .eventually import eventually
-from .flavours import AnyClient, Flavour
+from .flavours import AnyClient, Flavour, url_of
 
-__all__ = ["MODEL", "Gpu", "ModelsGpu", "gpu_of", "models_gpu"]
+__all__ = [
+    "HAND_MADE_SIZE",
+    "MODEL",
+    "TWO_FLAVOURS",
+    "Y_OFFSET",
+    "Gpu",
+    "HandMade",
+    "Told",
+    "X",
+    "ask",
+    "claim_of",
+    "flavour_of",
+    "gpu_of",
+    "hand_made_for",
+    "told_by",
+]
 
 MODEL: Final = "fake_gpu"
+TWO_FLAVOURS: Final = ("grpc", "http aio")
+"""Each protocol once, and each client: enough where neither decides what happens."""
+
+X: Final = np.arange(1000, dtype=np.float32)
+Y_OFFSET: Final = 4096
+HAND_MADE_SIZE: Final = 2 * Y_OFFSET
+
 _DEFAULT_STREAM: Final = 1
+_ROUND_S: Final = 0.002
+"""How often a closed client looks whether models have let go of its memory."""
 
 
-class ModelsGpu(NamedTuple):
-    """What the CUDA of the model's process has done so far, and what it holds."""
+class Told(NamedTuple):
+    """What a model tells of its CUDA: how often it was asked for what so far, and what is open now."""
 
-    opened: int
-    waited: int
+    opens: int
+    waits: int
+    pins: int
+    launched: int
+    finished: int
     open_now: int
-    allocations: int
+    allocated_now: int
+    pinned_now: int
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A client, and the CUDA of its process."""
+    """A client, the CUDA of its process, and the model that it calls."""
 
     client: AnyClient
     cuda: FakeCuda
     url: str
+    model: str
 
     def array(self, values: npt.ArrayLike, device: int = 0) -> FakeDeviceArray:
         """Return an array that is still to be filled when this returns, as after a kernel was launched."""
@@ -50,36 +87,142 @@ class Gpu:
             array[...] = source
         return array
 
-    def infer(self, deed: str, x: Any, where: Any = "cuda:0", **options: Any) -> Result:
+    def infer(self, deed: str, x: Any, where: Any = "cuda:0", *, deed_with: Any = None, **options: Any) -> Result:
         """Let the model do something, and its output be where it is wanted."""
-        return self.client.infer(MODEL, {"X": x}, outputs={"Y": where}, parameters={"deed": deed}, **options)
+        parameters = {"deed": deed, **(deed_with or {})}
+        return self.client.infer(self.model, {"X": x}, outputs={"Y": where}, parameters=parameters, **options)
 
-    def model(self, deed: str = "tell", **parameters: Any) -> ModelsGpu:
-        return models_gpu(self.url, deed, **parameters)
+    def told(self, deed: str = "tell", **parameters: Any) -> Told:
+        return told_by(self.model, self.url, deed, **parameters)
 
     def times(self, operation: str) -> int:
         """Return how often this process' CUDA was asked for something."""
         return [name for name, _ in self.cuda.log].count(operation)
 
 
-def models_gpu(url: str, deed: str = "tell", **parameters: Any) -> ModelsGpu:
-    """Ask the model about its CUDA, by a request that has nothing to do with any GPU."""
+def ask(model: str, url: str, deed: str, **parameters: Any) -> list[int]:
+    """Ask a model something by a request that has nothing to do with any GPU."""
     with (
         ShmClient(url, path="inline", timeout_s=30) as client,
-        client.infer(MODEL, {"X": np.zeros(1, np.float32)}, parameters={"deed": deed, **parameters}) as told,
+        client.infer(
+            model, {"X": np.zeros(1, np.float32)}, outputs=["Y"], parameters={"deed": deed, **parameters}
+        ) as told,
     ):
-        return ModelsGpu(*[int(number) for number in told["Y"]])
+        return [int(number) for number in told["Y"]]
+
+
+def told_by(model: str, url: str, deed: str = "tell", **parameters: Any) -> Told:
+    """Let a model do something that ends in telling about its CUDA."""
+    return Told(*ask(model, url, deed, **parameters))
+
+
+def flavour_of(server: EmbeddedServer, name: str = "grpc") -> Flavour:
+    protocol, _, kind = name.partition(" ")
+    return Flavour(url_of(server, protocol), kind == "aio")
 
 
 @contextlib.contextmanager
-def gpu_of(flavour: Flavour, **options: Any) -> Iterator[Gpu]:
+def gpu_of(flavour: Flavour, model: str = MODEL, **options: Any) -> Iterator[Gpu]:
     """Run a client that has fake GPUs, and see that nothing of them is left."""
+    before = shared_memory_of_this_process()
     cuda = FakeCuda()
-    with flavour.client(cuda=CudaAccess(lambda: cuda), **options) as client:
-        yield Gpu(client, cuda, flavour.url)
+    with (
+        patch.object(device_bank, "_ROUND_S", _ROUND_S),
+        flavour.client(cuda=CudaAccess(lambda: cuda), **options) as client,
+    ):
+        yield Gpu(client, cuda, flavour.url, model)
+    told_by(model, flavour.url, "let_go")  # the model would do it by itself, within seconds
     for device in range(cuda.device_count()):
         with device_guard(cuda, device):
             cuda.synchronize(_DEFAULT_STREAM)  # what is on a stream keeps its arrays
+    _see_that(lambda: cuda.live == LiveCounts() and not shared_memory_of_this_process() - before)
+
+
+def _see_that(nothing_is_left: Callable[[], bool]) -> None:
+    """Wait for it, at first without the garbage collector, which takes longer than most tests."""
+    for _ in range(100):
+        if nothing_is_left():
+            return
+        time.sleep(0.001)
     gc.collect()
-    models_gpu(flavour.url, "let_go")  # the model would do it by itself, within seconds
-    eventually(lambda: cuda.live == LiveCounts())
+    eventually(nothing_is_left)
+
+
+@dataclass
+class HandMade:
+    """Memory of a fake GPU, a slot that fences it, and a valid descriptor of both, which plain tritonclient sends.
+
+    At the beginning of the memory is X, and at ``Y_OFFSET`` room for 2 X.
+    """
+
+    cuda: FakeCuda
+    allocation: CudaAllocation
+    region: ManagedRegion
+    grpc: Any
+    url: str
+    descriptor: dict[str, Any]
+
+    @property
+    def regions(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.descriptor["regions"]
+        return found
+
+    def send(self) -> None:
+        record = self.region.record(0)
+        record.generation += 1
+        parameters = {"shm_io": json.dumps(self.descriptor), "shm_generation": record.generation, "deed": "double"}
+        self.grpc.infer(MODEL, [], parameters=parameters, client_timeout=30)
+
+    @property
+    def is_doubled(self) -> bool:
+        """Whether Y is 2 X now."""
+        return bool((self.content()[Y_OFFSET // 4 :][: X.size] == X * 2).all())
+
+    def content(self) -> npt.NDArray[Any]:
+        """Return all of the memory as it is now, writable."""
+        array: Any = self.allocation.array_at(0, X.dtype, (HAND_MADE_SIZE // 4,), HAND_MADE_SIZE)
+        content: npt.NDArray[Any] = array.peek()
+        return content
+
+
+def claim_of(allocation: CudaAllocation, slot_region: int | None = 0) -> dict[str, Any]:
+    """Return what a descriptor says of memory on a GPU."""
+    return {
+        "kind": "cuda",
+        "handle": base64.b64encode(allocation.handle).decode(),
+        "byte_size": allocation.byte_size,
+        "device_uuid": allocation.device_uuid,
+        "slot_region": slot_region,
+    }
+
+
+@contextlib.contextmanager
+def hand_made_for(server: EmbeddedServer) -> Iterator[HandMade]:
+    cuda = FakeCuda()
+    allocation = CudaAllocation(cuda, HAND_MADE_SIZE, 0)
+    region = ManagedRegion.create(4096)
+    on_the_host = {
+        "kind": "system",
+        "key": region.segment.key,
+        "byte_size": region.header.byte_size,
+        "token": region.header.token.hex(),
+        "slot": 0,
+    }
+    descriptor = {
+        "v": 1,
+        "model": MODEL,
+        "regions": [on_the_host, claim_of(allocation)],
+        "inputs": {"X": [1, 0, X.nbytes, "FP32", [X.size]]},
+        "outputs": {"Y": [1, Y_OFFSET, X.nbytes]},
+    }
+    grpc = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+    made = HandMade(cuda, allocation, region, grpc, server.grpc_url, descriptor)
+    made.content()[: X.size] = X
+    try:
+        yield made
+    finally:
+        grpc.close()
+        region.segment.unlink()
+        region.close()
+        told_by(MODEL, server.grpc_url, "let_go")
+        allocation.free()

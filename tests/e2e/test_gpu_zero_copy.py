@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .fake_gpus import MODEL, Gpu, gpu_of
+from shm_backend_utils.server import EmbeddedServer
+
+from .fake_gpus import MODEL, Gpu, flavour_of, gpu_of
 from .flavours import Flavour
 
 X = np.arange(1000, dtype=np.float32)
@@ -17,8 +19,15 @@ ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
 
 
 @pytest.fixture
-def gpu(flavour: Flavour) -> Iterator[Gpu]:
+def every_gpu(flavour: Flavour) -> Iterator[Gpu]:
+    """Each of the four clients."""
     with gpu_of(flavour) as gpu:
+        yield gpu
+
+
+@pytest.fixture
+def gpu(triton_server: EmbeddedServer) -> Iterator[Gpu]:
+    with gpu_of(flavour_of(triton_server)) as gpu:
         yield gpu
 
 
@@ -27,8 +36,8 @@ def prepared(gpu: Gpu, deed: str, length: int = X.size) -> Any:
     return gpu.client.prepare(MODEL, {"X": place}, outputs={"Y": place}, parameters={"deed": deed})
 
 
-def test_model_and_client_see_each_others_writes_while_the_request_runs(gpu: Gpu) -> None:
-    with prepared(gpu, "answer_while_it_runs", 2) as call:
+def test_model_and_client_see_each_others_writes_while_the_request_runs(every_gpu: Gpu) -> None:
+    with prepared(every_gpu, "answer_while_it_runs", 2) as call:
         question = call.inputs["X"].peek()
         question[:] = [1, 1]
         result = call.infer()
@@ -104,17 +113,17 @@ def test_the_wire_carries_no_tensors(gpu: Gpu) -> None:
     assert gpu.client.stats().bytes_avoided - before == 2 * X.nbytes
 
 
-def test_memory_is_allocated_and_mapped_once_for_many_calls(gpu: Gpu) -> None:
-    before = gpu.model().opened
+def test_memory_is_allocated_and_mapped_once_for_many_calls(every_gpu: Gpu) -> None:
+    before = every_gpu.told().opens
     for value in range(20):
-        with gpu.infer("double", gpu.array(np.full(X.size, value)), ON_THE_GPU) as result:
+        with every_gpu.infer("double", every_gpu.array(np.full(X.size, value)), ON_THE_GPU) as result:
             assert (result["Y"].peek() == 2 * value).all()  # type: ignore[attr-defined]  # an array of the fake GPU
-    assert gpu.times("allocate") == 1
-    assert gpu.model().opened == before + 1
+    assert every_gpu.times("allocate") == 1
+    assert every_gpu.told().opens == before + 1
 
 
 def test_calls_of_similar_sizes_share_memory(gpu: Gpu) -> None:
-    before = gpu.model().opened
+    before = gpu.told().opens
     for size in range(900, 1000, 10):
         gpu.infer("double", gpu.array(X[:size]), ((size,), X.dtype, "cuda:0")).release()
-    assert gpu.model().opened == before + 1
+    assert gpu.told().opens == before + 1

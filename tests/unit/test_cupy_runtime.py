@@ -448,11 +448,21 @@ def test_what_has_only_cudas_interface_is_adopted_on_its_own_device(
     ids=["a consumer of old", "a consumer that knows versions"],
 )
 def test_cupy_makes_the_capsules(max_version: Any, given: dict[str, Any], runtime: CupyRuntime) -> None:
-    assert runtime.capsule(SimpleNamespace(__dlpack__=lambda **arguments: arguments), 7, max_version) == given
+    assert runtime.capsule(array_on(0, lambda **arguments: arguments), 7, max_version) == given
+
+
+def test_a_capsule_is_made_on_the_device_of_its_array(runtime: CupyRuntime) -> None:
+    runtime.set_device(0)
+    assert runtime.capsule(array_on(1, lambda **_: runtime.current_device()), 7, None) == 1
+    assert runtime.current_device() == 0
+
+
+def array_on(device: int, export: Any) -> Any:
+    return SimpleNamespace(data=SimpleNamespace(device_id=device), __dlpack__=export)
 
 
 def test_a_cupy_that_knows_no_versions_makes_capsules_without(runtime: CupyRuntime) -> None:
-    array = SimpleNamespace(__dlpack__=lambda stream: ("capsule", stream))
+    array = array_on(0, lambda stream: ("capsule", stream))
     assert runtime.capsule(array, 7, (1, 0)) == ("capsule", 7)
 
 

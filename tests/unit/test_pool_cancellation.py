@@ -54,7 +54,8 @@ def test_a_task_that_is_cancelled_while_it_waits_takes_nothing() -> None:
         await cancelled(asyncio.ensure_future(take()))
         assert terms.pool.status.held == 1
         del held
-        assert terms.pool.status.held == 0
+        while terms.pool.status.held:  # the thread that made it has it for a moment longer
+            await asyncio.sleep(0.001)
         assert await take()
 
     with_one_slot(work)

@@ -1,12 +1,14 @@
 """Adds and multiplies on a GPU that does not exist. Tells how many requests it was given at once, and how often it has
-waited for the GPU before them.
+waited for the GPU before them. Lets go of memory soon after its client has.
 """
 
 import numpy as np
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call, ShmSession, plans
 from shm_backend_utils.region.cuda import CudaAccess
 from shm_backend_utils.testing.fake_cuda import FakeCuda, kernel
+
+plans._SWEEP_INTERVAL_S = 0.05
 
 
 class TritonPythonModel:
@@ -20,11 +22,11 @@ class TritonPythonModel:
         return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:
-        a, b = call.input("A"), call.input("B")
+        a, b = call.to_device(call.input("A")), call.to_device(call.input("B"))
         total, product = (call.device_output(name, a.shape, a.dtype) for name in ("SUM", "PRODUCT"))
         with call.stream:
-            kernel(lambda a, b, out: np.add(a, b, out=out), a.cupy(), b.cupy(), total.cupy())
-            kernel(lambda a, b, out: np.multiply(a, b, out=out), a.cupy(), b.cupy(), product.cupy())
+            kernel(lambda a, b, out: np.add(a, b, out=out), a, b, total.cupy())
+            kernel(lambda a, b, out: np.multiply(a, b, out=out), a, b, product.cupy())
         rows = (a.shape[0], 1)
         call.output("REQUESTS", rows, np.int32).numpy()[:] = self.requests
         call.output("WAITS", rows, np.int32).numpy()[:] = self.waits

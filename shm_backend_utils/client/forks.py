@@ -1,0 +1,28 @@
+"""What a forked child must not share with its parent: locks that it would keep alive, memory that it must not free."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+__all__ = ["Forsakable", "forsake_in_children"]
+
+
+class Forsakable(Protocol):
+    """What is its process' own."""
+
+    def forsake(self) -> None:
+        """Forget everything, in a forked child. Nothing else runs in it yet."""
+
+
+def forsake_in_children(owner: Forsakable) -> None:
+    """Have an object forsake what it has in every child that is forked while it lives."""
+    reference = weakref.ref(owner)
+
+    def forsake() -> None:
+        owner = reference()
+        if owner is not None:
+            owner.forsake()
+
+    os.register_at_fork(after_in_child=forsake)

@@ -1,0 +1,413 @@
+"""What the model may rely on of every kind of mapped memory, wherever it is and whoever made it.
+
+A new kind joins by an adapter in ``KINDS``; it gets every test.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils.attributes import BufferAttributes, MemoryType
+from shm_backend_utils.descriptor import Descriptor, NamedRegionClaim, RegionClaim
+from shm_backend_utils.dtypes import BY_NAME
+from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
+from shm_backend_utils.model import policy
+from shm_backend_utils.model.direct import DirectPlan
+from shm_backend_utils.model.manager import SharedMemoryManager
+from shm_backend_utils.model.pinning import Pinning
+from shm_backend_utils.model.regions import ResolvedRegion, Resolver
+from shm_backend_utils.model.settings import Settings
+from shm_backend_utils.region.cuda import CudaAccess, CudaAllocation
+from shm_backend_utils.region.lease import has_users
+from shm_backend_utils.region.managed import ManagedRegion
+from shm_backend_utils.region.system import SystemSegment
+from shm_backend_utils.registrations import Registration
+from shm_backend_utils.spec import ModelSpec
+from shm_backend_utils.testing.fake_cuda import FakeCuda, FakeDeviceArray, LiveCounts
+from tests.unit.claims_of import claim_of_allocation, claim_of_region
+
+FIELD: Final = "shm_io.regions[1]"
+SIZE: Final = 8192
+DEVICE: Final = 1
+INT32: Final = BY_NAME["INT32"]
+PLACE: Final = 1024
+"""Where in the data tests look."""
+
+
+class Kind(ABC):
+    """Memory of a client, and how a model's descriptor names it. Everything else is the same for all.
+
+    Attributes
+    ----------
+    memory_type : MemoryType
+    pins : bool
+        Whether the model pins what it maps.
+    """
+
+    memory_type = MemoryType.CPU
+    pins = False
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cuda = FakeCuda()
+        """The model's."""
+
+    @abstractmethod
+    def claim(self, more: int = 0) -> RegionClaim:
+        """Name the memory; with a size that is larger by so many bytes than the truth."""
+
+    @abstractmethod
+    def data(self) -> npt.NDArray[np.uint8]:
+        """Return the data as its owner has it, ``SIZE`` bytes."""
+
+    @abstractmethod
+    def mapping_count(self) -> int:
+        """Return how often the model has it mapped."""
+
+    @abstractmethod
+    def go(self) -> None:
+        """Let the owner give it up, as far as it may already. Twice is fine."""
+
+    @property
+    def handle(self) -> bytes | None:
+        """What a model is told to find it by."""
+        return None
+
+    @property
+    def earlier(self) -> ManagedRegion | None:
+        """The region whose slot fences it, if that is another one."""
+        return None
+
+
+class Managed(Kind):
+    """POSIX shared memory with our header, named by its key."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        self._region = ManagedRegion.create(SIZE)
+        self._inode = f" {self._region.segment.identity[1]} "
+
+    def claim(self, more: int = 0) -> RegionClaim:
+        claim = claim_of_region(self._region)
+        return type(claim)(claim.key, claim.byte_size + more, claim.token, claim.slot)
+
+    def data(self) -> npt.NDArray[np.uint8]:
+        return self._region.data()
+
+    def mapping_count(self) -> int:
+        return Path("/proc/self/maps").read_text().count(self._inode) - (not self._region.segment.is_closed)
+
+    def go(self) -> None:
+        self._region.segment.unlink()
+        self._region.close()
+
+
+class Pinned(Managed):
+    """The same, where the model pins what it maps."""
+
+    memory_type = MemoryType.CPU_PINNED
+    pins = True
+
+
+class Foreign(Kind):
+    """POSIX shared memory without a header, named as it is registered at the server."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        self._registration = Registration(f"foreign-{os.getpid()}-{secrets.token_hex(8)}", 100, SIZE)
+        self._segment = SystemSegment.create(self._registration.key, 100 + SIZE)
+        self._inode = f" {self._segment.identity[1]} "
+        self._more = 0
+        monkeypatch.setattr(policy, "fetch_registrations", self._registrations)
+
+    def claim(self, more: int = 0) -> RegionClaim:
+        self._more = more
+        return NamedRegionClaim("mine")
+
+    def data(self) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(self._segment.buffer(), np.uint8)[100:]
+
+    def mapping_count(self) -> int:
+        return Path("/proc/self/maps").read_text().count(self._inode) - (not self._segment.is_closed)
+
+    def go(self) -> None:
+        self._segment.unlink()
+        self._segment.close()
+
+    def _registrations(self, url: str) -> dict[str, Registration]:
+        key, offset, byte_size = self._registration.key, self._registration.offset, self._registration.byte_size
+        return {"mine": Registration(key, offset, byte_size + self._more)}
+
+
+class Cuda(Kind):
+    """Memory of a GPU, named by its handle, and fenced by the slot of a managed region."""
+
+    memory_type = MemoryType.GPU
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        self._fence = ManagedRegion.create(1)
+        self._allocation = CudaAllocation(FakeCuda(), SIZE, DEVICE)
+
+    def claim(self, more: int = 0) -> RegionClaim:
+        return claim_of_allocation(self._allocation, byte_size=SIZE + more)
+
+    def data(self) -> npt.NDArray[np.uint8]:
+        return on_host(self._allocation.array_at(0, np.dtype(np.uint8), (SIZE,), SIZE))
+
+    def mapping_count(self) -> int:
+        return self.cuda.live.opened
+
+    def go(self) -> None:
+        self._fence.segment.unlink()
+        if not self._fence.segment.is_closed and not has_users(self._fence.segment.fileno()):
+            self._fence.close()
+            self._allocation.free()
+
+    @property
+    def handle(self) -> bytes | None:
+        return self._allocation.handle
+
+    @property
+    def earlier(self) -> ManagedRegion | None:
+        return self._fence
+
+
+KINDS: Final[dict[str, type[Kind]]] = {"managed": Managed, "pinned": Pinned, "foreign": Foreign, "cuda": Cuda}
+
+
+def on_host(array: Any) -> npt.NDArray[Any]:
+    """Return an array, or the fake GPU's memory under it."""
+    return array.peek() if isinstance(array, FakeDeviceArray) else array
+
+
+class Model:
+    """Resolves the claim of one kind, as a request would have it done."""
+
+    def __init__(self, kind: Kind) -> None:
+        access = CudaAccess(lambda: kind.cuda)
+        self.manager = SharedMemoryManager(cuda=access)
+        self.warnings: list[str] = []
+        pinning = Pinning(access, self.warnings.append) if kind.pins else None
+        self._resolver = Resolver(Settings(), self.manager, access, pinning)
+        self._kind = kind
+
+    def map(self, more: int = 0) -> ResolvedRegion:
+        """Map the memory, if it is not mapped yet."""
+        return self._resolved(more)[-1]
+
+    def plan(self) -> DirectPlan:
+        """Return what a request has that names the memory."""
+        return DirectPlan(Descriptor("m", (), {}, {}), ModelSpec.from_config({"name": "m"}), self._resolved())
+
+    def _resolved(self, more: int = 0) -> list[ResolvedRegion]:
+        fence = self._kind.earlier
+        earlier = [] if fence is None else [self._resolver.resolve(claim_of_region(fence), "shm_io.regions[0]", [])]
+        return [*earlier, self._resolver.resolve(self._kind.claim(more), FIELD, earlier)]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kind]:
+    kind = KINDS[request.param](monkeypatch)
+    yield kind
+    kind.go()
+    if kind.cuda.live != LiveCounts():
+        gc.collect()  # what only waits for the collector is no leak
+    assert kind.cuda.live == LiveCounts()
+
+
+@pytest.fixture
+def model(kind: Kind) -> Iterator[Model]:
+    model = Model(kind)
+    yield model
+    model.manager.unregister_all()
+    assert model.warnings == []
+
+
+def numbers(found: ResolvedRegion, *, writable: bool = True) -> Any:
+    """Return a view of six numbers at ``PLACE`` in the data."""
+    begin = found.begin + found.data.start + PLACE
+    view = found.mapped.memory.view("X", "direct", begin, 24, INT32, (2, 3), writable=writable)
+    assert view is not None
+    return view
+
+
+def test_both_sides_see_what_the_other_writes(kind: Kind, model: Model) -> None:
+    array = on_host(numbers(model.map()).array)
+    place = kind.data()[PLACE : PLACE + 24].view(np.int32)
+    place[:] = range(6)
+    assert array.tolist() == [[0, 1, 2], [3, 4, 5]]
+    array[1, 2] = 77
+    assert place.tolist() == [0, 1, 2, 3, 4, 77]
+
+
+def test_a_view_is_its_own_bytes_and_no_others(kind: Kind, model: Model) -> None:
+    kind.data()[:] = 1
+    on_host(numbers(model.map()).array)[:] = 0
+    assert np.flatnonzero(kind.data() == 0).tolist() == list(range(PLACE, PLACE + 24))
+
+
+def test_a_view_may_reach_to_the_last_byte(kind: Kind, model: Model) -> None:
+    found = model.map()
+    whole = found.mapped.memory.part(found.begin, found.begin + found.data.stop)
+    last = whole.view("X", "direct", found.data.stop - 4, 4, INT32, (), writable=True)
+    assert last is not None
+    on_host(last.array)[...] = -1
+    assert kind.data()[-5:].tolist()[1:] == [255] * 4
+
+
+def test_attributes_agree_with_the_memory(kind: Kind, model: Model) -> None:
+    found = model.map()
+    device = DEVICE if kind.memory_type is MemoryType.GPU else 0
+    whole, view = found.mapped.memory, numbers(found)
+    assert whole.attributes() == BufferAttributes(kind.memory_type, device, whole.bytes().nbytes, kind.handle)
+    assert view.attributes == BufferAttributes(kind.memory_type, device, view.array.nbytes, kind.handle)
+    part = whole.part(100, 300)
+    assert part.attributes() == BufferAttributes(kind.memory_type, device, part.bytes().nbytes, kind.handle)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_view_says_whether_it_may_be_written_to(model: Model, writable: bool) -> None:
+    view = numbers(model.map(), writable=writable)
+    assert view.writable is writable
+
+
+def test_memory_knows_its_own_arrays_by_their_place(model: Model) -> None:
+    memory = model.map().mapped.memory
+    assert memory.offset_of(memory.part(500, 600).bytes()) == 500
+    assert memory.part(100, 900).offset_of(memory.part(500, 600).bytes()) == 400
+    assert memory.offset_of(memory.part(100, 900).part(50, 60).bytes()) == 150
+    assert memory.offset_of(memory.bytes()[::2]) is None
+    elsewhere = FakeCuda(1) if memory.device is None else None
+    other = np.zeros(4, np.uint8) if elsewhere is None else elsewhere.empty((4,), np.dtype(np.uint8))
+    assert memory.offset_of(other) is None
+
+
+def test_memory_is_mapped_once_however_often_it_is_named(kind: Kind, model: Model) -> None:
+    assert kind.mapping_count() == 0
+    found = [model.map().mapped for _ in range(3)]
+    assert found[0] is found[1] is found[2]
+    assert kind.mapping_count() == 1
+    assert model.manager.mapped_bytes >= SIZE
+
+
+def test_memory_is_unmapped_when_its_last_use_ends(kind: Kind, model: Model) -> None:
+    mapped = model.map().mapped
+    counts = []
+    model.manager.begin_use([mapped])
+    model.manager.begin_use([mapped])
+    model.manager.unregister_all()
+    for _ in range(2):
+        counts.append(kind.mapping_count())
+        model.manager.end_use([mapped])
+    assert (counts, kind.mapping_count()) == ([1, 1], 0)
+
+
+def test_arrays_outlive_the_region(kind: Kind, model: Model) -> None:
+    array = numbers(model.map()).array
+    model.manager.unregister_all()
+    on_host(array)[:] = 7
+    assert kind.data()[PLACE : PLACE + 24].view(np.int32).tolist() == [7] * 6
+    assert kind.mapping_count() == 1
+    del array
+    gc.collect()
+    assert kind.mapping_count() == 0
+
+
+def test_arrays_outlive_their_owner(kind: Kind, model: Model) -> None:
+    array = numbers(model.map()).array
+    kind.go()
+    model.manager.drop_abandoned()
+    on_host(array)[:] = 7
+    assert on_host(array).sum() == 42
+
+
+def test_closing_twice_is_fine(kind: Kind, model: Model) -> None:
+    mapped = model.map().mapped
+    model.manager.unregister_all()
+    mapped.close()
+    mapped.close()
+    assert mapped.segment.is_closed
+    assert kind.mapping_count() == 0
+
+
+def test_a_closed_region_cannot_be_used(model: Model) -> None:
+    mapped = model.map().mapped
+    model.manager.unregister_all()
+    with pytest.raises(RegionGoneError):
+        model.manager.begin_use([mapped])
+
+
+def test_memory_that_was_unmapped_is_mapped_anew(kind: Kind, model: Model) -> None:
+    first = model.map().mapped
+    model.manager.unregister_all()
+    second = model.map()
+    assert second.mapped is not first
+    assert kind.mapping_count() == 1
+    numbers(second)
+
+
+@pytest.mark.parametrize("more", [1, 4096, 2**62])
+def test_more_than_there_is_is_refused_before_anything_is_viewed(kind: Kind, model: Model, more: int) -> None:
+    with pytest.raises(RegionRefusedError) as refusal:
+        model.map(more)
+    assert refusal.value.field == FIELD
+    del refusal
+    gc.collect()
+    assert kind.mapping_count() == 0
+
+
+def test_more_than_there_is_is_refused_of_memory_that_is_mapped(kind: Kind, model: Model) -> None:
+    model.map()
+    with pytest.raises(RegionRefusedError):
+        model.map(1)
+    numbers(model.map())
+
+
+@pytest.mark.parametrize("shape", [(7,), (2**40, 2**40), (2, 3, 2)], ids=str)
+def test_a_view_of_more_bytes_than_its_span_is_not_made(model: Model, shape: tuple[int, ...]) -> None:
+    found = model.map()
+    begin = found.begin + found.data.start
+    assert found.mapped.memory.view("X", "direct", begin, 24, INT32, shape, writable=True) is None
+
+
+def test_memory_whose_owner_has_gone_is_unmapped_and_not_mapped_again(kind: Kind, model: Model) -> None:
+    model.map()
+    kind.go()
+    model.manager.drop_abandoned()
+    assert kind.mapping_count() == 0
+    assert model.manager.status() == []
+    with pytest.raises((RegionGoneError, RegionRefusedError)):
+        model.map()
+
+
+def test_memory_whose_owner_has_gone_is_refused_although_it_is_mapped(kind: Kind, model: Model) -> None:
+    mapped = model.map().mapped
+    model.manager.begin_use([mapped])
+    kind.go()
+    with pytest.raises((RegionGoneError, RegionRefusedError)):
+        model.map()
+    model.manager.end_use([mapped])
+
+
+def test_a_request_for_memory_whose_owner_has_gone_is_refused(kind: Kind, model: Model) -> None:
+    plan = model.plan()
+    plan.check()
+    kind.go()
+    with pytest.raises(RegionGoneError, match="was removed by its owner"):
+        plan.check()
+
+
+def test_memory_of_a_living_owner_stays_mapped(kind: Kind, model: Model) -> None:
+    model.map()
+    model.manager.drop_abandoned()
+    assert kind.mapping_count() == 1

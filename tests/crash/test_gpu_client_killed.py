@@ -1,0 +1,141 @@
+"""A client is killed whose memory of a GPU a model has open: the model closes it, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shm_backend_utils.client import ShmClient
+from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.fake_cuda import FakeCuda
+from shm_backend_utils.testing.fake_memory import KEY_PREFIX
+from tests.e2e.fake_gpus import MODEL, Told, X, flavour_of, gpu_of, told_by
+
+from .gate import Gate
+from .processes import eventually, held_regions, region_of, stub_of
+
+VICTIM = """
+import json, sys
+import numpy as np
+from shm_backend_utils.client import ShmClient
+from shm_backend_utils.region.cuda import CudaAccess
+from shm_backend_utils.testing.fake_cuda import FakeCuda
+
+cuda = FakeCuda()
+client = ShmClient(sys.argv[1], cuda=CudaAccess(lambda: cuda))
+place = ((1000,), np.float32, "cuda:0")
+call = client.prepare("fake_gpu", {"X": place}, outputs={"Y": place}, parameters=json.loads(sys.argv[2]), path="direct")
+call.inputs["X"].fill(1)
+print("here", flush=True)
+result = call.infer()
+assert (result["Y"].peek() == 2).all()
+print("here, too", flush=True)
+sys.stdin.read()
+"""
+
+
+class Victim:
+    """A client process whose model has its memory open, and maybe stands at a gate."""
+
+    def __init__(self, server: EmbeddedServer, gate: Gate, is_model_at_work: bool) -> None:
+        gate.close()
+        deed = "double_behind_the_gate" if is_model_at_work else "double"
+        parameters = {**gate.parameters(""), "deed": deed}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", VICTIM, server.grpc_url, json.dumps(parameters)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self._process.pid
+        self._says("here\n")
+        if is_model_at_work:
+            gate.wait_for_model()
+        else:
+            self._says("here, too\n")
+
+    def _says(self, line: str) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == line
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def memory_of_gpus(self) -> list[Path]:
+        """Return what there is of its GPU's memory."""
+        return list(Path("/dev/shm").glob(f"{KEY_PREFIX}{self.pid}-*"))
+
+    def end(self) -> None:
+        """Kill it, and do what the driver of a GPU does for its dead."""
+        self.kill()
+        FakeCuda()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+@pytest.fixture
+def before(triton_server: EmbeddedServer) -> Told:
+    """What the model tells before there is a victim."""
+    return told_by(MODEL, triton_server.grpc_url, "let_go")
+
+
+@pytest.fixture
+def idle_victim(triton_server: EmbeddedServer, gate: Gate, before: Told) -> Iterator[Victim]:
+    """One whose call is over."""
+    victim = Victim(triton_server, gate, is_model_at_work=False)
+    yield victim
+    victim.end()
+
+
+@pytest.fixture
+def waiting_victim(triton_server: EmbeddedServer, gate: Gate, before: Told) -> Iterator[Victim]:
+    """One whose model stands at the gate, and is let go by the test."""
+    victim = Victim(triton_server, gate, is_model_at_work=True)
+    yield victim
+    victim.end()
+
+
+def test_the_model_closes_the_memory_by_itself(
+    triton_server: EmbeddedServer, idle_victim: Victim, before: Told
+) -> None:
+    url = triton_server.grpc_url
+    assert told_by(MODEL, url).open_now == before.open_now + 1
+    idle_victim.kill()
+    eventually(lambda: told_by(MODEL, url).open_now == before.open_now)
+    stub = stub_of(triton_server, MODEL)
+    assert stub is not None
+    assert held_regions(stub, idle_victim.pid) == []
+
+
+def test_nothing_is_left_when_the_next_client_has_started(triton_server: EmbeddedServer, idle_victim: Victim) -> None:
+    assert region_of(idle_victim.pid) is not None
+    assert len(idle_victim.memory_of_gpus()) == 1
+    idle_victim.kill()
+    with gpu_of(flavour_of(triton_server)) as gpu, gpu.infer("double", gpu.array(X)) as result:
+        y: Any = result["Y"]
+        assert (y.peek() == X * 2).all()
+        assert region_of(idle_victim.pid) is None
+        assert idle_victim.memory_of_gpus() == []
+        del y
+
+
+def test_a_model_that_is_at_work_comes_to_its_end_and_closes_the_memory_then(
+    triton_server: EmbeddedServer, waiting_victim: Victim, gate: Gate, before: Told
+) -> None:
+    waiting_victim.kill()
+    with ShmClient(triton_server.grpc_url):
+        assert region_of(waiting_victim.pid) is None
+    gate.let_go()
+    after = told_by(MODEL, triton_server.grpc_url, "sweep")
+    assert (after.launched, after.finished) == (before.launched + 1, before.finished + 1)
+    assert after.open_now == before.open_now

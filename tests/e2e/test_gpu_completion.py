@@ -1,0 +1,239 @@
+"""A response leaves when the GPU has finished, which is waited for once; or the client waits for it by an event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import InferenceError, Result
+from shm_backend_utils.errors import PeerError
+from shm_backend_utils.server import EmbeddedServer
+from tests.crash.gate import Gate
+
+from .fake_gpus import TWO_FLAVOURS, Gpu, X, ask, flavour_of, gpu_of
+
+MOST_ROWS = 4
+"""What the model `fake_gpu_batch` takes at once. It waits until it has as many."""
+
+LONG_NAME = "Y" * 3800
+"""An output of the model `fake_gpu_events`, whose results leave no room for an event."""
+
+EVENTS = "fake_gpu_events"
+ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
+Y_OFFSET = 4096
+
+
+@pytest.fixture
+def gpu(triton_server: EmbeddedServer) -> Iterator[Gpu]:
+    with gpu_of(flavour_of(triton_server)) as gpu:
+        yield gpu
+
+
+def infer(gpu: Gpu, deed: str = "double", x: Any = X, where: Any = ON_THE_GPU, **options: Any) -> Result:
+    return gpu.infer(deed, gpu.array(x), where, path="direct", **options)
+
+
+def prepared(gpu: Gpu, deed: str) -> Any:
+    parameters = {"deed": deed}
+    return gpu.client.prepare(
+        gpu.model, {"X": ON_THE_GPU}, outputs={"Y": ON_THE_GPU}, path="direct", parameters=parameters
+    )
+
+
+def content(array: Any) -> list[float]:
+    """Return what is in an array now, without waiting for anything."""
+    values: list[float] = array.peek().tolist()
+    return values
+
+
+def content_in_order(array: Any) -> list[float]:
+    """Return what is in an array when the current stream has come there."""
+    values: list[float] = array.get().tolist()
+    return values
+
+
+def waits_of(gpu: Gpu, call: Callable[[], object]) -> int:
+    """Return how often the model waits for its GPUs in a call."""
+    before = gpu.told().waits
+    call()
+    return gpu.told().waits - before
+
+
+def refusal_of(call: Callable[[], object], kind: type[Exception] = InferenceError) -> str:
+    """Return why a call failed. Nothing is kept of the error, which has the call's arrays."""
+    with pytest.raises(kind) as refusal:
+        call()
+    return str(refusal.value)
+
+
+# The model waits
+
+
+@pytest.mark.parametrize(("total", "product"), [("cuda:0", "cuda:0"), ("cuda:0", None), (None, None)])
+def test_requests_that_are_executed_together_wait_once(gpu: Gpu, total: str | None, product: str | None) -> None:
+    outputs = {"SUM": total, "PRODUCT": product, "REQUESTS": None, "WAITS": None}
+
+    def infer_row(number: int) -> tuple[int, int]:
+        row = np.full((1, 4), number, np.float32)
+        with gpu.client.infer("fake_gpu_batch", {"A": gpu.array(row), "B": row}, outputs=outputs) as result:
+            assert on_host(result["SUM"]).tolist() == (row + row).tolist()
+            assert on_host(result["PRODUCT"]).tolist() == (row * row).tolist()
+            return int(result["REQUESTS"][0, 0]), int(result["WAITS"][0, 0])
+
+    def waits_before_four_rows() -> int:
+        with ThreadPoolExecutor(MOST_ROWS) as threads:
+            told = set(threads.map(infer_row, range(MOST_ROWS)))
+        ((together, waits),) = told
+        assert together == MOST_ROWS
+        return waits
+
+    first = waits_before_four_rows()
+    assert waits_before_four_rows() == first + 1
+
+
+def on_host(array: Any) -> Any:
+    return array if isinstance(array, np.ndarray) else array.peek()
+
+
+@pytest.mark.parametrize("deed", ["double", "double_where_it_is_wanted", "double_in_memory_of_its_own"])
+def test_a_request_on_a_gpu_waits_once(gpu: Gpu, deed: str) -> None:
+    assert waits_of(gpu, lambda: infer(gpu, deed).release()) == 1
+
+
+def test_a_request_on_two_gpus_waits_once_for_each(gpu: Gpu) -> None:
+    assert waits_of(gpu, lambda: infer(gpu, where=(X.shape, X.dtype, "cuda:1")).release()) == 2
+
+
+def test_a_request_on_the_host_waits_for_no_gpu(gpu: Gpu) -> None:
+    assert waits_of(gpu, lambda: gpu.infer("double_on_the_host", X, X.nbytes, path="direct").release()) == 0
+
+
+# What fails on the GPU
+
+
+def test_a_kernel_that_fails_fails_the_request_and_not_the_next(gpu: Gpu) -> None:
+    refusal = refusal_of(lambda: infer(gpu, "launch_what_fails"))
+    assert refusal.startswith("[StatusCode.UNAVAILABLE] a kernel failed with cudaErrorIllegalAddress: ")
+    with infer(gpu) as result:
+        assert content(result["Y"]) == (X * 2).tolist()
+    assert gpu.times("allocate") == 1  # the memory was given back
+
+
+def test_what_a_model_launched_before_it_failed_is_done_when_its_response_comes(gpu: Gpu) -> None:
+    with prepared(gpu, "fail_after_launching") as call:
+        x: Any = call.inputs["X"]
+        x[:] = X
+        with pytest.raises(InferenceError, match="the model gave up late"):
+            call.infer()
+        y = gpu.cuda.array(x.address + Y_OFFSET, X.shape, X.dtype, 0, None)
+        assert content(y) == (X * 2).tolist()
+
+
+# The client waits
+
+
+@pytest.fixture(params=TWO_FLAVOURS)
+def gpu_with_events(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[Gpu]:
+    """A client of a model that has events from its first call on a GPU on."""
+    with gpu_of(flavour_of(triton_server, request.param), EVENTS) as gpu:
+        with infer(gpu) as result:
+            content_in_order(result["Y"])
+        yield gpu
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    gate = Gate(tmp_path)
+    gate.close()
+    return gate
+
+
+def test_with_events_a_response_comes_while_the_gpu_still_works(gpu_with_events: Gpu, gate: Gate) -> None:
+    with infer(gpu_with_events, "launch_what_waits_at_the_gate", X + 1, deed_with=gate.parameters("")) as result:
+        y: Any = result["Y"]
+    gate.wait_for_model()
+    assert content(y) != ((X + 1) * 2).tolist()
+    gate.let_go()
+    assert content_in_order(y) == ((X + 1) * 2).tolist()
+
+
+def test_with_events_the_model_waits_for_nothing_and_the_users_stream_for_the_model(gpu_with_events: Gpu) -> None:
+    gpu = gpu_with_events
+
+    def infer_many() -> None:
+        with gpu.cuda.stream():
+            for value in range(5):
+                with infer(gpu, x=X + value) as result:
+                    assert content_in_order(result["Y"]) == ((X + value) * 2).tolist()
+
+    assert waits_of(gpu, infer_many) == 0
+
+
+def test_with_events_a_prepared_call_may_be_filled_again_at_once(gpu_with_events: Gpu) -> None:
+    gpu = gpu_with_events
+    with prepared(gpu, "double") as call:
+        copies = [gpu.array(X) for _ in range(5)]
+        for value, copy in enumerate(copies):
+            x: Any = call.inputs["X"]
+            x.fill(value)
+            with call.infer() as result:
+                copy[...] = result["Y"]
+        assert [content_in_order(copy)[0] for copy in copies] == [0, 2, 4, 6, 8]
+
+
+def test_with_events_memory_serves_no_other_call_while_the_gpu_still_works(gpu_with_events: Gpu, gate: Gate) -> None:
+    gpu = gpu_with_events
+    infer(gpu, "copy_behind_the_gate", deed_with=gate.parameters("")).release()
+    gate.wait_for_model()
+    with ThreadPoolExecutor(1) as thread:
+        another = thread.submit(lambda: infer(gpu, x=X + 1).release())
+        wait([another], timeout=0.5)  # it cannot have come to its end
+        gate.let_go()
+        another.result()
+    assert ask(EVENTS, gpu.url, "tell_what_was_kept") == X.tolist()
+
+
+def test_with_events_an_output_on_the_host_is_waited_for(gpu_with_events: Gpu) -> None:
+    gpu = gpu_with_events
+
+    def infer_to_the_host() -> None:
+        with infer(gpu, where=X.nbytes) as result:
+            assert result["Y"].tolist() == (X * 2).tolist()
+
+    assert waits_of(gpu, infer_to_the_host) == 1
+
+
+def test_with_events_a_slot_without_room_for_one_makes_the_model_wait(gpu_with_events: Gpu) -> None:
+    gpu = gpu_with_events
+
+    def infer_the_other_output() -> None:
+        with gpu.client.infer(
+            EVENTS, {"X": gpu.array(X)}, outputs={LONG_NAME: ON_THE_GPU}, parameters={"deed": "double"}, path="direct"
+        ) as result:
+            assert content(result[LONG_NAME]) == (X * 2).tolist()
+
+    assert waits_of(gpu, infer_the_other_output) == 1
+
+
+def test_an_event_that_cannot_be_recorded_fails_the_request_and_not_the_next(gpu_with_events: Gpu) -> None:
+    gpu = gpu_with_events
+    gpu.told("fail_next", method="record", name="cudaErrorInvalidResourceHandle", times=1)
+    assert "record() of the fake GPU failed with cudaErrorInvalidResourceHandle" in refusal_of(lambda: infer(gpu))
+    with infer(gpu) as result:
+        assert content_in_order(result["Y"]) == (X * 2).tolist()
+
+
+def test_an_event_that_cannot_be_opened_fails_the_call_and_not_the_next(triton_server: EmbeddedServer) -> None:
+    with gpu_of(flavour_of(triton_server), EVENTS) as other:
+        infer(other).release()  # from now on the model has events
+    with gpu_of(flavour_of(triton_server), EVENTS) as gpu:
+        gpu.cuda.fail_next("open_event", "cudaErrorInvalidResourceHandle")
+        refusal = refusal_of(lambda: infer(gpu), PeerError)
+        assert refusal.startswith("the model's CUDA event cannot be waited for: open_event() of the fake GPU failed")
+        with infer(gpu) as result:
+            assert content_in_order(result["Y"]) == (X * 2).tolist()

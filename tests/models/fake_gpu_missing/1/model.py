@@ -1,0 +1,35 @@
+"""Doubles on the host. It can use no GPU: CuPy is not installed, or, if a request says so, the driver is too old."""
+
+import sys
+
+import numpy as np
+
+from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.region.cuda import CudaAccess
+from shm_backend_utils.region.cuda_runtime import CudaError
+from shm_backend_utils.region.cupy_runtime import CupyRuntime
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        sys.modules["cupy"] = None  # wherever it is, it is not found
+        self.lacks = "CuPy"
+        self.loads = 0
+        self.session = ShmSession.from_args(args, cuda=CudaAccess(self.load))
+
+    def load(self):
+        self.loads += 1
+        if self.lacks == "driver":
+            raise CudaError("counting the GPUs", "cudaErrorInsufficientDriver")
+        return CupyRuntime()
+
+    def execute(self, requests):
+        return self.session.serve(requests, self.infer)
+
+    def infer(self, call: Call) -> None:
+        self.lacks = call.parameters.get("lacks", self.lacks)
+        x = call.input("X").numpy()
+        call.put("Y", np.array([self.loads], np.float32) if "tell_loads" in call.parameters else x * 2)
+
+    def finalize(self):
+        self.session.close()

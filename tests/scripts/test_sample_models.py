@@ -1,0 +1,62 @@
+"""Sample models that need a GPU: refused by a real server that has none, and left out where there is none."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import sample_models
+from sample_models import REPOSITORY
+
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.region.cuda import CudaAccess
+from shm_backend_utils.region.cuda_runtime import CudaRuntime
+from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.fake_cuda import FakeCuda
+
+OF_GPUS = {"gpu_multiply", "gpu_normalize"}
+OF_THE_HOST = {"identity", "image_resize_normalize", "multiply"}
+
+
+def has_gpu() -> bool:
+    try:
+        return CudaAccess().runtime.device_count() > 0
+    except MachineError:
+        return False
+
+
+def no_cupy() -> CudaRuntime:
+    raise MachineError("there is no CuPy")
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU, on which they load")
+def test_models_for_gpus_do_not_load_without_one_and_say_why(tmp_path: Path) -> None:
+    for name, kind in itertools.product(OF_GPUS, ("KIND_GPU", "KIND_CPU")):
+        model = tmp_path / "models" / f"{name}_{kind}"
+        shutil.copytree(REPOSITORY / name, model, ignore=shutil.ignore_patterns("__pycache__"))
+        config = (model / "config.pbtxt").read_text()
+        (model / "config.pbtxt").write_text(config.replace("KIND_GPU", kind))
+    with pytest.raises(MachineError) as failure:
+        EmbeddedServer.start(tmp_path / "models", log_file=tmp_path / "server.log")
+    by_the_server = "has kind KIND_GPU but no GPUs are available"
+    by_the_model = "MachineError: .*(needs CuPy, which is not installed|driver is missing|no GPU is visible)"
+    for name in OF_GPUS:
+        assert re.search(rf"failed to load '{name}_KIND_GPU' version 1: .*{by_the_server}", str(failure.value))
+        assert re.search(rf"failed to load '{name}_KIND_CPU' version 1: .*{by_the_model}", str(failure.value))
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"),
+    [(FakeCuda, OF_THE_HOST | OF_GPUS), (lambda: FakeCuda(devices=0), OF_THE_HOST), (no_cupy, OF_THE_HOST)],
+    ids=["two GPUs", "no GPU", "no CuPy"],
+)
+def test_models_for_gpus_are_served_only_where_one_is(
+    load: object, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_models, "CudaAccess", lambda: CudaAccess(load))  # type: ignore[arg-type]
+    sample_models.copy_sample_models(tmp_path)
+    assert {config.parent.name for config in tmp_path.glob("*/config.pbtxt")} == expected
+    assert all((tmp_path / name / "1" / "model.py").is_file() for name in expected)

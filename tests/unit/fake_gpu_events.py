@@ -1,0 +1,39 @@
+"""What tests need around the events of a fake GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from shm_backend_utils.testing.fake_cuda import FakeCuda
+
+__all__ = ["PATIENCE_S", "live_events", "unfinished_work"]
+
+PATIENCE_S = 20.0
+
+
+def live_events(cuda: FakeCuda) -> int:
+    """Return how many events a runtime has made or opened, and not destroyed."""
+    return len(cuda._events)
+
+
+@contextlib.contextmanager
+def unfinished_work(cuda: FakeCuda, done: list[str]) -> Iterator[threading.Event]:
+    """Put work on the current stream that a GPU would take long for: until the event is set, at the latest at the end.
+
+    When it is done, it adds "work" to the list.
+    """
+    finish = threading.Event()
+    stream = cuda.current_stream()
+
+    def work() -> None:
+        assert finish.wait(PATIENCE_S)
+        done.append("work")
+
+    cuda.launch(stream, work)
+    try:
+        yield finish
+    finally:
+        finish.set()
+        stream.drain()

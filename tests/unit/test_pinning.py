@@ -1,0 +1,359 @@
+"""Pinned host memory: whole regions are registered with CUDA once, for as long as they are mapped; or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shm_backend_utils.attributes import BufferAttributes, MemoryType
+from shm_backend_utils.descriptor import NamedRegionClaim, RegionClaim
+from shm_backend_utils.dtypes import BY_NAME
+from shm_backend_utils.errors import MachineError, ModelError
+from shm_backend_utils.model import policy
+from shm_backend_utils.model.manager import SharedMemoryManager
+from shm_backend_utils.model.mapped import MappedRegion
+from shm_backend_utils.model.pinning import Pinning
+from shm_backend_utils.model.regions import ResolvedRegion, Resolver
+from shm_backend_utils.model.settings import Settings
+from shm_backend_utils.region.cuda import CudaAccess, CudaAllocation
+from shm_backend_utils.region.layout import PAGE_SIZE
+from shm_backend_utils.region.managed import ManagedRegion
+from shm_backend_utils.registrations import Registration
+from shm_backend_utils.testing.fake_cuda import FakeCuda, LiveCounts
+from tests.unit.claims_of import claim_of_allocation, claim_of_region
+from tests.unit.fake_gpu import runtime_that_gives_all_back
+
+SHM = Path("/dev/shm")
+FIELD = "shm_io.regions[0]"
+
+Register = Callable[..., NamedRegionClaim]
+
+
+@pytest.fixture
+def cuda() -> Iterator[FakeCuda]:
+    with runtime_that_gives_all_back() as cuda:
+        yield cuda
+
+
+@pytest.fixture
+def warnings() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def manager(cuda: FakeCuda) -> Iterator[SharedMemoryManager]:
+    """What the model has mapped, until before it is asked whether all was given back."""
+    manager = SharedMemoryManager()
+    yield manager
+    manager.unregister_all()
+
+
+@pytest.fixture
+def model(cuda: FakeCuda, manager: SharedMemoryManager, warnings: list[str]) -> Resolver:
+    return pinning_model(CudaAccess(lambda: cuda), manager, warnings)
+
+
+def pinning_model(access: CudaAccess, manager: SharedMemoryManager, warnings: list[str]) -> Resolver:
+    return Resolver(Settings(), manager, access, Pinning(access, warnings.append))
+
+
+@contextlib.contextmanager
+def managed_regions(count: int) -> Iterator[list[ManagedRegion]]:
+    regions = [ManagedRegion.create(PAGE_SIZE, slot_count=2) for _ in range(count)]
+    yield regions
+    for region in regions:
+        region.segment.unlink()
+        region.close()
+
+
+@pytest.fixture
+def region() -> Iterator[ManagedRegion]:
+    with managed_regions(1) as regions:
+        yield regions[0]
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
+    """Register a part of a new foreign file, or of one that is registered already, as the server tells."""
+    registered: dict[str, Registration] = {}
+    keys: set[str] = set()
+    monkeypatch.setattr(policy, "fetch_registrations", lambda url: registered)
+
+    def register(name: str, offset: int, byte_size: int, like: str = "") -> NamedRegionClaim:
+        key = registered[like].key if like else f"foreign-{os.getpid()}-{secrets.token_hex(8)}"
+        if not like:
+            (SHM / key).write_bytes(bytes(3 * PAGE_SIZE))
+        keys.add(key)
+        registered[name] = Registration(key, offset, byte_size)
+        return NamedRegionClaim(name)
+
+    yield register
+    for key in keys:
+        (SHM / key).unlink()
+
+
+def resolved(model: Resolver, claim: RegionClaim) -> ResolvedRegion:
+    return model.resolve(claim, FIELD, [])
+
+
+def pins(cuda: FakeCuda) -> list[tuple[int, int]]:
+    return [detail for name, detail in cuda.log if name == "pin"]
+
+
+def place_of(mapped: MappedRegion) -> tuple[int, int]:
+    memory = mapped.memory.bytes()
+    return memory.ctypes.data, memory.nbytes
+
+
+def attributes_of(region: ResolvedRegion) -> BufferAttributes:
+    return region.mapped.memory.attributes()
+
+
+# Pinned
+
+
+def test_a_managed_region_is_pinned_once_and_as_a_whole(cuda: FakeCuda, model: Resolver, region: ManagedRegion) -> None:
+    first, *later = [resolved(model, claim_of_region(region, slot)).mapped for slot in (0, 1, 0)]
+    assert later == [first, first]
+    assert pins(cuda) == [place_of(first)]
+    assert pins(cuda)[0][1] == region.header.byte_size
+    assert pins(cuda)[0][0] % PAGE_SIZE == 0
+
+
+def test_a_foreign_region_of_which_a_part_is_registered_is_pinned_as_a_whole(
+    cuda: FakeCuda, model: Resolver, register: Register
+) -> None:
+    found = resolved(model, register("mine", PAGE_SIZE, 100))
+    assert pins(cuda) == [place_of(found.mapped)]
+    assert pins(cuda)[0][1] == 3 * PAGE_SIZE
+
+
+def test_two_names_of_one_object_are_pinned_once(cuda: FakeCuda, model: Resolver, register: Register) -> None:
+    one = resolved(model, register("one", 0, PAGE_SIZE))
+    other = resolved(model, register("other", PAGE_SIZE, PAGE_SIZE, like="one"))
+    assert one.mapped is other.mapped
+    assert pins(cuda) == [place_of(one.mapped)]
+
+
+def test_views_of_a_pinned_region_say_so(model: Resolver, region: ManagedRegion) -> None:
+    memory = resolved(model, claim_of_region(region)).mapped.memory
+    assert memory.attributes() == BufferAttributes(MemoryType.CPU_PINNED, 0, region.header.byte_size, None)
+    view = memory.part(0, 100).view("X", "direct", 28, 24, BY_NAME["INT32"], (2, 3), writable=False)
+    assert view is not None
+    assert view.attributes == BufferAttributes(MemoryType.CPU_PINNED, 0, 24, None)
+
+
+def test_a_pinned_region_is_the_memory_that_it_was(model: Resolver, region: ManagedRegion) -> None:
+    memory = resolved(model, claim_of_region(region)).mapped.memory.bytes()
+    memory[region.data_offset] = 42
+    assert region.data()[0] == 42
+
+
+def test_the_manager_tells_that_a_part_is_pinned(
+    manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
+) -> None:
+    claim = claim_of_region(region)
+    resolved(model, claim)
+    info = manager.get_memory_info(claim.key, 10, 20)
+    assert info.attributes == BufferAttributes(MemoryType.CPU_PINNED, 0, 20, None)
+    assert info.memory.nbytes == 20
+
+
+# Undone
+
+
+def test_a_region_is_unpinned_when_it_is_unmapped_and_not_later(
+    manager: SharedMemoryManager, warnings: list[str], region: ManagedRegion
+) -> None:
+    was_mapped: list[bool] = []
+
+    class LookingCuda(FakeCuda):
+        """Looks whether what it unpins is still mapped: else CUDA would unpin whatever has taken its place."""
+
+        def unpin(self, address: int) -> None:
+            was_mapped.append(f"{address:x}-" in Path("/proc/self/maps").read_text())
+            super().unpin(address)
+
+    cuda = LookingCuda()
+    resolved(pinning_model(CudaAccess(lambda: cuda), manager, warnings), claim_of_region(region))
+    assert cuda.live.pinned == 1
+    manager.unregister_all()
+    assert was_mapped == [True]
+    assert cuda.live == LiveCounts()
+
+
+def test_a_region_in_use_is_unpinned_when_its_use_ends(
+    cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
+) -> None:
+    mapped = resolved(model, claim_of_region(region)).mapped
+    manager.begin_use([mapped])
+    manager.unregister_all()
+    assert mapped.memory.attributes().memory_type is MemoryType.CPU_PINNED
+    assert cuda.live.pinned == 1
+    manager.end_use([mapped])
+    assert cuda.live.pinned == 0
+
+
+def test_a_region_that_is_unmapped_is_pinned_no_more_by_its_own_words(
+    manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
+) -> None:
+    found = resolved(model, claim_of_region(region))
+    manager.unregister_all()
+    assert attributes_of(found).memory_type is MemoryType.CPU
+
+
+def test_arrays_of_a_region_that_was_unpinned_stay_valid(
+    cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
+) -> None:
+    array = resolved(model, claim_of_region(region)).mapped.memory.bytes()
+    manager.unregister_all()
+    assert cuda.live.pinned == 0
+    array[region.data_offset] = 42
+    assert region.data()[0] == 42
+
+
+def test_a_region_whose_owner_has_gone_is_unpinned(
+    cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
+) -> None:
+    resolved(model, claim_of_region(region))
+    region.segment.unlink()
+    manager.drop_abandoned()
+    assert cuda.live.pinned == 0
+
+
+def test_a_region_that_is_mapped_anew_is_pinned_anew(
+    cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
+) -> None:
+    for _ in range(2):
+        found = resolved(model, claim_of_region(region))
+        assert attributes_of(found).memory_type is MemoryType.CPU_PINNED
+        manager.unregister_all()
+    assert len(pins(cuda)) == 2
+
+
+def test_a_region_for_which_there_is_no_room_is_not_left_pinned(
+    cuda: FakeCuda, warnings: list[str], region: ManagedRegion
+) -> None:
+    model = pinning_model(CudaAccess(lambda: cuda), SharedMemoryManager(max_mapped_bytes=1), warnings)
+    with pytest.raises(MachineError, match="SHM_MAX_MAPPED_BYTES"):
+        resolved(model, claim_of_region(region))
+    assert cuda.live.pinned == 0
+
+
+def test_memory_that_cannot_be_unpinned_is_unmapped_all_the_same(
+    cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
+) -> None:
+    mapped = resolved(model, claim_of_region(region)).mapped
+    cuda.fail_next("unpin", "cudaErrorIllegalAddress")
+    manager.unregister_all()
+    assert mapped.segment.is_closed
+    ((address, _),) = pins(cuda)
+    cuda.unpin(address)  # it is still there to be unpinned
+
+
+# Not pinned
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("cudaErrorMemoryAllocation", "not that much memory left"),
+        ("cudaErrorNotSupported", "this platform has no"),
+        ("cudaErrorHostMemoryAlreadyRegistered", "pinned already"),
+        ("cudaErrorNoDevice", "see nvidia-smi"),
+        ("cudaErrorInsufficientDriver", "update it"),
+    ],
+)
+def test_a_region_that_cannot_be_pinned_serves_as_it_is(
+    cuda: FakeCuda, model: Resolver, warnings: list[str], region: ManagedRegion, name: str, reason: str
+) -> None:
+    cuda.fail_next("pin", name)
+    found = resolved(model, claim_of_region(region))
+    assert attributes_of(found) == BufferAttributes(MemoryType.CPU, 0, region.header.byte_size, None)
+    found.mapped.memory.bytes()[region.data_offset] = 42
+    assert region.data()[0] == 42
+    (warning,) = warnings
+    assert warning.startswith("SHM_PIN_HOST_MEMORY: memory stays pageable: ")
+    assert name in warning
+    assert reason in warning
+    assert region.segment.key not in warning
+
+
+def test_regions_that_cannot_be_pinned_are_warned_of_once(
+    cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, warnings: list[str]
+) -> None:
+    with managed_regions(3) as regions:
+        for region in regions:
+            cuda.fail_next("pin", "cudaErrorMemoryAllocation")
+            resolved(model, claim_of_region(region))
+        assert len(warnings) == 1
+        manager.unregister_all()
+    assert [name for name, _ in cuda.log if name in ("pin", "unpin")] == []
+
+
+def test_one_region_that_cannot_be_pinned_keeps_no_other_from_it(
+    cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver
+) -> None:
+    with managed_regions(2) as regions:
+        cuda.fail_next("pin", "cudaErrorMemoryAllocation")
+        kinds = [attributes_of(resolved(model, claim_of_region(region))).memory_type for region in regions]
+        assert kinds == [MemoryType.CPU, MemoryType.CPU_PINNED]
+        manager.unregister_all()
+        assert cuda.live.pinned == 0
+
+
+def test_without_a_gpu_regions_serve_as_they_are_and_one_warning_says_why(
+    manager: SharedMemoryManager, warnings: list[str]
+) -> None:
+    def load() -> FakeCuda:
+        raise MachineError("GPU memory needs CuPy, which is not installed")
+
+    model = pinning_model(CudaAccess(load), manager, warnings)
+    with managed_regions(2) as regions:
+        kinds = {attributes_of(resolved(model, claim_of_region(region))).memory_type for region in regions}
+        assert kinds == {MemoryType.CPU}
+        assert warnings == ["SHM_PIN_HOST_MEMORY: memory stays pageable: GPU memory needs CuPy, which is not installed"]
+        manager.unregister_all()
+
+
+def test_nothing_is_pinned_and_cuda_not_loaded_unless_it_is_asked_for(
+    cuda: FakeCuda, manager: SharedMemoryManager, region: ManagedRegion
+) -> None:
+    access = CudaAccess(lambda: cuda)
+    found = resolved(Resolver(Settings(), manager, access), claim_of_region(region))
+    assert attributes_of(found).memory_type is MemoryType.CPU
+    assert not access.is_loaded
+
+
+def test_memory_of_a_gpu_is_not_pinned(
+    cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
+) -> None:
+    allocation = CudaAllocation(FakeCuda(), 1000, 0)
+    fence = resolved(model, claim_of_region(region))
+    found = model.resolve(claim_of_allocation(allocation), FIELD, [fence])
+    assert attributes_of(found).memory_type is MemoryType.GPU
+    assert pins(cuda) == [place_of(fence.mapped)]
+    manager.unregister_all()
+
+
+# Configured
+
+
+def settings_with(value: str) -> Settings:
+    return Settings.from_config({"parameters": {"SHM_PIN_HOST_MEMORY": {"string_value": value}}})
+
+
+def test_pinning_is_asked_for_by_a_parameter() -> None:
+    assert [settings_with(value).pin_host_memory for value in ("true", "false")] == [True, False]
+    assert not Settings.from_config({}).pin_host_memory
+
+
+@pytest.mark.parametrize("value", ["", "yes", "1", "True", "on", " true"])
+def test_another_word_is_refused_with_the_two_that_there_are(value: str) -> None:
+    with pytest.raises(ModelError, match="parameter SHM_PIN_HOST_MEMORY is .*; expected true or false"):
+        settings_with(value)
