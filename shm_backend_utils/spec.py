@@ -14,7 +14,10 @@ from .errors import BatchSizeError, ModelError, TensorNameError, TensorShapeErro
 __all__ = ["BATCH_CARRIER", "PATHS_PARAMETER", "UIDS_PARAMETER", "ModelSpec", "TensorSpec"]
 
 BATCH_CARRIER: Final = "SHM"
-"""The optional input whose shape ``[B, 0]`` tells Triton's batcher the batch size in zero bytes."""
+"""The optional input whose shape ``[B, 0]`` tells Triton's batcher the batch size in zero bytes.
+
+Its presence alone declares every path: a model that completes its configuration by itself cannot set the parameter.
+"""
 
 PATHS_PARAMETER: Final = "SHM_PATHS"
 """The parameter in ``config.pbtxt`` that declares which paths a model serves."""
@@ -87,7 +90,7 @@ class ModelSpec:
     inputs, outputs : mapping of str to TensorSpec
         Without the batch carrier.
     paths : frozenset of str or None
-        What ``SHM_PATHS`` declares; None where it is not set.
+        What ``SHM_PATHS`` declares, or else the batch carrier; None where there is neither.
     has_batch_carrier : bool
         Whether there is an input that carries the batch size of requests without tensors.
     has_batcher : bool
@@ -126,14 +129,17 @@ class ModelSpec:
         max_batch_size = int(config.get("max_batch_size", 0))
         batched = max_batch_size > 0
         inputs = {tensor["name"]: _tensor_spec(tensor, batched) for tensor in config.get("input", ())}
-        carrier = inputs.pop(BATCH_CARRIER, None) if batched else None
+        declared = _declared_paths(config)
+        has_carrier = _is_carrier(inputs.get(BATCH_CARRIER), batched, declared)
+        if batched or has_carrier:
+            inputs.pop(BATCH_CARRIER, None)
         return cls(
             name=config["name"],
             max_batch_size=max_batch_size,
             inputs=inputs,
             outputs={tensor["name"]: _tensor_spec(tensor, batched) for tensor in config.get("output", ())},
-            paths=_declared_paths(config),
-            has_batch_carrier=carrier is not None and carrier.config_dtype == "TYPE_UINT8" and carrier.optional,
+            paths=_PATHS if declared is None and has_carrier else declared,
+            has_batch_carrier=has_carrier,
             has_batcher=batched and ("dynamic_batching" in config or "sequence_batching" in config),
             is_decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
             allowed_uids=config.get("parameters", {}).get(UIDS_PARAMETER, {}).get("string_value"),
@@ -203,6 +209,13 @@ def _tensor_spec(tensor: Mapping[str, Any], batched: bool) -> TensorSpec:
         shape=(-1, *dims) if batched else dims,
         optional=bool(tensor.get("optional", False)),
     )
+
+
+def _is_carrier(tensor: TensorSpec | None, batched: bool, declared: frozenset[str] | None) -> bool:
+    """Return whether an input is the batch carrier. Without batches it may still be there, to declare the paths."""
+    if tensor is None or tensor.config_dtype != "TYPE_UINT8" or not tensor.optional:
+        return False
+    return batched or (declared is None and tensor.shape == (-1,))
 
 
 def _declared_paths(config: Mapping[str, Any]) -> frozenset[str] | None:

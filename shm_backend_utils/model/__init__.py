@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .auto_complete import auto_complete
 from .call import Call
 from .manager import MemoryInfo, RegionStatus, SharedMemoryManager
 from .session import ShmSession
 
-__all__ = ["Call", "MemoryInfo", "RegionStatus", "SharedMemoryManager", "ShmSession"]
+__all__ = ["Call", "MemoryInfo", "RegionStatus", "SharedMemoryManager", "ShmSession", "auto_complete"]

@@ -226,6 +226,12 @@ class SharedMemoryManager:
         with self._lock:
             return sum(region.segment.byte_size for region in self._regions)
 
+    @property
+    def mapped_regions(self) -> int:
+        """How many regions are mapped."""
+        with self._lock:
+            return len(self._regions)
+
     def begin_use(self, regions: Iterable[MappedRegion]) -> None:
         """Keep these regions from being closed until :meth:`end_use`.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,12 +39,18 @@ class Outputs:
     ----------
     devices : set of int
         GPUs that have work to finish for these outputs.
+    copied : frozenset of str
+        Outputs that were copied to the client's memory.
+    finished : sequence of Output
+        What :meth:`finish` returned.
     """
 
-    __slots__ = ("_arrays", "_places", "_spec", "_written", "devices")
+    __slots__ = ("_arrays", "_places", "_spec", "_written", "copied", "devices", "finished")
 
     def __init__(self, spec: ModelSpec, arrays: DeviceArrays, places: Places | None) -> None:
         self.devices: set[int] = set()
+        self.copied: frozenset[str] = frozenset()
+        self.finished: Sequence[Output] = ()
         self._spec = spec
         self._arrays = arrays
         self._places = places
@@ -117,6 +123,7 @@ class Outputs:
         for output in outputs:
             if output.source is not None:
                 self._fill(output.view, output.source.array)
+        self.finished = outputs
         return outputs
 
     def _put_strings(self, name: str, strings: Strings) -> None:
@@ -138,8 +145,10 @@ class Outputs:
         if isinstance(source, np.ndarray) and not isinstance(view, DeviceView):
             if not _is_same_memory(view, source):
                 np.copyto(view.numpy(), source)
+                self.copied |= {view.name}
             return
         self.devices.add(self._arrays.copy(view, source))
+        self.copied |= {view.name}
 
     def _kept(self, name: str, array: Any, dtype: DType) -> Output:
         """Return an output that goes back through Triton."""

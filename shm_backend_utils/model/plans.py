@@ -103,6 +103,10 @@ class Plans:
         """End what :meth:`begin` began."""
         self._manager.end_use(plan.mapped)
 
+    def mapped(self) -> tuple[int, int]:
+        """Return how many bytes are mapped, and how many regions."""
+        return self._manager.mapped_bytes, self._manager.mapped_regions
+
     def sweep(self) -> None:
         """Unmap what owners have given up, and forget what used it.
 

@@ -8,6 +8,7 @@ import contextlib
 import json
 import traceback
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..errors import ClosedError, ModelError, ShmError
@@ -21,6 +22,8 @@ from .device_arrays import DeviceArrays
 from .forward import Forwarder
 from .gathering import Buffers, Gathering
 from .instance import Instance
+from .measured_call import MeasuredCall
+from .metrics import Metrics
 from .pinning import Pinning
 from .places import DIRECT
 from .plans import Plans
@@ -44,6 +47,8 @@ class ShmSession:
         By default CuPy's, loaded when a request uses a GPU first.
     device : int
         The instance's GPU.
+    version : str
+        The model's, for its metrics.
 
     Raises
     ------
@@ -51,7 +56,9 @@ class ShmSession:
         The configuration declares the direct path, but contradicts it.
     """
 
-    def __init__(self, spec: ModelSpec, settings: Settings, cuda: CudaAccess | None = None, device: int = 0) -> None:
+    def __init__(
+        self, spec: ModelSpec, settings: Settings, cuda: CudaAccess | None = None, device: int = 0, version: str = ""
+    ) -> None:
         obstacle = spec.obstacle_to_direct()
         if obstacle is not None and spec.paths is not None and DIRECT in spec.paths:
             raise ModelError(obstacle)
@@ -60,9 +67,11 @@ class ShmSession:
         arrays = DeviceArrays(cuda, device)
         pinning = Pinning(cuda, backend.log_warning) if settings.pin_host_memory else None
         forwarder = Forwarder(spec.name, backend, arrays, settings.server_url)
-        self._instance: Instance | None = Instance(
-            spec, backend, Plans(spec, settings, cuda, pinning), arrays, forwarder
-        )
+        plans = Plans(spec, settings, cuda, pinning)
+        self._instance: Instance | None = Instance(spec, backend, plans, arrays, forwarder)
+        start = Metrics.start_or_warn
+        self._metrics = start(backend, spec.name, version, plans.mapped) if settings.metrics else None
+        self._new_call: Callable[..., Call] = Call if self._metrics is None else partial(MeasuredCall, self._metrics)
         self._backend = backend
         self._buffers = Buffers(pinning)
         self._arrays = arrays
@@ -80,7 +89,8 @@ class ShmSession:
                 "would leave the client's memory as it was; remove response_cache from config.pbtxt"
             )
         device = int(args["model_instance_device_id"]) if args.get("model_instance_kind") == "GPU" else 0
-        return cls(ModelSpec.from_config(config), Settings.from_config(config), cuda, device)
+        version = args.get("model_version", "")
+        return cls(ModelSpec.from_config(config), Settings.from_config(config), cuda, device, version)
 
     def serve(self, requests: Iterable[Any], infer: Callable[[Call], None]) -> list[Any]:
         """Run ``infer`` on every request and return one response per request, in order. For ``execute``.
@@ -109,7 +119,7 @@ class ShmSession:
         ClosedError
             The session was closed.
         """
-        return Call(self._open_instance(), request)
+        return self._new_call(self._open_instance(), request)
 
     def serve_batch(self, requests: Iterable[Any], infer: Callable[[BatchCall], None]) -> list[Any]:
         """Run ``infer`` on all requests at once, and return one response per request, in order. For ``execute``.
@@ -127,7 +137,7 @@ class ShmSession:
             raise ModelError(f"model {instance.spec.name!r} has max_batch_size 0, so that its requests make no batch")
         completion = Completion(self._arrays, self._recorder())
         batches: dict[tuple[Any, ...], list[Call]] = {}
-        calls = [self._begin(Call(instance, request, completion), batches) for request in requests]
+        calls = [self._begin(self._new_call(instance, request, completion), batches) for request in requests]
         for batch in batches.values():
             self._infer_batch(sorted(batch, key=_position), infer)
         completion.finish()
@@ -156,6 +166,8 @@ class ShmSession:
     def close(self) -> None:
         """Unmap every region. Arrays that still live keep theirs. Closing twice is fine."""
         if self._instance is not None:
+            if self._metrics is not None:
+                self._metrics.close()
             self._instance.close()
             self._instance = None
             self._buffers.close()
@@ -212,12 +224,17 @@ class ShmSession:
                     call.send()
         except Exception as error:  # the client knows; the next request must be served all the same
             self._log(error)
+            if self._metrics is not None:
+                self._metrics.refused(error)
+        else:
+            if self._metrics is not None:
+                self._metrics.answered(stream.path, 0, 0)
 
     async def _serve_one_async(
         self, request: Any, infer: Callable[[Call], Awaitable[None]], completion: Completion
     ) -> Call | _Failed:
         try:
-            with Call(self._open_instance(), request, completion) as call:
+            with self._new_call(self._open_instance(), request, completion) as call:
                 await infer(call)
         except Exception as error:
             self._log(error)
@@ -231,7 +248,7 @@ class ShmSession:
 
     def _serve_one(self, request: Any, infer: Callable[[Call], None], completion: Completion) -> Call | _Failed:
         try:
-            with Call(self._open_instance(), request, completion) as call:
+            with self._new_call(self._open_instance(), request, completion) as call:
                 infer(call)
         except Exception as error:  # whatever it is, only this request may fail
             self._log(error)

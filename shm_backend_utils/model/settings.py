@@ -43,6 +43,8 @@ class Settings:
     pin_host_memory : bool
         Whether mapped regions of the host are registered with CUDA. ``SHM_PIN_HOST_MEMORY``: ``true`` or ``false``, the
         default.
+    metrics : bool
+        Whether Triton's metrics port tells what the library does. ``SHM_METRICS``: ``true`` or ``false``, the default.
     """
 
     allowed_uids: frozenset[int] | None = frozenset({os.geteuid(), _ROOT})
@@ -52,6 +54,7 @@ class Settings:
     gpu_events: bool = False
     pin_host_memory: bool = False
     stream_patience_s: float = 30.0
+    metrics: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Settings:
@@ -72,6 +75,7 @@ class Settings:
             gpu_events=_is_on(texts, "SHM_GPU_EVENTS"),
             pin_host_memory=_is_on(texts, "SHM_PIN_HOST_MEMORY"),
             stream_patience_s=_stream_patience_s(texts),
+            metrics=_is_on(texts, "SHM_METRICS"),
         )
 
 

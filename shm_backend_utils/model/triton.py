@@ -145,6 +145,19 @@ class TritonBackend:
         dlpack.mark_used(capsule)  # the backend names it "used_dlpack", at which NumPy's destructor loops for ever
         return tensor
 
+    def metric_family(self, kind: str, name: str, description: str) -> Any:
+        """Return a family of series on the server's metrics port; ``kind`` is ``"COUNTER"`` or ``"GAUGE"``.
+
+        Raises
+        ------
+        MachineError
+            The server has none.
+        """
+        families = getattr(self._pb_utils, "MetricFamily", None)
+        if families is None:
+            raise MachineError("this server's Python backend has no custom metrics; use a newer Triton")
+        return families(name=name, description=description, kind=getattr(families, kind))
+
     def log_error(self, message: str) -> None:
         """Write a line to the server's log."""
         self._pb_utils.Logger.log_error(message)

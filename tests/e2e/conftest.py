@@ -11,6 +11,7 @@ from shm_backend_utils.client.paths import PathName
 from shm_backend_utils.server import EmbeddedServer
 
 from .flavours import FLAVOURS, AnyClient, Flavour, url_of
+from .loading_server import LoadingServer
 
 
 @pytest.fixture(params=["grpc", "http"])
@@ -38,6 +39,13 @@ def any_client(flavour: Flavour) -> Iterator[AnyClient]:
     """Each of the four clients, in one shape."""
     with flavour.client() as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def loading_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadingServer]:
+    """A server without models, for tests that load their own."""
+    with LoadingServer(tmp_path_factory.mktemp("loading")) as server:
+        yield server
 
 
 @pytest.fixture(params=["direct", "triton-shm", "inline"])

@@ -231,7 +231,7 @@ def test_any_part_is_exactly_these_bytes_or_refused(
 def test_two_names_of_one_object_share_one_mapping(manager: SharedMemoryManager, make_file: MakeFile) -> None:
     key = make_file()
     assert register(manager, "first", key) is register(manager, "second", key, 16, 32)
-    assert manager.mapped_bytes == PAGE
+    assert (manager.mapped_bytes, manager.mapped_regions) == (PAGE, 1)
     manager.get_memory_info("first", 16, 32).memory[:] = 9
     assert set(manager.get_memory_info("second", 0, 32).memory.tolist()) == {9}
 
@@ -399,7 +399,7 @@ def test_everything_that_is_mapped_counts(manager: SharedMemoryManager, make_fil
     register(manager, "before", key)
     os.truncate(SHM / key, 2 * PAGE)
     register(manager, "after", key, 0, 2 * PAGE)
-    assert manager.mapped_bytes == 3 * PAGE
+    assert (manager.mapped_bytes, manager.mapped_regions) == (3 * PAGE, 2)
 
 
 def test_what_was_unlinked_while_it_is_in_use_is_dropped_after_it(

@@ -91,6 +91,21 @@ def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
         settings(SHM_MAX_MAPPED_BYTES=text)
 
 
+@pytest.mark.parametrize(("text", "expected"), [("true", True), ("false", False)])
+def test_metrics_are_turned_on_and_off_in_words(text: str, expected: bool) -> None:
+    assert settings(SHM_METRICS=text).metrics is expected
+
+
+def test_metrics_are_off_by_default() -> None:
+    assert not settings().metrics
+
+
+@pytest.mark.parametrize("text", ["", "on", "True", "1", "yes"])
+def test_what_is_no_word_for_metrics_is_refused(text: str) -> None:
+    with pytest.raises(ModelError, match="parameter SHM_METRICS is .*; expected true or false"):
+        settings(SHM_METRICS=text)
+
+
 def test_the_server_can_be_named() -> None:
     assert settings(SHM_SERVER_URL="http://127.0.0.1:9").server_url == "http://127.0.0.1:9"
 

@@ -88,6 +88,24 @@ def test_a_model_without_batches_may_have_an_input_of_the_carriers_name() -> Non
     assert "SHM" in spec.inputs
 
 
+@pytest.mark.parametrize("max_batch_size", [0, 8])
+def test_a_carrier_declares_every_path_where_no_parameter_declares_any(max_batch_size: int) -> None:
+    spec = ModelSpec.from_config(config(max_batch_size=max_batch_size, input=[CARRIER], parameters={}))
+    assert spec.paths == frozenset({"direct", "triton-shm", "inline"})
+    assert "SHM" not in spec.inputs
+
+
+@pytest.mark.parametrize("max_batch_size", [0, 8])
+@pytest.mark.parametrize("change", [{"data_type": "TYPE_FP32"}, {"optional": False}])
+def test_an_input_that_only_has_the_carriers_name_declares_nothing(max_batch_size: int, change: dict[str, Any]) -> None:
+    model = config(max_batch_size=max_batch_size, input=[CARRIER | change], parameters={})
+    assert ModelSpec.from_config(model).paths is None
+
+
+def test_a_parameter_has_its_way_over_a_carrier() -> None:
+    assert ModelSpec.from_config(batched(parameters=paths("inline"))).paths == frozenset({"inline"})
+
+
 @pytest.mark.parametrize(
     ("declared", "expected"),
     [

@@ -1,0 +1,186 @@
+"""What a session tells Triton's metrics port.
+
+Changing a metric of the server is a round trip to it: 15 µs with Triton 2.51, as much as the library takes for a call.
+So calls only add up numbers in this process, and a thread hands the sums over twice a second.
+
+Two rules of Triton 2.51, found by experiment, shape the rest:
+
+- A series that two processes have made goes when the first of them drops it; the server then writes what the other one
+  says to memory that it has freed. So every session has series of its own, by the label ``session``. Instances of one
+  model, and a model that is loaded anew while the old one still answers, would share them otherwise.
+- A metric that two threads change at once kills the server. So one thread changes them all.
+
+The histogram is made of counters, with the names and labels that Prometheus expects of a histogram: the server's own
+kind takes one value in a round trip.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+from ..errors import ShmError
+from ..repeater import Repeater
+from .incoming import TRITON
+from .places import DIRECT
+from .triton import TritonBackend
+
+__all__ = ["Metrics"]
+
+_INTERVAL_S: Final = 0.5
+_PREFIX: Final = "shm_backend_utils_"
+_BOUNDS_S: Final = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 1e-1)
+_BUCKETS: Final = (*(f"{bound:g}" for bound in _BOUNDS_S), "+Inf")
+
+
+class _Family(NamedTuple):
+    """What series of one name have in common. They may differ in a label; its known values are there from the start."""
+
+    kind: str
+    description: str
+    label: str = ""
+    values: tuple[str, ...] = ("",)
+
+
+_FAMILIES: Final = {
+    "calls_total": _Family("COUNTER", "Requests that were answered", "path", (DIRECT, TRITON)),
+    "refusals_total": _Family("COUNTER", "Requests that were refused, by the error's class", "reason", ()),
+    "zero_copy_bytes_total": _Family("COUNTER", "Bytes of tensors that were used where the client has them"),
+    "copied_bytes_total": _Family("COUNTER", "Bytes of tensors that were copied on their way to or from the model"),
+    "own_seconds_bucket": _Family("COUNTER", "Calls whose begin and end took at most so long", "le", _BUCKETS),
+    "own_seconds_sum": _Family("COUNTER", "What the library took to begin and to end calls"),
+    "own_seconds_count": _Family("COUNTER", "Calls whose begin and end were timed"),
+    "mapped_bytes": _Family("GAUGE", "Bytes of shared memory that are mapped"),
+    "mapped_regions": _Family("GAUGE", "Regions of shared memory that are mapped"),
+}
+
+_Series = tuple[str, str]
+"""A family's name, and the value of the label that its series differ in."""
+
+
+class Metrics:
+    """The metrics of one session. Thread-safe.
+
+    Parameters
+    ----------
+    backend : TritonBackend
+        Has the server's metrics.
+    model, version : str
+        Of the session.
+    mapped : callable
+        Returns how many bytes are mapped, and how many regions.
+
+    Raises
+    ------
+    Exception
+        The server has no such metrics, or will not have these.
+    """
+
+    def __init__(self, backend: TritonBackend, model: str, version: str, mapped: Callable[[], tuple[int, int]]) -> None:
+        self._backend = backend
+        self._mapped = mapped
+        self._labels = {"model": model, "version": version, "session": f"{os.getpid()}-{secrets.token_hex(4)}"}
+        self._lock = threading.Lock()
+        self._sums = _Sums()
+        self._gauges: dict[str, int] = {}
+        self._families = {
+            name: backend.metric_family(family.kind, _PREFIX + name, family.description)
+            for name, family in _FAMILIES.items()
+        }
+        self._metrics: dict[_Series, Any] = {}
+        for name, family in _FAMILIES.items():
+            for value in family.values:
+                self._metric((name, value))
+        self._repeater = Repeater(self._publish_or_stop, _INTERVAL_S, "shm metrics")
+
+    @classmethod
+    def start_or_warn(
+        cls, backend: TritonBackend, model: str, version: str, mapped: Callable[[], tuple[int, int]]
+    ) -> Metrics | None:
+        """Return metrics, as the class; None, and a warning in the log, if the server has none: a model serves on."""
+        try:
+            return cls(backend, model, version, mapped)
+        except Exception as error:  # whatever the server has against it
+            backend.log_warning(f"model {model!r} publishes no metrics, though SHM_METRICS is true: {error}")
+            return None
+
+    def answered(self, path: str, zero_copy_bytes: int, copied_bytes: int) -> None:
+        """Count a request that was answered."""
+        with self._lock:
+            counts = self._sums.counts
+            counts["calls_total", path] += 1
+            counts["zero_copy_bytes_total", ""] += zero_copy_bytes
+            counts["copied_bytes_total", ""] += copied_bytes
+
+    def refused(self, error: BaseException) -> None:
+        """Count a request that ends with this error, if it is one of the library's. Triton itself counts failures."""
+        if isinstance(error, ShmError):
+            with self._lock:
+                self._sums.counts["refusals_total", type(error).__name__] += 1
+
+    def took(self, own_s: float) -> None:
+        """Count what the library took for a call."""
+        with self._lock:
+            self._sums.buckets[bisect_left(_BOUNDS_S, own_s)] += 1
+            self._sums.own_s += own_s
+
+    def publish(self) -> None:
+        """Hand over what was counted since the last time. Only one thread may."""
+        with self._lock:
+            sums, self._sums = self._sums, _Sums()
+        for series, amount in sums.increments():
+            self._metric(series).increment(amount)
+        for name, value in zip(("mapped_bytes", "mapped_regions"), self._mapped(), strict=True):
+            if self._gauges.get(name, 0) != value:
+                self._gauges[name] = value
+                self._metric((name, "")).set(value)
+
+    def close(self) -> None:
+        """Take the session's series off the server. Twice is fine."""
+        self._repeater.stop()
+        self._metrics.clear()
+        self._families.clear()  # after their metrics
+
+    def _metric(self, series: _Series) -> Any:
+        metric = self._metrics.get(series)
+        if metric is None:
+            name, value = series
+            label = _FAMILIES[name].label
+            labels = self._labels | {label: value} if label else self._labels
+            metric = self._metrics[series] = self._families[name].Metric(labels=labels)
+        return metric
+
+    def _publish_or_stop(self) -> float:
+        try:
+            self.publish()
+        except Exception as error:  # as when it started
+            self._backend.log_warning(f"model {self._labels['model']!r} publishes its metrics no longer: {error}")
+            self._repeater.stop_some_time()
+        return _INTERVAL_S
+
+
+class _Sums:
+    """What was counted since the last time that it was handed over."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[_Series] = Counter()
+        self.buckets = [0] * len(_BUCKETS)
+        self.own_s = 0.0
+
+    def increments(self) -> Iterator[tuple[_Series, float]]:
+        """Yield what counters are to grow by; of the buckets the widest first, as no bucket may exceed a wider one."""
+        yield from self.counts.items()
+        cumulative = list(zip(_BUCKETS, accumulate(self.buckets), strict=True))
+        call_count = cumulative[-1][1]
+        if call_count:
+            yield ("own_seconds_sum", ""), self.own_s
+            yield ("own_seconds_count", ""), call_count
+        for bucket, count in reversed(cumulative):
+            if count:
+                yield ("own_seconds_bucket", bucket), count

@@ -1,0 +1,84 @@
+"""A server that loads models when it is told to."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import urllib.request
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+import tritonclient.grpc
+
+from shm_backend_utils.server import EmbeddedServer
+
+from ..crash.server_options import installation_with
+
+__all__ = ["LoadingServer", "Sample"]
+
+MODELS: Final = Path(__file__).resolve().parents[1] / "models"
+PREFIX: Final = "shm_backend_utils_"
+SAMPLE: Final = re.compile(rf"{PREFIX}(\w+)\{{(.*)\}} (\S+)")
+LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
+
+
+class Sample(NamedTuple):
+    """One line of what the metrics port says of this library."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+class LoadingServer:
+    """The server, and models that it may load."""
+
+    def __init__(self, folder: Path) -> None:
+        self._models = folder / "models"
+        self._models.mkdir()
+        installation = installation_with(["--model-control-mode=explicit"], folder / "installation")
+        self.server = EmbeddedServer.start(self._models, installation=installation, log_file=folder / "server.log")
+        self.grpc: Any = tritonclient.grpc.InferenceServerClient(self.server.grpc_url)
+        self._changes = itertools.count(1)
+
+    def load(self, name: str, like: str, config: str | None) -> None:
+        """Load one of the test models under a name, with this config.pbtxt or with none."""
+        shutil.copytree(MODELS / like, self._models / name, ignore=shutil.ignore_patterns("__pycache__"))
+        if config is not None:
+            (self._models / name / "config.pbtxt").write_text(config)
+        self.grpc.load_model(name)
+
+    def load_all(self, like: str, configs: Mapping[str, str | None]) -> None:
+        """Load models side by side, as each load is spent in waiting."""
+        with ThreadPoolExecutor(len(configs)) as executor:
+            list(executor.map(lambda name: self.load(name, like, configs[name]), configs))
+
+    def load_anew(self, name: str) -> None:
+        """Load a loaded model once more, as if its code had changed."""
+        os.utime(self._models / name / "1" / "model.py", (next(self._changes),) * 2)
+        self.grpc.load_model(name)
+
+    def unload(self, name: str) -> None:
+        """Unload a model."""
+        self.grpc.unload_model(name)
+
+    def samples(self, model: str) -> list[Sample]:
+        """Return what the metrics port says of a model."""
+        with urllib.request.urlopen(f"http://{self.server.metrics_url}/metrics", timeout=30) as reply:
+            found = SAMPLE.findall(reply.read().decode())
+        samples = [Sample(name, dict(LABEL.findall(labels)), float(value)) for name, labels, value in found]
+        return [sample for sample in samples if sample.labels["model"] == model]
+
+    def __enter__(self) -> LoadingServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.grpc.close()
+        self.server.stop()

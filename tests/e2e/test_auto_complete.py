@@ -1,0 +1,106 @@
+"""Models that complete their configuration by auto_complete, with little in config.pbtxt, or with none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client.paths import PathName
+
+from .loading_server import LoadingServer
+
+X = np.arange(3, dtype=np.float32)
+TENSORS = """
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 3 ] OPTIONAL } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 3 ] } ]
+"""
+REQUIRED = TENSORS.replace("OPTIONAL", "")
+SERVED = {
+    "without_a_config": None,
+    "without_a_config_with_batches": None,
+    "with_paths": 'parameters { key: "SHM_PATHS" value: { string_value: "direct,inline" } }',
+    "with_tensors": TENSORS.replace("OPTIONAL", "optional: true"),
+    "without_the_direct_path": REQUIRED + 'parameters { key: "SHM_PATHS" value: { string_value: "inline" } }',
+}
+
+
+@pytest.fixture(scope="module")
+def server(loading_server: LoadingServer) -> LoadingServer:
+    loading_server.load_all("self_described", SERVED)
+    return loading_server
+
+
+@pytest.fixture
+def client(server: LoadingServer) -> Iterator[ShmClient]:
+    with ShmClient(server.server.grpc_url, timeout_s=30) as client:
+        yield client
+
+
+def inputs(server: LoadingServer, model: str) -> dict[str, bool]:
+    """Return the model's inputs, as the server has them, and whether each is optional."""
+    config = server.grpc.get_model_config(model, as_json=True)["config"]
+    return {tensor["name"]: tensor.get("optional", False) for tensor in config["input"]}
+
+
+@pytest.mark.parametrize("path", ["direct", "inline"])
+@pytest.mark.parametrize("model", [model for model in SERVED if model != "without_the_direct_path"])
+def test_it_is_served_on_every_path(client: ShmClient, model: str, path: PathName) -> None:
+    x = np.stack([X, 2 * X]) if "batches" in model else X
+    with client.infer(model, {"X": x}, path=path) as result:
+        np.testing.assert_array_equal(result["Y"], x)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("without_a_config", {"X": True, "SHM": True}),
+        ("without_a_config_with_batches", {"X": True, "SHM": True}),
+        ("with_paths", {"X": True}),
+        ("with_tensors", {"X": True, "SHM": True}),
+        ("without_the_direct_path", {"X": False}),
+    ],
+)
+def test_the_server_takes_over_the_inputs_that_are_needed(
+    server: LoadingServer, model: str, expected: dict[str, bool]
+) -> None:
+    assert inputs(server, model) == expected
+
+
+def test_a_client_takes_the_direct_path_of_its_own_accord(client: ShmClient) -> None:
+    with client.infer("without_a_config", {"X": X}) as result:
+        assert result.path == "direct"
+
+
+def test_a_model_that_is_to_serve_no_direct_path_is_served_on_the_others(client: ShmClient) -> None:
+    with client.infer("without_the_direct_path", {"X": X}) as result:
+        assert result.path == "inline"
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "complaints"),
+    [
+        (
+            "required",
+            REQUIRED,
+            ["ModelError: input 'X' of model 'required' is not optional", "add `optional: true` to it in config.pbtxt"],
+        ),
+        (
+            "taken",
+            REQUIRED.replace("X", "SHM"),
+            ["ModelError: input 'SHM' of model 'taken' is TYPE_FP32 [3], not optional", "give it another name"],
+        ),
+    ],
+    ids=["required", "taken"],
+)
+def test_a_config_that_contradicts_keeps_the_model_from_loading_and_the_log_says_why(
+    loading_server: LoadingServer, model: str, config: str, complaints: list[str]
+) -> None:
+    with pytest.raises(InferenceServerException, match=f"load failed for model '{model}'"):
+        loading_server.load(model, "self_described", config)
+    assert not loading_server.grpc.is_model_ready(model)
+    log = loading_server.server.log_tail()
+    assert all(complaint in log for complaint in complaints)

@@ -1,0 +1,221 @@
+"""What the metrics port says of models with the parameter SHM_METRICS."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from shm_backend_utils.client import InferenceError, ShmClient
+from shm_backend_utils.client.paths import PathName
+
+from .eventually import eventually
+from .loading_server import LoadingServer
+
+MODEL = "measured"
+X = np.arange(1000, dtype=np.float32)
+ROOM = {"FILLED": X.nbytes, "COPIED": X.nbytes, "PASSED": X.nbytes}
+METRICS = 'parameters { key: "SHM_METRICS" value: { string_value: "true" } }'
+
+
+def config(*more: str, count: int = 1) -> str:
+    outputs = ", ".join(f'{{ name: "{name}" data_type: TYPE_FP32 dims: [ -1 ] }}' for name in ROOM)
+    lines = [
+        'backend: "python"',
+        'input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] optional: true } ]',
+        f"output [ {outputs} ]",
+        'parameters { key: "SHM_PATHS" value: { string_value: "direct,triton-shm,inline" } }',
+        f"instance_group [ {{ kind: KIND_CPU count: {count} }} ]",
+        *more,
+    ]
+    return "\n".join(lines)
+
+
+def figures(server: LoadingServer, model: str) -> Counter[str]:
+    """Return what the model's metrics say, all sessions together: by name, and the label that only this name has."""
+    found: Counter[str] = Counter()
+    for name, labels, value in server.samples(model):
+        own = [label for key, label in labels.items() if key not in ("model", "version", "session")]
+        found[" ".join([name, *own])] += value  # type: ignore[assignment]  # a sum of floats
+    return found
+
+
+def sessions(server: LoadingServer, model: str) -> set[str]:
+    return {sample.labels["session"] for sample in server.samples(model)}
+
+
+@contextlib.contextmanager
+def counts(server: LoadingServer, expected: Mapping[str, float]) -> Iterator[None]:
+    """Check that what the block does is counted so, and nothing else is."""
+    before = figures(server, MODEL)
+    yield
+    grown: dict[str, float] = {}
+
+    def is_as_expected() -> bool:
+        after = figures(server, MODEL)
+        grown.clear()
+        grown.update({name: after[name] - before[name] for name in after if "_total" in name})
+        return {name: growth for name, growth in grown.items() if growth} == expected
+
+    try:
+        eventually(is_as_expected)
+    except AssertionError:
+        assert grown == expected
+        raise
+
+
+def are_told(server: LoadingServer, expected: Mapping[str, float]) -> bool:
+    return expected.items() <= figures(server, MODEL).items()
+
+
+@pytest.fixture(scope="module")
+def server(loading_server: LoadingServer) -> LoadingServer:
+    configs = {MODEL: config(METRICS), "measured_twice": config(METRICS, count=2), "unmeasured": config()}
+    loading_server.load_all("measured", configs)
+    return loading_server
+
+
+@pytest.fixture
+def client(server: LoadingServer) -> Iterator[ShmClient]:
+    with ShmClient(server.server.grpc_url, timeout_s=30) as client:
+        yield client
+
+
+def call(client: ShmClient, model: str = MODEL, path: PathName = "direct") -> None:
+    client.infer(model, {"X": X}, outputs=ROOM, path=path).release()
+
+
+def test_everything_is_there_from_the_load_of_a_model_to_its_end(loading_server: LoadingServer) -> None:
+    loading_server.load("unused", "measured", config(METRICS))
+    assert {name for name, value in figures(loading_server, "unused").items() if value == 0} > {
+        "calls_total direct",
+        "calls_total triton",
+        "zero_copy_bytes_total",
+        "copied_bytes_total",
+        "own_seconds_bucket +Inf",
+        "own_seconds_sum",
+        "own_seconds_count",
+        "mapped_bytes",
+        "mapped_regions",
+    }
+    assert {(sample.labels["model"], sample.labels["version"]) for sample in loading_server.samples("unused")} == {
+        ("unused", "1")
+    }
+    loading_server.unload("unused")
+    eventually(lambda: not loading_server.samples("unused"))
+
+
+def test_on_the_direct_path_only_what_the_model_puts_is_copied(server: LoadingServer, client: ShmClient) -> None:
+    expected = {
+        "calls_total direct": 2,
+        "zero_copy_bytes_total": 2 * 3 * X.nbytes,  # X, FILLED, and PASSED, which is X
+        "copied_bytes_total": 2 * X.nbytes,
+    }
+    with counts(server, expected):
+        call(client)
+        call(client)
+
+
+def test_an_output_that_finds_no_room_is_copied(server: LoadingServer, client: ShmClient) -> None:
+    expected = {
+        "calls_total direct": 1,
+        "zero_copy_bytes_total": 2 * X.nbytes,
+        "copied_bytes_total": 2 * X.nbytes,
+    }
+    with counts(server, expected):
+        client.infer(MODEL, {"X": X}, outputs=ROOM | {"FILLED": 4}, path="direct").release()
+
+
+@pytest.mark.parametrize("path", ["triton-shm", "inline"])
+def test_on_the_other_paths_everything_is_copied(server: LoadingServer, client: ShmClient, path: PathName) -> None:
+    with counts(server, {"calls_total triton": 1, "copied_bytes_total": 4 * X.nbytes}):
+        call(client, path=path)
+
+
+def test_refusals_are_counted_by_their_reason(server: LoadingServer, client: ShmClient) -> None:
+    expected = {
+        "refusals_total DescriptorError": 1,
+        "refusals_total MissingTensorError": 2,
+        "refusals_total ModelError": 1,
+    }
+    with counts(server, expected):
+        for parameters in ({"shm_io": "nonsense"}, {}, {}):
+            with pytest.raises(InferenceServerException):
+                server.grpc.infer(MODEL, [], parameters=parameters)
+        with pytest.raises(InferenceError, match="model.py wrote an output that it may not"):
+            client.infer(MODEL, {"X": X}, outputs=ROOM, parameters={"fault": "an output of another type"})
+
+
+def test_what_fails_by_an_error_of_the_models_own_is_no_refusal(server: LoadingServer, client: ShmClient) -> None:
+    with counts(server, {"calls_total direct": 1, "zero_copy_bytes_total": 12000, "copied_bytes_total": 4000}):
+        with pytest.raises(InferenceError, match="ValueError: an error of its own"):
+            client.infer(MODEL, {"X": X}, outputs=ROOM, parameters={"fault": "an error of its own"})
+        call(client)
+
+
+def test_what_is_mapped_is_told_until_it_is_not(server: LoadingServer) -> None:
+    sizes = set()
+    with counts(server, {"calls_total direct": 2, "zero_copy_bytes_total": 36000, "copied_bytes_total": 12000}):
+        for x in (X, np.tile(X, 2)):
+            with ShmClient(server.server.grpc_url) as client:  # the model lets go of what the last one has left
+                client.infer(MODEL, {"X": x}, outputs=dict.fromkeys(ROOM, x.nbytes), path="direct").release()
+                size = sum(path.stat().st_size for path in Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*"))
+                eventually(partial(are_told, server, {"mapped_bytes": size, "mapped_regions": 1}))
+                sizes.add(size)
+    assert len(sizes) == 2
+
+
+def test_own_time_reads_as_a_histogram(server: LoadingServer, client: ShmClient) -> None:
+    before = figures(server, MODEL)["own_seconds_count"]
+    call(client)
+    eventually(partial(are_told, server, {"own_seconds_count": before + 1}))
+    samples = server.samples(MODEL)
+    buckets = {float(sample.labels["le"]): sample.value for sample in samples if sample.name == "own_seconds_bucket"}
+    counted = [buckets[bound] for bound in sorted(buckets)]
+    assert counted == sorted(counted)
+    assert counted[-1] == before + 1
+    assert math.inf in buckets
+    assert figures(server, MODEL)["own_seconds_sum"] > 0
+
+
+def test_instances_have_series_of_their_own_that_add_up(server: LoadingServer) -> None:
+    sent = 0
+
+    def does_each_count(client: ShmClient) -> bool:
+        nonlocal sent
+        pending = [client.submit("measured_twice", {"X": X}, outputs=ROOM, path="direct") for _ in range(8)]
+        sent += len(pending)
+        for future in pending:
+            future.result().release()
+        eventually(lambda: figures(server, "measured_twice")["calls_total direct"] == sent)
+        counted = [sample for sample in server.samples("measured_twice") if sample.name == "calls_total"]
+        return len({sample.labels["session"] for sample in counted if sample.value}) == 2
+
+    with ShmClient(server.server.grpc_url, timeout_s=30) as client:
+        eventually(partial(does_each_count, client))
+    assert len(sessions(server, "measured_twice")) == 2
+
+
+def test_a_model_without_the_parameter_publishes_nothing(server: LoadingServer) -> None:
+    with ShmClient(server.server.grpc_url, timeout_s=30) as client:
+        call(client, "unmeasured")
+    assert server.samples("unmeasured") == []
+
+
+def test_a_model_that_is_loaded_anew_begins_anew(server: LoadingServer, client: ShmClient) -> None:
+    call(client)
+    before = sessions(server, MODEL)
+    server.load_anew(MODEL)
+    eventually(lambda: not before & sessions(server, MODEL))
+    assert len(sessions(server, MODEL)) == 1
+    assert not any(figures(server, MODEL).values())
+    call(client)
+    eventually(lambda: figures(server, MODEL)["calls_total direct"] == 1)

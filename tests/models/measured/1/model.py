@@ -1,0 +1,24 @@
+"""Gives its input back in three ways: filled in place, copied, and passed through. Fails as `fault` says."""
+
+from shm_backend_utils.model import Call, ShmSession
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.session = ShmSession.from_args(args)
+
+    def execute(self, requests):
+        return self.session.serve(requests, self.infer)
+
+    def infer(self, call: Call) -> None:
+        x = call.input("X")
+        fault = call.parameters.get("fault")
+        if fault == "an error of its own":
+            raise ValueError(fault)
+        filled = call.output("FILLED", x.shape, "int8" if fault == "an output of another type" else x.dtype)
+        filled.numpy()[:] = x.numpy()
+        call.put("COPIED", x.numpy().copy())
+        call.put("PASSED", x)
+
+    def finalize(self):
+        self.session.close()
