@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import PeerError
 from .berth import Berth
 from .demand import Demand
 from .device_bank import DeviceBank, ShortOfMemoryError, rounded_up
@@ -108,19 +110,38 @@ class Berths:
         sizes = [rounded_up(byte_size) for byte_size in plan.device_byte_sizes]
         where = [f"cuda:{device}={byte_size}" for device, byte_size in zip(plan.devices, sizes, strict=True)]
         group = " ".join([_DIRECT, *where])
-        slot, memory = await self.take_slot(demand, plan.byte_size, 1, group)
+        while True:
+            slot, memory = await self.take_slot(demand, plan.byte_size, 1, group)
+            try:
+                await self._provide(demand, slot, plan.devices, sizes)
+                await self._wait_for_models(slot)
+            except PeerError:  # nobody will ever know when the last model's GPU has finished here
+                slot.is_spoiled = True
+            except BaseException:
+                slot.is_spoiled = True
+                del memory  # an error that somebody keeps must not keep the slot
+                raise
+            else:
+                return _berth(plan, slot, memory)
+            del memory
+
+    async def _wait_for_models(self, slot: Slot) -> None:
+        events = slot.events
+        if events:
+            await self._runtime.offload(lambda: slot.listener.wait(events))
+
+    async def _provide(self, demand: Demand, slot: Slot, devices: Sequence[int], sizes: Sequence[int]) -> None:
+        """Let a slot have memory on GPUs, until the deadline."""
         while True:
             try:
-                self._bank.provide(slot, plan.devices, sizes)
+                self._bank.provide(slot, devices, sizes)
             except ShortOfMemoryError as error:
                 self._pool.drop_idle()
                 if time.monotonic() > demand.deadline:
-                    del memory  # an error that somebody keeps must not keep the slot
                     raise PoolExhaustedError(f"no device memory became free in time: {error}") from None
                 await self._runtime.pause(_ROUND_S)
             else:
-                slot.wait_for_models()
-                return _berth(plan, slot, memory)
+                return
 
     async def _wait_for_slot(self, demand: Demand, ticket: Ticket) -> tuple[Slot, npt.NDArray[np.uint8]]:
         try:

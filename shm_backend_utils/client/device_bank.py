@@ -87,10 +87,12 @@ class DeviceBank:
         """
         self._graves.append(_Grave(fd, tuple(space.allocation for space in spaces)))
 
-    def collect(self) -> None:
-        """Free what nobody uses any more."""
-        with self._lock:
-            self._collect()
+    def collect(self) -> bool:
+        """Free what nobody uses any more. Return whether something is left to be freed."""
+        if self._graves:
+            with self._lock:
+                self._collect()
+        return bool(self._graves)
 
     def close(self) -> None:
         """Free what can be freed; the rest as soon as models have let go of it, or with this process."""

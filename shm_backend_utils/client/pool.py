@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,6 +72,12 @@ class SlotPool:
 
     A slot that comes back in doubt goes into quarantine until it can be reclaimed.
 
+    Parameters
+    ----------
+    options : PoolOptions
+    tend : callable, optional
+        Done whenever slots may have been let go of; returns whether it wants to be soon again.
+
     Attributes
     ----------
     is_a_forks : bool
@@ -79,8 +86,9 @@ class SlotPool:
         How many calls had to wait.
     """
 
-    def __init__(self, options: PoolOptions) -> None:
+    def __init__(self, options: PoolOptions, tend: Callable[[], bool] | None = None) -> None:
         self.options = options
+        self._tend = tend
         self.wait_count = 0
         self._shelf = Shelf(options.max_bytes or _half_of_shared_memory())
         self._lock = threading.Lock()
@@ -342,7 +350,8 @@ class SlotPool:
             self._serve()
             self._shelf.destroy(self._shelf.idle_before(time.monotonic() - self.options.idle_s))
         self._settle()
-        return self._patience()
+        is_urgent = self._tend is not None and self._tend()
+        return _QUARANTINE_ROUND_S if is_urgent else self._patience()
 
     def _whole_size(self, byte_size: int, turn_count: int) -> int:
         """Return the size of a region for this much data, or up to an eighth more: similar calls fit in it, too."""

@@ -16,7 +16,7 @@ from ..region.cuda_events import EventListener
 from ..region.layout import SlotRecord
 from ..region.managed import ManagedRegion
 from ..region.system import Access
-from ..results import parse_events
+from ..results import Event, parse_events
 from .plan import CallPlan
 from .space import DeviceSpace, HostSpace, Space
 
@@ -185,16 +185,17 @@ class Slot:
             return space.listener
         raise PeerError("the model's results break the protocol: an event for a call without memory on a GPU")
 
-    def wait_for_models(self) -> None:
-        """Wait until no model's GPU works in it any more: models may have left that to their clients."""
-        for turn in self.turns:
-            events = parse_events(turn.record.results()) if turn.generation else ()
-            if events:
-                try:
-                    self.listener.wait(events)
-                except PeerError:
-                    self.is_spoiled = True  # nobody will ever know
-                    raise
+    @property
+    def events(self) -> list[Event]:
+        """What must have happened before no model's GPU works in it any more: models may leave that to their clients.
+
+        Raises
+        ------
+        PeerError
+            A model's results are not what protocol v1 says.
+        """
+        texts = [turn.record.results() for turn in self.turns if turn.generation]
+        return [event for text in texts for event in parse_events(text)]
 
     def spaces(self, devices: Iterable[int]) -> tuple[Space, ...]:
         """Return the slot's memories in the order of a plan's regions."""

@@ -49,8 +49,8 @@ class Terms:
         self.timeout_s = check_timeout(timeout_s)
         self.tls = tls
         pool = pool or PoolOptions()
-        self.pool = SlotPool(pool)
         self.bank = DeviceBank(cuda or CudaAccess(), pool.max_device_bytes)
+        self.pool = SlotPool(pool, self.bank.collect)
         self._path = check_path(path)
 
     def end_with(self, client: object) -> None:

@@ -361,6 +361,12 @@ def results_with(*events: Event) -> bytes:
     return json.dumps({"": listed}).encode()
 
 
+def wait_for_models(slot: Slot) -> None:
+    events = slot.events
+    if events:
+        slot.listener.wait(events)
+
+
 def test_a_slot_is_used_again_when_the_models_gpu_has_finished(new_slot: MakeSlot) -> None:
     slot = new_slot()
     model = FakeCuda()
@@ -368,7 +374,7 @@ def test_a_slot_is_used_again_when_the_models_gpu_has_finished(new_slot: MakeSlo
     done: list[str] = []
 
     def call_next() -> None:
-        slot.wait_for_models()
+        wait_for_models(slot)
         done.append("the next call")
 
     with unfinished_work(model, done) as finish:
@@ -385,9 +391,9 @@ def test_a_slot_whose_models_have_left_nothing_to_wait_for_is_used_at_once(
     cuda: FakeCuda, new_slot: MakeSlot, results: bytes
 ) -> None:
     slot = new_slot()
-    slot.wait_for_models()
+    wait_for_models(slot)
     slot.turns[0].record.complete(slot.turns[0].advance(), results)
-    slot.wait_for_models()
+    wait_for_models(slot)
     assert times(cuda, "synchronize_event") == 0
 
 
@@ -395,7 +401,7 @@ def test_an_event_for_a_slot_without_device_memory_is_the_peers_fault() -> None:
     slot = Slot(100, 1, PRIVATE)
     slot.turns[0].record.complete(slot.turns[0].advance(), results_with(Event("0" * 32, bytes(64))))
     with pytest.raises(PeerError, match="an event for a call without memory on a GPU"):
-        slot.wait_for_models()
+        wait_for_models(slot)
     slot.destroy()
 
 

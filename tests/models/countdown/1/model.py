@@ -24,7 +24,7 @@ class TritonPythonModel:
     def answer(self, request):
         parameters = json.loads(request.parameters() or "{}")
         sender = request.get_response_sender()
-        x = self.backend.input(pb_utils.get_input_tensor_by_name(request, "X"))
+        x = self.backend.input(pb_utils.get_input_tensor_by_name(request, "X"), None)
         count = parameters.get("count")
         for i in itertools.count() if count is None else range(count):
             if sender.is_cancelled():
