@@ -83,12 +83,13 @@ class Strings(Sequence[bytes]):
 
     def numpy(self) -> npt.NDArray[np.object_]:
         """Return them as an array of ``bytes`` objects, of the tensor's shape; raises as :meth:`__getitem__`."""
-        array = np.empty(len(self), object)
-        array[:] = self._all()
+        elements = self._all()
+        array = np.empty(len(elements), object)
+        array[:] = elements
         return array.reshape(self.shape)
 
     def __len__(self) -> int:
-        return math.prod(self.shape)
+        return len(self._all())
 
     @overload
     def __getitem__(self, index: int) -> bytes: ...
@@ -115,7 +116,7 @@ class Strings(Sequence[bytes]):
                 self._elements = [_as_bytes(self._tensor, element) for element in self._given.ravel().tolist()]
             else:
                 assert self._encoded is not None
-                self._elements = _decode(self._tensor, self._encoded.tobytes(), len(self))
+                self._elements = _decode(self._tensor, self._encoded.tobytes(), math.prod(self.shape))
         return self._elements
 
 
@@ -123,7 +124,10 @@ def _as_bytes(tensor: str, element: object) -> bytes:
     if isinstance(element, bytes):
         return element
     if isinstance(element, str):
-        return element.encode()
+        try:
+            return element.encode()
+        except UnicodeEncodeError as error:
+            raise TensorTypeError(tensor, f"tensor {tensor!r} holds text that has no UTF-8: {error}") from None
     raise TensorTypeError(
         tensor, f"tensor {tensor!r} holds an element of type {type(element).__name__}; expected str or bytes"
     )
@@ -132,14 +136,15 @@ def _as_bytes(tensor: str, element: object) -> bytes:
 def _decode(tensor: str, data: bytes, count: int) -> list[bytes]:
     elements: list[bytes] = []
     append, read_length, size, end = elements.append, _LENGTH.unpack_from, len(data), 0
+    is_enough = count * LENGTH_SIZE <= size
     try:
-        for _ in range(count):
+        for _ in range(count if is_enough else 0):
             begin = end + LENGTH_SIZE
             end = begin + read_length(data, end)[0]
             append(data[begin:end])  # less than it should be if the end is beyond that of the data
     except struct.error:
-        end = size + 1
-    if end > size:
+        is_enough = False
+    if end > size or not is_enough:
         raise TensorError(
             tensor, f"tensor {tensor!r} has {size} bytes, but the lengths of its strings lead beyond them"
         )

@@ -7,6 +7,7 @@ whatever was interrupted or failed is started over.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import hashlib
 import importlib.util
@@ -25,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 INSTALL_SERVER = Path(__file__).with_name("install_server.py")
 # What scripts/bench compares with. It requires all of tritonclient's extras, CUDA's packages among them, and uses none.
 OTHER_CLIENT = "triton-shm-client==0.1.0"
+# What tests exchange tensors with. Only where pip finds the build for CPUs: the others bring gigabytes for GPUs.
+TORCH = "torch==2.13.0+cpu"
 
 
 class StepFailedError(Exception):
@@ -38,13 +41,16 @@ class Environment:
     ----------
     alone : list of str
         Requirements that are installed without what they require in turn.
+    where_found : list of str
+        Requirements that are done without where pip does not find them.
     """
 
-    def __init__(self, name: str, requirements: list[str], alone: list[str]) -> None:
+    def __init__(self, name: str, requirements: list[str], alone: list[str], where_found: list[str]) -> None:
         self.folder = ROOT / name
         self.python = self.folder / "bin" / "python"
         self.requirements = ["--editable", f"{ROOT}[dev]", *requirements]
         self.alone = alone
+        self.where_found = where_found
         self._stamp = self.folder / "made-by-scripts-setup"
 
     def is_made(self) -> bool:
@@ -73,13 +79,17 @@ class Environment:
         run([*pip_install, *self.requirements], on_line)
         if self.alone:
             run([*pip_install, "--no-deps", *self.alone], on_line)
+        for requirement in self.where_found:
+            with contextlib.suppress(StepFailedError):
+                run([*pip_install, requirement], on_line)
 
     def install_server(self) -> None:
         """Install the embedded server for its Python."""
         run([str(self.python), str(INSTALL_SERVER)], lambda line: None)
 
     def _fingerprint(self) -> str:
-        made_of = [(ROOT / "pyproject.toml").read_text(), sys.version, sys.base_prefix, *self.requirements, *self.alone]
+        packages = [*self.requirements, *self.alone, *self.where_found]
+        made_of = [(ROOT / "pyproject.toml").read_text(), sys.version, sys.base_prefix, *packages]
         return hashlib.sha256("\0".join(made_of).encode()).hexdigest()
 
 
@@ -142,9 +152,9 @@ def main() -> int:
     parser.add_argument("--numpy1", action="store_true", help="make .venv-numpy1 instead: the same with NumPy 1.26")
     arguments = parser.parse_args()
     environment = (
-        Environment(".venv-numpy1", ["numpy==1.26.4"], [])
+        Environment(".venv-numpy1", ["numpy==1.26.4"], [], [])
         if arguments.numpy1
-        else Environment(".venv", ["numpy>=2"], [OTHER_CLIENT])
+        else Environment(".venv", ["numpy>=2"], [OTHER_CLIENT], [TORCH])
     )
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     checkout = os.open(ROOT, os.O_RDONLY)

@@ -36,6 +36,8 @@ def array_of_numbers(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
                 f"input {tensor.name!r} holds {_short(element)}, which is no value of {tensor.config_dtype}; pass "
                 "what is, or an array",
             )
+    if dtype == BF16.numpy:
+        return elements.astype(np.float64).astype(dtype)  # it takes no large integers
     return elements if dtype is None else elements.astype(dtype)
 
 
@@ -75,11 +77,11 @@ def _fits(element: Any, dtype: np.dtype[Any] | None) -> bool:
 def _fits_fraction(element: Any, dtype: np.dtype[Any]) -> bool:
     try:
         with np.errstate(over="ignore"):
-            made = float(dtype.type(element))
+            made = float(np.float64(element).astype(dtype))
     except OverflowError:
         return False
     if isinstance(element, int | np.integer):
-        return made == element
+        return made == int(element)
     return math.isfinite(made) == math.isfinite(element)
 
 

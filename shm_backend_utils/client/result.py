@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..dtypes import BYTES
-from ..errors import ClosedError, TensorError
+from ..errors import ClosedError
 from ..results import OutputPlace, broken_results
 from ..strings import Strings
 from .space import Space
@@ -146,5 +146,5 @@ def result_of(
 def _strings(name: str, encoded: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
     try:
         return Strings.encoded_as(name, encoded, shape).numpy()
-    except TensorError as error:
+    except ValueError as error:  # TensorError, or of NumPy: a shape that no array has
         raise broken_results(error) from None

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from .. import dlpack
 from ..dtypes import BYTES
 from ..errors import TensorError, TensorShapeError, TensorTypeError
 from ..spec import ModelSpec, TensorSpec
@@ -145,10 +146,18 @@ def _array(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
             )
         try:
             return np.from_dlpack(value)
-        except (BufferError, RuntimeError, TypeError) as error:
+        except (BufferError, RuntimeError, TypeError):
             if not hasattr(value, "__array__"):
-                raise TensorError(tensor.name, f"input {tensor.name!r} cannot be read by DLPack: {error}") from None
+                return _consumed(tensor, value)
     return np.asarray(value)
+
+
+def _consumed(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
+    """Return as an array what NumPy does not read by DLPack, but this library does: BF16."""
+    try:
+        return dlpack.consume(value.__dlpack__())
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise TensorError(tensor.name, f"input {tensor.name!r} cannot be read by DLPack: {error}") from None
 
 
 def _of_parts(tensor: TensorSpec, parts: list[npt.NDArray[Any]]) -> Source:

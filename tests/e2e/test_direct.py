@@ -13,6 +13,8 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer
 
+from .in_band import NUMBERS
+
 
 def test_model_and_client_see_each_others_writes_while_the_request_runs(client: ShmClient) -> None:
     with client.prepare("handshake", {"QUESTION": ((2,), np.int64)}) as call:
@@ -58,7 +60,7 @@ def test_an_input_that_the_model_passes_through_is_not_copied(client: ShmClient)
         del source
 
 
-@pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("dtype", NUMBERS.values(), ids=lambda dtype: dtype.name)
 def test_every_dtype(client: ShmClient, dtype: dtypes.DType) -> None:
     values = np.arange(1, 6).astype(dtype.numpy)
     name = f"OUT_{dtype.name}"
@@ -69,10 +71,10 @@ def test_every_dtype(client: ShmClient, dtype: dtypes.DType) -> None:
 
 
 def test_several_dtypes_in_one_request(client: ShmClient) -> None:
-    inputs = {f"IN_{name}": np.arange(7).astype(dtype.numpy) for name, dtype in dtypes.BY_NAME.items()}
-    hints = {f"OUT_{name}": ((7,), dtype.numpy) for name, dtype in dtypes.BY_NAME.items()}
+    inputs = {f"IN_{name}": np.arange(7).astype(dtype.numpy) for name, dtype in NUMBERS.items()}
+    hints = {f"OUT_{name}": ((7,), dtype.numpy) for name, dtype in NUMBERS.items()}
     with client.infer("every_dtype", inputs, outputs=hints) as result:
-        for name in dtypes.BY_NAME:
+        for name in NUMBERS:
             np.testing.assert_array_equal(result[f"OUT_{name}"], inputs[f"IN_{name}"][::-1])
 
 

@@ -14,6 +14,8 @@ from tritonclient.utils import InferenceServerException, shared_memory
 from shm_backend_utils import dtypes
 from shm_backend_utils.server import EmbeddedServer
 
+from .in_band import NUMBERS
+
 
 class Plain:
     """tritonclient for one protocol."""
@@ -38,7 +40,7 @@ def plain(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iter
     plain.client.close()
 
 
-@pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("dtype", NUMBERS.values(), ids=lambda dtype: dtype.name)
 def test_every_dtype_in_band(plain: Plain, dtype: dtypes.DType) -> None:
     values = np.arange(1, 6).astype(dtype.numpy)
     wanted = [plain.module.InferRequestedOutput(f"OUT_{dtype.name}")]

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils import dtypes
 from shm_backend_utils.client import PathUnavailableError
 from shm_backend_utils.client.paths import PathName
 
 from .flavours import AnyClient
+from .in_band import NUMBERS, strings_in_band
 
 FOUR = np.array([1.5, -2, 0, np.inf], np.float32)
 
@@ -36,9 +36,9 @@ def test_a_batch_does_not_depend_on_the_path(any_client: AnyClient, path: PathNa
 
 
 def test_all_dtypes_in_one_request(any_client: AnyClient, path: PathName) -> None:
-    inputs = {f"IN_{name}": np.arange(7).astype(dtype.numpy) for name, dtype in dtypes.BY_NAME.items()}
+    inputs = {f"IN_{name}": np.arange(7).astype(dtype.numpy) for name, dtype in NUMBERS.items()}
     with any_client.infer("every_dtype", inputs, path=path) as result:
-        for name, dtype in dtypes.BY_NAME.items():
+        for name, dtype in NUMBERS.items():
             assert result[f"OUT_{name}"].dtype == dtype.numpy
             np.testing.assert_array_equal(result[f"OUT_{name}"], inputs[f"IN_{name}"][::-1])
 
@@ -77,10 +77,7 @@ def test_a_model_that_knows_nothing_of_this_library_cannot_be_called_directly(an
         any_client.infer("unaware", {"X": FOUR}, path="direct")
 
 
-@pytest.mark.skipif(
-    np.lib.NumpyVersion(np.__version__) >= "2.0.0",
-    reason="the stub of Triton 2.51 was built for NumPy 1, and cannot exchange strings with NumPy 2",
-)
+@strings_in_band
 @pytest.mark.parametrize("path", ["triton-shm", "inline"])
 @pytest.mark.parametrize(
     "words",

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from shm_backend_utils import descriptor, dtypes
 from shm_backend_utils.descriptor import Descriptor, InputSpan, OutputSpan, SystemRegionClaim
 from shm_backend_utils.errors import DescriptorError
+from shm_backend_utils.strings import LENGTH_SIZE
 
 INT64 = 2**63 - 1
 SECRET_TOKEN = "feedfacecafebeef" * 2
@@ -50,7 +51,9 @@ def descriptors(draw: st.DrawFn) -> Descriptor:
         for name in draw(st.lists(names, min_size=1, max_size=3)):
             dtype = draw(st.sampled_from(list(dtypes.BY_NAME.values())))
             shape = tuple(draw(shapes))
-            nbytes = math.prod(shape) * dtype.itemsize
+            is_strings = dtype is dtypes.BYTES
+            nbytes = math.prod(shape) * (LENGTH_SIZE if is_strings else dtype.itemsize)
+            nbytes += draw(st.integers(0, 2**40)) if is_strings else 0
             offset = end + draw(st.integers(0, 100))
             inputs[name] = InputSpan(index, offset, nbytes, dtype, shape)
             end = offset + nbytes
@@ -276,6 +279,9 @@ def with_a_span_out_of_bounds(value: Json, data: st.DataObject) -> tuple[Json, s
 def with_an_input_of_another_size(value: Json, data: st.DataObject) -> tuple[Json, str]:
     name = data.draw(st.sampled_from(list(value["inputs"])))
     entry = value["inputs"][name]
+    if entry[3] == "BYTES":
+        entry[4] = [*data.draw(st.lists(st.integers(1, INT64), max_size=63)), entry[2] // LENGTH_SIZE + 1]
+        return value, f"inputs.{name}[2]"
     entry[4] = data.draw(
         st.lists(st.integers(1, INT64), max_size=64).filter(lambda shape: math.prod(shape) != math.prod(entry[4]))
     )

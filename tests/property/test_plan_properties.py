@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.client.plan import CallPlan, plan, rows_of, signature
 from shm_backend_utils.descriptor import InputSpan, OutputSpan
+from shm_backend_utils.dtypes import BYTES
 from shm_backend_utils.spec import ModelSpec
+from shm_backend_utils.strings import LENGTH_SIZE
 
 sizes = st.lists(st.integers(0, 50), max_size=3)
 data_types = st.sampled_from(list(dtypes.BY_NAME.values()))
@@ -24,11 +27,12 @@ def plans(draw: st.DrawFn, rows: st.SearchStrategy[int | None]) -> CallPlan:
     inputs, config_inputs, config_outputs = [], [], []
     for index in range(draw(st.integers(1, 4))):
         dtype, dims = draw(data_types), draw(sizes)
-        config_inputs.append({"name": f"I{index}", "data_type": f"TYPE_{dtype.name}", "dims": [-1] * len(dims)})
-        inputs.append((f"I{index}", (*batch, *dims), dtype.numpy))
+        config_inputs.append({"name": f"I{index}", "data_type": config_name(dtype), "dims": [-1] * len(dims)})
+        kind = f"S{draw(st.integers(1, 50))}" if dtype is BYTES else dtype.numpy
+        inputs.append((f"I{index}", (*batch, *dims), np.dtype(kind)))
     for index in range(draw(st.integers(0, 4))):
         dims = [draw(st.sampled_from([size, -1])) for size in draw(sizes)]
-        config_outputs.append({"name": f"O{index}", "data_type": f"TYPE_{draw(data_types).name}", "dims": dims})
+        config_outputs.append({"name": f"O{index}", "data_type": config_name(draw(data_types)), "dims": dims})
     spec = ModelSpec.from_config(
         {
             "name": "model",
@@ -43,6 +47,10 @@ def plans(draw: st.DrawFn, rows: st.SearchStrategy[int | None]) -> CallPlan:
     )
     learned = draw(st.dictionaries(st.sampled_from(names), st.integers(0, 500))) if names else {}
     return plan(spec, signature({name: (shape, dtype) for name, shape, dtype in inputs}, hints), learned, most_rows=64)
+
+
+def config_name(dtype: dtypes.DType) -> str:
+    return "TYPE_STRING" if dtype is BYTES else f"TYPE_{dtype.name}"
 
 
 def spans(of: CallPlan) -> list[InputSpan | OutputSpan]:
@@ -71,8 +79,19 @@ def test_less_than_256_bytes_per_tensor_are_lost(made: CallPlan) -> None:
 
 @given(plans(st.none() | st.integers(1, 64)))
 def test_every_input_has_exactly_its_bytes(made: CallPlan) -> None:
-    for span in made.inputs.values():
-        assert span.byte_size == math.prod(span.shape) * span.dtype.itemsize
+    for name, span in made.inputs.items():
+        if name not in made.strings:
+            assert span.byte_size == math.prod(span.shape) * span.dtype.itemsize
+
+
+@given(plans(st.none() | st.integers(1, 64)))
+def test_strings_have_the_same_room_each(made: CallPlan) -> None:
+    room = dict(made.signature.string_sizes)
+    assert made.strings == set(room)
+    for name in made.strings:
+        span, count = made.inputs[name], math.prod(made.inputs[name].shape)
+        assert span.byte_size == room[name]
+        assert count == 0 or (span.byte_size % count == 0 and span.byte_size // count > LENGTH_SIZE)
 
 
 @given(plans(st.none() | st.integers(1, 64)))
@@ -97,7 +116,7 @@ def test_the_rows_of_a_call_cover_it_without_gap_or_overlap(whole: CallPlan, at_
             mine = part.inputs[name]
             assert mine.offset == end
             assert mine.shape == (part.batch_size, *span.shape[1:])
-            assert mine.byte_size == math.prod(mine.shape) * mine.dtype.itemsize
+            assert mine.byte_size * whole.batch_size == span.byte_size * (part.batch_size or 0)
             end += mine.byte_size
         assert end == span.offset + span.byte_size
     for name, room in whole.outputs.items():

@@ -130,7 +130,7 @@ def test_gpu_memory_has_no_field_of_another_kind(field: str) -> None:
 @pytest.mark.parametrize("kind", ["CUDA", "gpu", "cuda ", "", None, 2, True, ["cuda"], {"cuda": 1}])
 def test_another_kind_is_refused_with_the_kinds_that_there_are(kind: object) -> None:
     error = refusal_with("kind", kind)
-    assert (error.field, error.expected) == ("regions[1].kind", "'system', 'cuda' or 'named'")
+    assert (error.field, error.expected) == ("regions[1].kind", "'system', 'cuda', 'lent' or 'named'")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_only_an_earlier_managed_region_fences_gpu_memory(index: int) -> None:
     values[1]["slot_region"] = index
     error = refusal(values)
     assert (error.field, error.found) == ("regions[1].slot_region", str(index))
-    assert error.expected == "the index of an earlier region of kind 'system', or null"
+    assert error.expected == "the index of an earlier region of kind 'system' or 'lent', or null"
 
 
 @pytest.mark.parametrize("other", [NAMED, UNFENCED], ids=["named", "cuda"])

@@ -216,11 +216,49 @@ def test_a_span_in_a_descriptor_without_regions_is_refused(group: str) -> None:
     assert refusal(value).field == f"{group}.{name}[0]"
 
 
-@pytest.mark.parametrize("wrong", [None, 1, "", "fp32", "TYPE_FP32", "BYTES", "BF16", ["FP32"]])
-def test_a_data_type_that_cannot_lie_in_shared_memory_is_refused(wrong: object) -> None:
+@pytest.mark.parametrize("wrong", [None, 1, "", "fp32", "TYPE_FP32", "STRING", "TYPE_STRING", "FP8", ["FP32"]])
+def test_a_data_type_that_triton_does_not_have_is_refused(wrong: object) -> None:
     value = valid()
     value["inputs"]["IMAGE"][3] = wrong
     assert refusal(value).field == "inputs.IMAGE[3]"
+
+
+def test_an_input_may_be_bf16() -> None:
+    value = valid()
+    value["inputs"]["IMAGE"][2:] = [12, "BF16", [2, 3]]
+    assert descriptor.parse(json.dumps(value)).inputs["IMAGE"].dtype is dtypes.BF16
+
+
+@pytest.mark.parametrize(("byte_size", "shape"), [(24, [2, 3]), (25, [2, 3]), (4096, [6]), (4, []), (0, [0]), (9, [0])])
+def test_strings_may_have_any_size_that_has_room_for_their_lengths(byte_size: int, shape: list[int]) -> None:
+    value = valid() | {"outputs": {}}
+    value["inputs"]["WORDS"] = [0, REGION_SIZE - byte_size, byte_size, "BYTES", shape]
+    assert descriptor.parse(json.dumps(value)).inputs["WORDS"] == InputSpan(
+        0, REGION_SIZE - byte_size, byte_size, dtypes.BYTES, tuple(shape)
+    )
+
+
+@pytest.mark.parametrize("shape", [[2, 3, 2], [7], [2**62, 2], [2**63 - 1] * 64])
+def test_strings_that_are_more_than_their_lengths_have_room_are_refused(shape: list[int]) -> None:
+    value = valid()
+    value["inputs"]["WORDS"] = [0, 4096, 24, "BYTES", shape]
+    refused = refusal(value)
+    assert refused.field == "inputs.WORDS[2]"
+    assert refused.found == "24"
+    assert refused.expected.startswith("at least ")
+    assert len(str(refused)) < 300
+
+
+def test_strings_that_end_outside_their_region_are_refused() -> None:
+    value = valid()
+    value["inputs"]["WORDS"] = [0, REGION_SIZE - 23, 24, "BYTES", [1]]
+    assert refusal(value).field == "inputs.WORDS"
+
+
+def test_an_output_that_overlaps_the_room_behind_strings_is_refused() -> None:
+    value = valid()
+    value["inputs"]["WORDS"] = [0, 8000, 193, "BYTES", [0]]
+    assert refusal(value).field == "outputs.OUTPUT0"
 
 
 @pytest.mark.parametrize("wrong", [None, 6, "2,3", {}, [2, -3], [2, 3.0], [True, 6], [2**63], [1] * 65])

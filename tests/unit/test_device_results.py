@@ -95,7 +95,9 @@ def test_an_output_is_where_the_model_wrote_it(allocation: CudaAllocation) -> No
     assert result.bytes_avoided == 48
 
 
-@pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=list(dtypes.BY_NAME))
+@pytest.mark.parametrize(
+    "dtype", [dtype for dtype in dtypes.BY_NAME.values() if dtype.itemsize], ids=lambda row: row.name
+)
 def test_an_output_on_a_gpu_may_be_of_any_type(allocation: CudaAllocation, dtype: dtypes.DType) -> None:
     array = read({"X": [dtype.name, [2], 2 * dtype.itemsize, 1, 0]}, allocation)["X"]
     assert (array.dtype, array.shape) == (dtype.numpy, (2,))

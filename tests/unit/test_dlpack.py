@@ -18,7 +18,10 @@ Array = npt.NDArray[Any]
 
 NUMPY_SPEAKS_VERSIONS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 
-every_dtype = pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=list(dtypes.BY_NAME))
+NUMBERS = [dtype for dtype in dtypes.BY_NAME.values() if dtype is not dtypes.BYTES]
+KNOWN_TO_NUMPY = [dtype for dtype in NUMBERS if dtype is not dtypes.BF16]
+
+every_dtype = pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
 every_shape = pytest.mark.parametrize("shape", [(), (1,), (5,), (0,), (3, 0, 2), (1, 1, 1), (2, 3, 4)], ids=str)
 needs_versions = pytest.mark.skipif(not NUMPY_SPEAKS_VERSIONS, reason="NumPy makes versioned capsules since 2.1")
 
@@ -153,22 +156,24 @@ def test_a_consumer_that_knows_versions_gets_version_1(version: tuple[int, int])
 
 @needs_versions
 @pytest.mark.parametrize("writeable", [True, False])
-def test_a_versioned_capsule_says_whether_it_is_read_only(writeable: bool) -> None:
-    array = floats()
+@every_dtype
+def test_a_versioned_capsule_says_whether_it_is_read_only(dtype: DType, writeable: bool) -> None:
+    array = sample(dtype)
     array.flags.writeable = writeable
     capsule = dlpack.export(array, (1, 0))
     flags = struct.unpack("<Q", ctypes.string_at(pointer(capsule, b"dltensor_versioned") + 24, 8))[0]
     assert bool(flags & 1) is not writeable
 
 
-def test_a_capsule_that_cannot_say_read_only_is_not_made_of_a_read_only_array() -> None:
-    array = floats()
+@every_dtype
+def test_a_capsule_that_cannot_say_read_only_is_not_made_of_a_read_only_array(dtype: DType) -> None:
+    array = sample(dtype)
     array.flags.writeable = False
     with pytest.raises(BufferError):
         dlpack.export(array)
 
 
-@every_dtype
+@pytest.mark.parametrize("dtype", KNOWN_TO_NUMPY, ids=[dtype.name for dtype in KNOWN_TO_NUMPY])
 def test_numpy_takes_an_exported_array_without_a_copy(dtype: DType) -> None:
     array = sample(dtype)
     taken = numpy_takes(dlpack.export(array))
@@ -236,19 +241,28 @@ def test_consume_takes_every_dtype_writable_and_without_a_copy(dtype: DType) -> 
 
 
 @every_shape
-def test_consume_takes_every_shape(shape: tuple[int, ...]) -> None:
-    array = floats(shape)
+@every_dtype
+def test_consume_takes_every_shape(dtype: DType, shape: tuple[int, ...]) -> None:
+    array = sample(dtype, shape)
     taken = dlpack.consume(dlpack.export(array))
-    assert taken.shape == shape
+    assert (taken.dtype, taken.shape) == (dtype.numpy, shape)
     np.testing.assert_array_equal(taken, array)
 
 
 @every_stride
-def test_consume_takes_every_stride(strided: Any) -> None:
-    array = dlpack.writable_alias(strided(floats()))
+@every_dtype
+def test_consume_takes_every_stride(dtype: DType, strided: Any) -> None:
+    array = dlpack.writable_alias(strided(sample(dtype, (4, 6))))
     taken = dlpack.consume(dlpack.export(array))
     assert taken.strides == array.strides
     np.testing.assert_array_equal(taken, array)
+
+
+def test_bf16_keeps_its_bits() -> None:
+    bits = np.array([0x3F80, 0xC000, 0x7F80, 0x7FC1, 0x8000, 0x0001], np.uint16)  # 1, -2, infinity, no number, -0, tiny
+    taken = dlpack.consume(dlpack.export(bits.view(dtypes.BF16.numpy)))
+    assert taken.tobytes() == bits.tobytes()
+    assert taken[:3].tolist() == [1, -2, np.inf]
 
 
 def test_no_strides_mean_c_contiguous() -> None:
@@ -314,8 +328,8 @@ def test_memory_of_another_device_is_not_consumed(device_type: int) -> None:
 
 @pytest.mark.parametrize(
     ("code", "bits", "lanes"),
-    [(4, 16, 1), (5, 64, 1), (2, 32, 4), (2, 8, 1), (0, 1, 1), (255, 32, 1)],
-    ids=["bfloat16", "complex64", "float32x4", "float8", "int1", "unknown"],
+    [(4, 32, 1), (4, 16, 2), (5, 64, 1), (2, 32, 4), (2, 8, 1), (0, 1, 1), (255, 32, 1), (255, 0, 1)],
+    ids=["bfloat32", "bfloat16x2", "complex64", "float32x4", "float8", "int1", "unknown", "strings"],
 )
 def test_a_data_type_without_a_counterpart_in_triton_is_not_consumed(code: int, bits: int, lanes: int) -> None:
     capsule = dlpack.export(floats())
@@ -350,8 +364,9 @@ def test_a_capsule_that_a_consumer_gave_a_name_of_its_own_is_marked_as_used() ->
 
 
 @every_shape
-def test_a_writable_alias_is_the_same_memory(shape: tuple[int, ...]) -> None:
-    array = floats(shape)
+@every_dtype
+def test_a_writable_alias_is_the_same_memory(dtype: DType, shape: tuple[int, ...]) -> None:
+    array = sample(dtype, shape)
     array.flags.writeable = False
     alias = dlpack.writable_alias(array)
     assert alias.flags.writeable

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from shm_backend_utils import dtypes
 from shm_backend_utils.client.models import KnownModel
 from shm_backend_utils.client.plan import CallPlan, plan, rows_of, signature
 from shm_backend_utils.descriptor import InputSpan, OutputSpan
@@ -23,8 +24,7 @@ from shm_backend_utils.errors import (
 from shm_backend_utils.spec import ModelSpec
 
 FP32 = np.dtype(np.float32)
-BF16 = np.dtype((type("bfloat", (np.void,), {}), 2))
-"""As NumPy sees the dtype of the package ml_dtypes: by its name, which has the number of bits at its end."""
+BF16 = dtypes.BF16.numpy
 Given = tuple[str, Sequence[int], npt.DTypeLike]
 
 
@@ -166,29 +166,84 @@ def test_a_model_keeps_a_limited_number_of_plans() -> None:
     assert known.plan(signature({"X": ((0,), FP32)}, None)) is not first
 
 
-def test_tensors_without_a_fixed_item_size_travel_with_the_request() -> None:
-    made = planned(STRINGS, [("TEXT", (2,), object), ("X", (1,), FP32), ("B", (3,), BF16)])
-    assert made.in_band == {"TEXT": ((2,), np.dtype(object)), "B": ((3,), BF16)}
-    assert list(made.inputs) == ["X"]
-    assert list(made.outputs) == ["Y"]
-    assert list(made.wanted) == ["WORDS", "Y"]
+def test_strings_and_bf16_lie_beside_the_others() -> None:
+    made = planned(STRINGS, [("TEXT", (2,), "S20"), ("X", (1,), FP32), ("B", (3,), BF16)])
+    spans = {name: (span.offset, span.byte_size, span.dtype.name) for name, span in made.inputs.items()}
+    assert spans == {"TEXT": (0, 48, "BYTES"), "X": (256, 4, "FP32"), "B": (512, 6, "BF16")}
+    assert made.strings == {"TEXT"}
 
 
-@pytest.mark.parametrize("dtype", ["U7", "S7", object])
-def test_strings_of_any_dtype_travel_as_objects(dtype: str) -> None:
-    assert planned(STRINGS, [("TEXT", (2,), dtype)]).in_band["TEXT"] == ((2,), np.dtype(object))
+def test_a_string_of_known_length_has_room_for_its_length_and_its_bytes() -> None:
+    assert planned(STRINGS, [("TEXT", (5,), "S7")]).inputs["TEXT"].byte_size == 5 * (4 + 7)
+
+
+def test_a_character_may_take_four_bytes() -> None:
+    assert planned(STRINGS, [("TEXT", (5,), "U7")]).inputs["TEXT"].byte_size == 5 * (4 + 7 * len("😀".encode()))
+
+
+def test_a_string_of_unknown_length_has_room_for_60_bytes() -> None:
+    assert planned(STRINGS, [("TEXT", (5,), object)]).inputs["TEXT"].byte_size == 5 * 64
+
+
+@pytest.mark.parametrize("dtype", ["S", "U", "S0", bytes, str], ids=repr)
+def test_strings_without_a_length_have_room_for_empty_ones_at_least(dtype: Any) -> None:
+    assert planned(STRINGS, [("TEXT", (5,), dtype)]).inputs["TEXT"].byte_size >= 5 * 4
+
+
+@pytest.mark.parametrize("dtype", ["U7", "S7", object, bytes])
+def test_strings_of_every_dtype_are_objects_in_a_signature(dtype: Any) -> None:
+    assert signature({"TEXT": ((2,), dtype)}, None).inputs == (("TEXT", (2,), np.dtype(object)),)
+
+
+def test_calls_whose_strings_need_more_room_have_another_plan() -> None:
+    known = KnownModel(STRINGS, head_room=1)
+    short, same, longer = [known.plan(signature({"TEXT": ((2,), dtype)}, None)) for dtype in ("S20", "U5", "S21")]
+    assert short is same
+    assert (short.inputs["TEXT"].byte_size, longer.inputs["TEXT"].byte_size) == (48, 50)
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("TEXT", np.float32), ("TEXT", np.uint8), ("B", np.float16), ("B", np.float32), ("B", object)]
+    ("hint", "room"), [(0, 0), (100, 100), (((2,), "S20"), 48), (((2, 3), "U2"), 72), (((2,), object), 128)], ids=str
 )
-def test_what_travels_with_the_request_must_be_of_the_right_dtype_too(name: str, dtype: Any) -> None:
-    with pytest.raises(TensorTypeError, match=f"'{name}' has NumPy dtype .*, for which it must be") as caught:
+def test_a_hint_says_how_much_room_an_output_of_strings_gets(hint: Any, room: int) -> None:
+    made = planned(STRINGS, [], {"WORDS": hint})
+    assert (made.outputs["WORDS"].byte_size, set(made.certain)) == (room, {"WORDS"})
+
+
+def test_an_output_of_strings_is_of_open_size_whatever_its_shape() -> None:
+    output = tensor("WORDS", "STRING", [2, 3])
+    made = planned(ModelSpec.from_config({"name": "model", "output": [output]}), [], learned={"WORDS": 100})
+    assert (made.outputs["WORDS"].byte_size, set(made.certain)) == (100, set())
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *[("TEXT", np.float32), ("TEXT", np.uint8), ("TEXT", BF16)],
+        *[("B", np.float16), ("B", np.float32), ("B", np.uint16), ("B", object)],
+    ],
+)
+def test_strings_and_bf16_are_not_taken_for_each_other_or_for_anything_else(name: str, dtype: Any) -> None:
+    with pytest.raises(TensorTypeError, match=f"'{name}' is .*, but the model's configuration says TYPE_") as caught:
         planned(STRINGS, [(name, (2,), dtype)])
     assert caught.value.tensor == name
 
 
-def test_what_travels_with_the_request_must_have_the_right_shape_too() -> None:
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        ({"TEXT": ((2,), "S20", "cuda:0")}, None),
+        ({}, {"WORDS": "cuda:0"}),
+        ({}, {"WORDS": ((2,), object, "cuda:1")}),
+    ],
+    ids=["input", "output", "output of known size"],
+)
+def test_strings_cannot_lie_in_memory_of_a_gpu(inputs: Any, outputs: Any) -> None:
+    with pytest.raises(TensorError, match="'TEXT'|'WORDS'"):
+        plan(STRINGS, signature(inputs, outputs), {}, most_rows=0)
+
+
+def test_strings_must_have_the_right_shape() -> None:
     with pytest.raises(TensorShapeError, match="'TEXT' has shape"):
         planned(STRINGS, [("TEXT", (2, 2), object)])
 

@@ -46,8 +46,12 @@ def test_names_and_types_are_read() -> None:
     assert spec.input("IMAGE") == TensorSpec("IMAGE", "TYPE_FP32", FP32, (3, -1), optional=True)
 
 
-def test_a_type_that_cannot_lie_in_shared_memory_has_no_row() -> None:
-    assert ModelSpec.from_config(config()).output("OUTPUT0").dtype is None
+def test_a_configurations_strings_are_bytes() -> None:
+    assert ModelSpec.from_config(config()).output("OUTPUT0").dtype is dtypes.BYTES
+
+
+def test_a_tensor_without_a_type_has_no_row() -> None:
+    assert ModelSpec.from_config(config(output=[{"name": "Y", "dims": [1]}])).output("Y").dtype is None
 
 
 def test_shapes_of_a_model_with_batches_begin_with_a_dimension_of_any_size() -> None:
@@ -195,9 +199,10 @@ def test_a_tensor_of_another_type_is_refused() -> None:
         tensor().check(dtypes.BY_NAME["FP64"], (3, 1))
 
 
-def test_no_tensor_fits_a_type_that_cannot_lie_in_shared_memory() -> None:
-    with pytest.raises(TensorError, match="configuration says TYPE_BF16"):
-        tensor(data_type="TYPE_BF16").check(FP32, (3, 1))
+@pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=list(dtypes.BY_NAME))
+def test_no_tensor_fits_a_type_that_the_configuration_does_not_name(dtype: dtypes.DType) -> None:
+    with pytest.raises(TensorError, match="configuration says TYPE_INVALID"):
+        tensor(data_type="TYPE_INVALID").check(dtype, (3, 1))
 
 
 @pytest.mark.parametrize(("dims", "nbytes"), [([3, 2], 24), ([], 4), ([0, 5], 0), ([3, -1], None)])
@@ -210,8 +215,9 @@ def test_the_size_of_a_tensor_counts_the_batch() -> None:
     assert spec.input("X").nbytes(5) == 5 * 3 * 4
 
 
-def test_the_size_of_a_type_that_cannot_lie_in_shared_memory_is_unknown() -> None:
-    assert tensor(data_type="TYPE_STRING", dims=[3]).nbytes(None) is None
+@pytest.mark.parametrize("data_type", ["TYPE_STRING", "TYPE_INVALID"])
+def test_the_size_of_strings_and_of_what_has_no_type_is_unknown(data_type: str) -> None:
+    assert tensor(data_type=data_type, dims=[3]).nbytes(None) is None
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])

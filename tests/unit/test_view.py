@@ -12,9 +12,12 @@ import pytest
 from shm_backend_utils import dlpack, dtypes
 from shm_backend_utils.attributes import BufferAttributes, MemoryType
 from shm_backend_utils.dtypes import DType
+from shm_backend_utils.errors import TensorTypeError
 from shm_backend_utils.view import TensorView
 
 NUMPY_SPEAKS_VERSIONS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+
+KNOWN_TO_NUMPY = [dtype for dtype in dtypes.BY_NAME.values() if dtype not in (dtypes.BF16, dtypes.BYTES)]
 
 every_dtype = pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=list(dtypes.BY_NAME))
 needs_versions = pytest.mark.skipif(not NUMPY_SPEAKS_VERSIONS, reason="NumPy knows versioned capsules since 2.1")
@@ -89,11 +92,23 @@ def test_the_device_is_the_cpu() -> None:
     assert view_of(floats()).__dlpack_device__() == (1, 0)
 
 
-@every_dtype
+@pytest.mark.parametrize("dtype", KNOWN_TO_NUMPY, ids=[dtype.name for dtype in KNOWN_TO_NUMPY])
 def test_another_library_takes_a_view_without_a_copy(dtype: DType) -> None:
     array = np.ones((2, 3), dtype.numpy)
     taken = numpy_takes(view_of(array))
     assert (taken.dtype, taken.shape, taken.ctypes.data) == (dtype.numpy, (2, 3), array.ctypes.data)
+
+
+def test_a_view_of_bf16_is_given_as_bfloat() -> None:
+    array = np.ones((2, 3), dtypes.BF16.numpy)
+    taken = dlpack.consume(view_of(array).__dlpack__())
+    assert (taken.dtype, taken.shape, taken.ctypes.data) == (dtypes.BF16.numpy, (2, 3), array.ctypes.data)
+
+
+@every_dtype
+def test_only_a_view_of_strings_has_strings(dtype: DType) -> None:
+    with pytest.raises(TensorTypeError, match=f"tensor 'IMAGE' holds {dtype.name}, no strings; use .numpy\\(\\)"):
+        view_of(np.zeros((2, 3), dtype.numpy)).strings()
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 0, 3)])

@@ -1,0 +1,61 @@
+"""Gives strings in the way that the parameter `game` names."""
+
+import time
+
+import numpy as np
+
+from shm_backend_utils.model import Call, ShmSession
+
+ANSWERS = {
+    "list": ["ü", "", "bc"],
+    "list of bytes": [b"\xff", b"ends with nothing\0", b""],
+    "list of both": ["ü", b"\xff", b"\0"],
+    "array of text": np.array(["ü", "bc"]),
+    "array of bytes": np.array([b"\xff", b"bc"]),
+    "array of objects": np.array(["ü", b"\xff\0"], object),
+    "array in another order": np.array(["a", "b", "c", "d"], object)[::-2],
+    "nothing": [],
+    "array of nothing": np.empty(0, object),
+    "a number": [1],
+    "a number among objects": np.array([b"a", 1, "b"], object),
+    "numbers": np.array([1.5, 2.5]),
+    "a list among objects": np.array([[b"a"], None], object),
+    "text that has no UTF-8": np.array(["\ud800"], object),
+    "two dimensions": [["a", "b"]],
+}
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.session = ShmSession.from_args(args)
+
+    def execute(self, requests):
+        return self.session.serve(requests, self.infer)
+
+    def infer(self, call: Call) -> None:
+        game = call.parameters["game"]
+        if game == "all but the first":
+            call.put("Y", call.input("WORDS").strings()[1:])
+        elif game == "the strings themselves":
+            call.put("Y", call.input("WORDS").strings())
+        elif game == "the array":
+            call.put("Y", call.input("WORDS").numpy())
+        elif game == "memory":
+            call.output("Y", (2,), "S20")
+        elif game == "wait for the client":
+            call.put("Y", self.read_while_the_client_writes(call))
+        else:
+            call.put("Y", ANSWERS[game])
+
+    def read_while_the_client_writes(self, call: Call) -> np.ndarray:
+        """Return what is read of the words after the client has written something else in their place."""
+        words, signal = call.input("WORDS").strings(), call.input("SIGNAL").numpy()
+        first = words[0]
+        call.output("IS_READ", (1,), np.int32).numpy()[:] = 1  # the client sees this before the response
+        deadline = time.monotonic() + 10
+        while not signal[0] and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return np.array([first, *words], object)
+
+    def finalize(self):
+        self.session.close()

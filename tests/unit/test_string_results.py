@@ -1,0 +1,157 @@
+"""What a client makes of outputs of strings, which a model has written as bytes. Any process may have written them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils.client.result import Result, result_of
+from shm_backend_utils.client.space import HostSpace
+from shm_backend_utils.errors import PeerError
+from shm_backend_utils.results import parse_results
+
+REGION = 8192
+"""Bytes of the region that the outputs are in."""
+WORDS = [b"a", b"", b"\x00\xff\x00"]
+ENCODED = b"\x01\x00\x00\x00a\x00\x00\x00\x00\x03\x00\x00\x00\x00\xff\x00"
+
+
+class Response:
+    """A server's reply, as tritonclient has it; with one output of its own, or none."""
+
+    def __init__(self, words: npt.NDArray[Any] | None = None) -> None:
+        self._words = words
+
+    def as_numpy(self, name: str) -> npt.NDArray[Any] | None:
+        return self._words
+
+
+@pytest.fixture
+def memory() -> npt.NDArray[np.uint8]:
+    """A region of ones: every four of them are a length that leads far beyond the end."""
+    return np.full(REGION, 1, np.uint8)
+
+
+def placed(memory: npt.NDArray[np.uint8], encoded: bytes, shape: list[int], room: int = 0) -> Result:
+    """Return the result of a model that has written this at the very end of the region, with room behind it."""
+    offset = REGION - len(encoded) - room
+    memory[offset : offset + len(encoded)] = np.frombuffer(encoded, np.uint8)
+    return read(["BYTES", shape, len(encoded) + room, 0, offset], memory)
+
+
+def overflowed(encoded: bytes, shape: list[int], dtype: Any = np.uint8) -> Result:
+    """Return the result of a model whose strings found no room, and came back in the response."""
+    response = Response(np.frombuffer(encoded, np.uint8).astype(dtype))
+    return read(["BYTES", shape], np.empty(REGION, np.uint8), response)
+
+
+def read(entry: object, memory: npt.NDArray[np.uint8], response: Response | None = None) -> Result:
+    places = parse_results(json.dumps({"WORDS": entry}).encode(), [memory.nbytes])
+    return result_of(places, [HostSpace(0, memory.nbytes)], memory, response or Response())
+
+
+def test_strings_in_memory_are_an_array_of_bytes(memory: npt.NDArray[np.uint8]) -> None:
+    array = placed(memory, ENCODED, [3])["WORDS"]
+    assert (array.dtype, array.tolist()) == (np.dtype(object), WORDS)
+    assert {type(word) for word in array} == {bytes}
+
+
+@pytest.mark.parametrize("shape", [[3], [1, 3], [3, 1, 1]], ids=str)
+def test_strings_have_the_shape_that_the_results_say(memory: npt.NDArray[np.uint8], shape: list[int]) -> None:
+    array = placed(memory, ENCODED, shape)["WORDS"]
+    assert (array.shape, array.ravel().tolist()) == (tuple(shape), WORDS)
+
+
+def test_one_string_without_dimensions_is_an_array_of_none(memory: npt.NDArray[np.uint8]) -> None:
+    array = placed(memory, ENCODED[:5], [])["WORDS"]
+    assert (array.shape, array.item()) == ((), b"a")
+
+
+@pytest.mark.parametrize("room", [1, 3, 4, 100])
+def test_whatever_follows_the_strings_is_not_looked_at(memory: npt.NDArray[np.uint8], room: int) -> None:
+    assert placed(memory, ENCODED, [3], room)["WORDS"].tolist() == WORDS
+
+
+@pytest.mark.parametrize("shape", [[0], [0, 5], [5, 0, 5]], ids=str)
+def test_no_strings_take_no_bytes(memory: npt.NDArray[np.uint8], shape: list[int]) -> None:
+    assert placed(memory, b"", shape)["WORDS"].shape == tuple(shape)
+
+
+def test_strings_are_not_changed_by_what_the_memory_is_used_for_next(memory: npt.NDArray[np.uint8]) -> None:
+    array = placed(memory, ENCODED, [3])["WORDS"]
+    memory[:] = 255
+    assert array.tolist() == WORDS
+
+
+def test_bytes_of_strings_in_memory_were_avoided(memory: npt.NDArray[np.uint8]) -> None:
+    assert placed(memory, ENCODED, [3]).bytes_avoided == len(ENCODED)
+
+
+def test_strings_that_found_no_room_are_taken_from_the_response() -> None:
+    result = overflowed(ENCODED, [3, 1])
+    assert result["WORDS"].tolist() == [[word] for word in WORDS]
+    assert (result.overflowed, result.bytes_avoided) == ({"WORDS": len(ENCODED)}, 0)
+
+
+def test_strings_that_are_neither_in_memory_nor_in_the_response_are_the_peers_fault() -> None:
+    with pytest.raises(PeerError, match="break the protocol: WORDS"):
+        read(["BYTES", [3]], np.empty(REGION, np.uint8))
+
+
+LIES = {
+    "one byte less": (ENCODED[:-1], [3]),
+    "one more than there are": (ENCODED, [4]),
+    "a length that is cut off": (ENCODED[:-4], [3]),
+    "a length beyond the end": (struct.pack("<I", 5) + b"four", [1]),
+    "the largest length": (b"\xff\xff\xff\xff" + b"four", [1]),
+    "a negative length": (struct.pack("<i", -4) + b"four", [1]),
+    "nothing": (b"", [1]),
+    "nothing, without dimensions": (b"", []),
+    "a string beyond the end among good ones": (b"\x01\x00\x00\x00a\xff\xff\xff\x7f\x00\x00\x00\x00", [3]),
+    "more than a machine has memory for": (ENCODED, [2**31, 2**9]),
+    "more than there are addresses": (ENCODED, [2**62, 2**62]),
+    "none, of a shape that no array has": (b"", [0, 2**62, 2**62]),
+    "more dimensions than an array has": (b"\x00\x00\x00\x00", [1] * 100),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_strings_in_memory_that_are_not_what_the_results_say_are_the_peers_fault(
+    memory: npt.NDArray[np.uint8], lie: str
+) -> None:
+    with pytest.raises(PeerError, match="the model's results break the protocol: .*; is it of the same version?"):
+        placed(memory, *LIES[lie])
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_strings_in_the_response_that_are_not_what_the_results_say_are_the_peers_fault(lie: str) -> None:
+    with pytest.raises(PeerError, match="the model's results break the protocol: .*; is it of the same version?"):
+        overflowed(*LIES[lie])
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32, object], ids=str)
+def test_a_response_that_does_not_carry_strings_as_bytes_is_the_peers_fault(dtype: Any) -> None:
+    with pytest.raises(PeerError, match="the model's results break the protocol: "):
+        overflowed(ENCODED, [3], dtype)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [(17, 0, REGION - 16), (REGION + 1, 0, 0), (16, 1, 0), (16, 0, REGION), (16, 0, -16), (-16, 0, 32), (2**70, 0, 0)],
+    ids=str,
+)
+def test_strings_outside_the_region_are_the_peers_fault(
+    memory: npt.NDArray[np.uint8], place: tuple[int, int, int]
+) -> None:
+    with pytest.raises(PeerError, match="the model's results break the protocol: "):
+        read(["BYTES", [0], *place], memory)
+
+
+def test_the_message_names_the_output_and_its_bytes(memory: npt.NDArray[np.uint8]) -> None:
+    with pytest.raises(PeerError, match="'WORDS' has 16 bytes, but the lengths of its strings lead beyond them"):
+        placed(memory, ENCODED, [4])
