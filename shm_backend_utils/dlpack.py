@@ -116,6 +116,8 @@ def export(array: npt.NDArray[Any], max_version: tuple[int, int] | None = None) 
         capsule = known.__dlpack__()
     if is_bf16:
         _tensor_in(capsule).dtype.code = dtypes.BF16.dlpack_code
+    if array.flags.c_contiguous:
+        _straighten(capsule)
     return capsule
 
 
@@ -126,6 +128,20 @@ def writable_alias(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     interface = dict(array.__array_interface__)
     interface["data"] = (interface["data"][0], False)
     return np.asarray(_Memory(array, interface)).view(array.dtype)
+
+
+def _straighten(capsule: object) -> None:
+    """Write the strides of C order into a capsule over a C-contiguous array.
+
+    NumPy leaves them at anything where a dimension is 0 or 1, and they do not matter. To some consumers they do.
+    """
+    tensor = _tensor_in(capsule)
+    if not tensor.strides:
+        return
+    stride = 1
+    for axis in reversed(range(tensor.ndim)):
+        tensor.strides[axis] = stride
+        stride *= tensor.shape[axis]
 
 
 def mark_used(capsule: object) -> None:

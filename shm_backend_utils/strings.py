@@ -64,6 +64,12 @@ class Strings(Sequence[bytes]):
         """Return strings that are there as an array of ``bytes`` or ``str``, which become UTF-8."""
         return cls(tensor, elements.shape, None, elements)
 
+    def afresh(self) -> Strings:
+        """Return the same, not looked at yet: in shared memory there may be other strings by now."""
+        if self._given is not None:
+            return Strings(self._tensor, self.shape, None, self._given)
+        return Strings(self._tensor, self.shape, self._encoded, None)
+
     @property
     def encoded(self) -> npt.NDArray[np.uint8]:
         """The tensor as bytes; more may follow.

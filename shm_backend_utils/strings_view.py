@@ -48,11 +48,11 @@ class StringsView(TensorView):
 
     def strings(self) -> Strings:
         """Return the elements. Lengths that lead beyond the tensor are a TensorError when the first one is read."""
-        return self._strings
+        return self._strings.afresh()
 
     def numpy(self) -> npt.NDArray[Any]:
         """Return the elements as an array of ``bytes`` objects: a copy, as there is no other way."""
-        return self._strings.numpy()
+        return self.strings().numpy()
 
     def __dlpack__(self, **_: Any) -> Any:
         """Raise BufferError: DLPack has no strings."""

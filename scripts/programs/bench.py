@@ -14,6 +14,7 @@ from typing import Final
 
 from bench_client import client_time
 from bench_figures import Figure, table_of
+from bench_modes import modes
 from bench_other_client import other_client
 from bench_own_time import own_time
 from bench_path import round_trips
@@ -34,6 +35,7 @@ GROUPS: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "client": client_time,
     "throughput": throughput,
     "slots": slots,
+    "modes": modes,
 }
 
 

@@ -108,8 +108,11 @@ class AsyncShmClient:
         demand = self._terms.demand("stream", model, path, timeout_s, options)
         results = self._open_engine().stream(demand, inputs, outputs, frames, self._terms.patience_s(timeout_s))
         try:
-            async for result in results:
-                yield result
+            while True:
+                try:
+                    yield await results.__anext__()  # held by no variable here: the user's alone shall hold it
+                except StopAsyncIteration:
+                    return
         finally:
             await results.aclose()
 

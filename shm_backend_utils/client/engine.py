@@ -220,7 +220,9 @@ class Engine:
                         avoided += result.bytes_avoided
                         if result.overflowed:
                             known.learn(result.overflowed, plan.batch_size or 1)
-                        yield on_devices(result, plan.signature.output_devices, self._bank.cuda)
+                        given_away = [on_devices(result, plan.signature.output_devices, self._bank.cuda)]
+                        del result  # its frame is free as soon as the user lets go of it
+                        yield given_away.pop()
                 finally:
                     await responses.aclose()
         self.tally.succeeded(exchange.path, avoided)

@@ -91,7 +91,7 @@ class Slabs:
         """Return a turn of a slab that is in use already, if one is free: the first, so that calls lie side by side."""
         with self._lock:
             self._sort_returned()
-            slabs = [slab for slab in self._used.get(plan, ()) if slab.free]
+            slabs = [slab for slab in self._used.get(plan, ()) if slab.free and not slab.slot.is_spoiled]
             berth = self._berth(slabs[0]) if slabs else None
         self._settle()
         return berth

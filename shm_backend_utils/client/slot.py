@@ -84,8 +84,11 @@ class Turn:
         """Make sure that no request that was ever sent will touch the slot again. Return whether that is so now.
 
         Holding the lease shows that no model executes here; the generation that is raised meanwhile makes every
-        request that is still on its way a stale one, which is refused when it arrives.
+        request that is still on its way a stale one, which is refused when it arrives. Once the slot is destroyed, that
+        cannot be done any more.
         """
+        if self._record is None:
+            return False
         lease = self._region.lease(self.index)
         if not lease.take_back():
             return False

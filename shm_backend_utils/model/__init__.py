@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from .auto_complete import auto_complete
+from .batch import BatchCall
 from .call import Call
+from .incoming import SequencePart
 from .manager import MemoryInfo, RegionStatus, SharedMemoryManager
 from .session import ShmSession
+from .stream import StreamCall
 
-__all__ = ["Call", "MemoryInfo", "RegionStatus", "SharedMemoryManager", "ShmSession", "auto_complete"]
+__all__ = [
+    "BatchCall",
+    "Call",
+    "MemoryInfo",
+    "RegionStatus",
+    "SequencePart",
+    "SharedMemoryManager",
+    "ShmSession",
+    "StreamCall",
+    "auto_complete",
+]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import dtypes
+from .. import dlpack, dtypes
 from ..dtypes import BYTES, DType
 from ..errors import ModelError, TensorError
 from ..spec import ModelSpec
@@ -88,9 +88,11 @@ class Outputs:
     def put(self, name: str, value: Any) -> None:
         """Take an array as an output: one copy, or none if it is memory of this call; raises as :meth:`make`."""
         if isinstance(value, StringsView):
-            self._put_strings(name, value.strings())
+            value = value.strings()
+        if isinstance(value, Strings):
+            self._put_strings(name, value)
             return
-        source = self._array_of(value)
+        source = self._array_of(name, value)
         dtype = self._check(name, np.dtype(source.dtype), tuple(source.shape))
         if dtype is BYTES:
             self._put_strings(name, Strings.of(name, source))
@@ -128,17 +130,31 @@ class Outputs:
 
     def _put_strings(self, name: str, strings: Strings) -> None:
         self._check(name, BYTES.numpy, strings.shape)
+        try:
+            encoded = strings.encoded
+        except TensorError as error:
+            raise ModelError(f"model.py wrote an output that it may not: {error}") from None
         output = None
         if self._places is not None:
-            output = self._places.pass_through(name, BYTES, strings.encoded, strings.shape)
-            output = output or self._places.strings(name, strings.shape, strings.encoded)
+            output = self._places.pass_through(name, BYTES, encoded, strings.shape)
+            output = output or self._places.strings(name, strings.shape, encoded)
         self._written[name] = output or Output(StringsView(name, strings, TRITON), [BYTES.name, strings.shape])
 
-    def _array_of(self, value: Any) -> Any:
+    def _array_of(self, name: str, value: Any) -> Any:
         """Return what a user gives as an array of NumPy, or of CuPy if it is on a GPU."""
+        if isinstance(value, np.ndarray):
+            return value
         if isinstance(value, TensorView):
             return value.array
-        return self._arrays.adopt(value) if is_on_device(value) else np.asarray(value)
+        if is_on_device(value):
+            return self._arrays.adopt(value)
+        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            return dlpack.consume(value.__dlpack__())
+        spec = self._spec.outputs.get(name)
+        holds_strings = spec is not None and spec.dtype is BYTES
+        return (
+            np.array(value, object) if holds_strings else np.asarray(value)
+        )  # NumPy's strings lose zeros at their end
 
     def _fill(self, view: TensorView, source: Any) -> None:
         """Copy an array of NumPy or CuPy to a view, unless it is that very memory."""

@@ -60,6 +60,8 @@ class DirectRequest:
 class Plans:
     """The plans of one session. Thread-safe.
 
+    The server tells a request's parameters in any order, so one plan may be found under several texts.
+
     A thread looks after the mappings from time to time, so that a model that gets no requests does not hold memory that
     its owners have given up.
     """
@@ -97,7 +99,7 @@ class Plans:
                 pass  # the name may stand for another region by now
             else:
                 return known, int(generation or 0)
-        return self._make(key, text)
+        return self._make(key, text, known)
 
     def end(self, plan: DirectPlan) -> None:
         """End what :meth:`begin` began."""
@@ -132,7 +134,9 @@ class Plans:
             self._plans.clear()
             self._manager.unregister_all()
 
-    def _make(self, key: tuple[str, str], text: str) -> tuple[OrdinaryRequest | DirectRequest, int]:
+    def _make(
+        self, key: tuple[str, str], text: str, broken: DirectRequest | None
+    ) -> tuple[OrdinaryRequest | DirectRequest, int]:
         parameters: dict[str, Any] = json.loads(text) if text else {}
         descriptor_text = parameters.pop(PARAMETER, None)
         generation = parameters.pop(GENERATION_PARAMETER, None)
@@ -147,13 +151,16 @@ class Plans:
             return OrdinaryRequest(parameters, notice), 0
         if self._spec.paths is not None and DIRECT not in self._spec.paths:
             raise DescriptorError("", "a descriptor", f"none: model {self._spec.name!r} does not serve the direct path")
+        same = (descriptor_text, json.dumps(parameters, sort_keys=True))
         with self._lock, contextlib.ExitStack() as held:
             self._manager.drop_abandoned()
-            made = DirectRequest(parameters, self._make_plan(claim, held))
+            made = self._plans.get(same)
+            if made is None or made is broken or not made.direct.is_current:
+                made = DirectRequest(parameters, self._make_plan(claim, held))
             if made.direct.slots:
                 generation = descriptor.check_generation(generation)
             self._forget_unmapped()
-            self._plans[key] = made
+            self._plans[key] = self._plans[same] = made
             self._start_sweeper()
             self._use(made.direct)
         return made, generation or 0

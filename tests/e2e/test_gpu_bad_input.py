@@ -111,7 +111,7 @@ def _named_twice(made: HandMade) -> None:
     made.regions.append(made.regions[1] | {"byte_size": Y_OFFSET})
 
 
-NOT_A_SLOT_REGION = "the index of an earlier region of kind 'system', or null"
+NOT_A_SLOT_REGION = "the index of an earlier region of kind 'system' or 'lent', or null"
 NOT_A_HANDLE = "regions[1].handle: found another string, expected 64 bytes, a CUDA IPC handle, in base64"
 LIES = {
     "handle too short": (_handle_of(63), NOT_A_HANDLE),

@@ -1,0 +1,168 @@
+"""The sample models for batches, streams, strings, and models that call each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException, shared_memory
+
+from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client.paths import PathName
+from shm_backend_utils.server import EmbeddedServer
+
+from .flavours import AnyClient
+
+RANDOM = np.random.default_rng(0)
+PHOTOGRAPH = RANDOM.integers(0, 256, (300, 700, 3), np.uint8)
+IMAGES = RANDOM.random((5, 3, 224, 224), np.float32)
+NORMALIZED_BYTES = 3 * 224 * 224 * 4
+OUTPUTS_BEGIN = 2**20
+
+
+def test_each_image_of_a_batch_has_statistics_of_its_own(client: ShmClient, path: PathName) -> None:
+    with client.infer("batch_statistics", {"IMAGE": IMAGES}, path=path) as result:
+        np.testing.assert_allclose(result["MEAN"], IMAGES.mean(axis=(2, 3)), rtol=1e-5)
+        np.testing.assert_allclose(result["STD"], IMAGES.std(axis=(2, 3)), rtol=1e-5)
+
+
+def test_so_have_images_of_calls_that_are_made_side_by_side(client: ShmClient) -> None:
+    calls = [client.submit("batch_statistics", {"IMAGE": IMAGES[i : i + 1]}) for i in range(5)]
+    means = np.concatenate([call.result()["MEAN"] for call in calls])
+    np.testing.assert_allclose(means, IMAGES.mean(axis=(2, 3)), rtol=1e-5)
+
+
+@pytest.fixture
+def grpc_client(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
+    """A client that has streams."""
+    with ShmClient(triton_server.grpc_url, timeout_s=30) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", ["direct", "inline"])
+def test_the_tiles_of_a_photograph_make_it_up(grpc_client: ShmClient, path: PathName) -> None:
+    image = np.zeros_like(PHOTOGRAPH)
+    paths = []
+    outputs = {"TILE": 256 * 256 * 3, "PLACE": None}
+    for result in grpc_client.stream("frames", {"IMAGE": PHOTOGRAPH}, outputs=outputs, path=path):
+        (top, left), tile = result["PLACE"], result["TILE"]
+        image[top : top + tile.shape[0], left : left + tile.shape[1]] = tile
+        paths.append(result.path)
+    np.testing.assert_array_equal(image, PHOTOGRAPH)
+    assert paths == [path] * 6
+
+
+def test_texts_come_back_in_capitals(any_client: AnyClient) -> None:
+    result = any_client.infer("text_upper", {"TEXT": np.array(["straße", "", "é" * 1000], object)})
+    assert [text.decode() for text in result["UPPER"]] == ["STRASSE", "", "É" * 1000]
+    assert result.path == "direct"
+
+
+def test_the_pipeline_gives_what_its_models_give_one_after_the_other(any_client: AnyClient, path: PathName) -> None:
+    normalized = any_client.infer("image_resize_normalize", {"IMAGE": PHOTOGRAPH})["NORMALIZED"]
+    expected = any_client.infer("batch_statistics", {"IMAGE": normalized[np.newaxis]})
+    with any_client.infer("pipeline", {"IMAGE": PHOTOGRAPH}, path=path) as result:
+        np.testing.assert_array_equal(result["MEAN"], expected["MEAN"])
+        np.testing.assert_array_equal(result["STD"], expected["STD"])
+
+
+@pytest.mark.parametrize("ensemble_path", ["triton-shm", "inline"])
+def test_so_does_the_ensemble(any_client: AnyClient, ensemble_path: PathName) -> None:
+    expected = any_client.infer("pipeline", {"IMAGE": PHOTOGRAPH})
+    with any_client.infer("ensemble_pipeline", {"IMAGE": PHOTOGRAPH}, path=ensemble_path) as result:
+        np.testing.assert_array_equal([result["MEAN"]], expected["MEAN"])
+        np.testing.assert_array_equal([result["STD"]], expected["STD"])
+
+
+class Ensemble:
+    """The ensemble as a client sees it that registers a region of its own and writes the descriptor itself."""
+
+    def __init__(self, server: EmbeddedServer, protocol: str) -> None:
+        self.is_grpc = protocol == "grpc"
+        self.module: Any = tritonclient.grpc if self.is_grpc else tritonclient.http
+        self.client = self.module.InferenceServerClient(server.grpc_url if self.is_grpc else server.http_url)
+        self.name = f"ensemble-{os.getpid()}-{secrets.token_hex(4)}"
+        size = OUTPUTS_BEGIN + NORMALIZED_BYTES
+        self.region = shared_memory.create_shared_memory_region(self.name, f"/{self.name}", size, create_only=True)
+        shared_memory.set_shared_memory_region(self.region, [PHOTOGRAPH])
+        self.client.register_system_shared_memory(self.name, f"/{self.name}", size)
+
+    def infer(self, step: str, inputs: dict[str, Any], outputs: dict[str, Any], *, in_band: bool) -> dict[str, Any]:
+        """Send the photograph in band or not at all, and a descriptor for a step; return what came back in band."""
+        tensors = []
+        if in_band:
+            tensors = [self.module.InferInput("IMAGE", list(PHOTOGRAPH.shape), "UINT8")]
+            tensors[0].set_data_from_numpy(PHOTOGRAPH)
+        regions = [{"kind": "named", "name": self.name}]
+        descriptor = {"v": 1, "model": step, "regions": regions, "inputs": inputs, "outputs": outputs}
+        result = self.client.infer("ensemble_pipeline", tensors, parameters={"shm_io": json.dumps(descriptor)})
+        response = result.get_response()
+        names = (
+            [each.name for each in response.outputs] if self.is_grpc else [each["name"] for each in response["outputs"]]
+        )
+        return {name: result.as_numpy(name) for name in names}
+
+    def memory(self) -> npt.NDArray[np.float32]:
+        copy: npt.NDArray[np.float32] = shared_memory.get_contents_as_numpy(
+            self.region, np.float32, [3], offset=OUTPUTS_BEGIN
+        ).copy()
+        return copy
+
+    def close(self) -> None:
+        self.client.unregister_system_shared_memory(self.name)
+        shared_memory.destroy_shared_memory_region(self.region)
+        self.client.close()
+
+
+@pytest.fixture(params=["grpc", "http"])
+def ensemble(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[Ensemble]:
+    ensemble = Ensemble(triton_server, request.param)
+    yield ensemble
+    ensemble.close()
+
+
+@pytest.fixture
+def expected(grpc_client: ShmClient) -> dict[str, list[float]]:
+    """What the two models make of the photograph."""
+    result = grpc_client.infer("pipeline", {"IMAGE": PHOTOGRAPH})
+    return {name: result[name][0].tolist() for name in ("MEAN", "STD")}
+
+
+def as_lists(tensors: dict[str, Any]) -> dict[str, list[float]]:
+    return {name: tensor.tolist() for name, tensor in tensors.items()}
+
+
+def test_a_descriptor_gives_the_first_step_of_an_ensemble_its_input(
+    ensemble: Ensemble, expected: dict[str, list[float]]
+) -> None:
+    image = {"IMAGE": [0, 0, PHOTOGRAPH.nbytes, "UINT8", list(PHOTOGRAPH.shape)]}
+    assert as_lists(ensemble.infer("image_resize_normalize", image, {}, in_band=False)) == expected
+
+
+def test_a_descriptor_takes_the_output_of_the_last_step_of_an_ensemble(
+    ensemble: Ensemble, expected: dict[str, list[float]]
+) -> None:
+    answered = ensemble.infer("batch_statistics", {}, {"MEAN": [0, OUTPUTS_BEGIN, 12]}, in_band=True)
+    assert ensemble.memory().tolist() == expected["MEAN"]
+    assert as_lists(answered) == {"STD": expected["STD"]}
+
+
+def test_what_goes_from_step_to_step_cannot_be_taken_by_a_descriptor(ensemble: Ensemble) -> None:
+    normalized = {"NORMALIZED": [0, OUTPUTS_BEGIN, NORMALIZED_BYTES]}
+    with pytest.raises(InferenceServerException, match="0 inputs"):
+        ensemble.infer("image_resize_normalize", {}, normalized, in_band=True)
+
+
+def test_a_descriptor_for_no_step_of_an_ensemble_changes_nothing(
+    ensemble: Ensemble, expected: dict[str, list[float]]
+) -> None:
+    assert as_lists(ensemble.infer("ensemble_pipeline", {}, {"MEAN": [0, OUTPUTS_BEGIN, 12]}, in_band=True)) == expected
+    assert not ensemble.memory().any()
