@@ -128,6 +128,7 @@ class DirectForwarding(Forwarding):
             raise PeerError(f"model {self.model!r} says that output {name!r} lies where it cannot lie")
         target = self._targets.get(name)
         if target is not None and self._lending.place_of(target.array) == (region, offset):
+            self._check_fits(name, target, found)
             return target
         return self._delivered(name, found)
 

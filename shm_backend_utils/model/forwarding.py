@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..dtypes import BYTES
-from ..errors import ForwardError
+from ..errors import ForwardError, ModelError
 from ..strings import Strings
 from ..strings_view import StringsView
 from ..view import TensorView
@@ -102,6 +102,8 @@ class Forwarding(ABC):
         ------
         ForwardError
             The other model refused or failed the request.
+        ModelError
+            An output is not of the shape, or of the dtype, of the memory that was given for it.
         """
 
     def _tensors_of(self, response: Any) -> dict[str, TensorView]:
@@ -126,11 +128,19 @@ class Forwarding(ABC):
         target = self._targets.get(name)
         if target is None:
             return view
+        self._check_fits(name, target, view)
         if isinstance(target, DeviceView) or isinstance(view, DeviceView):
             self._arrays.copy(target, view.array)
         else:
             np.copyto(target.numpy(), view.numpy())
         return target
+
+    def _check_fits(self, name: str, target: TensorView, view: TensorView) -> None:
+        if (target.triton_dtype, target.shape) != (view.triton_dtype, view.shape):
+            raise ModelError(
+                f"model {self.model!r} gave output {name!r} as {view.triton_dtype} of shape {list(view.shape)}, but "
+                f"the memory for it is {target.triton_dtype} of shape {list(target.shape)}"
+            )
 
 
 class OrdinaryForwarding(Forwarding):

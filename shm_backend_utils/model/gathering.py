@@ -51,14 +51,23 @@ class Buffers:
 class Gathering:
     """What one batch copies.
 
+    Parameters
+    ----------
+    buffers : Buffers
+    arrays : DeviceArrays
+    number : int
+        Of the batch in its ``execute``. Each has buffers of its own: what is passed on from them in band, Triton reads
+        when all batches have been served.
+
     Attributes
     ----------
     byte_count : int
         How many bytes that were.
     """
 
-    def __init__(self, buffers: Buffers, arrays: DeviceArrays) -> None:
+    def __init__(self, buffers: Buffers, arrays: DeviceArrays, number: int) -> None:
         self.byte_count = 0
+        self._number = number
         self._buffers = buffers
         self._arrays = arrays
 
@@ -75,7 +84,7 @@ class Gathering:
             for rows, part in _with_rows(whole, parts):
                 self._arrays.copy_array(rows, part.array)
         else:
-            whole = self._host_room(f"input {head.name}", head.name, shape, dtype)
+            whole = self._host_room(f"{self._number} input {head.name}", head.name, shape, dtype)
             for rows, part in _with_rows(whole, parts):
                 np.copyto(rows, self._arrays.to_host(part) if isinstance(part, DeviceView) else part.numpy())
             whole.array.flags.writeable = False
@@ -85,7 +94,9 @@ class Gathering:
     def room(self, parts: Sequence[TensorView], shape: tuple[int, ...]) -> TensorView:
         """Return memory for what :meth:`scatter` will take apart."""
         head = parts[0]
-        return self._host_room(f"output {head.name}", head.name, shape, dtypes.BY_NAME[head.triton_dtype])
+        return self._host_room(
+            f"{self._number} output {head.name}", head.name, shape, dtypes.BY_NAME[head.triton_dtype]
+        )
 
     def scatter(self, whole: TensorView, parts: Sequence[TensorView]) -> None:
         """Copy the rows of one tensor to several."""

@@ -138,8 +138,8 @@ class ShmSession:
         completion = Completion(self._arrays, self._recorder())
         batches: dict[tuple[Any, ...], list[Call]] = {}
         calls = [self._begin(self._new_call(instance, request, completion), batches) for request in requests]
-        for batch in batches.values():
-            self._infer_batch(sorted(batch, key=_position), infer)
+        for number, batch in enumerate(batches.values()):
+            self._infer_batch(sorted(batch, key=_position), infer, number)
         completion.finish()
         return [call.response for call in calls]
 
@@ -186,8 +186,8 @@ class ShmSession:
             call.end_by(error)
         return call
 
-    def _infer_batch(self, calls: list[Call], infer: Callable[[BatchCall], None]) -> None:
-        batch = BatchCall(calls, Gathering(self._buffers, self._arrays))
+    def _infer_batch(self, calls: list[Call], infer: Callable[[BatchCall], None], number: int) -> None:
+        batch = BatchCall(calls, Gathering(self._buffers, self._arrays, number))
         try:
             infer(batch)
             batch.commit()

@@ -1,0 +1,386 @@
+"""Several requests as one batch: whose rows are whose, what is copied, and who fails when something is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from shm_backend_utils.client import DeadlineExceededError, InferenceError, PoolOptions, PreparedCall, Result, ShmClient
+from shm_backend_utils.client.paths import PathName
+from shm_backend_utils.server import EmbeddedServer
+
+from .eventually import all_memory_comes_back, eventually
+from .hand_made import HandMade, hand_made
+
+T = TypeVar("T")
+
+EIGHT = 8
+"""So many rows make a batch at once; for fewer, the server waits some time."""
+WIDTH = 4
+OUTPUTS = {"Y": 4 * WIDTH, "FACTS": None}
+SIZE, ROW, COPIED, IN_PLACE = range(4)
+"""What FACTS tells of each row."""
+
+
+@pytest.fixture
+def grpc_client(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
+    with ShmClient(triton_server.grpc_url, timeout_s=30) as client:
+        yield client
+
+
+def row(value: float, width: int = WIDTH) -> npt.NDArray[np.float32]:
+    return np.full((1, width), value, np.float32)
+
+
+@contextlib.contextmanager
+def prepared(client: ShmClient, count: int, *, rows: int = 1, width: int = WIDTH, **named: Any) -> Iterator[list[Any]]:
+    """Prepare calls, with values that tell them apart: the first row is 1, the next 2, and so on."""
+    named = {"outputs": {"Y": 4 * rows * width, "FACTS": None}, **named}
+    with contextlib.ExitStack() as stack:
+        calls = []
+        for index in range(count):
+            call = client.prepare("batch_rows", {"X": ((rows, width), np.float32)}, **named)
+            calls.append(stack.enter_context(call))
+            call.inputs["X"][:] = 1 + index * rows + np.arange(rows)[:, np.newaxis]
+        yield calls
+
+
+def all_at_once(works: Sequence[Callable[[], T]]) -> list[Future[T]]:
+    """Do everything side by side, and return when all of it has ended."""
+    with ThreadPoolExecutor(len(works)) as threads:
+        return [threads.submit(work) for work in works]
+
+
+def answers(calls: Sequence[PreparedCall]) -> list[Result]:
+    return [future.result() for future in all_at_once([call.infer for call in calls])]
+
+
+def facts(results: Sequence[Result]) -> npt.NDArray[np.int64]:
+    return np.concatenate([result["FACTS"] for result in results])
+
+
+def are_right(results: Sequence[Result]) -> bool:
+    """Return whether the results are those of calls that :func:`prepared` has made."""
+    values = np.concatenate([result["Y"] for result in results])
+    return bool((values == 2 * (1 + np.arange(len(values)))[:, np.newaxis]).all())
+
+
+def test_rows_of_one_client_follow_one_another_and_not_a_byte_is_copied(client: ShmClient) -> None:
+    with prepared(client, EIGHT) as calls:
+        for _ in range(2):  # the second time, what was worked out the first time is used again
+            results = answers(calls)
+            assert are_right(results)
+            assert facts(results).tolist() == [[EIGHT, index, 0, 1] for index in range(EIGHT)]
+
+
+def test_the_inputs_of_one_client_are_one_array_there_too(grpc_client: ShmClient) -> None:
+    with prepared(grpc_client, EIGHT) as calls:
+        begins = [call.inputs["X"].ctypes.data for call in calls]
+    assert np.diff(begins).tolist() == [4 * WIDTH] * (EIGHT - 1)
+
+
+def test_requests_of_several_rows_follow_one_another(grpc_client: ShmClient) -> None:
+    with prepared(grpc_client, EIGHT // 2, rows=2) as calls:
+        results = answers(calls)
+        assert are_right(results)
+        assert facts(results).tolist() == [[EIGHT, index, 0, 1] for index in range(EIGHT)]
+
+
+def test_calls_that_are_not_prepared_lie_side_by_side_from_the_second_time(grpc_client: ShmClient) -> None:
+    for _ in range(2):
+        futures = [grpc_client.submit("batch_rows", {"X": row(1 + i)}, outputs=OUTPUTS) for i in range(EIGHT)]
+        results = [future.result() for future in futures]
+        assert are_right(results)
+        copied, in_place = facts(results)[:, COPIED], facts(results)[:, IN_PLACE]
+        del results, futures
+    assert copied.tolist() == [0] * EIGHT
+    assert in_place.tolist() == [1] * EIGHT
+
+
+def test_rows_with_a_gap_between_them_are_copied_once(grpc_client: ShmClient) -> None:
+    with prepared(grpc_client, EIGHT + 1) as calls:
+        gap = 3
+        results = answers([call for index, call in enumerate(calls) if index != gap])
+        values = [result["Y"][0, 0] / 2 for result in results]
+        assert values == [1 + index for index in range(EIGHT + 1) if index != gap]
+        assert facts(results).tolist() == [[EIGHT, index, EIGHT * 4 * WIDTH, 0] for index in range(EIGHT)]
+
+
+def test_rows_of_several_clients_are_copied_once_and_each_gets_its_own(triton_server: EmbeddedServer) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(ShmClient(triton_server.grpc_url, timeout_s=30)) for _ in range(EIGHT)]
+        (calls,) = zip(*[stack.enter_context(prepared(client, 1)) for client in clients], strict=True)
+        for index, call in enumerate(calls):
+            call.inputs["X"][:] = 1 + index
+        results = answers(calls)
+        assert are_right(results)
+        told = facts(results)
+        assert told[:, SIZE].tolist() == [EIGHT] * EIGHT
+        assert sorted(told[:, ROW]) == list(range(EIGHT))
+        assert told[:, COPIED].tolist() == [EIGHT * 4 * WIDTH] * EIGHT
+        assert told[:, IN_PLACE].tolist() == [0] * EIGHT
+
+
+def test_requests_of_every_path_get_their_own_rows(grpc_client: ShmClient) -> None:
+    paths: list[PathName] = ["direct", "triton-shm", "inline", "direct"] * 2
+
+    def infer(index: int) -> Result:
+        return grpc_client.infer("batch_rows", {"X": row(1 + index)}, outputs=OUTPUTS, path=paths[index])
+
+    futures = all_at_once([lambda index=index: infer(index) for index in range(EIGHT)])  # type: ignore[misc]
+    results = [future.result() for future in futures]
+    assert [result.path for result in results] == paths
+    assert are_right(results)
+
+
+def test_rows_that_come_in_different_ways_make_one_batch(triton_server: EmbeddedServer) -> None:
+    """Triton puts requests together that carry the same tensors, whatever these mean: here each carries both."""
+    url = triton_server.grpc_url
+    in_memory, in_band, plain = range(0, 3), range(3, 6), range(6, EIGHT)
+    outputs = {"Y": 4 * WIDTH, "FACTS": 32}
+    with contextlib.ExitStack() as stack:
+        grpc: Any = stack.enter_context(contextlib.closing(tritonclient.grpc.InferenceServerClient(url)))
+        requests = [
+            *[stack.enter_context(hand_made(url, "batch_rows", {"X": row(1 + index)}, outputs)) for index in in_memory],
+            *[stack.enter_context(hand_made(url, "batch_rows", {}, outputs)) for _ in in_band],
+        ]
+        works: list[Callable[[], Any]] = [
+            *[lambda index=index: requests[index].infer([in_band_row(99), carrier(1)]) for index in in_memory],
+            *[lambda index=index: requests[index].infer([in_band_row(1 + index), carrier(1)]) for index in in_band],
+            *[lambda index=index: grpc.infer("batch_rows", [in_band_row(1 + index), carrier(1)]) for index in plain],
+        ]
+        responses = [future.result() for future in all_at_once(works)]
+        values = [request.output("Y", np.float32) for request in requests]
+        values += [responses[index].as_numpy("Y").ravel() for index in plain]
+        assert [value.tolist() for value in values] == [[2 * (1 + index)] * WIDTH for index in range(EIGHT)]
+        told = [request.output("FACTS", np.int64) for request in requests]
+        told += [responses[index].as_numpy("FACTS").ravel() for index in plain]
+        assert [fact[SIZE] for fact in told] == [EIGHT] * EIGHT
+        assert sorted(fact[ROW] for fact in told) == list(range(EIGHT))
+
+
+def in_band_row(value: float) -> Any:
+    found = tritonclient.grpc.InferInput("X", [1, WIDTH], "FP32")
+    found.set_data_from_numpy(row(value))
+    return found
+
+
+def carrier(batch_size: int) -> Any:
+    found = tritonclient.grpc.InferInput("SHM", [batch_size, 0], "UINT8")
+    found.set_data_from_numpy(np.empty((batch_size, 0), np.uint8))
+    return found
+
+
+def with_a_wrong_token(request: HandMade) -> None:
+    request.descriptor["regions"][0]["token"] = "0" * 32
+
+
+def with_an_old_generation(request: HandMade) -> None:
+    request.generation -= 1
+
+
+def with_another_batch_size(request: HandMade) -> None:
+    request.descriptor["inputs"]["X"][2:] = [8 * WIDTH, "FP32", [2, WIDTH]]
+
+
+def without_its_input(request: HandMade) -> None:
+    request.descriptor["inputs"] = {}
+
+
+def test_half_a_batch_is_refused_and_the_other_half_answered(
+    grpc_client: ShmClient, triton_server: EmbeddedServer
+) -> None:
+    breaks = {
+        with_a_wrong_token: "token",
+        with_an_old_generation: "shm_generation",
+        with_another_batch_size: "a batch of 2",
+        without_its_input: "no input 'X'",
+    }
+    with contextlib.ExitStack() as stack:
+        calls = stack.enter_context(prepared(grpc_client, EIGHT - len(breaks)))
+        broken = []
+        for break_it in breaks:
+            made = hand_made(triton_server.grpc_url, "batch_rows", {"X": row(9)}, {"Y": 4 * WIDTH, "FACTS": 32})
+            broken.append(stack.enter_context(made))
+            break_it(broken[-1])
+        works = [call.infer for call in calls]
+        works += [lambda request=request: request.infer([carrier(1)]) for request in broken]
+        futures = all_at_once(works)
+        results = [future.result() for future in futures[: len(calls)]]
+        assert are_right(results)
+        assert facts(results).tolist() == [[len(calls), index, 0, 1] for index in range(len(calls))]
+        for future, complaint in zip(futures[len(calls) :], breaks.values(), strict=True):
+            error = future.exception()
+            assert isinstance(error, InferenceServerException)
+            assert complaint in error.message()
+        for request in broken:
+            assert not request.output("Y", np.uint8).any()
+
+
+def test_requests_of_other_shapes_are_batches_of_their_own(grpc_client: ShmClient) -> None:
+    half = EIGHT // 2
+    with prepared(grpc_client, half) as narrow, prepared(grpc_client, half, width=2 * WIDTH) as wide:
+        results = answers([*narrow, *wide])
+        assert are_right(results[:half])
+        assert are_right(results[half:])
+        assert facts(results).tolist() == 2 * [[half, index, 0, 1] for index in range(half)]
+
+
+def test_what_fails_a_batch_fails_no_other(grpc_client: ShmClient) -> None:
+    half = EIGHT // 2
+    with (
+        prepared(grpc_client, half - 1) as calls,
+        prepared(grpc_client, 1, parameters={"deed": "raise"}) as failing,
+        prepared(grpc_client, half, width=2 * WIDTH) as others,
+    ):
+        futures = all_at_once([call.infer for call in (*calls, *failing, *others)])
+        for future in futures[:half]:
+            error = future.exception()
+            assert isinstance(error, InferenceError)
+            assert "RuntimeError: the model gave up on the batch" in error.message()
+        assert are_right([future.result() for future in futures[half:]])
+        del futures, error
+    with prepared(grpc_client, EIGHT) as calls:
+        assert are_right(answers(calls))
+    all_memory_comes_back(grpc_client)
+
+
+def test_an_output_with_too_few_rows_fails_the_batch(grpc_client: ShmClient) -> None:
+    with prepared(grpc_client, EIGHT, parameters={"deed": "one row less"}) as calls:
+        for future in all_at_once([call.infer for call in calls]):
+            with pytest.raises(InferenceError, match=r"output 'Y' has shape \[7, 4\], but the batch has 8 rows"):
+                future.result()
+
+
+def test_inputs_that_were_copied_and_passed_on_in_band_stay_what_they_were(triton_server: EmbeddedServer) -> None:
+    """The second kind of requests is gathered before the responses of the first kind are sent."""
+    half = EIGHT // 2
+    named: Any = {"outputs": ["Y"], "parameters": {"deed": "pass on"}}
+    pool = PoolOptions(max_batch_bytes=0)
+    for _ in range(2):  # the second time, there is a buffer that is large enough for both
+        with (
+            ShmClient(triton_server.grpc_url, timeout_s=30, pool=pool) as client,
+            prepared(client, half, **named) as narrow,
+            prepared(client, half, width=2 * WIDTH, **named) as wide,
+        ):
+            for calls in (narrow, wide):
+                for call in calls:
+                    call.inputs["X"][:] *= len(call.inputs["X"][0])
+            results = answers([*narrow, *wide])
+            values = [result["Y"].tolist() for result in results]
+            assert {"Y" in result.overflowed for result in results} == {True}
+        assert values == [[[(1 + index) * width] * width] for width in (WIDTH, 2 * WIDTH) for index in range(half)]
+
+
+def test_outputs_of_unknown_size_come_back_in_band_and_lie_in_place_the_next_time(grpc_client: ShmClient) -> None:
+    with prepared(grpc_client, EIGHT, outputs=None) as calls:
+        results = answers(calls)
+        assert are_right(results)
+        assert [dict(result.overflowed) for result in results] == [{"Y": 4 * WIDTH}] * EIGHT
+    with prepared(grpc_client, EIGHT, outputs=None) as calls:
+        results = answers(calls)
+        assert are_right(results)
+        assert [dict(result.overflowed) for result in results] == [{}] * EIGHT
+
+
+def test_each_gets_the_outputs_that_it_wants(grpc_client: ShmClient) -> None:
+    half = EIGHT // 2
+    with prepared(grpc_client, half) as both, prepared(grpc_client, half, outputs={"Y": 4 * WIDTH}) as one:
+        results = answers([*both, *one])
+        assert [sorted(result) for result in results] == [["FACTS", "Y"]] * half + [["Y"]] * half
+        assert are_right(results[:half])
+        assert are_right(results[half:])
+        assert facts(results[:half])[:, SIZE].tolist() == [EIGHT] * half
+
+
+def test_a_client_that_wants_no_slabs_has_every_row_copied(triton_server: EmbeddedServer) -> None:
+    pool = PoolOptions(max_batch_bytes=0)
+    with ShmClient(triton_server.grpc_url, timeout_s=30, pool=pool) as client, prepared(client, EIGHT) as calls:
+        results = answers(calls)
+        assert are_right(results)
+        assert facts(results)[:, COPIED].tolist() == [EIGHT * 4 * WIDTH] * EIGHT
+
+
+def test_where_the_budget_has_no_room_for_a_slab_each_call_has_a_slot(triton_server: EmbeddedServer) -> None:
+    width = 40_000
+    pool = PoolOptions(max_bytes=(EIGHT + 1) * 2 * 4 * width)
+    with ShmClient(triton_server.grpc_url, timeout_s=30, pool=pool) as client:
+        with prepared(client, EIGHT, width=width) as calls:
+            results = answers(calls)
+            assert are_right(results)
+            assert facts(results)[:, COPIED].tolist() == [EIGHT * 4 * width] * EIGHT
+            del results
+        assert client.stats().slot_waits == 0
+
+
+def test_results_that_are_kept_are_not_written_over(grpc_client: ShmClient) -> None:
+    kept: list[tuple[float, Result]] = []
+    for begin in range(1, 5 * EIGHT, EIGHT):
+        values = [float(begin + index) for index in range(EIGHT)]
+        futures = [grpc_client.submit("batch_rows", {"X": row(value)}, outputs=OUTPUTS) for value in values]
+        kept += zip(values, [future.result() for future in futures], strict=True)
+        del futures
+    assert [result["Y"].tolist() for _, result in kept] == [[[2 * value] * WIDTH] for value, _ in kept]
+    kept.clear()
+    all_memory_comes_back(grpc_client)
+
+
+def test_the_slot_comes_back_when_no_call_and_no_array_uses_the_slab(grpc_client: ShmClient) -> None:
+    with prepared(grpc_client, EIGHT) as calls:
+        results = answers(calls)
+        assert grpc_client.stats().slots_held == 1
+    last = results.pop()["Y"]
+    results.clear()
+    del calls
+    assert grpc_client.stats().slots_held == 1
+    del last
+    all_memory_comes_back(grpc_client)
+    assert grpc_client.stats().slots_idle == 1
+
+
+def test_memory_in_which_a_model_may_still_write_is_not_used_again(triton_server: EmbeddedServer) -> None:
+    with ShmClient(f"http://{triton_server.http_url}", timeout_s=30) as client, prepared(client, 1) as neighbours:
+        neighbours[0].infer().release()  # everything is warm
+        late = client.prepare(
+            "batch_rows", {"X": ((1, WIDTH), np.float32)}, outputs=OUTPUTS, parameters={"deed": "wait"}
+        )
+        late.inputs["X"][:] = 0
+        doubtful = late.inputs["X"].ctypes.data
+        first_value, began = unwatched(late)
+        with pytest.raises(DeadlineExceededError):
+            late.infer(timeout_s=0.01)
+        eventually(began)
+        late.close()
+        with prepared(client, EIGHT) as others:
+            assert doubtful not in [call.inputs["X"].ctypes.data for call in others]
+        first_value[:] = 1  # lets the model come to its end
+        neighbours.pop().close()
+        all_memory_comes_back(client)
+
+
+def unwatched(call: Any) -> tuple[npt.NDArray[np.float32], Callable[[], bool]]:
+    """Return the first input value of a call, as an array that does not hold its memory, and whether a model began."""
+    exchange = call._call.exchange
+    slot, turn = exchange._slot, exchange._turn
+    offset = slot.data_offset + exchange.plan.inputs["X"].offset
+    return np.ndarray((1,), np.float32, slot.memory(), offset), lambda: bool(turn.is_started)
+
+
+def test_strings_of_several_requests_are_one_batch(grpc_client: ShmClient) -> None:
+    words = [[f"word {index}", "ß" * index] for index in range(4)]
+    inputs = [{"WORDS": np.array([pair], object)} for pair in words]
+    futures = [grpc_client.submit("batch_words", each, outputs={"LOUD": 200, "SIZE": None}) for each in inputs]
+    results = [future.result() for future in futures]
+    assert [result.path for result in results] == ["direct"] * 4
+    assert [result["LOUD"].tolist() for result in results] == [
+        [[word.encode().upper() for word in pair]] for pair in words
+    ]
+    assert [result["SIZE"].item() for result in results] == [4] * 4

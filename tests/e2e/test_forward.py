@@ -1,0 +1,308 @@
+"""Calls from model to model: on the client's own memory where the other model shares memory, else as usual."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from shm_backend_utils.client import InferenceError, Result, ShmClient
+from shm_backend_utils.client.paths import PathName
+from shm_backend_utils.server import EmbeddedServer
+
+from ..crash.gate import Gate
+from .eventually import all_memory_comes_back, eventually
+from .hand_made import hand_made
+
+X = np.array([1, 2, 3, 4], np.float32)
+ROOM = {"Y": X.nbytes, "FACTS": 8192}
+SHM = Path("/dev/shm")
+
+
+@pytest.fixture
+def client(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
+    with ShmClient(triton_server.grpc_url, timeout_s=60) as client:
+        yield client
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+def delegated(client: ShmClient, way: str, model: str = "identity", **parameters: Any) -> tuple[list[float], Any]:
+    """Return what the models have made of X, and the facts."""
+    parameters = {"way": way, "model": model, **parameters}
+    path = parameters.pop("path", "direct")
+    with client.infer("delegate", {"X": X}, parameters=parameters, outputs=ROOM, path=path) as result:
+        assert result.path == path
+        return result["Y"].tolist(), facts(result)
+
+
+def facts(result: Result) -> Any:
+    return json.loads(result["FACTS"].tobytes())
+
+
+def test_what_the_other_model_passes_through_is_where_the_client_wrote_it(client: ShmClient) -> None:
+    parameters = {"way": "forward", "model": "identity"}
+    with client.prepare("delegate", {"X": ((1000,), np.float32)}, outputs=ROOM, parameters=parameters) as call:
+        call.inputs["X"][:] = np.arange(1000)
+        with call.infer() as result:
+            assert facts(result)["path"] == "direct"
+            assert not facts(result)["is_writable"]
+            assert result["Y"].ctypes.data == call.inputs["X"].ctypes.data
+            assert result["Y"].tolist() == list(range(1000))
+
+
+def test_the_other_model_writes_to_the_clients_own_memory(client: ShmClient, gate: Gate) -> None:
+    """The client sees the first half while the other model still stands half way."""
+    parameters = {"way": "forward_into", "model": "crash_stages", **gate.parameters("half written")}
+    inputs = {"X": (X.shape, np.float32)}
+    with client.prepare("delegate", inputs, outputs=ROOM, parameters=parameters) as call:
+        call.inputs["X"][:] = 0
+        y = call.infer()["Y"]  # a view: the next answer will appear here
+        assert y.tolist() == [1, 1, 1, 1]
+        call.inputs["X"][:] = X
+        gate.close()
+        answer = InThread(call.infer)
+        gate.wait_for_model()
+        assert y.tolist() == [2, 3, 1, 1]
+        gate.let_go()
+        result = answer.result()
+        assert y.tolist() == [2, 3, 4, 5]
+        assert facts(result)["path"] == "direct"
+        assert facts(result)["is_target"]
+        del result, answer
+
+
+class InThread:
+    """Work in a thread of its own."""
+
+    def __init__(self, work: Any) -> None:
+        self._found: list[Any] = []
+        self._work = work
+        self._thread = threading.Thread(target=self._do)
+        self._thread.start()
+
+    def result(self) -> Any:
+        """Wait for its end; an error is returned, too."""
+        self._thread.join()
+        return self._found.pop()
+
+    def _do(self) -> None:
+        try:
+            self._found.append(self._work())
+        except Exception as error:
+            self._found.append(error)
+
+
+def test_a_part_of_the_clients_memory_is_lent_as_well(client: ShmClient) -> None:
+    values, told = delegated(client, "forward_part")
+    assert values == [3, 4]
+    assert told["path"] == "direct"
+
+
+@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
+@pytest.mark.parametrize(
+    ("way", "model", "expected"),
+    [
+        ("forward", "identity", X),
+        ("forward", "crash_stages", X + 1),
+        ("forward_into", "identity", X),
+        ("forward_into", "crash_stages", X + 1),
+        ("forward_own", "identity", X),
+        ("forward_own", "crash_stages", X + 1),
+        ("forward_twice", "identity", X + 1),
+        ("forward_twice", "crash_stages", X + 3),
+        ("forward_rows", "rows", 2 * X),
+    ],
+)
+def test_the_result_is_right_whichever_way_the_tensors_came(
+    client: ShmClient, way: str, model: str, expected: npt.NDArray[np.float32], path: PathName
+) -> None:
+    for _ in range(2):  # the second time, sizes are known
+        values, _ = delegated(client, way, model, path=path)
+        assert values == expected.tolist()
+    all_memory_comes_back(client)
+
+
+def test_the_first_of_two_results_is_not_written_over_by_the_second(client: ShmClient) -> None:
+    delegated(client, "forward_twice", "crash_stages")
+    values, told = delegated(client, "forward_twice", "crash_stages")
+    assert told["paths"] == ["direct", "direct"]
+    assert told["first"] == (X + 2).tolist()
+    assert values == (X + 3).tolist()
+
+
+def test_an_output_of_unknown_size_comes_in_band_once(client: ShmClient) -> None:
+    paths = [delegated(client, "forward", "repeat", times=times)[1]["path"] for times in (50, 50, 100, 100)]
+    assert paths[1] == "direct"
+    assert paths[3] == "direct"
+    assert paths[2] == "triton"
+
+
+def test_what_came_in_band_is_right(client: ShmClient) -> None:
+    for times in (200, 300, 300):
+        with client.infer(
+            "delegate", {"X": X}, parameters={"way": "forward", "model": "repeat", "times": times}
+        ) as result:
+            assert result["Y"].tolist() == X.tolist() * times
+
+
+@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
+def test_strings_go_in_shared_memory(client: ShmClient, path: PathName) -> None:
+    for _ in range(2):
+        values, told = delegated(client, "forward_words", "words", path=path)
+        assert values == [1, 2, 3, 4]
+        assert told["words"] == ["X", "XX", "XXX", "XXXX"]
+    assert told["path"] == "direct"
+
+
+@pytest.mark.parametrize("way", ["forward", "forward_into", "forward_own"])
+def test_a_model_that_shares_no_memory_gets_an_ordinary_request(client: ShmClient, way: str) -> None:
+    values, told = delegated(client, way, "unaware")
+    assert values == X.tolist()
+    assert told["path"] == ("direct" if way == "forward_into" else "triton")
+
+
+def test_parameters_and_version_reach_the_other_model_and_nothing_of_the_protocol_with_them(client: ShmClient) -> None:
+    for version in ("1", "2"):
+        _, told = delegated(client, "tell", "request_facts", version=version, share=5)
+        assert told["told"]["version"] == version
+        assert told["told"]["path"] == "direct"
+        assert told["told"]["parameters"] == {"share": 5}
+
+
+@pytest.mark.parametrize(
+    ("way", "model", "parameters", "complaint"),
+    [
+        ("forward", "nonesuch", {}, "model 'nonesuch' cannot be called: the server has no such model ready"),
+        ("forward", "misbehaving", {"deed": "raise"}, "model 'misbehaving', called on behalf of this request, failed"),
+        ("forward", "misbehaving", {"deed": "raise"}, "RuntimeError: the model gave up"),
+        ("forward", "misbehaving", {"deed": "write nothing"}, "output 'Y' was requested, but model.py wrote none"),
+        ("forward", "boastful", {}, "model 'boastful' answered without having used the shared memory"),
+        ("forward_doubles", "identity", {}, "'INPUT0' is FP64, but the model's configuration says TYPE_FP32"),
+        ("forward_into", "repeat", {"times": 2}, "as FP32 of shape [8], but the memory for it is FP32 of shape [4]"),
+        ("forward_into", "repeat", {"times": 0}, "as FP32 of shape [0], but the memory for it is FP32 of shape [4]"),
+        ("forward", "words", {}, "has no input 'X'; it has WORDS"),
+        ("forward", "frames_of", {"count": 1}, "frames_of"),
+        ("forward", "countdown", {"count": 1}, "countdown"),
+        ("forward", "delegate", {}, "model 'delegate' would be called on its own behalf (delegate → delegate)"),
+        ("forward", "relay", {"to": "delegate"}, "(delegate → relay → delegate), and wait for itself for ever"),
+        ("forward", "relay", {"to": "relay"}, "(delegate → relay → relay)"),
+    ],
+)
+def test_what_goes_wrong_there_is_one_clear_error_here(
+    client: ShmClient, way: str, model: str, parameters: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(InferenceError) as failure:
+        delegated(client, way, model, **parameters)
+    assert complaint in failure.value.message()
+    assert delegated(client, "forward", "crash_stages")[0] == (X + 1).tolist()
+    del failure
+    all_memory_comes_back(client)
+
+
+@pytest.mark.parametrize("path", ["triton-shm", "inline"])
+def test_recursion_is_refused_without_a_descriptor_too(client: ShmClient, path: PathName) -> None:
+    with pytest.raises(InferenceError, match="delegate → relay → delegate"):
+        delegated(client, "forward", "relay", to="delegate", path=path)
+
+
+def test_a_chain_of_different_models_is_no_recursion(client: ShmClient) -> None:
+    assert delegated(client, "forward", "relay", to="identity")[0] == X.tolist()
+    with client.infer("relay", {"X": X}, parameters={"to": "delegate/crash_stages"}) as result:
+        assert result["Y"].tolist() == (X + 1).tolist()
+
+
+def test_scratch_memory_is_used_again(client: ShmClient) -> None:
+    pid = delegated(client, "forward_twice", "crash_stages")[1]["pid"]
+    delegated(client, "forward_twice", "crash_stages")
+    before = scratch_of(pid)
+    for _ in range(20):
+        delegated(client, "forward_twice", "crash_stages")
+    assert before
+    assert scratch_of(pid) == before
+
+
+def scratch_of(pid: int) -> set[str]:
+    return {path.name for path in SHM.glob(f"shmbu-{pid}-*")}
+
+
+def test_calls_of_one_request_go_on_side_by_side(client: ShmClient, gate: Gate) -> None:
+    gate.close()
+    parameters = {"way": "both", **gate.parameters("half written")}
+    answer = InThread(lambda: client.infer("delegate_async", {"X": X}, parameters=parameters))
+    gate.wait_for_model()
+    assert answer.result()["Y"].tolist() == (2 * X + 1).tolist()
+    del answer
+
+
+def test_requests_of_one_execute_are_served_side_by_side(client: ShmClient, path: PathName) -> None:
+    values = [np.full((1, 4), 10 * index, np.float32) for index in range(2)]
+    futures = [client.submit("rendezvous", {"X": value}, path=path) for value in values]
+    assert [future.result()["Y"].tolist() for future in futures] == [(value + 2).tolist() for value in values]
+
+
+def test_a_request_that_fails_does_not_fail_the_one_beside_it(client: ShmClient) -> None:
+    x = np.zeros((1, 4), np.float32)
+    good = client.submit("rendezvous", {"X": x})
+    bad = client.submit("rendezvous", {"X": x}, parameters={"fail": True})
+    with pytest.raises(InferenceError, match="the model gave up on one request"):
+        bad.result()
+    assert (good.result()["Y"] == 2).all()
+
+
+def test_a_failure_in_a_coroutine_is_the_clients_error(client: ShmClient) -> None:
+    with pytest.raises(InferenceError, match="model 'misbehaving', called on behalf of this request, failed"):
+        client.infer("delegate_async", {"X": X}, parameters={"way": "fail"})
+    all_memory_comes_back(client)
+
+
+def test_memory_is_not_used_again_while_a_model_that_was_not_awaited_is_at_work_there(
+    client: ShmClient, gate: Gate, tmp_path: Path
+) -> None:
+    gate.close()
+    leave = tmp_path / "leave"
+    parameters = {"way": "leave", "leave": str(leave), **gate.parameters("half written")}
+    answer = InThread(lambda: client.infer("delegate_async", {"X": X}, outputs={"Y": X.nbytes}, parameters=parameters))
+    gate.wait_for_model()
+    leave.touch()
+    error = answer.result()
+    assert isinstance(error, InferenceError)
+    assert "model.py has left the call while 1 calls of forward_async were under way" in error.message()
+    del error, answer
+    eventually(lambda: client.stats().quarantined == 1)
+    for _ in range(3):
+        assert delegated(client, "forward")[0] == X.tolist()
+    assert client.stats().quarantined == 1
+    gate.let_go()
+    all_memory_comes_back(client)
+
+
+def test_a_descriptor_reaches_the_step_of_an_ensemble_that_it_names(triton_server: EmbeddedServer) -> None:
+    """The first step gets its input in band; the second one has one of its inputs in the client's memory."""
+    x = tritonclient.grpc.InferInput("X", [4], "FP32")
+    x.set_data_from_numpy(X)
+    with hand_made(triton_server.grpc_url, "two_steps", {"B": 10 * X}, {}) as request:
+        request.descriptor["model"] = "adder"
+        assert request.infer([x]).as_numpy("SUM").tolist() == (11 * X).tolist()
+        assert request.region.record(0).completed == request.generation
+
+
+def test_a_step_that_is_refused_fails_the_ensemble_with_its_error(triton_server: EmbeddedServer) -> None:
+    x = tritonclient.grpc.InferInput("X", [4], "FP32")
+    x.set_data_from_numpy(X)
+    with hand_made(triton_server.grpc_url, "two_steps", {"B": 10 * X}, {}) as request:
+        request.descriptor["model"] = "adder"
+        request.generation += 1
+        with pytest.raises(InferenceServerException, match="shm_generation"):
+            request.infer([x])

@@ -1,0 +1,112 @@
+"""Models that are unloaded and loaded again: nothing of theirs is left, and their clients go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+
+from shm_backend_utils.client import InferenceError, ShmClient
+from shm_backend_utils.server import EmbeddedServer
+
+from ..crash.server_options import installation_with
+from .eventually import all_memory_comes_back, eventually
+
+MODELS = Path(__file__).resolve().parents[1] / "models"
+NAMES = ("delegate", "rows", "batch_rows", "frames_of")
+X = np.array([1, 2, 3, 4], np.float32)
+SHM = Path("/dev/shm")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """A server that loads models when it is told to."""
+    folder = tmp_path_factory.mktemp("unloading")
+    for name in NAMES:
+        shutil.copytree(MODELS / name, folder / "models" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    options = ["--model-control-mode=explicit"]
+    installation = installation_with(options, folder / "installation")
+    with EmbeddedServer.start(folder / "models", installation=installation, log_file=folder / "server.log") as server:
+        yield server
+
+
+@pytest.fixture
+def grpc(server: EmbeddedServer) -> Iterator[Any]:
+    """With all models loaded."""
+    grpc: Any = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+    for_all(grpc.load_model)
+    yield grpc
+    grpc.close()
+
+
+def for_all(do: Callable[[str], None]) -> None:
+    """Do something with all models, side by side: each is spent in waiting."""
+    with ThreadPoolExecutor(len(NAMES)) as threads:
+        list(threads.map(do, NAMES))
+
+
+@pytest.fixture
+def client(server: EmbeddedServer) -> Iterator[ShmClient]:
+    with ShmClient(server.grpc_url, timeout_s=30) as client:
+        yield client
+
+
+def delegated(client: ShmClient) -> int:
+    """Have a model call another one, and return its process."""
+    parameters = {"way": "forward_rows", "model": "rows"}
+    with client.infer("delegate", {"X": X}, outputs={"Y": 16, "FACTS": 2048}, parameters=parameters) as result:
+        assert result["Y"].tolist() == (2 * X).tolist()
+        pid: int = json.loads(result["FACTS"].tobytes())["pid"]
+        return pid
+
+
+def batched(client: ShmClient) -> None:
+    rows = [np.full((1, 4), 1 + index, np.float32) for index in range(8)]
+    futures = [client.submit("batch_rows", {"X": row}, outputs={"Y": 16}) for row in rows]
+    assert [future.result()["Y"][0, 0] for future in futures] == [2 * row[0, 0] for row in rows]
+
+
+def streamed(client: ShmClient) -> None:
+    results = client.stream("frames_of", {"X": X}, outputs={"Y": 16}, parameters={"count": 9})
+    assert [result["Y"][0] for result in results] == [1 + index for index in range(9)]
+
+
+def scratch_of(pid: int) -> list[Path]:
+    return list(SHM.glob(f"shmbu-{pid}-*"))
+
+
+def test_nothing_is_left_of_a_model_that_was_unloaded_and_its_clients_go_on(grpc: Any, client: ShmClient) -> None:
+    pid = delegated(client)
+    batched(client)
+    streamed(client)
+    assert scratch_of(pid)
+    for_all(grpc.unload_model)
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+    assert not scratch_of(pid)
+    with pytest.raises(InferenceError):
+        delegated(client)
+    for_all(grpc.load_model)
+    assert delegated(client) != pid
+    batched(client)
+    streamed(client)
+    all_memory_comes_back(client)
+
+
+def test_a_model_that_was_loaded_with_another_configuration_is_asked_about_anew(grpc: Any, client: ShmClient) -> None:
+    """The caller has learned what the other model takes; the first refusal makes it look again."""
+    pid = delegated(client)
+    config = json.loads(json.dumps(grpc.get_model_config("rows", as_json=True)["config"]))
+    config["max_batch_size"] = 2
+    grpc.load_model("rows", config=json.dumps(config))
+    assert delegated(client) == pid
+    grpc.unload_model("rows")
+    for complaint in ("rows", "model 'rows' cannot be called: the server has no such model ready"):
+        with pytest.raises(InferenceError, match=complaint):
+            delegated(client)

@@ -1,0 +1,53 @@
+"""Tells what a call says beside tensors, as JSON, from two instances.
+
+The parameter `wait` makes it wait until the client has written a first value that is not zero; `note` until the client
+wants the answer no more, which it notes in that file.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from shm_backend_utils.model import Call, ShmSession
+
+PATIENCE_S = 30
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.session = ShmSession.from_args(args)
+        self.instance = {"name": args["model_instance_name"], "kind": args["model_instance_kind"], "pid": os.getpid()}
+
+    def execute(self, requests):
+        return self.session.serve(requests, self.infer)
+
+    def infer(self, call: Call) -> None:
+        was_cancelled = call.cancelled
+        if call.parameters.get("wait"):
+            x = call.input("X").numpy()
+            wait_for(lambda: x[0] != 0)
+        if "note" in call.parameters:
+            note = Path(call.parameters["note"])
+            note.write_text("waiting")
+            wait_for(lambda: call.cancelled)
+            note.write_text("cancelled" if call.cancelled else "not cancelled")
+        facts = {
+            "request_id": call.request_id,
+            "sequence": call.sequence,
+            "left_s": None if call.deadline is None else call.deadline - time.monotonic(),
+            "cancelled": was_cancelled,
+            **self.instance,
+        }
+        call.put("FACTS", np.frombuffer(json.dumps(facts).encode(), np.uint8))
+
+    def finalize(self):
+        self.session.close()
+
+
+def wait_for(is_so):
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.001)
