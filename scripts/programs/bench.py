@@ -20,6 +20,7 @@ from bench_own_time import own_time
 from bench_path import round_trips
 from bench_rounds import Bench
 from bench_slots import allow_many_descriptors, slots
+from bench_strings import strings
 from bench_throughput import throughput
 from rich.console import Console
 from rich.progress import Progress
@@ -36,6 +37,7 @@ GROUPS: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "throughput": throughput,
     "slots": slots,
     "modes": modes,
+    "strings": strings,
 }
 
 

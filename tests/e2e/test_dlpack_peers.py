@@ -40,7 +40,7 @@ SHAPES: Final = [(3, 4), (1, 4), (3, 1), (1, 1), (0, 4), (3, 0)]
 
 @pytest.fixture
 def client(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
-    """One client for all: PyTorch takes seconds to be imported, and these tests are about what the model does."""
+    """A client of one protocol, with time for the model to import PyTorch: what the model does is the same for all."""
     with ShmClient(triton_server.grpc_url, timeout_s=60) as client:
         yield client
 

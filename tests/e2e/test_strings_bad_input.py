@@ -110,7 +110,7 @@ def test_strings_that_find_no_room_are_in_the_response_as_bytes(hand_made: HandM
 
 
 def test_other_strings_in_the_same_place_are_not_taken_for_the_last_ones(hand_made: HandMade) -> None:
-    for word in (b"one", b"two"):
+    for word in (b"one", b"two", b"six", b"ten", b"end"):
         hand_made.send("words", b"\x03\0\0\0" + word, [1, 1], {"LOUD": ROOM})
         assert hand_made.written("LOUD") == b"\x03\0\0\0" + word.upper()
 

@@ -90,6 +90,17 @@ def test_what_is_no_strings_is_the_models_fault_and_the_next_request_is_served(
     assert play(client, "list", path=path, hint=1000).tolist() == ANSWERS["list"]
 
 
+@pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="with NumPy 1, the stub of Triton 2.51 takes strings"
+)
+@pytest.mark.parametrize("path", ["triton-shm", "inline"])
+def test_strings_that_the_stub_cannot_take_are_an_error_that_tells_the_way_out(
+    client: ShmClient, path: PathName
+) -> None:
+    with pytest.raises(InferenceError, match="install numpy<2 or a newer Triton; the direct path is not affected"):
+        client.infer("word_games", {}, outputs=["Y"], parameters={"game": "list"}, path=path)
+
+
 @every_path
 def test_a_model_that_gets_no_strings_names_the_input(client: ShmClient, path: PathName) -> None:
     with pytest.raises(InferenceError, match="the request has no input 'WORDS'"):

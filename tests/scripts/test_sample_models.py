@@ -18,7 +18,7 @@ from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda import FakeCuda
 
 OF_GPUS = {"gpu_multiply", "gpu_normalize"}
-OF_THE_HOST = {"identity", "image_resize_normalize", "multiply"}
+OF_THE_HOST = {config.parent.name for config in REPOSITORY.glob("*/config.pbtxt")} - OF_GPUS
 
 
 def has_gpu() -> bool:

@@ -231,6 +231,14 @@ def test_a_consumed_capsule_may_outlive_its_array() -> None:
     assert name_of(capsule) == b"used_dltensor"
 
 
+@pytest.mark.parametrize(("shape", "strides"), [((0, 4), (4, 1)), ((3, 0), (0, 1)), ((2, 0, 3), (0, 3, 1))], ids=str)
+def test_a_tensor_without_elements_has_the_strides_of_c_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    capsule = dlpack.export(floats(shape))  # Triton's backend compares; NumPy's own are all 0
+    (address,) = struct.unpack("<Q", ctypes.string_at(pointer(capsule) + STRIDES[0], 8))
+    if address:  # NumPy before 2 gives none, which means C order
+        assert struct.unpack(f"<{len(shape)}q", ctypes.string_at(address, 8 * len(shape))) == strides
+
+
 @every_dtype
 def test_consume_takes_every_dtype_writable_and_without_a_copy(dtype: DType) -> None:
     array = sample(dtype)

@@ -1,0 +1,188 @@
+"""PyTorch as DLPack's other side: what it takes of views, and what is taken of its tensors. Nothing is copied."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils import dlpack, dtypes
+from shm_backend_utils.client.sources import sources
+from shm_backend_utils.dtypes import DType
+from shm_backend_utils.errors import TensorError
+from shm_backend_utils.spec import ModelSpec
+from shm_backend_utils.view import TensorView
+
+torch: Any = pytest.importorskip(
+    "torch", reason="PyTorch is not installed: scripts/setup installs its build for CPUs in .venv, where pip finds it"
+)
+
+NUMBERS = [dtype for dtype in dtypes.BY_NAME.values() if dtype is not dtypes.BYTES]
+every_dtype = pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
+every_shape = pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (1, 1, 1), (1, 3, 1), (2, 3, 4)], ids=str)
+
+STRIDED = {
+    "transposed": lambda tensor: tensor.T,
+    "every other": lambda tensor: tensor[::2, ::3],
+    "a column": lambda tensor: tensor[:, 1],
+    "a part": lambda tensor: tensor[1:3, 2:4],
+    "expanded": lambda tensor: tensor[:1].expand(4, 6),
+    "a column of one": lambda tensor: tensor[1:2, 1:2],
+}
+every_stride = pytest.mark.parametrize("strided", STRIDED.values(), ids=list(STRIDED))
+
+
+def torch_type(dtype: DType) -> Any:
+    """Return PyTorch's name for a data type."""
+    other = {"FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "bfloat16"}
+    return getattr(torch, other.get(dtype.name, dtype.name.lower()))
+
+
+def array_of(dtype: DType, shape: tuple[int, ...] = (4, 6)) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = np.empty(shape, dtype.numpy)
+    array[...] = np.arange(array.size).reshape(shape) % 2
+    return array
+
+
+def tensor_of(dtype: DType, shape: tuple[int, ...] = (4, 6)) -> Any:
+    return (torch.arange(int(np.prod(shape))).reshape(shape) % 2).to(torch_type(dtype))
+
+
+def view_of(array: npt.NDArray[Any], *, writable: bool = True) -> TensorView:
+    memory = array.view()
+    memory.flags.writeable = writable
+    return TensorView("IMAGE", memory, dtypes.from_numpy(array.dtype, "IMAGE"), "direct")
+
+
+def assert_is(tensor: Any, array: npt.NDArray[Any], dtype: DType) -> None:
+    """Compare a tensor of PyTorch and an array that are to be the same memory."""
+    assert (tensor.dtype, tuple(tensor.shape)) == (torch_type(dtype), array.shape)
+    assert array.dtype == dtype.numpy
+    assert tensor.tolist() == array.tolist()
+    assert tensor.data_ptr() == array.ctypes.data or not array.size
+
+
+@every_shape
+@every_dtype
+def test_pytorch_takes_a_view(dtype: DType, shape: tuple[int, ...]) -> None:
+    array = array_of(dtype, shape)
+    assert_is(torch.from_dlpack(view_of(array)), array, dtype)
+
+
+@every_shape
+@every_dtype
+def test_pytorch_takes_an_unversioned_capsule(dtype: DType, shape: tuple[int, ...]) -> None:
+    array = array_of(dtype, shape)
+    assert_is(torch.from_dlpack(view_of(array).__dlpack__()), array, dtype)
+
+
+@every_dtype
+def test_pytorch_takes_a_read_only_view_as_it_understands_versions(dtype: DType) -> None:
+    array = array_of(dtype)
+    assert_is(torch.from_dlpack(view_of(array, writable=False)), array, dtype)
+
+
+def test_pytorch_gets_no_unversioned_capsule_of_a_read_only_view() -> None:
+    with pytest.raises(BufferError, match="'IMAGE' is read-only"):
+        torch.from_dlpack(view_of(array_of(dtypes.BF16), writable=False).__dlpack__())
+
+
+@pytest.mark.parametrize("strided", [lambda array: array.T, lambda array: array[::2, ::3], lambda array: array[:, 1]])
+@every_dtype
+def test_pytorch_takes_an_array_of_any_strides(dtype: DType, strided: Any) -> None:
+    array = strided(array_of(dtype))
+    taken = torch.from_dlpack(dlpack.export(array))
+    assert_is(taken, array, dtype)
+    assert [stride * dtype.itemsize for stride in taken.stride()] == list(array.strides)
+
+
+def test_what_pytorch_writes_is_in_the_view() -> None:
+    array = array_of(dtypes.BF16)
+    torch.from_dlpack(view_of(array)).fill_(3)
+    assert (array == 3).all()
+
+
+def test_what_pytorch_took_outlives_the_view() -> None:
+    array = array_of(dtypes.BF16)
+    alive = weakref.ref(array)
+    tensor = torch.from_dlpack(view_of(array))
+    del array
+    gc.collect()
+    assert alive() is not None
+    del tensor
+    assert alive() is None
+
+
+@every_shape
+@every_dtype
+def test_a_tensor_of_pytorch_is_consumed(dtype: DType, shape: tuple[int, ...]) -> None:
+    tensor = tensor_of(dtype, shape)
+    assert_is(tensor, dlpack.consume(tensor.__dlpack__()), dtype)
+
+
+@every_stride
+@every_dtype
+def test_a_tensor_of_pytorch_is_consumed_whatever_its_strides(dtype: DType, strided: Any) -> None:
+    tensor = strided(tensor_of(dtype))
+    assert_is(tensor, dlpack.consume(tensor.__dlpack__()), dtype)
+
+
+def test_what_is_written_to_a_consumed_tensor_is_in_it() -> None:
+    tensor = tensor_of(dtypes.BF16)
+    dlpack.consume(tensor.__dlpack__())[...] = 3
+    assert (tensor == 3).all()
+
+
+def test_a_consumed_tensor_outlives_pytorchs() -> None:
+    tensor = tensor_of(dtypes.BF16)
+    array, expected = dlpack.consume(tensor.__dlpack__()), tensor.tolist()
+    del tensor
+    gc.collect()
+    assert array.tolist() == expected
+
+
+def test_a_versioned_capsule_of_pytorch_is_not_consumed_and_stays_its_own() -> None:
+    capsule = tensor_of(dtypes.BF16).__dlpack__(max_version=(1, 0))
+    with pytest.raises(TypeError, match="expected an unused DLPack capsule 'dltensor'"):
+        dlpack.consume(capsule)
+    assert "dltensor_versioned" in repr(capsule)
+
+
+@pytest.mark.parametrize("name", ["complex64", "float8_e5m2"])
+def test_a_type_of_pytorch_that_triton_does_not_have_is_not_consumed(name: str) -> None:
+    with pytest.raises(TypeError, match="has no counterpart in Triton"):
+        dlpack.consume(torch.zeros(3, dtype=getattr(torch, name)).__dlpack__())
+
+
+def written(dtype: DType, value: Any, rank: int) -> npt.NDArray[Any]:
+    """Return what the model gets of a value that is passed for an input."""
+    tensor = {"name": "X", "data_type": f"TYPE_{dtype.name}", "dims": [-1] * rank}
+    source = sources(ModelSpec.from_config({"name": "model", "input": [tensor]}), {"X": value})["X"]
+    target: npt.NDArray[Any] = np.empty(source.shape, source.dtype)
+    source.write_to(target)
+    return target
+
+
+@every_stride
+@every_dtype
+def test_a_tensor_of_pytorch_can_be_an_input(dtype: DType, strided: Any) -> None:
+    tensor = strided(tensor_of(dtype))
+    found = written(dtype, tensor, tensor.ndim)
+    assert (found.dtype, found.tolist()) == (dtype.numpy, tensor.tolist())
+
+
+@every_dtype
+def test_tensors_of_pytorch_can_be_the_rows_of_an_input(dtype: DType) -> None:
+    tensor = tensor_of(dtype)
+    assert written(dtype, list(tensor), 2).tolist() == tensor.tolist()
+
+
+@pytest.mark.parametrize("name", ["FP32", "BF16"])
+def test_a_tensor_that_pytorch_does_not_give_away_is_an_error_that_names_the_input(name: str) -> None:
+    dtype = dtypes.BY_NAME[name]
+    with pytest.raises(TensorError, match="'X'"):
+        written(dtype, tensor_of(dtype).requires_grad_(), 2)
