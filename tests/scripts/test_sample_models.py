@@ -59,4 +59,4 @@ def test_models_for_gpus_are_served_only_where_one_is(
     monkeypatch.setattr(sample_models, "CudaAccess", lambda: CudaAccess(load))  # type: ignore[arg-type]
     sample_models.copy_sample_models(tmp_path)
     assert {config.parent.name for config in tmp_path.glob("*/config.pbtxt")} == expected
-    assert all((tmp_path / name / "1" / "model.py").is_file() for name in expected)
+    assert all((tmp_path / name / "1").is_dir() for name in expected)

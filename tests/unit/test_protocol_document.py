@@ -13,6 +13,7 @@ from shm_backend_utils.client.result import result_of
 from shm_backend_utils.client.space import HostSpace
 from shm_backend_utils.region import layout
 from shm_backend_utils.results import parse_results
+from shm_backend_utils.strings import Strings
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
 DESCRIPTOR, RESULTS = re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)
@@ -27,14 +28,17 @@ def test_the_descriptor_is_one() -> None:
 def test_the_results_can_be_read() -> None:
     byte_size = json.loads(DESCRIPTOR)["regions"][0]["byte_size"]
 
+    names = Strings.of("NAMES", np.array([["cat", b"dog"]] * 8, object))
+
     class Response:
         def as_numpy(self, name: str) -> np.ndarray:
-            return np.zeros(3, np.int32)
+            return names.encoded if name == "NAMES" else np.zeros(3, np.int32)
 
     places = parse_results(RESULTS.encode(), [byte_size])
     result = result_of(places, [HostSpace(0, byte_size)], np.zeros(byte_size, np.uint8), Response())
     assert result["OUTPUT0"].shape == (8, 3, 224, 224)
-    assert result.overflowed == {"LABELS": 12}
+    assert result["NAMES"].tolist() == [[b"cat", b"dog"]] * 8
+    assert result.overflowed == {"LABELS": 12, "NAMES": 16 * (4 + 3)}
 
 
 def test_the_drawing_shows_the_layout() -> None:
