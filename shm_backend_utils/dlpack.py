@@ -20,7 +20,7 @@ import numpy.typing as npt
 from . import dtypes
 from .dtypes import DType
 
-__all__ = ["CPU_DEVICE", "consume", "export", "mark_used", "writable_alias"]
+__all__ = ["CPU_DEVICE", "array_of", "consume", "export", "mark_used", "writable_alias"]
 
 CPU_DEVICE: Final = (1, 0)
 """``(kDLCPU, 0)``, as ``__dlpack_device__`` returns it."""
@@ -147,6 +147,20 @@ def _straighten(capsule: object) -> None:
 def mark_used(capsule: object) -> None:
     """Give a capsule the name that says that it was consumed, for a consumer that has given it a name of its own."""
     _capsule_set_name(capsule, _NAME_USED)
+
+
+def array_of(value: Any) -> npt.NDArray[Any]:
+    """Return what has ``__dlpack__``, on the host, as an array without a copy: by NumPy, or where that knows no BF16.
+
+    Raises
+    ------
+    BufferError, RuntimeError, TypeError
+        It does not give its memory away, or is of a data type that has no counterpart.
+    """
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError):
+        return consume(value.__dlpack__())
 
 
 def consume(capsule: object) -> npt.NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -145,19 +146,17 @@ def _array(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
                 f"input {tensor.name!r} lies on DLPack device type {int(device)}; expected host memory: copy it there",
             )
         try:
-            return np.from_dlpack(value)
-        except (BufferError, RuntimeError, TypeError):
-            if not hasattr(value, "__array__"):
-                return _consumed(tensor, value)
+            return dlpack.array_of(value)
+        except (BufferError, RuntimeError, TypeError) as error:
+            return _array_without_dlpack(tensor, value, error)
     return np.asarray(value)
 
 
-def _consumed(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
-    """Return as an array what NumPy does not read by DLPack, but this library does: BF16."""
-    try:
-        return dlpack.consume(value.__dlpack__())
-    except (BufferError, RuntimeError, TypeError) as error:
-        raise TensorError(tensor.name, f"input {tensor.name!r} cannot be read by DLPack: {error}") from None
+def _array_without_dlpack(tensor: TensorSpec, value: Any, error: Exception) -> npt.NDArray[Any]:
+    if hasattr(value, "__array__"):
+        with contextlib.suppress(RuntimeError, TypeError):
+            return np.asarray(value)
+    raise TensorError(tensor.name, f"input {tensor.name!r} cannot be read by DLPack: {error}") from None
 
 
 def _of_parts(tensor: TensorSpec, parts: list[npt.NDArray[Any]]) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -148,8 +149,9 @@ class Outputs:
             return value.array
         if is_on_device(value):
             return self._arrays.adopt(value)
-        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
-            return dlpack.consume(value.__dlpack__())
+        if hasattr(value, "__dlpack__"):
+            with contextlib.suppress(BufferError, RuntimeError, TypeError):  # then maybe NumPy can do it otherwise
+                return dlpack.array_of(value)
         spec = self._spec.outputs.get(name)
         holds_strings = spec is not None and spec.dtype is BYTES
         return (
