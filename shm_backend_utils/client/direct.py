@@ -18,7 +18,7 @@ from ..results import OutputPlace, parse_events, parse_results
 from ..strings import Strings
 from .berth import Berth
 from .errors import InferenceError, MemoryRefusedError
-from .exchange import Exchange, is_answer
+from .exchange import Exchange, is_answer, no_strings
 from .options import RequestOptions
 from .plan import CallPlan
 from .result import Result, result_of
@@ -135,8 +135,7 @@ class PreparedExchange(DirectExchange):
         super().__init__(transport, options, berth)
         plan = berth.plan
         self._rooms = {name: self.inputs[name] for name in plan.strings}
-        strings = {name: np.full(plan.inputs[name].shape, b"", object) for name in plan.strings}
-        self.inputs = MappingProxyType({**self.inputs, **strings})
+        self.inputs = MappingProxyType({**self.inputs, **no_strings(plan)})
 
     def close(self) -> None:
         super().close()

@@ -12,13 +12,14 @@ import numpy.typing as npt
 
 from ..errors import ClosedError, PeerError
 from ..spec import BATCH_CARRIER
+from ..strings import Strings
 from .errors import DeadlineExceededError, InferenceError
 from .options import RequestOptions
 from .plan import CallPlan
 from .result import Result
 from .transport import InputTensor, OutputTensor, Request, Transport
 
-__all__ = ["Exchange", "InlineExchange", "is_answer"]
+__all__ = ["Exchange", "InlineExchange", "is_answer", "no_strings"]
 
 _NO_MEMORY: Final[npt.NDArray[np.uint8]] = np.empty(0, np.uint8)
 _NOTHING: Final[Mapping[str, npt.NDArray[Any]]] = MappingProxyType({})
@@ -83,6 +84,8 @@ class Exchange(ABC):
     def _tensor(self, name: str) -> InputTensor:
         """Return an input to travel with the request."""
         array = self.inputs[name]
+        if name in self.plan.strings:
+            array = Strings.of(name, array).numpy()  # tritonclient would send whatever else as it prints
         return InputTensor(name, self.plan.inputs[name].dtype.name, array.shape, array)
 
     def _wanted(self) -> list[OutputTensor] | None:
@@ -107,7 +110,7 @@ class InlineExchange(Exchange):
     def __init__(self, transport: Transport, plan: CallPlan, options: RequestOptions) -> None:
         super().__init__(transport, plan, options)
         self.inputs = MappingProxyType(
-            {name: np.empty(span.shape, span.dtype.numpy) for name, span in plan.inputs.items()}
+            {name: np.empty(span.shape, span.dtype.numpy) for name, span in plan.inputs.items()} | no_strings(plan)
         )
 
     def request(self) -> Request:
@@ -136,6 +139,11 @@ class InlineExchange(Exchange):
         if missing:
             raise PeerError(f"model {self.plan.spec.name!r} answered without output {min(missing)!r}")
         return result
+
+
+def no_strings(plan: CallPlan) -> dict[str, npt.NDArray[Any]]:
+    """Return arrays of empty strings for the inputs that are strings, for the user to fill."""
+    return {name: np.full(plan.inputs[name].shape, b"", object) for name in plan.strings}
 
 
 def is_answer(error: BaseException) -> bool:

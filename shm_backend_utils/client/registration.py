@@ -15,7 +15,7 @@ from ..dtypes import BYTES
 from ..errors import PeerError, ShmError, SlotInDoubtError
 from ..region.managed import array_at
 from .errors import InferenceError, MemoryRefusedError, OutputRoomError
-from .exchange import Exchange, is_answer
+from .exchange import Exchange, is_answer, no_strings
 from .options import RequestOptions
 from .plan import CallPlan
 from .result import Result
@@ -110,8 +110,7 @@ class RegisteredExchange(Exchange):
         self._slot = slot
         self.memory = memory
         self._registrations = registrations
-        strings = {name: np.empty(plan.inputs[name].shape, object) for name in plan.strings}
-        self.inputs = MappingProxyType(slot.input_arrays(plan, memory) | strings)
+        self.inputs = MappingProxyType(slot.input_arrays(plan, memory) | no_strings(plan))
 
     async def _infer(self, timeout_s: float) -> Result:
         if self._slot.is_spoiled:
@@ -133,7 +132,8 @@ class RegisteredExchange(Exchange):
             raise
         arrays = {name: self._output(name, response) for name in self.plan.wanted}
         placed = sum(array.nbytes for name, array in arrays.items() if self._is_placed(name))
-        return Result(arrays, self.path, response, bytes_avoided=placed + self.plan.input_byte_size)
+        placed += sum(span.byte_size for span in self.plan.inputs.values() if span.dtype is not BYTES)
+        return Result(arrays, self.path, response, bytes_avoided=placed)
 
     async def _send(self, message: Any, timeout_s: float) -> Any:
         try:

@@ -144,6 +144,8 @@ def result_of(
 
 
 def _strings(name: str, encoded: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    if encoded.dtype != _BYTE:
+        raise broken_results(f"{name} as {encoded.dtype}")
     try:
         return Strings.encoded_as(name, encoded, shape).numpy()
     except ValueError as error:  # TensorError, or of NumPy: a shape that no array has
