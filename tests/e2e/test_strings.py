@@ -16,7 +16,7 @@ from shm_backend_utils.errors import TensorError, TensorTypeError
 
 from .eventually import all_memory_comes_back
 from .flavours import AnyClient, Flavour
-from .in_band import EVERY_PATH_OF_STRINGS
+from .in_band import EVERY_PATH_OF_STRINGS, strings_in_band
 from .wiretap import tapped
 
 every_path = pytest.mark.parametrize("path", EVERY_PATH_OF_STRINGS)
@@ -93,6 +93,13 @@ def test_the_request_carries_no_strings_and_neither_does_its_answer(flavour: Fla
             assert (first["LOUD"].item(), first["SAME"].item()) == (word.upper(), word)
             assert (first.overflowed, first.bytes_avoided) == ({}, 64 + 24 + 64)  # the input's room, and once more
         assert word not in wiretap.sent
+
+
+@strings_in_band
+@pytest.mark.parametrize("path", ["triton-shm", "inline"])
+def test_strings_that_a_request_carried_were_not_avoided(client: ShmClient, path: PathName) -> None:
+    with client.infer("words", {"WORDS": WORDS}, outputs=["LOUD"], path=path) as result:
+        assert result.bytes_avoided == 0
 
 
 def test_strings_that_found_no_room_come_back_in_the_same_response_and_have_room_the_next_time(

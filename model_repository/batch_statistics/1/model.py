@@ -1,7 +1,6 @@
 import numpy as np
 
-from shm_backend_utils.model import ShmSession
-from shm_backend_utils.model.batch import BatchCall
+from shm_backend_utils.model import BatchCall, ShmSession
 
 
 class TritonPythonModel:

@@ -2,8 +2,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from shm_backend_utils.model import ShmSession
-from shm_backend_utils.model.stream import StreamCall
+from shm_backend_utils.model import ShmSession, StreamCall
 
 SIZE = 256
 

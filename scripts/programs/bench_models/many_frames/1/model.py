@@ -1,5 +1,4 @@
-from shm_backend_utils.model import ShmSession
-from shm_backend_utils.model.stream import StreamCall
+from shm_backend_utils.model import ShmSession, StreamCall
 
 BYTES = 1_000_000
 

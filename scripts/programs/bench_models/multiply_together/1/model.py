@@ -2,8 +2,7 @@ import time
 
 import numpy as np
 
-from shm_backend_utils.model import ShmSession
-from shm_backend_utils.model.batch import BatchCall
+from shm_backend_utils.model import BatchCall, ShmSession
 
 
 class TritonPythonModel:
