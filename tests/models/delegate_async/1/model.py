@@ -11,7 +11,7 @@ from shm_backend_utils.model import Call, ShmSession
 class TritonPythonModel:
     def initialize(self, args):
         self.session = ShmSession.from_args(args)
-        self.tasks = []
+        self.tasks = set()
 
     async def execute(self, requests):
         return await self.session.serve_async(requests, self.infer)
@@ -35,7 +35,9 @@ class TritonPythonModel:
         x = call.input("X")
         y = call.output("Y", x.shape, np.float32)
         work = call.forward_async("crash_stages", {"X": x}, {"Y": y}, parameters=call.parameters)
-        self.tasks.append(asyncio.ensure_future(work))
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)  # or it might be collected; afterwards its result would keep the client's memory mapped
+        task.add_done_callback(self.tasks.discard)
         while not Path(call.parameters["leave"]).exists():  # another process makes it
             await asyncio.sleep(0.001)
 
