@@ -190,11 +190,13 @@ class Call(Served):
     ) -> dict[str, TensorView]:
         """As :meth:`forward`, while the event loop goes on. Await it before the call ends."""
         forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)
-        self._pending += 1
+        self._pending.add(forwarding)
         try:
             response = await self._backend.execute_async(forwarding.request)
-        finally:
-            self._pending -= 1
+        except Exception:
+            self._pending.discard(forwarding)
+            raise
+        self._pending.discard(forwarding)  # but not if it was cancelled: the other model goes on
         return self._forwarder.finish(forwarding, response)
 
     @property

@@ -131,7 +131,7 @@ class DirectPlan:
                 if lease is None:
                     raise StaleRequestError("the client takes back the memory that another model has lent to this one")
                 borrowed.append(lease)
-            # Only after that: a lender that lives now holds the slots until it has our answer, or dies; then we do.
+            # Only after that: a lender that lives now holds the slots until it has our answer, gives up, or dies.
             if self._lender is not None and self._lender.is_orphaned:
                 raise StaleRequestError("the model that has lent its client's memory to this one is gone")
         except BaseException:
@@ -197,15 +197,19 @@ class DirectTensors:
     def __init__(self, plan: DirectPlan, generation: int) -> None:
         self.plan = plan
         self._generation = generation
+        self._borrowed: Sequence[SharedLease] = ()
         taken: list[UsedSlot] = []
         try:
             for slot in plan.slots:
                 _take(slot, generation)
                 taken.append(slot)
+            if plan.lent:
+                self._borrowed = plan.borrow()  # before the look at the generation, which a lender raises that gives up
             for slot in plan.slots:
                 _check_generation(slot.record, generation)
-            self._borrowed = plan.borrow() if plan.lent else ()
         except BaseException:
+            for lease in self._borrowed:
+                lease.give_back()
             for slot in taken:
                 slot.lease.give_back()
             raise

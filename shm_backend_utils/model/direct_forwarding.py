@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from .. import descriptor
 from ..descriptor import GENERATION_PARAMETER, PARAMETER, Descriptor, InputSpan, OutputSpan
 from ..dtypes import BYTES
-from ..errors import BatchSizeError, PeerError
+from ..errors import BatchSizeError, ClosedError, PeerError
 from ..region.managed import array_at
 from ..results import OutputPlace, parse_results
 from ..spec import BATCH_CARRIER, ModelSpec
@@ -111,6 +112,10 @@ class DirectForwarding(Forwarding):
         sizes = [memory.attributes().byte_size for memory in memories]
         places = parse_results(self._slot.region.record(0).results(), sizes)
         return {place.name: self._output(place, tensors) for place in places}
+
+    def give_up(self) -> None:
+        with contextlib.suppress(ClosedError):  # then its memory has no name any more, and is refused as well
+            self._slot.advance()
 
     def _output(self, place: OutputPlace, tensors: Mapping[str, TensorView]) -> TensorView:
         name, dtype, shape, region, offset, byte_size = place

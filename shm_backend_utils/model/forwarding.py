@@ -106,6 +106,10 @@ class Forwarding(ABC):
             An output is not of the shape, or of the dtype, of the memory that was given for it.
         """
 
+    @abstractmethod
+    def give_up(self) -> None:
+        """Have the other model refuse the request, if that would use memory of the client and has not begun."""
+
     def _tensors_of(self, response: Any) -> dict[str, TensorView]:
         """Return what the response carries."""
         if response.has_error():
@@ -166,6 +170,9 @@ class OrdinaryForwarding(Forwarding):
 
     def result(self, response: Any) -> dict[str, TensorView]:
         return {name: self._delivered(name, view) for name, view in self._tensors_of(response).items()}
+
+    def give_up(self) -> None:
+        pass  # its tensors were copied
 
 
 def _strings_of(name: str, value: Any) -> Strings | None:

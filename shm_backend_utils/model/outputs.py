@@ -154,9 +154,8 @@ class Outputs:
                 return dlpack.array_of(value)
         spec = self._spec.outputs.get(name)
         holds_strings = spec is not None and spec.dtype is BYTES
-        return (
-            np.array(value, object) if holds_strings else np.asarray(value)
-        )  # NumPy's strings lose zeros at their end
+        # As strings of NumPy they would lose zeros at their end.
+        return np.array(value, object) if holds_strings else np.asarray(value)
 
     def _fill(self, view: TensorView, source: Any) -> None:
         """Copy an array of NumPy or CuPy to a view, unless it is that very memory."""

@@ -15,6 +15,7 @@ from ..view import TensorView
 from .completion import Completion
 from .device_view import DeviceView
 from .direct import DirectPlan, DirectTensors
+from .forwarding import Forwarding
 from .incoming import TRITON, Incoming
 from .instance import Instance
 from .outputs import Outputs
@@ -67,7 +68,7 @@ class Served:
         self._direct: DirectTensors | None = None
         self._results = b""
         self._generation = 0
-        self._pending = 0
+        self._pending: set[Forwarding] = set()
         self._is_open = False
 
     @property
@@ -123,18 +124,11 @@ class Served:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pending:
-            self._abandon()
-            if error is None:
-                raise ModelError(
-                    f"model.py has left the call while {self._pending} calls of forward_async were under way; await "
-                    "them before"
-                )
-            return
         if error is not None:
             self._fail()
             return
         try:
+            self._check_nothing_is_pending()
             self._respond()
             if self.devices and self._completion is None:
                 self._arrays.synchronize(sorted(self.devices))
@@ -155,17 +149,14 @@ class Served:
         return self._is_on_devices
 
     def end(self, events: Sequence[Event] = ()) -> None:
-        """Write the results. From here on the memory may be the client's, when it has waited for the events.
-
-        Only :class:`Completion` calls this.
-        """
+        """Write the results. From here on the memory may be the client's, when it has waited for the events."""
         self._is_open = False
         if self._direct is not None:
             self._direct.complete(self._results, events)
             self._plans.end(self._direct.plan)
 
     def end_by(self, error: Exception) -> None:
-        """Fail the call after the model has left it. Only :class:`Completion` calls this."""
+        """Fail the call, for a reason that is not one of its own block's."""
         self.response = self._backend.error_response(error)
         self._fail()
 
@@ -194,9 +185,18 @@ class Served:
             return self._backend.output(view.name, self._arrays.to_host(view))
         return self._backend.device_output(view.name, view.__dlpack__(stream=-1))
 
+    def _check_nothing_is_pending(self) -> None:
+        if self._pending:
+            raise ModelError(
+                f"model.py has left the call while {len(self._pending)} calls of forward_async were under way, or were "
+                "cancelled; await them before"
+            )
+
     def _fail(self) -> None:
         self._is_open = False
-        if self._direct is not None:
+        if self._pending:
+            self._abandon()
+        elif self._direct is not None:
             try:
                 self._wait_quietly()  # the memory is the client's after this, and the device may be writing there
                 self._direct.fail()
@@ -205,7 +205,8 @@ class Served:
 
     def _abandon(self) -> None:
         """End the call while another model may be at work on its memory: the client finds out when that is over."""
-        self._is_open = False
+        for forwarding in self._pending:
+            forwarding.give_up()  # first: what begins from now on must not use the memory
         if self._direct is not None:
             self._direct.abandon()
             self._plans.end(self._direct.plan)

@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import Any, Final
 
-from ..errors import RequestCancelledError, StalledStreamError
+from ..errors import ModelError, RequestCancelledError, StalledStreamError
 from ..ring import frame_number
 from .call import Call
 from .direct import Frame
@@ -72,14 +72,23 @@ class StreamCall(Call):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._end_by_error(error)
+            return
+        try:
+            self._check_nothing_is_pending()
+        except ModelError as early:
+            self._end_by_error(early)
+            raise
+        self._results = b"{}"
+        self.end()
+        self._backend.send_last(self._sender)
+
+    def _end_by_error(self, error: BaseException) -> None:
+        self._fail()
         response = None
-        if error is None:
-            self._results = b"{}"
-            self.end()
-        else:
-            self._fail()
-            if isinstance(error, Exception) and not isinstance(error, RequestCancelledError):
-                response = self._backend.error_response(error)
+        if isinstance(error, Exception) and not isinstance(error, RequestCancelledError):
+            response = self._backend.error_response(error)
         self._backend.send_last(self._sender, response)
 
     @property

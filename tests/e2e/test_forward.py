@@ -267,12 +267,13 @@ def test_a_failure_in_a_coroutine_is_the_clients_error(client: ShmClient) -> Non
     all_memory_comes_back(client)
 
 
+@pytest.mark.parametrize("way", ["leave", "cancel"])
 def test_memory_is_not_used_again_while_a_model_that_was_not_awaited_is_at_work_there(
-    client: ShmClient, gate: Gate, tmp_path: Path
+    client: ShmClient, gate: Gate, tmp_path: Path, way: str
 ) -> None:
     gate.close()
     leave = tmp_path / "leave"
-    parameters = {"way": "leave", "leave": str(leave), **gate.parameters("half written")}
+    parameters = {"way": way, "leave": str(leave), **gate.parameters("half written")}
     answer = InThread(lambda: client.infer("delegate_async", {"X": X}, outputs={"Y": X.nbytes}, parameters=parameters))
     gate.wait_for_model()
     leave.touch()
@@ -286,6 +287,28 @@ def test_memory_is_not_used_again_while_a_model_that_was_not_awaited_is_at_work_
     assert client.stats().quarantined == 1
     gate.let_go()
     all_memory_comes_back(client)
+
+
+@pytest.mark.parametrize("way", ["leave", "cancel"])
+def test_a_model_that_begins_after_its_caller_has_gone_does_not_touch_the_clients_memory(
+    client: ShmClient, gate: Gate, tmp_path: Path, way: str
+) -> None:
+    gate.close()
+    leave = tmp_path / "leave"
+    parameters = {"way": way, "leave": str(leave), **gate.parameters("not begun")}
+    answer = InThread(lambda: client.infer("delegate_async", {"X": X}, outputs={"Y": X.nbytes}, parameters=parameters))
+    gate.wait_for_model()
+    leave.touch()
+    assert isinstance(answer.result(), InferenceError)
+    del answer
+    all_memory_comes_back(client)  # nobody is at work there
+    before = client.stats().pool_bytes
+    where = {"Y": X.nbytes}
+    with client.infer("delegate", {"X": X}, outputs=where, parameters={"way": "forward_into"}, path="direct") as result:
+        assert (client.stats().slots_idle, client.stats().pool_bytes) == (0, before)  # it is the same memory
+        gate.let_go()
+        client.infer("crash_stages", {"X": X}, path="inline").release()  # comes after the one at the gate
+        assert result["Y"].tolist() == X.tolist()
 
 
 def test_a_descriptor_reaches_the_step_of_an_ensemble_that_it_names(triton_server: EmbeddedServer) -> None:

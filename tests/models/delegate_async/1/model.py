@@ -41,5 +41,12 @@ class TritonPythonModel:
         while not Path(call.parameters["leave"]).exists():  # another process makes it
             await asyncio.sleep(0.001)
 
+    async def do_cancel(self, call):
+        """As above, but the task is cancelled, which the other model does not notice."""
+        await self.do_leave(call)
+        (task,) = self.tasks
+        task.cancel()
+        await asyncio.wait([task])
+
     async def do_fail(self, call):
         await call.forward_async("misbehaving", {"X": call.input("X")}, parameters={"deed": "raise"})
