@@ -13,7 +13,7 @@ from . import dtypes
 from .dtypes import BYTES, DType
 from .errors import PeerError
 
-__all__ = ["Event", "OutputPlace", "broken_results", "parse_events", "parse_results"]
+__all__ = ["Event", "OutputPlace", "broken_results", "parse_events", "parse_results", "unused_memory"]
 
 
 _UUID: Final = re.compile(r"[0-9a-f]{32}")
@@ -97,6 +97,14 @@ def _place(name: str, entry: Any, byte_sizes: Sequence[int]) -> OutputPlace:
     if (math.prod(shape) * dtype.itemsize != nbytes and dtype is not BYTES) or offset + nbytes > byte_sizes[region]:
         raise ValueError(f"a span of {nbytes} bytes that is not the call's")
     return OutputPlace(name, dtype, tuple(shape), region, offset, nbytes)
+
+
+def unused_memory(model: str) -> PeerError:
+    """Return the error for a model that has answered, but not written these results."""
+    return PeerError(
+        f"model {model!r} answered without having used the shared memory; its config.pbtxt declares SHM_PATHS, but "
+        "does its model.py use ShmSession?"
+    )
 
 
 def _event(uuid: Any, handle: Any) -> Event:

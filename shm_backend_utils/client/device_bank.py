@@ -14,6 +14,7 @@ from ..region.cuda import CudaAccess, CudaAllocation
 from ..region.cuda_events import EventListener
 from ..region.cuda_runtime import CudaError
 from ..repeater import Repeater
+from ..rounding import roomy
 from .errors import BudgetError
 from .forks import forsake_in_children
 from .slot import Slot
@@ -28,8 +29,7 @@ _FINALIZERS_PATIENCE_S: Final = 0.5
 
 def rounded_up(byte_size: int) -> int:
     """Return a size that is up to an eighth larger: similar calls then find memory of the same size."""
-    step = max(_GRANULARITY, 1 << max(byte_size.bit_length() - 4, 0))
-    return -(-byte_size // step) * step
+    return roomy(byte_size, _GRANULARITY)
 
 
 class ShortOfMemoryError(MachineError):

@@ -14,7 +14,7 @@ from .. import descriptor
 from ..descriptor import PARAMETER, Descriptor, InputSpan, OutputSpan
 from ..errors import PeerError, SlotInDoubtError, TensorError
 from ..region.cuda_events import Event
-from ..results import OutputPlace, parse_events, parse_results
+from ..results import OutputPlace, parse_events, parse_results, unused_memory
 from ..strings import Strings
 from .berth import Berth
 from .errors import InferenceError, MemoryRefusedError
@@ -73,10 +73,7 @@ class DirectExchange(Exchange):
             # Nothing local refers to the memory: an error that somebody keeps, keeps all locals.
             record = turn.record
             if record.completed != generation:
-                raise PeerError(
-                    f"model {self.plan.spec.name!r} answered without having used the shared memory; its config.pbtxt "
-                    "declares SHM_PATHS, but does its model.py use ShmSession?"
-                )
+                raise unused_memory(self.plan.spec.name)
             text = record.results()
             if text != self._last_results[0]:
                 places = self._all_wanted(parse_results(text, self._byte_sizes))

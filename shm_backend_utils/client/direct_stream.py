@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from .. import descriptor
 from ..descriptor import GENERATION_PARAMETER, PARAMETER, Descriptor
-from ..errors import CallerError, PeerError
+from ..errors import CallerError
 from ..region.layout import SlotRecord
-from ..results import parse_results
+from ..results import parse_results, unused_memory
 from ..ring import MOST_FRAMES, Ring, frame_number
 from .direct import spans_in
 from .exchange import Exchange
@@ -83,14 +83,10 @@ class DirectStream(Exchange):
         index = 0
         try:
             async for response in responses:
-                if self._records[index % len(self._records)].completed == frame_number(generation, index):
-                    yield self._frame(response, generation, index)
-                    index += 1
-                else:
-                    raise PeerError(
-                        f"model {self.plan.spec.name!r} answered without having used the shared memory; its "
-                        "config.pbtxt declares SHM_PATHS, but does its model.py use ShmSession?"
-                    )
+                if self._records[index % len(self._records)].completed != frame_number(generation, index):
+                    raise unused_memory(self.plan.spec.name)
+                yield self._frame(response, generation, index)
+                index += 1
         finally:
             self._turn.is_in_doubt = not self._turn.is_completed
             await responses.aclose()

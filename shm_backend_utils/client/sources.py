@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .. import dlpack
 from ..dtypes import BYTES
 from ..errors import TensorError, TensorShapeError, TensorTypeError
+from ..rounding import roomy
 from ..spec import ModelSpec, TensorSpec
 from ..strings import Strings
 from .literals import array_of_numbers
@@ -81,8 +82,7 @@ class StringSource(Source):
     @property
     def room(self) -> int:
         """Bytes to keep for them, or for others that are not much longer: then calls with these are alike."""
-        step = max(_STRINGS_STEP, 1 << max(self.encoded.nbytes.bit_length() - 4, 0))
-        return -(-self.encoded.nbytes // step) * step
+        return roomy(self.encoded.nbytes, _STRINGS_STEP)
 
     def write_to(self, target: npt.NDArray[Any]) -> None:
         """Copy the strings, as objects or as bytes."""

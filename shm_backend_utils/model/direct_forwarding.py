@@ -15,7 +15,7 @@ from ..descriptor import GENERATION_PARAMETER, PARAMETER, Descriptor, InputSpan,
 from ..dtypes import BYTES
 from ..errors import BatchSizeError, ClosedError, PeerError
 from ..region.managed import array_at
-from ..results import OutputPlace, parse_results
+from ..results import OutputPlace, parse_results, unused_memory
 from ..spec import BATCH_CARRIER, ModelSpec
 from ..strings import Strings
 from ..strings_view import StringsView
@@ -104,10 +104,7 @@ class DirectForwarding(Forwarding):
     def result(self, response: Any) -> dict[str, TensorView]:
         tensors = self._tensors_of(response)
         if not self._slot.is_completed:
-            raise PeerError(
-                f"model {self.model!r} answered without having used the shared memory; its config.pbtxt declares "
-                "SHM_PATHS, but does its model.py use ShmSession?"
-            )
+            raise unused_memory(self.model)
         memories = self._lending.memories
         sizes = [memory.attributes().byte_size for memory in memories]
         places = parse_results(self._slot.region.record(0).results(), sizes)

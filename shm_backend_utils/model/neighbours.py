@@ -28,7 +28,7 @@ class Neighbours:
 
     def __init__(self, server_url: str) -> None:
         self._server_url = server_url
-        self._specs: dict[tuple[str, str], ModelSpec | None] = {}
+        self._specs: dict[tuple[str, str], ModelSpec] = {}
 
     def spec(self, model: str, version: str) -> ModelSpec | None:
         """Return a model's configuration; None if the server does not tell, as it serves no HTTP there.
@@ -39,9 +39,10 @@ class Neighbours:
             There is no such model.
         """
         key = (model, version)
-        if key not in self._specs:
-            self._specs[key] = self._ask(model, version)
-        return self._specs[key]
+        spec = self._specs.get(key) or self._ask(model, version)
+        if spec is not None:  # else the server may tell the next time
+            self._specs[key] = spec
+        return spec
 
     def forget(self, model: str) -> None:
         """Ask anew the next time: the model may have been loaded with another configuration."""

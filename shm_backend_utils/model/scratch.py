@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..descriptor import LentRegionClaim, SystemRegionClaim
+from ..region.layout import PAGE_SIZE
 from ..region.managed import ManagedRegion
+from ..rounding import roomy
 
 __all__ = ["Scratch", "ScratchSlot"]
 
 _MOST_IDLE: Final = 8
-_PAGE: Final = 4096
 
 
 class ScratchSlot:
@@ -89,7 +90,7 @@ class Scratch:
                 slot = min(fitting, key=lambda slot: slot.capacity)
                 self._idle.remove(slot)
             else:
-                slot = ScratchSlot(_rounded(byte_size))
+                slot = ScratchSlot(roomy(max(byte_size, 1), PAGE_SIZE))
             memory = slot.region.bytes()
             reference = weakref.ref(memory, self._put_back)
             self._used[id(reference)] = reference, slot
@@ -125,9 +126,3 @@ class Scratch:
             self._idle.append(slot)
         else:
             slot.destroy()  # a model may still be writing there, or there are plenty
-
-
-def _rounded(byte_size: int) -> int:
-    """Return a size up to an eighth larger, so that similar calls find slots that fit."""
-    step = max(_PAGE, 1 << max(byte_size.bit_length() - 4, 0))
-    return -(-max(byte_size, 1) // step) * step
