@@ -49,7 +49,7 @@ class AsyncShmClient:
         cuda: CudaAccess | None = None,
     ) -> None:
         self._terms = Terms(url, timeout_s, path, pool, tls, cuda)
-        self._terms.end_with(self)
+        self._terms.memory.end_with(self)
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
@@ -128,9 +128,9 @@ class AsyncShmClient:
         """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine."""
         self._is_closed = True
         engine, self._engine = self._engine, None
-        if engine is not None and not self._terms.pool.is_a_forks:
+        if engine is not None and not self._terms.memory.pool.is_a_forks:
             await engine.close()
-        self._terms.end()
+        self._terms.memory.end()
 
     async def __aenter__(self) -> AsyncShmClient:
         try:
@@ -165,13 +165,12 @@ class AsyncShmClient:
     def _open_engine(self) -> Engine:
         if self._is_closed:
             raise ClosedError("this client")
-        if self._terms.pool.is_a_forks:
+        if self._terms.memory.pool.is_a_forks:
             raise ForkedError("this client")
         loop = asyncio.get_running_loop()
         if self._engine is None:
-            self._engine = Engine(
-                connect_async(self._terms.url, self._terms.tls), AsyncioRuntime(), self._terms.pool, self._terms.bank
-            )
+            transport = connect_async(self._terms.url, self._terms.tls)
+            self._engine = Engine(transport, AsyncioRuntime(), self._terms.memory)
             self._loop = loop
         elif self._loop is not loop:
             raise CallerError("this client belongs to another event loop; make one client in each loop")

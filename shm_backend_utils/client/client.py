@@ -72,9 +72,9 @@ class ShmClient:
         cuda: CudaAccess | None = None,
     ) -> None:
         self._terms = Terms(url, timeout_s, path, pool, tls, cuda)
-        self._terms.end_with(self)
+        self._terms.memory.end_with(self)
         self._submitted = concurrent.futures.ThreadPoolExecutor(_MOST_SUBMITTED_AT_ONCE, "shm submit")
-        self._engine: Engine | None = Engine(connect(url, tls), BlockingRuntime(), self._terms.pool, self._terms.bank)
+        self._engine: Engine | None = Engine(connect(url, tls), BlockingRuntime(), self._terms.memory)
         try:
             run(self._engine.check_server_answers(self._terms.timeout_s))
         except BaseException:
@@ -213,9 +213,9 @@ class ShmClient:
         """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine."""
         self._submitted.shutdown(wait=False, cancel_futures=True)
         engine, self._engine = self._engine, None
-        if engine is not None and not self._terms.pool.is_a_forks:
+        if engine is not None and not self._terms.memory.pool.is_a_forks:
             run(engine.close())
-        self._terms.end()
+        self._terms.memory.end()
 
     def __enter__(self) -> ShmClient:
         return self
@@ -228,7 +228,7 @@ class ShmClient:
     def _open_engine(self) -> Engine:
         if self._engine is None:
             raise ClosedError("this client")
-        if self._terms.pool.is_a_forks:
+        if self._terms.memory.pool.is_a_forks:
             raise ForkedError("this client")
         return self._engine
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .options import Tls
 from .transport import Transport, split_url
+
+if TYPE_CHECKING:
+    from .grpc_address import GrpcAddress
 
 __all__ = ["connect", "connect_async"]
 
@@ -20,7 +25,7 @@ def connect(url: str, tls: Tls | None) -> Transport:
     if protocol == "grpc":
         from .grpc_transport import GrpcTransport  # noqa: PLC0415
 
-        return GrpcTransport(address, host, tls)
+        return GrpcTransport(_grpc_address(address, host, tls))
     from .http_transport import HttpTransport  # noqa: PLC0415
 
     return HttpTransport(address, host, tls)
@@ -32,10 +37,16 @@ def connect_async(url: str, tls: Tls | None) -> Transport:
     if protocol == "grpc":
         from .grpc_transport import AsyncGrpcTransport  # noqa: PLC0415
 
-        return AsyncGrpcTransport(address, host, tls)
+        return AsyncGrpcTransport(_grpc_address(address, host, tls))
     from .http_transport import AsyncHttpTransport  # noqa: PLC0415
 
     return AsyncHttpTransport(address, host, tls)
+
+
+def _grpc_address(target: str, host: str, tls: Tls | None) -> GrpcAddress:
+    from .grpc_address import GrpcAddress, tls_credentials  # noqa: PLC0415
+
+    return GrpcAddress(target, host, None if tls is None else tls_credentials(tls))
 
 
 def _read(url: str, tls: Tls | None) -> tuple[str, str, str, Tls | None]:

@@ -15,7 +15,6 @@ from . import direct
 from .berths import Berths
 from .copying import LongCopy, copy_all
 from .demand import Demand, Outputs
-from .device_bank import DeviceBank
 from .device_sources import DeviceSource, is_on_device, sources_anywhere
 from .direct import DirectExchange, PreparedExchange
 from .direct_stream import DirectStream, check_frames, ring_size
@@ -27,10 +26,10 @@ from .errors import (
 )
 from .exchange import Exchange, InlineExchange, is_answer
 from .explanation import Explanation
+from .memory import ClientMemory
 from .models import Catalog, KnownModel
 from .paths import PathChooser
 from .plan import CallPlan, InputDescription, Signature, output_devices, signature, wanted_outputs
-from .pool import SlotPool
 from .registration import RegisteredExchange, Registrations
 from .result import Result
 from .runtime import Runtime
@@ -61,7 +60,8 @@ class OpenCall:
 class Engine:
     """One client's connection, memory and knowledge. Everything that may wait is a coroutine; see :mod:`.runtime`."""
 
-    def __init__(self, transport: Transport, runtime: Runtime, pool: SlotPool, bank: DeviceBank) -> None:
+    def __init__(self, transport: Transport, runtime: Runtime, memory: ClientMemory) -> None:
+        pool, bank = memory.pool, memory.bank
         self.transport = transport
         self.runtime = runtime
         self.catalog = Catalog(transport, pool.options.head_room)
@@ -267,11 +267,19 @@ class Engine:
 
     async def _open_kept(self, demand: Demand, known: KnownModel, plan: CallPlan) -> DirectExchange:
         berth = await self.berths.brief(demand, known, plan)
-        return direct.keep(self.transport, demand.options, berth)
+        try:
+            return direct.keep(self.transport, demand.options, berth)
+        except BaseException as error:
+            del berth
+            raise error.with_traceback(None) from None  # one that somebody keeps must not keep the slot
 
     async def _open_prepared(self, demand: Demand, known: KnownModel, plan: CallPlan) -> DirectExchange:
         berth = await self.berths.lasting(demand, known, plan)
-        return PreparedExchange(self.transport, demand.options, berth)
+        try:
+            return PreparedExchange(self.transport, demand.options, berth)
+        except BaseException as error:
+            del berth
+            raise error.with_traceback(None) from None  # one that somebody keeps must not keep the slot
 
     async def _open_stream(
         self, demand: Demand, known: KnownModel, plan: CallPlan, frames: int

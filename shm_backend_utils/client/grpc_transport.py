@@ -6,8 +6,7 @@ import asyncio
 import queue
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -20,20 +19,12 @@ from tritonclient.utils import InferenceServerException
 from ..descriptor import GENERATION_PARAMETER
 from ..errors import ClosedError, ShmError
 from .errors import deadline_exceeded, translated
+from .grpc_address import GrpcAddress
 from .grpc_message import GrpcMessage, encode
-from .options import RequestOptions, Tls
+from .options import RequestOptions
 from .transport import Request, Transport
 
 __all__ = ["AsyncGrpcTransport", "GrpcTransport"]
-
-# Messages of any size, as tritonclient has it; and a server that was restarted is found again at once: by default gRPC
-# waits longer after each attempt, up to two minutes.
-_CHANNEL: Final = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-)
 
 
 class _Grpc(Transport):
@@ -42,12 +33,11 @@ class _Grpc(Transport):
     So a call that is made again is encoded once; and blocking or not, the calls are the same.
     """
 
-    def __init__(self, address: str, host: str, tls: Tls | None) -> None:
-        self.host = host
-        self.address = f"{'grpc' if tls is None else 'grpcs'}://{address}"
+    def __init__(self, address: GrpcAddress) -> None:
+        self.host = address.host
+        self.address = str(address)
         self._module = tritonclient.grpc
-        self._address = address
-        self._tls = tls
+        self._grpc_address = address
         self._channel = self._open_channel()
         self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
@@ -83,19 +73,11 @@ class _Grpc(Transport):
     @abstractmethod
     async def _ask(self, procedure: Any, timeout_s: float, message: GrpcMessage) -> Any: ...
 
-    def _channel_of(self, module: Any) -> Any:
-        if self._tls is None:
-            return module.insecure_channel(self._address, options=_CHANNEL)
-        credentials = grpc.ssl_channel_credentials(
-            _content(self._tls.root_certificates),
-            _content(self._tls.private_key),
-            _content(self._tls.certificate_chain),
-        )
-        return module.secure_channel(self._address, credentials, options=_CHANNEL)
-
     def _streaming_client(self, module: Any) -> Any:
-        tls = {} if self._tls is None else {"ssl": True, **vars(self._tls)}
-        return module.InferenceServerClient(self._address, channel_args=_CHANNEL, **tls)
+        address = self._grpc_address
+        return module.InferenceServerClient(
+            address.target, creds=address.credentials, channel_args=list(address.options)
+        )
 
     def _error(self, error: Any) -> ShmError:
         return translated(str(error.code()), error.details() or "", self.address)
@@ -131,7 +113,7 @@ class GrpcTransport(_Grpc):
             client.close()
 
     def _open_channel(self) -> Any:
-        return self._channel_of(grpc)
+        return self._grpc_address.channel(grpc)
 
     async def _ask(self, procedure: Any, timeout_s: float, message: GrpcMessage) -> Any:
         try:
@@ -182,7 +164,7 @@ class AsyncGrpcTransport(_Grpc):
             await client.close()
 
     def _open_channel(self) -> Any:
-        return self._channel_of(grpc.aio)
+        return self._grpc_address.channel(grpc.aio)
 
     async def _ask(self, procedure: Any, timeout_s: float, message: GrpcMessage) -> Any:
         try:
@@ -193,10 +175,6 @@ class AsyncGrpcTransport(_Grpc):
             raise self._error(error) from None
         except grpc.aio.UsageError:
             raise ClosedError("this client") from None
-
-
-def _content(file: str | None) -> bytes | None:
-    return None if file is None else Path(file).read_bytes()
 
 
 def _of_stream(options: RequestOptions) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,12 @@ _RESERVED: Final = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}
 )
 _COMPRESSIONS: Final = ("gzip", "deflate")
+_KINDS: Final = {
+    "model_version": (str, "a str"),
+    "request_id": (str, "a str"),
+    "priority": (numbers.Integral, "an integer"),
+    "timeout": (numbers.Integral, "an integer: microseconds"),
+}
 
 
 class RequestOptions(TypedDict, total=False):
@@ -94,6 +101,12 @@ def check_options(options: RequestOptions) -> RequestOptions:
             raise CallerError(f"parameter {name!r} is written by the client itself; leave it out")
         if name in _RESERVED or name.startswith("triton_"):
             raise CallerError(f"parameter {name!r} is reserved by Triton; use the keyword argument, or another name")
+    for name, (kind, what) in _KINDS.items():
+        if name in options and not isinstance(options[name], kind):  # type: ignore[literal-required]
+            raise CallerError(f"{name} is {options[name]!r}; expected {what}")  # type: ignore[literal-required]
+    for name, value in options.get("parameters", {}).items():
+        if not isinstance(value, str | int | float):
+            raise CallerError(f"parameter {name!r} is {value!r}; expected a str, a bool, an int of 64 bits, or a float")
     compression = options.get("compression")
     if compression is not None and compression not in _COMPRESSIONS:
         raise CallerError(f"compression is {compression!r}; expected {' or '.join(map(repr, _COMPRESSIONS))}")

@@ -25,6 +25,7 @@ __all__ = [
     "InputDescription",
     "OutputHint",
     "Signature",
+    "aligned",
     "device_of",
     "many_of",
     "output_devices",
@@ -215,7 +216,7 @@ def plan(spec: ModelSpec, call: Signature, learned: Mapping[str, int], *, most_r
         nbytes = string_sizes[name] if dtype is BYTES else math.prod(shape) * dtype.itemsize
         region = region_of_input.get(name, 0)
         spans[name] = InputSpan(region, cursors[region], nbytes, dtype, shape)
-        cursors[region] = _aligned(cursors[region] + nbytes)
+        cursors[region] = aligned(cursors[region] + nbytes)
     _check_none_is_missing(spec, {name for name, _, _ in call.inputs})
     batch_size = _batch_size(spec, call, most_rows)
     hints = dict(call.outputs or ())
@@ -232,7 +233,7 @@ def plan(spec: ModelSpec, call: Signature, learned: Mapping[str, int], *, most_r
         room = hint if hint is not None else learned.get(name, 0) * rows if known is None else known
         region = region_of_output.get(name, 0)
         outputs[name] = OutputSpan(region, cursors[region], room)
-        cursors[region] = _aligned(cursors[region] + room)
+        cursors[region] = aligned(cursors[region] + room)
     requested = None if call.outputs is None else tuple(hints)
     return CallPlan(
         spec,
@@ -344,5 +345,6 @@ def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     return checked
 
 
-def _aligned(offset: int) -> int:
+def aligned(offset: int) -> int:
+    """Return where the next tensor may begin."""
     return -(-offset // _ALIGNMENT) * _ALIGNMENT

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ..errors import ClosedError, MachineError
 from ..region.layout import PAGE_SIZE, data_offset
 from ..repeater import Repeater
+from ..rounding import roomy
 from .errors import BudgetError, PoolExhaustedError
 from .forks import forsake_in_children
 from .origin import Origin
@@ -26,7 +27,7 @@ from .pool_options import PoolOptions, PoolStatus
 from .shelf import Shelf
 from .slot import Slot
 
-__all__ = ["Grant", "SlotPool", "Ticket"]
+__all__ = ["Grant", "SlotPool", "Ticket", "region_size"]
 
 Memory = npt.NDArray[np.uint8]
 
@@ -354,18 +355,22 @@ class SlotPool:
         return _QUARANTINE_ROUND_S if is_urgent else self._patience()
 
     def _whole_size(self, byte_size: int, turn_count: int) -> int:
-        """Return the size of a region for this much data, or up to an eighth more: similar calls fit in it, too."""
-        size = _rounded(byte_size, PAGE_SIZE) + data_offset(turn_count)
-        larger = _rounded(byte_size, max(PAGE_SIZE, 1 << max(byte_size.bit_length() - 4, 0))) + data_offset(turn_count)
-        return larger if larger <= self._shelf.max_bytes else size
+        """Return the size of a region for this much data, with room for similar calls if the budget has it."""
+        larger = region_size(byte_size, turn_count)
+        return larger if larger <= self._shelf.max_bytes else _least_region_size(byte_size, turn_count)
 
     def _patience(self) -> float:
         is_urgent = self._shelf.quarantined or self._queue
         return _QUARANTINE_ROUND_S if is_urgent else max(self.options.idle_s / 2, _QUARANTINE_ROUND_S)
 
 
-def _rounded(byte_size: int, step: int) -> int:
-    return max(-(-byte_size // step) * step, PAGE_SIZE)
+def region_size(byte_size: int, turn_count: int) -> int:
+    """Return the size of the region that a pool makes for this much data: similar calls fit in it, too."""
+    return roomy(max(byte_size, 1), PAGE_SIZE) + data_offset(turn_count)
+
+
+def _least_region_size(byte_size: int, turn_count: int) -> int:
+    return max(-(-byte_size // PAGE_SIZE), 1) * PAGE_SIZE + data_offset(turn_count)
 
 
 def _half_of_shared_memory() -> int:

@@ -17,7 +17,7 @@ __all__ = ["AsyncioRuntime", "BlockingRuntime", "Runtime", "run"]
 
 T = TypeVar("T")
 
-_MOST_CHUNKS_AT_ONCE: Final = 16
+_USUAL_THREADS: Final = 16
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -56,10 +56,10 @@ class Runtime(ABC):
 
 
 class BlockingRuntime(Runtime):
-    """For a client whose callers are threads."""
+    """For a client whose callers are threads; ``thread_count`` is how many coroutines are run side by side."""
 
-    def __init__(self) -> None:
-        self._threads = concurrent.futures.ThreadPoolExecutor(_MOST_CHUNKS_AT_ONCE, "shm chunk")
+    def __init__(self, thread_count: int = _USUAL_THREADS) -> None:
+        self._threads = concurrent.futures.ThreadPoolExecutor(thread_count, "shm chunk")
 
     async def wait(self, future: concurrent.futures.Future[T], timeout_s: float) -> T:
         try:

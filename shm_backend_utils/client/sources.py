@@ -104,6 +104,7 @@ def sources(spec: ModelSpec, inputs: Mapping[str, Any]) -> dict[str, Source]:
 
         - a NumPy array, or what has ``__dlpack__``, ``__array_interface__`` or ``__array__``;
         - a list or tuple of such: rows, if each has one dimension less than the input; else parts of the first axis;
+        - a source, as it is;
         - Python numbers, strings and nested lists of them, which take the model's dtype if they fit it. One number
           serves an input whose dimensions may all be 1.
 
@@ -116,6 +117,8 @@ def sources(spec: ModelSpec, inputs: Mapping[str, Any]) -> dict[str, Source]:
     for name, value in inputs.items():
         if type(value) is np.ndarray and value.dtype.isnative and value.dtype.kind not in _STRINGS:
             found[name] = Source(value.shape, value.dtype, (value,))  # nearly always
+        elif isinstance(value, Source):
+            found[name] = value
         else:
             found[name] = _source(spec.input(name), value)
     return found

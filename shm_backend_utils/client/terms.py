@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-import weakref
 
 from ..errors import CallerError
 from ..region.cuda import CudaAccess
 from .demand import Demand
-from .device_bank import DeviceBank
+from .memory import ClientMemory
 from .options import RequestOptions, Tls, check_options, check_timeout, check_tls
 from .origin import Origin
 from .paths import PathName, check_path
-from .pool import SlotPool
 from .pool_options import PoolOptions
 from .transport import split_url
 
@@ -20,15 +18,14 @@ __all__ = ["Terms"]
 
 
 class Terms:
-    """A client's settings, and its memory, which goes with the client.
+    """A client's settings, and its memory.
 
     Attributes
     ----------
     url : str
     timeout_s : float
     tls : Tls or None
-    pool : SlotPool
-    bank : DeviceBank
+    memory : ClientMemory
     """
 
     def __init__(
@@ -48,20 +45,8 @@ class Terms:
         self.url = url
         self.timeout_s = check_timeout(timeout_s)
         self.tls = tls
-        pool = pool or PoolOptions()
-        self.bank = DeviceBank(cuda or CudaAccess(), pool.max_device_bytes)
-        self.pool = SlotPool(pool, self.bank.collect)
+        self.memory = ClientMemory(pool or PoolOptions(), cuda or CudaAccess())
         self._path = check_path(path)
-
-    def end_with(self, client: object) -> None:
-        """Close the memory when the client is garbage, or when the interpreter exits."""
-        self._finalizer = weakref.finalize(client, _abandon, self.pool, self.bank)
-
-    def end(self) -> None:
-        """Close the memory."""
-        self.pool.close()
-        self.bank.close()
-        self._finalizer.detach()
 
     def patience_s(self, timeout_s: float | None) -> float:
         """Return how long to wait, in seconds, where a call says so or not."""
@@ -86,8 +71,3 @@ class Terms:
             options=options,
             origin=Origin(what, depth=3),
         )
-
-
-def _abandon(pool: SlotPool, bank: DeviceBank) -> None:
-    pool.abandon()
-    bank.abandon()

@@ -438,10 +438,10 @@ class Client:
 
 cuda, client = SlowCuda(), Client()
 terms = Terms("127.0.0.1:1", 1.0, "auto", None, None, CudaAccess(lambda: cuda))
-terms.end_with(client)
+terms.memory.end_with(client)
 slots = [Slot(100, 1, PRIVATE) for _ in range(2)]
 for slot in slots:
-    terms.bank.provide(slot, [0], [100])
+    terms.memory.bank.provide(slot, [0], [100])
 
 inodes = {slot: (Path("/dev/shm") / slot.key).stat().st_ino for slot in slots}
 
@@ -472,7 +472,7 @@ finally:
     go_on.set()
     for slot in slots:
         slot.destroy()
-    terms.end()
+    terms.memory.end()
 """
 
 USES = {
@@ -489,7 +489,7 @@ USES = {
     "ends although its parent was freeing memory": """
         for slot in slots:
             slot.destroy()
-        collecting = threading.Thread(target=terms.bank.collect)
+        collecting = threading.Thread(target=terms.memory.bank.collect)
         collecting.start()
         freeing.wait(20)
         in_child(lambda: None)
@@ -498,9 +498,9 @@ USES = {
     "frees nothing": """
         go_on.set()
         slots[0].destroy()
-        in_child(terms.bank.close)
+        in_child(terms.memory.bank.close)
         assert cuda.live.allocations == 2
-        terms.bank.collect()
+        terms.memory.bank.collect()
         assert cuda.live.allocations == 1
     """,
 }

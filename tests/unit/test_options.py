@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shm_backend_utils.client.errors import TimeoutValueError
@@ -44,6 +46,33 @@ def test_an_option_that_does_not_exist_is_a_type_error_that_names_those_that_do(
 def test_a_parameter_that_the_client_writes_itself_is_refused(name: str) -> None:
     with pytest.raises(CallerError, match=f"parameter '{name}' is written by the client itself; leave it out"):
         check_options(RequestOptions(parameters={name: "mine"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("model_version", 1, "a str"),
+        ("request_id", b"7", "a str"),
+        ("priority", "high", "an integer"),
+        ("timeout", 1.5, "an integer: microseconds"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_before_anything_is_sent(name: str, value: Any, expected: str) -> None:
+    wrong: Any = {name: value}
+    with pytest.raises(CallerError, match=re.escape(f"{name} is {value!r}; expected {expected}")):
+        check_options(wrong)
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    check_options(RequestOptions(priority=np.uint8(1), timeout=np.int64(1000)))  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize("value", [None, [1], {"a": 1}, b"bytes"])
+def test_a_parameter_that_no_request_can_carry_is_refused(value: Any) -> None:
+    with pytest.raises(
+        CallerError, match="parameter 'mine' is .*; expected a str, a bool, an int of 64 bits, or a float"
+    ):
+        check_options(RequestOptions(parameters={"mine": value}))
 
 
 @pytest.mark.parametrize("compression", ["gzip", "deflate"])

@@ -28,8 +28,8 @@ def with_one_slot(work: Callable[[Terms, Take], Awaitable[None]]) -> None:
 
     async def main() -> None:
         terms = Terms("localhost:8001", LONG_S, "auto", PoolOptions(max_bytes=SLOT), None, None)
-        with contextlib.closing(terms.pool):
-            engine = Engine(connect_async(terms.url, None), AsyncioRuntime(), terms.pool, terms.bank)
+        with contextlib.closing(terms.memory.pool):
+            engine = Engine(connect_async(terms.url, None), AsyncioRuntime(), terms.memory)
             try:
                 await work(
                     terms,
@@ -52,9 +52,9 @@ def test_a_task_that_is_cancelled_while_it_waits_takes_nothing() -> None:
     async def work(terms: Terms, take: Take) -> None:
         held = await take()
         await cancelled(asyncio.ensure_future(take()))
-        assert terms.pool.status.held == 1
+        assert terms.memory.pool.status.held == 1
         del held
-        while terms.pool.status.held:  # the thread that made it has it for a moment longer
+        while terms.memory.pool.status.held:  # the thread that made it has it for a moment longer
             await asyncio.sleep(0.001)
         assert await take()
 
@@ -70,7 +70,7 @@ def test_a_task_that_is_cancelled_before_its_memory_is_made_takes_nothing() -> N
             await cancelled(asyncio.ensure_future(take()))
             go.set()
             before.result()
-            assert terms.pool.status.byte_size == 0
+            assert terms.memory.pool.status.byte_size == 0
             assert await take()
 
     with_one_slot(work)

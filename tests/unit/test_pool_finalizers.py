@@ -160,7 +160,7 @@ class Collecting(Origin):
 logging.basicConfig()
 gc.disable()
 terms = Terms("127.0.0.1:1", 1, "auto", PoolOptions(max_bytes=12288), None, None)
-pool = terms.pool
+pool = terms.memory.pool
 """
 
 PROGRAMS = {
@@ -169,7 +169,7 @@ PROGRAMS = {
             pass
         client = Client()
         client.itself = client
-        terms.end_with(client)
+        terms.memory.end_with(client)
         del client
         slot, memory = pool.redeem(pool.request(1, 1, "direct", Collecting("take")))
         with contextlib.suppress(ClosedError):

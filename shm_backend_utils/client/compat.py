@@ -1,0 +1,245 @@
+"""For users of ``triton-shm-client``: the same class, on this library's memory.
+
+``docs/migrating.md`` lists what is different.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import re
+import types
+import urllib.parse
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import numpy.typing as npt
+import tritonclient.grpc
+
+from .grpc_address import CHANNEL_OPTIONS, GrpcAddress, tls_credentials
+from .options import RequestOptions, Tls, check_options
+from .registered_model import InferShmError, RegisteredModel, TensorDeclaration
+
+__all__ = ["InferShmError", "TritonSHMClient"]
+
+_LOG: Final = logging.getLogger(__name__)
+_COMPRESSIONS: Final = ("gzip", "deflate")
+_SCHEME: Final = re.compile(r"^(dns|ipv4|ipv6):")
+
+
+class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
+    """tritonclient's gRPC client, and inference over memory that is shared with the server.
+
+    Its constructor takes what tritonclient's takes. It works with every model on the server: those that have a
+    ``ShmSession`` read and write the memory themselves, for others the server copies.
+
+    Attributes
+    ----------
+    registered_models : dict of str to RegisteredModel
+        By name.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        verbose: bool = False,
+        ssl: bool = False,
+        root_certificates: str | None = None,
+        private_key: str | None = None,
+        certificate_chain: str | None = None,
+        creds: Any = None,
+        keepalive_options: tritonclient.grpc.KeepAliveOptions | None = None,
+        channel_args: Sequence[tuple[str, Any]] | None = None,
+    ) -> None:
+        self.registered_models: dict[str, RegisteredModel] = {}
+        super().__init__(
+            url=url,
+            verbose=verbose,
+            ssl=ssl,
+            root_certificates=root_certificates,
+            private_key=private_key,
+            certificate_chain=certificate_chain,
+            creds=creds,
+            keepalive_options=keepalive_options,
+            channel_args=channel_args,
+        )
+        if ssl and creds is None:
+            creds = tls_credentials(Tls(root_certificates, private_key, certificate_chain))
+        self._grpc_address = GrpcAddress(url, _host(url), creds, _channel_options(keepalive_options, channel_args))
+        self._is_verbose = verbose
+        self._at_exit = _AtExit(self)
+
+    def register_shm_model(
+        self,
+        model_name: str,
+        inputs: Sequence[TensorDeclaration],
+        outputs: Sequence[TensorDeclaration],
+        max_batch_size: int,
+        pool_size: int,
+    ) -> None:
+        """Take memory for ``pool_size`` requests of up to ``max_batch_size`` rows each.
+
+        Parameters
+        ----------
+        model_name : str
+            Its name.
+        inputs, outputs : sequence of (name, shape, dtype)
+            The tensors; shapes are those of a row, without the batch dimension. An output may be declared with another
+            shape or dtype of as many bytes, and is then read that way; or larger than it turns out to be: the rest is
+            zero.
+        max_batch_size : int
+            Rows in one request.
+        pool_size : int
+            Requests at once. Who calls when that many are under way waits.
+
+        Raises
+        ------
+        ValueError, TypeError
+            The model is registered already, or cannot be declared so.
+        InferenceServerException
+            The server does not answer.
+        MachineError
+            The machine has not that much shared memory.
+        """
+        if model_name in self.registered_models:
+            raise ValueError(f"model {model_name!r} is registered already; unregister it first")
+        model = RegisteredModel(self._grpc_address, model_name, inputs, outputs, max_batch_size, pool_size)
+        self.registered_models[model_name] = model
+
+    def unregister_shm_model(self, model_name: str) -> None:
+        """Give back a model's memory. Nothing happens, but for a warning in the log, if there is no such model."""
+        model = self.registered_models.pop(model_name, None)
+        if model is None:
+            _LOG.warning("model %r is not registered, and cannot be unregistered", model_name)
+        else:
+            model.close()
+
+    def cleanup_all_shm(self) -> None:
+        """Unregister every model. Also done at exit."""
+        for name in list(self.registered_models):
+            self.unregister_shm_model(name)
+
+    def infer_shm(
+        self,
+        model_name: str,
+        inputs: Mapping[str, npt.NDArray[Any] | list[Any]],
+        model_version: str = "",
+        request_id: str = "",
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        priority: int = 0,
+        timeout: int | None = None,
+        client_timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        compression_algorithm: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Run a registered model on any number of rows, in as many requests as it takes.
+
+        ``inputs`` are rows, in an array or as a list, the same number for each input; they are cast to the dtypes that
+        were registered. ``client_timeout`` is in seconds, for each request; without it there is no limit. The other
+        arguments are those of tritonclient's ``infer``.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            The outputs that were registered, in arrays of the caller's own.
+
+        Raises
+        ------
+        ValueError, TypeError, KeyError
+            The model is not registered, or these are no inputs for it. Nothing was sent.
+        InferShmError
+            A request failed.
+        """
+        model = self.registered_models.get(model_name)
+        if model is None:
+            raise ValueError(f"model {model_name!r} is not registered; call register_shm_model first")
+        options = {
+            "model_version": model_version,
+            "request_id": request_id,
+            "sequence_id": sequence_id,
+            "sequence_start": sequence_start,
+            "sequence_end": sequence_end,
+            "priority": priority,
+            "timeout": timeout,
+            "headers": self._plugged(headers),
+            "compression": _known_compression(compression_algorithm),
+            "parameters": parameters,
+        }
+        results = model.infer(inputs, client_timeout, check_options(_said(options)))
+        if self._is_verbose:
+            print(f"infer_shm, model {model_name}, { ({name: array.shape for name, array in results.items()}) }")
+        return results
+
+    def close(self) -> None:
+        """Unregister every model and close the connection. Twice is fine."""
+        self.cleanup_all_shm()
+        super().close()
+
+    def _plugged(self, headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+        """Return the headers as a plugin that was registered wants them."""
+        plugin = self.plugin()
+        if plugin is None:
+            return headers
+        request = types.SimpleNamespace(headers=dict(headers or {}))
+        plugin(request)
+        changed: dict[str, str] = request.headers
+        return changed
+
+
+class _AtExit:
+    """Unregisters a client's models when the interpreter exits, and does not keep the client alive until then."""
+
+    def __init__(self, client: TritonSHMClient) -> None:
+        self._client = weakref.ref(client, self._forget)
+        atexit.register(self._clean_up)
+
+    def _clean_up(self) -> None:
+        client = self._client()
+        if client is not None:
+            client.cleanup_all_shm()
+
+    def _forget(self, client: object) -> None:
+        atexit.unregister(self._clean_up)
+
+
+def _host(target: str) -> str:
+    """Return the machine in what gRPC takes as a target."""
+    if target.startswith("unix"):
+        return "localhost"
+    address = _SCHEME.sub("", target.rpartition("/")[2])
+    try:
+        return urllib.parse.urlsplit(f"//{address}").hostname or target
+    except ValueError:
+        return target
+
+
+def _channel_options(
+    keepalive: tritonclient.grpc.KeepAliveOptions | None, channel_args: Sequence[tuple[str, Any]] | None
+) -> tuple[tuple[str, Any], ...]:
+    """Return the channel's arguments; as with tritonclient, whoever gives some gives all."""
+    if channel_args is not None:
+        return tuple(channel_args)
+    keepalive = keepalive or tritonclient.grpc.KeepAliveOptions()
+    return (
+        *CHANNEL_OPTIONS,
+        ("grpc.keepalive_time_ms", keepalive.keepalive_time_ms),
+        ("grpc.keepalive_timeout_ms", keepalive.keepalive_timeout_ms),
+        ("grpc.keepalive_permit_without_calls", keepalive.keepalive_permit_without_calls),
+        ("grpc.http2.max_pings_without_data", keepalive.http2_max_pings_without_data),
+    )
+
+
+def _known_compression(algorithm: str | None) -> str | None:
+    if algorithm is None or algorithm in _COMPRESSIONS:
+        return algorithm
+    _LOG.warning("there is no compression %r for gRPC; the request is not compressed", algorithm)
+    return None
+
+
+def _said(options: Mapping[str, Any]) -> RequestOptions:
+    """Return the options that are not as good as not given."""
+    return cast(RequestOptions, {name: value for name, value in options.items() if value})

@@ -1,0 +1,41 @@
+"""A client's memory, which goes with the client."""
+
+from __future__ import annotations
+
+import weakref
+
+from ..region.cuda import CudaAccess
+from .device_bank import DeviceBank
+from .pool import SlotPool
+from .pool_options import PoolOptions
+
+__all__ = ["ClientMemory"]
+
+
+class ClientMemory:
+    """A client's slots, on the host and on GPUs.
+
+    Attributes
+    ----------
+    pool : SlotPool
+    bank : DeviceBank
+    """
+
+    def __init__(self, options: PoolOptions, cuda: CudaAccess) -> None:
+        self.bank = DeviceBank(cuda, options.max_device_bytes)
+        self.pool = SlotPool(options, self.bank.collect)
+
+    def end_with(self, owner: object) -> None:
+        """Close it when its owner is garbage, or when the interpreter exits."""
+        self._finalizer = weakref.finalize(owner, _abandon, self.pool, self.bank)
+
+    def end(self) -> None:
+        """Close it. Twice is fine."""
+        self.pool.close()
+        self.bank.close()
+        self._finalizer.detach()
+
+
+def _abandon(pool: SlotPool, bank: DeviceBank) -> None:
+    pool.abandon()
+    bank.abandon()

@@ -1,0 +1,250 @@
+"""A model as triton-shm-client registers one: its tensors are declared, and so is how many requests run at once."""
+
+from __future__ import annotations
+
+import math
+import operator
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes
+from ..dtypes import BYTES
+from ..errors import PeerError, ShmError, TensorNameError, TensorTypeError
+from ..region.cuda import CudaAccess
+from .demand import Demand
+from .engine import Engine
+from .errors import ForkedError, InferenceError
+from .exchange import InlineExchange
+from .grpc_address import GrpcAddress
+from .grpc_transport import GrpcTransport
+from .memory import ClientMemory
+from .options import RequestOptions
+from .origin import Origin
+from .plan import aligned
+from .pool import region_size
+from .pool_options import PoolOptions
+from .rows import Rows, check_rows
+from .runtime import BlockingRuntime, run
+
+__all__ = ["InferShmError", "RegisteredModel", "TensorDeclaration"]
+
+TensorDeclaration = tuple[str, Sequence[int], npt.DTypeLike]
+"""Name, shape of a row, dtype."""
+
+_FOREVER_S: Final = 365 * 86400.0
+_REGISTRATION_S: Final = 60.0
+
+
+class InferShmError(InferenceError, RuntimeError):
+    """A request of ``infer_shm`` failed; its cause is the error that says how."""
+
+
+class RegisteredModel:
+    """A model with memory for a number of requests.
+
+    The memory is taken at once, if the model can be asked where it has to be, and never grows.
+
+    Parameters
+    ----------
+    address : GrpcAddress
+        The server.
+    model_name : str
+    inputs, outputs : sequence of (str, shape, dtype)
+        Shapes are those of a row.
+    max_batch_size : int
+        Rows in one request.
+    pool_size : int
+        Requests at once.
+    """
+
+    def __init__(
+        self,
+        address: GrpcAddress,
+        model_name: str,
+        inputs: Sequence[TensorDeclaration],
+        outputs: Sequence[TensorDeclaration],
+        max_batch_size: int,
+        pool_size: int,
+    ) -> None:
+        self.model_name = model_name
+        self.max_batch_size = _positive("max_batch_size", max_batch_size)
+        self.pool_size = _positive("pool_size", pool_size)
+        self.inputs = _declared("input", inputs)
+        self.outputs = _declared("output", outputs)
+        rows = [_byte_size(row, self.max_batch_size) for row in (*self.inputs.values(), *self.outputs.values())]
+        self._byte_size = sum(aligned(byte_size) for byte_size in rows)
+        self._permits = threading.BoundedSemaphore(self.pool_size)
+        self._memory = ClientMemory(
+            PoolOptions(
+                max_bytes=self.pool_size * region_size(self._byte_size, 1), max_batch_bytes=0, idle_s=_FOREVER_S
+            ),
+            CudaAccess(),
+        )
+        self._memory.end_with(self)
+        self._engine = Engine(GrpcTransport(address), BlockingRuntime(self.pool_size), self._memory)
+        with ExitStack() as on_error:
+            on_error.callback(self.close)
+            self._take_memory()
+            on_error.pop_all()
+
+    def infer(
+        self,
+        inputs: Mapping[str, npt.NDArray[Any] | list[Any]],
+        client_timeout: float | None,
+        options: RequestOptions,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Run the model on rows, as many requests as that takes; return arrays of the caller's own.
+
+        Raises
+        ------
+        ValueError, TypeError, KeyError
+            These are no inputs for this model.
+        InferShmError
+            A request failed. Those that had not begun are not sent.
+        """
+        row_count = self._checked(inputs)
+        results = {name: np.empty((row_count, *shape), dtype) for name, (shape, dtype) in self.outputs.items()}
+        origin = Origin("infer_shm", depth=3)
+        failure: dict[str, BaseException] = {}
+
+        async def one_request(begin: int) -> None:
+            rows = slice(begin, begin + self.max_batch_size)
+            given = {name: Rows(data[rows], *self.inputs[name]) for name, data in inputs.items()}
+            targets = {name: array[rows] for name, array in results.items()}
+            with self._permits:
+                if failure:
+                    return
+                deadline = time.monotonic() + (_FOREVER_S if client_timeout is None else client_timeout)
+                try:
+                    await self._infer(Demand(self.model_name, "auto", deadline, options, origin), given, targets)
+                except BaseException as error:
+                    failure.setdefault("first", error)
+
+        requests = [one_request(begin) for begin in range(0, row_count, self.max_batch_size)]
+        if len(requests) == 1:
+            run(requests[0])
+        elif requests:
+            run(self._engine.runtime.gather(requests))
+        if failure:
+            raise _as_infer_shm_error(failure.pop("first"))  # no local of its own frames may refer to it: a cycle
+        return results
+
+    def close(self) -> None:
+        """Remove the memory, and unregister what the server knows of it. Twice is fine."""
+        if not self._memory.pool.is_a_forks:
+            run(self._engine.close())
+        self._memory.end()
+
+    async def _infer(self, demand: Demand, given: Mapping[str, Rows], targets: Mapping[str, npt.NDArray[Any]]) -> None:
+        if self._memory.pool.is_a_forks:
+            raise ForkedError("this client")
+        hints = {name: array.nbytes for name, array in targets.items()}
+        with await self._engine.infer(demand, given, hints) as result:
+            for name, target in targets.items():
+                _put(name, result[name], target)
+
+    def _take_memory(self) -> None:
+        """Make all slots, so that a machine with too little memory says so now."""
+        deadline = time.monotonic() + _REGISTRATION_S
+        demand = Demand(self.model_name, "auto", deadline, {}, Origin("register_shm_model"))
+        run(self._engine.check_server_answers(demand.left_s))
+        try:
+            known = run(self._engine.catalog.look_up(self.model_name, "", demand.left_s))
+        except InferenceError:
+            return  # it may be loaded later
+        path = run(self._engine.paths.choose(known, "auto", demand.left_s))
+        if path != InlineExchange.path:
+            take_slot = self._engine.berths.take_slot
+            taken = [run(take_slot(demand, self._byte_size, 1, path)) for _ in range(self.pool_size)]
+            taken.clear()  # given back, they stay in the pool
+
+    def _checked(self, inputs: Mapping[str, npt.NDArray[Any] | list[Any]]) -> int:
+        """Return how many rows there are, after looking at all that can be wrong before anything is sent."""
+        lengths = {name: len(data) for name, data in inputs.items()}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"inputs of model {self.model_name!r} must have one number of rows each; found {lengths}")
+        for name, data in inputs.items():
+            if name not in self.inputs:
+                known = ", ".join(self.inputs)
+                raise TensorNameError(name, f"model {self.model_name!r} was registered without input {name!r}: {known}")
+            if not isinstance(data, np.ndarray | list):
+                raise TensorTypeError(
+                    name, f"input {name!r} is a {type(data).__name__}; expected a NumPy array, or a list of rows"
+                )
+            check_rows(name, data, self.inputs[name][0], self.max_batch_size)
+        return next(iter(lengths.values()))
+
+
+def _positive(what: str, value: int) -> int:
+    if operator.index(value) <= 0:
+        raise ValueError(f"{what} must be greater than 0; found {value}")
+    return operator.index(value)
+
+
+def _declared(what: str, tensors: Sequence[TensorDeclaration]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Return shape and dtype by name."""
+    found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+    for name, given_shape, given_dtype in tensors:
+        shape, dtype = tuple(operator.index(size) for size in given_shape), np.dtype(given_dtype)
+        if name in found:
+            raise ValueError(f"{what} {name!r} is declared twice")
+        if any(size <= 0 for size in shape):
+            raise ValueError(f"{what} {name!r} is declared with shape {list(shape)}; expected dimensions above 0")
+        if dtypes.from_numpy(dtype, name) is BYTES:
+            raise TensorTypeError(
+                name, f"{what} {name!r} is declared as {dtype}: strings have no fixed size; ShmClient takes them"
+            )
+        found[name] = shape, dtype
+    return found
+
+
+def _byte_size(tensor: tuple[tuple[int, ...], np.dtype[Any]], rows: int) -> int:
+    shape, dtype = tensor
+    return rows * math.prod(shape) * dtype.itemsize
+
+
+def _put(name: str, array: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
+    """Copy an output to where it belongs: as it is; by its bytes, if it was declared otherwise; or as a part of it.
+
+    Raises
+    ------
+    PeerError
+        It is none of these.
+    """
+    if array.shape == target.shape and array.dtype == target.dtype:
+        target[...] = array
+    elif array.nbytes == target.nbytes and not array.dtype.hasobject:
+        _bytes_of(target)[:] = _bytes_of(array)
+    elif (
+        array.dtype == target.dtype
+        and array.ndim == target.ndim
+        and all(size <= room for size, room in zip(array.shape, target.shape, strict=True))
+    ):
+        target[...] = 0
+        target[tuple(slice(size) for size in array.shape)] = array
+    else:
+        raise PeerError(
+            f"output {name!r} is {array.dtype} of shape {list(array.shape)}, but was registered as {target.dtype}, "
+            f"which makes {list(target.shape)} for these rows"
+        )
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _as_infer_shm_error(error: BaseException) -> BaseException:
+    if not isinstance(error, ShmError):
+        return error
+    if isinstance(error, InferenceError):
+        failure = InferShmError(f"a request of infer_shm failed: {error.message()}", error.status())
+    else:
+        failure = InferShmError(f"a request of infer_shm failed: {error}")
+    failure.__cause__ = error
+    return failure
