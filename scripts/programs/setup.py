@@ -24,7 +24,8 @@ from progress import Progress
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL_SERVER = Path(__file__).with_name("install_server.py")
-# What scripts/bench compares with. It requires all of tritonclient's extras, CUDA's packages among them, and uses none.
+# What scripts/bench and tests compare with. It requires all of tritonclient's extras, CUDA's packages among them, and
+# another NumPy; it uses none of that.
 OTHER_CLIENT = "triton-shm-client==0.1.0"
 # What tests exchange tensors with. Only where pip finds the build for CPUs: the others bring gigabytes for GPUs.
 TORCH = "torch==2.13.0+cpu"
@@ -152,7 +153,7 @@ def main() -> int:
     parser.add_argument("--numpy1", action="store_true", help="make .venv-numpy1 instead: the same with NumPy 1.26")
     arguments = parser.parse_args()
     environment = (
-        Environment(".venv-numpy1", ["numpy==1.26.4"], [], [])
+        Environment(".venv-numpy1", ["numpy==1.26.4"], [OTHER_CLIENT], [])
         if arguments.numpy1
         else Environment(".venv", ["numpy>=2"], [OTHER_CLIENT], [TORCH])
     )

@@ -44,9 +44,12 @@ class Shelf:
         self.held[slot] = origin
 
     def take(self, data_size: int, turn_count: int, group: str, origin: Origin) -> Slot | None:
-        """Take the smallest idle slot of the group with so many bytes of data; return None if there is none."""
+        """Take the smallest idle slot of the group with so many bytes of data; return None if there is none.
+
+        Of several, the one that was used last: the processor still has some of it in its caches.
+        """
         best: Slot | None = None
-        for slot in self.idle:
+        for slot in reversed(self.idle):
             fits = slot.capacity >= data_size and len(slot.turns) >= turn_count and self._groups[slot] == group
             if fits and (best is None or slot.byte_size < best.byte_size):
                 best = slot

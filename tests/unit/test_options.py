@@ -64,7 +64,7 @@ def test_an_option_of_another_type_is_refused_before_anything_is_sent(name: str,
 
 
 def test_integers_of_numpy_are_integers() -> None:
-    check_options(RequestOptions(priority=np.uint8(1), timeout=np.int64(1000)))  # type: ignore[typeddict-item]
+    check_options(RequestOptions(priority=np.uint8(1), timeout=np.int64(1000)))
 
 
 @pytest.mark.parametrize("value", [None, [1], {"a": 1}, b"bytes"])
