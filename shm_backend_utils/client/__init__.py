@@ -6,6 +6,7 @@ import logging
 
 from ..region.system import Access
 from .aio import AsyncShmClient
+from .attachment import Attached, CudaRegion, attach
 from .call import AsyncPreparedCall, PreparedCall
 from .client import ShmClient
 from .errors import (
@@ -35,10 +36,12 @@ __all__ = [
     "Access",
     "AsyncPreparedCall",
     "AsyncShmClient",
+    "Attached",
     "BudgetError",
     "Check",
     "ClientStats",
     "ConnectionLostError",
+    "CudaRegion",
     "DeadlineExceededError",
     "Explanation",
     "ForkedError",
@@ -57,4 +60,5 @@ __all__ = [
     "Tls",
     "TlsError",
     "UnknownHostError",
+    "attach",
 ]

@@ -1,0 +1,209 @@
+"""The direct path for code that stays on plain tritonclient, with regions that it has made and registered itself."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+
+from .. import descriptor, dtypes
+from ..descriptor import (
+    PARAMETER,
+    CudaRegionClaim,
+    Descriptor,
+    InputSpan,
+    NamedRegionClaim,
+    OutputSpan,
+    RegionClaim,
+)
+from ..errors import CallerError, TensorError, TensorTypeError
+from ..region.cuda import CudaAccess
+from ..spec import BATCH_CARRIER
+
+__all__ = ["Attached", "CudaRegion", "attach"]
+
+
+class CudaRegion(NamedTuple):
+    """A region on a GPU, as it was given to ``register_cuda_shared_memory``.
+
+    Attributes
+    ----------
+    raw_handle : bytes
+        The CUDA IPC handle in base64: what ``tritonclient.utils.cuda_shared_memory.get_raw_handle`` returns.
+    device_id : int
+        This process' number of the GPU.
+    byte_size : int
+    """
+
+    raw_handle: bytes
+    device_id: int
+    byte_size: int
+
+
+class Attached(TypedDict):
+    """Keyword arguments for any of tritonclient's calls that make a request.
+
+    Attributes
+    ----------
+    inputs : list of InferInput
+        What still travels with the request.
+    outputs : list of InferRequestedOutput or None
+        What is wanted.
+    parameters : dict
+        With the descriptor.
+    """
+
+    inputs: list[Any]
+    outputs: list[Any] | None
+    parameters: dict[str, Any]
+
+
+class _Place(NamedTuple):
+    """What ``set_shared_memory`` was told."""
+
+    region: str
+    byte_size: int
+    offset: int
+
+
+def attach(
+    model: str,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any] | None = None,
+    *,
+    batch_size: int | None = None,
+    cuda_regions: Mapping[str, CudaRegion] | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    cuda: CudaAccess | None = None,
+) -> Attached:
+    """Turn a request for Triton's shared memory into one that the model maps the memory for itself.
+
+    ``client.infer(model, **attach(model, inputs, outputs))`` instead of ``client.infer(model, inputs,
+    outputs=outputs)``: the same for ``async_infer``, streams, aio, gRPC and HTTP. What this returns may be used for any
+    number of requests, until regions are unregistered; nothing fences one from the next, so do not send the next one
+    before the last one was answered, nor use the memory of one that got no answer.
+
+    Parameters
+    ----------
+    model : str
+        A model with a ``ShmSession``.
+    inputs : sequence of InferInput
+        Those with ``set_shared_memory`` go on the direct path; the others travel with the request, as ever.
+    outputs : sequence of InferRequestedOutput, optional
+        Likewise. The response does not have those on the direct path: read them from their regions.
+    batch_size : int, optional
+        Of every input; needed if the model's ``max_batch_size`` is above 0.
+    cuda_regions : mapping of str to CudaRegion, optional
+        Which of the regions are on a GPU, by the names under which they are registered.
+    parameters : mapping, optional
+        The request's own.
+    cuda : CudaAccess, optional
+        For the UUIDs of GPUs; by default CuPy's.
+
+    Raises
+    ------
+    TensorError, DescriptorError
+        A tensor has not the size of its shape, outputs overlap, or a tensor lies beyond its region.
+    CallerError
+        There is nothing to attach.
+    """
+    regions = _Regions(cuda_regions or {}, cuda or CudaAccess())
+    input_spans: dict[str, InputSpan] = {}
+    travelling: list[Any] = []
+    for tensor in inputs:
+        place = _place_of(tensor)
+        if place is None:
+            travelling.append(tensor)
+        else:
+            input_spans[tensor.name()] = _input_span(tensor, regions.index(place.region), place)
+    output_spans: dict[str, OutputSpan] = {}
+    wanted: list[Any] = []
+    for tensor in outputs or ():
+        place = _place_of(tensor)
+        if place is not None:
+            output_spans[tensor.name()] = OutputSpan(regions.index(place.region), place.offset, place.byte_size)
+        wanted.append(tensor if place is None else type(tensor)(tensor.name()))
+    if not input_spans and not output_spans:
+        raise CallerError(f"no tensor for model {model!r} has a place in shared memory; call set_shared_memory first")
+    if batch_size is not None:
+        travelling.append(_batch_carrier(batch_size, inputs))
+    text = descriptor.encode(Descriptor(model, tuple(regions.claims), input_spans, output_spans))
+    descriptor.parse(text)  # says what is wrong before the model does
+    return Attached(
+        inputs=travelling,
+        outputs=None if outputs is None else wanted,
+        parameters={**(parameters or {}), PARAMETER: text},
+    )
+
+
+class _Regions:
+    """The regions of one descriptor, each once."""
+
+    def __init__(self, cuda_regions: Mapping[str, CudaRegion], cuda: CudaAccess) -> None:
+        self.claims: list[RegionClaim] = []
+        self._names: list[str] = []
+        self._cuda_regions = cuda_regions
+        self._cuda = cuda
+
+    def index(self, name: str) -> int:
+        """Return the index of a region, which is added if it is new."""
+        if name not in self._names:
+            self._names.append(name)
+            self.claims.append(self._claim(name))
+        return self._names.index(name)
+
+    def _claim(self, name: str) -> RegionClaim:
+        region = self._cuda_regions.get(name)
+        if region is None:
+            return NamedRegionClaim(name)
+        try:
+            handle = base64.b64decode(region.raw_handle, validate=True)
+        except binascii.Error:
+            raise CallerError(
+                f"the handle of CUDA region {name!r} is not base64, as get_raw_handle returns it"
+            ) from None
+        return CudaRegionClaim(handle, region.byte_size, self._cuda.runtime.device_uuid(region.device_id), None)
+
+
+def _place_of(tensor: Any) -> _Place | None:
+    """Return where an ``InferInput`` or ``InferRequestedOutput`` is placed, of gRPC or HTTP."""
+    try:
+        described = tensor._get_tensor()
+    except AttributeError:
+        raise CallerError(
+            f"found {type(tensor).__name__}; expected tritonclient's InferInput and InferRequestedOutput"
+        ) from None
+    if isinstance(described, dict):
+        told = described.get("parameters", {})
+        region, byte_size = told.get("shared_memory_region"), told.get("shared_memory_byte_size", 0)
+        offset = told.get("shared_memory_offset", 0)
+    else:
+        told = described.parameters
+        if "shared_memory_region" not in told:
+            return None
+        region = told["shared_memory_region"].string_param
+        byte_size = told["shared_memory_byte_size"].int64_param
+        offset = told["shared_memory_offset"].int64_param if "shared_memory_offset" in told else 0
+    return None if region is None else _Place(region, byte_size, offset)
+
+
+def _input_span(tensor: Any, region: int, place: _Place) -> InputSpan:
+    dtype = dtypes.BY_NAME.get(tensor.datatype())
+    if dtype is None:
+        raise TensorTypeError(
+            tensor.name(),
+            f"input {tensor.name()!r} has data type {tensor.datatype()!r}; expected one of {', '.join(dtypes.BY_NAME)}",
+        )
+    return InputSpan(region, place.offset, place.byte_size, dtype, tuple(tensor.shape()))
+
+
+def _batch_carrier(batch_size: int, inputs: Sequence[Any]) -> Any:
+    """Return the input whose shape tells Triton's batcher the batch size, made for the same protocol as the others."""
+    if not inputs:
+        raise TensorError(BATCH_CARRIER, "a batch size was given, but no input that it is the batch size of")
+    carrier = type(inputs[0])(BATCH_CARRIER, [batch_size, 0], "UINT8")
+    carrier.set_data_from_numpy(np.empty((batch_size, 0), np.uint8))
+    return carrier

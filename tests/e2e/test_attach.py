@@ -1,0 +1,326 @@
+"""Code that stays on plain tritonclient takes the direct path by what `attach` makes of its inputs and outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import queue
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tritonclient.grpc
+import tritonclient.grpc.aio
+import tritonclient.http
+import tritonclient.http.aio
+from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
+
+from shm_backend_utils.client import Attached, CudaRegion, attach
+from shm_backend_utils.errors import CallerError, DescriptorError, TensorError
+from shm_backend_utils.region.cuda import CudaAccess
+from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.fake_cuda import FakeCuda
+
+from .fake_gpus import MODEL, Y_OFFSET, HandMade, X, hand_made_for
+
+A = np.arange(16, dtype=np.int32).reshape(1, 16)
+B = np.full((1, 16), 3, np.int32)
+SIZE = 4096
+ROW = A.nbytes
+
+
+class User:
+    """One who has made and registered a region, by tritonclient alone: half of it for inputs, half for outputs."""
+
+    def __init__(self, module: ModuleType, url: str) -> None:
+        self.module = module
+        self.client = module.InferenceServerClient(url)
+        self.url = url
+        self.name = f"region-{secrets.token_hex(4)}"
+        key = f"/attach-{os.getpid()}-{secrets.token_hex(4)}"
+        self.handle = shared_memory.create_shared_memory_region(self.name, key, SIZE, create_only=True)
+        self.client.register_system_shared_memory(self.name, key, SIZE)
+
+    def write(self, *arrays: npt.NDArray[Any]) -> None:
+        shared_memory.set_shared_memory_region(self.handle, list(arrays))
+
+    def read(self, offset: int, dtype: Any = np.int32, shape: tuple[int, ...] = A.shape) -> npt.NDArray[Any]:
+        found: npt.NDArray[Any] = shared_memory.get_contents_as_numpy(self.handle, dtype, shape, offset).copy()
+        return found
+
+    def input(self, name: str, shape: list[int], datatype: str, byte_size: int, offset: int = 0) -> Any:
+        made = self.module.InferInput(name, shape, datatype)
+        return made.set_shared_memory(self.name, byte_size, offset)
+
+    def output(self, name: str, byte_size: int = ROW, offset: int = SIZE // 2) -> Any:
+        made = self.module.InferRequestedOutput(name)
+        made.set_shared_memory(self.name, byte_size, offset)
+        return made
+
+    def tensors_of(self, response: Any) -> list[str]:
+        tensors = response.get_response()
+        if self.module is tritonclient.grpc:
+            return [tensor.name for tensor in tensors.outputs]
+        return [tensor["name"] for tensor in tensors.get("outputs", [])]
+
+    def add_sub(self) -> tuple[list[Any], list[Any]]:
+        """Return the inputs and outputs of a request to `add_sub`, as Triton's shared memory has them."""
+        self.write(A, B)
+        inputs = [self.input("INPUT0", [1, 16], "INT32", ROW), self.input("INPUT1", [1, 16], "INT32", ROW, ROW)]
+        return inputs, [self.output("OUTPUT0"), self.output("OUTPUT1", offset=SIZE // 2 + ROW)]
+
+    def close(self) -> None:
+        self.client.unregister_system_shared_memory(self.name)
+        shared_memory.destroy_shared_memory_region(self.handle)
+        self.client.close()
+
+
+@pytest.fixture(params=["grpc", "http"])
+def user(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[User]:
+    module, url = {
+        "grpc": (tritonclient.grpc, triton_server.grpc_url),
+        "http": (tritonclient.http, triton_server.http_url),
+    }[request.param]
+    user = User(module, url)
+    yield user
+    user.close()
+
+
+def send_at_once(user: User, attached: Attached) -> Any:
+    return user.client.infer("add_sub", **attached)
+
+
+def send_and_collect(user: User, attached: Attached) -> Any:
+    if user.module is tritonclient.http:
+        return user.client.async_infer("add_sub", **attached).get_result()
+    answers: queue.Queue[Any] = queue.Queue()
+    user.client.async_infer("add_sub", callback=lambda result, error: answers.put(error or result), **attached)
+    return answers.get(timeout=30)
+
+
+def send_by_aio(user: User, attached: Attached) -> Any:
+    aio: Any = user.module.aio
+
+    async def send() -> Any:
+        async with aio.InferenceServerClient(user.url) as client:
+            return await client.infer("add_sub", **attached)
+
+    return asyncio.run(send())
+
+
+def send_in_a_stream(user: User, attached: Attached) -> Any:
+    answers: queue.Queue[Any] = queue.Queue()
+    user.client.start_stream(lambda result, error: answers.put(error or result))
+    try:
+        user.client.async_stream_infer("add_sub", **attached)
+        return answers.get(timeout=30)
+    finally:
+        user.client.stop_stream()
+
+
+def send_in_a_stream_by_aio(user: User, attached: Attached) -> Any:
+
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": "add_sub", **attached}
+
+    async def send() -> Any:
+        async with tritonclient.grpc.aio.InferenceServerClient(user.url) as client:
+            return [error or result async for result, error in client.stream_infer(requests())][0]  # noqa: RUF015
+
+    return asyncio.run(send())
+
+
+def check_that_the_model_works_in_the_users_own_region(user: User, send: Callable[[User, Attached], Any]) -> None:
+    inputs, outputs = user.add_sub()
+    response = send(user, attach("add_sub", inputs, outputs, batch_size=1))
+    assert np.array_equal(user.read(SIZE // 2), A + B)
+    assert np.array_equal(user.read(SIZE // 2 + ROW), A - B)
+    assert user.tensors_of(response) == []
+
+
+@pytest.mark.parametrize("send", [send_at_once, send_and_collect, send_by_aio])
+def test_the_model_works_in_the_users_own_region(user: User, send: Callable[[User, Attached], Any]) -> None:
+    check_that_the_model_works_in_the_users_own_region(user, send)
+
+
+@pytest.mark.parametrize("user", ["grpc"], indirect=True)  # HTTP has no streams
+@pytest.mark.parametrize("send", [send_in_a_stream, send_in_a_stream_by_aio])
+def test_so_it_does_in_a_stream(user: User, send: Callable[[User, Attached], Any]) -> None:
+    check_that_the_model_works_in_the_users_own_region(user, send)
+
+
+def test_only_the_batch_size_travels_with_the_request(user: User) -> None:
+    inputs, outputs = user.add_sub()
+    attached = attach("add_sub", inputs, outputs, batch_size=1)
+    assert [(tensor.name(), list(tensor.shape())) for tensor in attached["inputs"]] == [("SHM", [1, 0])]
+
+
+def test_a_model_without_a_batch_dimension_gets_no_input_at_all(user: User) -> None:
+    values = np.arange(4, dtype=np.float32)
+    user.write(values)
+    attached = attach("direct_only", [user.input("X", [4], "FP32", 16)], [user.output("Y", 16)])
+    assert attached["inputs"] == []
+    user.client.infer("direct_only", **attached)
+    assert np.array_equal(user.read(SIZE // 2, np.float32, (4,)), values)
+
+
+def test_it_can_be_used_again_with_other_contents(user: User) -> None:
+    inputs, outputs = user.add_sub()
+    attached = attach("add_sub", inputs, outputs, batch_size=1)
+    for factor in (1, 2, 3):
+        user.write(A * factor, B)
+        user.client.infer("add_sub", **attached)
+        assert np.array_equal(user.read(SIZE // 2), A * factor + B)
+
+
+def test_an_input_without_a_place_travels_with_the_request(user: User) -> None:
+    inputs, outputs = user.add_sub()
+    in_band = user.module.InferInput("INPUT1", [1, 16], "INT32")
+    in_band.set_data_from_numpy(B * 10)
+    attached = attach("add_sub", [inputs[0], in_band], outputs, batch_size=1)
+    user.client.infer("add_sub", **attached)
+    assert np.array_equal(user.read(SIZE // 2), A + B * 10)
+
+
+def test_an_output_without_a_place_comes_with_the_response(user: User) -> None:
+    inputs, outputs = user.add_sub()
+    in_band = user.module.InferRequestedOutput("OUTPUT1")
+    response = user.client.infer("add_sub", **attach("add_sub", inputs, [outputs[0], in_band], batch_size=1))
+    assert np.array_equal(user.read(SIZE // 2), A + B)
+    assert np.array_equal(response.as_numpy("OUTPUT1"), A - B)
+
+
+def test_an_output_that_does_not_fit_its_place_comes_with_the_response(user: User) -> None:
+    inputs, outputs = user.add_sub()
+    small = user.output("OUTPUT1", ROW - 4, SIZE // 2 + ROW)
+    response = user.client.infer("add_sub", **attach("add_sub", inputs, [outputs[0], small], batch_size=1))
+    assert np.array_equal(user.read(SIZE // 2), A + B)
+    assert np.array_equal(response.as_numpy("OUTPUT1"), A - B)
+
+
+def test_without_outputs_the_response_has_all(user: User) -> None:
+    inputs, _ = user.add_sub()
+    response = user.client.infer("add_sub", **attach("add_sub", inputs, batch_size=1))
+    assert np.array_equal(response.as_numpy("OUTPUT0"), A + B)
+    assert np.array_equal(response.as_numpy("OUTPUT1"), A - B)
+
+
+def test_the_users_parameters_are_kept(user: User) -> None:
+    user.write(np.ones(2, np.float32))
+    inputs, outputs = [user.input("X", [2], "FP32", 8)], [user.output("Y", 24)]
+    user.client.infer("repeat", **attach("repeat", inputs, outputs, parameters={"times": 3}))
+    assert user.read(SIZE // 2, np.float32, (6,)).tolist() == [1] * 6
+
+
+def test_strings(user: User) -> None:
+    user.write(serialize_byte_tensor(np.array([b"one", b"three"], object)))
+    inputs = [user.input("WORDS", [1, 2], "BYTES", 16)]
+    user.client.infer("words", **attach("words", inputs, [user.output("LOUD", 64), user.output("LENGTHS", 8, 3072)]))
+    assert user.read(SIZE // 2, np.object_, (1, 2)).tolist() == [[b"ONE", b"THREE"]]
+    assert user.read(3072, np.int32, (2,)).tolist() == [3, 5]
+
+
+def test_the_tensors_are_left_as_they_were(user: User) -> None:
+    inputs, outputs = user.add_sub()
+    attach("add_sub", inputs, outputs, batch_size=1)
+    user.client.infer("add_sub", inputs, outputs=outputs)  # by Triton's own shared memory
+    assert np.array_equal(user.read(SIZE // 2), A + B)
+
+
+@pytest.fixture
+def gpu(triton_server: EmbeddedServer) -> Iterator[HandMade]:
+    with hand_made_for(triton_server) as made:
+        yield made
+
+
+def test_memory_of_a_gpu(gpu: HandMade) -> None:
+    handle = base64.b64encode(gpu.allocation.handle)
+    x = tritonclient.grpc.InferInput("X", [X.size], "FP32").set_shared_memory("on_gpu", X.nbytes)
+    y = tritonclient.grpc.InferRequestedOutput("Y")
+    y.set_shared_memory("on_gpu", X.nbytes, Y_OFFSET)
+    attached = attach(
+        MODEL,
+        [x],
+        [y],
+        cuda_regions={"on_gpu": CudaRegion(handle, 0, gpu.allocation.byte_size)},
+        parameters={"deed": "double"},
+        cuda=CudaAccess(lambda: gpu.cuda),
+    )
+    gpu.grpc.infer(MODEL, **attached)
+    assert gpu.is_doubled
+
+
+class TestWhatIsWrongIsSaidBeforeAnythingIsSent:
+    def test_a_place_that_is_not_of_the_tensors_size(self, user: User) -> None:
+        with pytest.raises(DescriptorError, match=r"inputs.X\[2\]: found 20, expected 16, the size of the shape"):
+            attach("direct_only", [user.input("X", [4], "FP32", 20)], [user.output("Y")])
+
+    def test_an_output_over_an_input(self, user: User) -> None:
+        with pytest.raises(DescriptorError, match="outputs.Y: found bytes of another tensor in its span"):
+            attach("direct_only", [user.input("X", [4], "FP32", 16)], [user.output("Y", 16, 8)])
+
+    def test_a_tensor_beyond_its_region_on_a_gpu(self, user: User) -> None:
+        region = CudaRegion(base64.b64encode(bytes(64)), 0, 8)
+        with pytest.raises(DescriptorError, match="inputs.X: found an end at byte 16, expected at most 8"):
+            attach(
+                "direct_only",
+                [user.input("X", [4], "FP32", 16)],
+                cuda_regions={user.name: region},
+                cuda=CudaAccess(FakeCuda),
+            )
+
+    @pytest.mark.parametrize("handle", [b"no base64!", b"YQ=="])
+    def test_a_handle_that_is_none(self, user: User, handle: bytes) -> None:
+        region = CudaRegion(handle, 0, 4096)
+        with pytest.raises(CallerError, match="not base64, as get_raw_handle returns it|64 bytes"):
+            attach(
+                "direct_only",
+                [user.input("X", [4], "FP32", 16)],
+                cuda_regions={user.name: region},
+                cuda=CudaAccess(FakeCuda),
+            )
+
+    def test_nothing_to_attach(self, user: User) -> None:
+        in_band = user.module.InferInput("X", [4], "FP32")
+        with pytest.raises(CallerError, match="no tensor for model 'direct_only' has a place in shared memory; call"):
+            attach("direct_only", [in_band])
+
+    def test_a_batch_size_without_inputs(self, user: User) -> None:
+        with pytest.raises(TensorError, match="a batch size was given, but no input that it is the batch size of"):
+            attach("add_sub", [], [user.output("OUTPUT0")], batch_size=1)
+
+    def test_something_else_than_tensors(self) -> None:
+        with pytest.raises(CallerError, match="found ndarray; expected tritonclient's InferInput and InferRequested"):
+            attach("add_sub", [A])
+
+    def test_a_data_type_that_there_is_not(self, user: User) -> None:
+        with pytest.raises(TensorError, match="input 'X' has data type 'FP8'; expected one of BOOL, "):
+            attach("direct_only", [user.input("X", [4], "FP8", 4)])
+
+
+class TestWhatTheModelRefuses:
+    def test_a_region_that_is_not_registered(self, user: User) -> None:
+        x = user.module.InferInput("X", [4], "FP32").set_shared_memory("nowhere", 16)
+        with pytest.raises(InferenceServerException, match=r"regions\[0\]"):
+            user.client.infer("direct_only", **attach("direct_only", [x], [user.output("Y", 16)]))
+
+    def test_a_tensor_beyond_what_is_registered(self, user: User) -> None:
+        x = user.input("X", [4], "FP32", 16, SIZE - 8)
+        with pytest.raises(InferenceServerException, match="inputs.X"):
+            user.client.infer("direct_only", **attach("direct_only", [x], [user.output("Y", 16)]))
+
+    def test_a_batch_size_that_is_not_the_inputs(self, user: User) -> None:
+        inputs, outputs = user.add_sub()
+        with pytest.raises(InferenceServerException, match="batch"):
+            user.client.infer("add_sub", **attach("add_sub", inputs, outputs, batch_size=2))
+
+    def test_a_model_without_a_session_gets_no_tensors(self, user: User) -> None:
+        with pytest.raises(InferenceServerException, match="expected 1 inputs but got 0 inputs|input"):
+            user.client.infer(
+                "unaware", **attach("unaware", [user.input("X", [4], "FP32", 16)], [user.output("Y", 16)])
+            )
