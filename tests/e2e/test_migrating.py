@@ -1,0 +1,56 @@
+"""The three programs in docs/migrating.md do the same."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.server import EmbeddedServer
+from tests.conftest import ROOT
+
+DOCUMENT = (ROOT / "docs" / "migrating.md").read_text()
+COLUMNS = ("by hand", "attach", "ShmClient")
+SUMS = np.arange(1, 17).reshape(1, 16)
+DIFFERENCES = np.arange(-1, 15).reshape(1, 16)
+
+
+def steps() -> list[list[str]]:
+    """Return the table's rows of code: for each step, the code of each column."""
+    rows = re.findall(r"<tr>(.*?)</tr>", DOCUMENT, re.DOTALL)
+    cells = [re.findall(r"<td>(.*?)</td>", row, re.DOTALL) for row in rows]
+    return [_codes(row[1:]) for row in cells if any("```python" in cell for cell in row)]
+
+
+def _codes(cells: list[str]) -> list[str]:
+    codes: list[str] = []
+    for cell in cells:
+        found = re.search(r"```python\n(.*?)```", cell, re.DOTALL)
+        codes.append(codes[-1] if cell == "the same" else found[1] if found else "")
+    return codes
+
+
+def program(column: str, server: EmbeddedServer) -> str:
+    whole = "".join(step[COLUMNS.index(column)] for step in steps())
+    return whole.replace("localhost:8001", server.grpc_url).replace("/add_sub_", f"/add_sub_{os.getpid()}_")
+
+
+def test_every_step_has_three_columns() -> None:
+    assert [len(step) for step in steps()] == [3] * 7
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_it_runs_and_gives_the_sums_and_the_differences(column: str, triton_server: EmbeddedServer) -> None:
+    names: dict[str, Any] = {}
+    exec(program(column, triton_server), names)
+    assert np.array_equal(names["sums"], SUMS)
+    assert np.array_equal(names["differences"], DIFFERENCES)
+
+
+def test_attach_is_one_line(triton_server: EmbeddedServer) -> None:
+    by_hand, attached = (program(column, triton_server).splitlines() for column in ("by hand", "attach"))
+    changed = [line for line in by_hand if line not in attached]
+    assert changed == ['client.infer("add_sub", inputs, outputs=outputs)']
