@@ -224,9 +224,7 @@ class CudaShmHandle(ShmHandle):
 
     def _read(self, byte_size: int) -> npt.NDArray[np.uint8]:
         copy = np.empty(byte_size, _BYTE)
-        source = self._array(_BYTE, copy.shape)
-        if copy.size:
-            copy_on_device(self._runtime, self.device_id, copy, source)
+        copy_on_device(self._runtime, self.device_id, copy, self._array(_BYTE, copy.shape))
         return copy
 
     def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:

@@ -178,12 +178,12 @@ def unregister_cleanup_shm_regions(shm_handles: Iterable[ShmHandle | None], trit
     Raises
     ------
     ValueError
-        The client or the protocol is wrong; nothing was done.
+        The client, the protocol or a handle is none; nothing was done.
     Exception
         The first failure, after everything else was done.
     """
     _module_of(protocol, triton_client)
-    handles = [handle for handle in shm_handles if handle is not None]
+    handles = _those_made(shm_handles)
     unregistering = [functools.partial(handle.unregister, triton_client) for handle in handles]
     _do_all([*unregistering, *[handle.destroy for handle in handles]])
 
@@ -191,9 +191,10 @@ def unregister_cleanup_shm_regions(shm_handles: Iterable[ShmHandle | None], trit
 def cleanup_shm_regions(shm_handles: Iterable[ShmHandle | None]) -> None:
     """Give the memory of regions back, as :func:`unregister_cleanup_shm_regions` does, without asking the server.
 
-    What is registered there keeps its name, and system memory its bytes, until the server is told or ends.
+    What is registered there keeps its name, and system memory its bytes, until the server is told or ends. Raises as
+    the other does.
     """
-    _do_all([handle.destroy for handle in shm_handles if handle is not None])
+    _do_all([handle.destroy for handle in _those_made(shm_handles)])
 
 
 def _create(
@@ -212,8 +213,7 @@ def _create(
             regions.shm_handles.append(make(place))
         in_handles, out_handles = regions.shm_handles[: len(inputs)], regions.shm_handles[len(inputs) :]
         for given, handle in zip(inputs, in_handles, strict=True):
-            if given.byte_size:
-                handle.write(given.data)
+            handle.write(given.data)
         for handle in regions.shm_handles:
             handle.register(client)
         regions.inputs.extend(map(functools.partial(_input, module), inputs, in_handles))
@@ -252,6 +252,16 @@ def _module_of(protocol: str, client: Any) -> Any:
     if inspect.iscoroutinefunction(getattr(client, "register_system_shared_memory", None)):
         raise ValueError("the client is one of asyncio, whose answers must be awaited; expected the blocking one")
     return importlib.import_module(f"tritonclient.{protocol}")
+
+
+def _those_made(shm_handles: Iterable[ShmHandle | None]) -> list[ShmHandle]:
+    handles = [handle for handle in shm_handles if handle is not None]
+    for handle in handles:
+        if not isinstance(handle, ShmHandle):
+            raise ValueError(  # noqa: TRY004  # as every other wrong argument
+                f"shm_handles holds an object of type {type(handle).__name__}; expected the handles that were returned"
+            )
+    return handles
 
 
 def _do_all(steps: Sequence[Callable[[], object]]) -> None:

@@ -1,4 +1,4 @@
-"""What ``shm_util`` takes, and what it says of the rest, before it makes anything."""
+"""What ``shm_util`` takes, and what it says of the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
 
-from shm_backend_utils.errors import TensorError, TensorTypeError
+from shm_backend_utils.errors import ClosedError, TensorError, TensorTypeError
 from shm_backend_utils.region.system import SystemSegment
 from shm_backend_utils.testing.fake_cuda import FakeCuda
 from shm_backend_utils.testing.shm_util import (
@@ -168,10 +168,32 @@ def test_a_client_of_the_other_protocol_is_refused(protocol: str, module: Any) -
     client.close()
 
 
+def test_what_is_no_handle_is_not_cleaned_up() -> None:
+    regions = create()
+    message = "shm_handles holds an object of type list; expected the handles that were returned"
+    with pytest.raises(ValueError, match=message):
+        cleanup_shm_regions(regions)
+    with pytest.raises(ValueError, match=message):
+        unregister_cleanup_shm_regions(regions, Anything(), "grpc")
+    cleanup_shm_regions(regions.shm_handles)
+
+
 def test_a_client_of_asyncio_is_refused() -> None:
     client = object.__new__(tritonclient.grpc.aio.InferenceServerClient)
     with pytest.raises(ValueError, match="the client is one of asyncio, .*; expected the blocking one"):
         create_set_shm_regions(ONE_INPUT, ONE_OUTPUT, NAMES, SIZES, client, "grpc")
+
+
+def test_what_was_read_stays_as_it_was() -> None:
+    (handle,), _, _ = create(ONE_INPUT, [])
+    read = handle.read(np.float32, 5)
+    handle.write(np.zeros(20, np.uint8))
+    assert read.tolist() == X.tolist()
+    read[:] = 7
+    assert handle.read(np.float32, 5).tolist() == [0] * 5
+    cleanup_shm_regions([handle])
+    with pytest.raises(ClosedError, match="region 'input0' is closed"):
+        handle.read(np.float32, 5)
 
 
 def test_bytes_that_are_no_strings_are_not_read_as_such() -> None:
