@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "scripts" / "programs"))  # for what tests share with scripts
@@ -24,34 +22,10 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
-def shared_memory_of_this_process() -> Counter[str]:
-    """Count what this process holds of /dev/shm: open descriptors, mappings, and objects that it made."""
-    held: Counter[str] = Counter()
-    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208  # a Path per descriptor would cost every test
-        try:
-            target = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
-        except FileNotFoundError:
-            continue  # the listing's own descriptor, or one that another thread has closed meanwhile
-        if target.startswith(f"{SHM}/"):
-            held[f"descriptor of {target}"] += 1
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        fields = line.split(maxsplit=5)
-        if fields[-1].startswith(f"{SHM}/"):
-            held[f"mapping of {fields[-1]}"] += 1
-    for path in SHM.glob(f"shmbu-{os.getpid()}-*"):
-        held[f"object {path}"] += 1
-    return held
-
-
 @pytest.fixture(autouse=True)
 def _leaves_no_shared_memory() -> Iterator[None]:
-    before = shared_memory_of_this_process()
-    yield
-    leaked = shared_memory_of_this_process() - before
-    if leaked:
-        gc.collect()  # what only waits for the collector is no leak
-        leaked = shared_memory_of_this_process() - before
-    assert not leaked, f"the test left behind: {dict(leaked)}"
+    with ShmLeakProbe(pool_prefix=None):  # pools belong to the server, and grow with the first large request
+        yield
 
 
 @pytest.fixture(scope="session")

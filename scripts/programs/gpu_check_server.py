@@ -68,8 +68,10 @@ def check_server(report: Report, gpu: Gpu, amounts: Amounts, folder: Path | None
 def _check(report: Report, client: ServerClient, amounts: Amounts) -> None:
     import gpu_check_calls  # noqa: PLC0415  # needs tritonclient
     import gpu_check_native  # noqa: PLC0415
+    import gpu_check_shm_util  # noqa: PLC0415
 
-    for name, check in {**gpu_check_calls.CHECKS, **gpu_check_native.CHECKS}.items():
+    checks = {**gpu_check_calls.CHECKS, **gpu_check_native.CHECKS, **gpu_check_shm_util.CHECKS}
+    for name, check in checks.items():
         report.run(_GROUP, name, functools.partial(check, client))
     for figures in (gpu_check_calls, gpu_check_native):
         figures.measure(report, _GROUP, client, amounts)

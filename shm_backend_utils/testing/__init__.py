@@ -1,1 +1,1 @@
-"""For tests: a stand-in for CUDA, for machines without a GPU."""
+"""For tests: regions around an inference, a probe for what is left behind, and a stand-in for CUDA."""

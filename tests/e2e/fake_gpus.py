@@ -22,7 +22,7 @@ from shm_backend_utils.region.cuda_runtime import device_guard
 from shm_backend_utils.region.managed import ManagedRegion
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda import FakeCuda, FakeDeviceArray, LiveCounts
-from tests.conftest import shared_memory_of_this_process
+from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 
 from .eventually import eventually
 from .flavours import AnyClient, Flavour, url_of
@@ -124,7 +124,7 @@ def flavour_of(server: EmbeddedServer, name: str = "grpc") -> Flavour:
 @contextlib.contextmanager
 def gpu_of(flavour: Flavour, model: str = MODEL, **options: Any) -> Iterator[Gpu]:
     """Run a client that has fake GPUs, and see that nothing of them is left."""
-    before = shared_memory_of_this_process()
+    probe = ShmLeakProbe(pool_prefix=None)
     cuda = FakeCuda()
     with (
         patch.object(device_bank, "_ROUND_S", _ROUND_S),
@@ -135,7 +135,7 @@ def gpu_of(flavour: Flavour, model: str = MODEL, **options: Any) -> Iterator[Gpu
     for device in range(cuda.device_count()):
         with device_guard(cuda, device):
             cuda.synchronize(_DEFAULT_STREAM)  # what is on a stream keeps its arrays
-    _see_that(lambda: cuda.live == LiveCounts() and not shared_memory_of_this_process() - before)
+    _see_that(lambda: cuda.live == LiveCounts() and not probe.growth())
 
 
 def _see_that(nothing_is_left: Callable[[], bool]) -> None:

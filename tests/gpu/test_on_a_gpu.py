@@ -25,8 +25,9 @@ except MachineError as error:
 from gpu_check_calls import CHECKS as CALLS
 from gpu_check_native import CHECKS as NATIVE_CALLS
 from gpu_check_server_client import running_server
+from gpu_check_shm_util import CHECKS as SHM_UTIL_CALLS
 
-SERVER_CHECKS = {**CALLS, **NATIVE_CALLS}
+SERVER_CHECKS = {**CALLS, **NATIVE_CALLS, **SHM_UTIL_CALLS}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,109 @@
+"""Whether shared memory was left behind: by this process, or in the pools of Triton's Python backend."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections import Counter
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from ..region.managed import KEY_PREFIX as MANAGED_PREFIX
+
+__all__ = ["POOL_PREFIX", "UTIL_PREFIX", "ShmLeakProbe"]
+
+POOL_PREFIX: Final = "triton_python_backend_shm_region_"
+"""How the names of the Python backend's pools begin, if the server was not told otherwise."""
+
+UTIL_PREFIX: Final = "shm_util-"
+"""How the names of the regions of ``shm_util`` begin in ``/dev/shm``; the process id follows."""
+
+_SHM: Final = Path("/dev/shm")
+_OWN_PREFIXES: Final = (MANAGED_PREFIX, UTIL_PREFIX)
+_DELETED: Final = " (deleted)"  # an object that has lost its name meanwhile is held as before
+
+
+class ShmLeakProbe:
+    """A context manager that fails if there is more shared memory after its block than before.
+
+    It counts this process' open descriptors and mappings of objects in ``/dev/shm``, the objects there that this
+    package has made in this process, and the bytes of the Python backend's pools. A block that raises is not looked at.
+    Without a block, :meth:`growth` tells what has grown since the probe was made.
+
+    Parameters
+    ----------
+    pool_prefix : str or None
+        How the names of the pools begin in ``/dev/shm``. Give :attr:`EmbeddedServer.shm_prefix` for the pools of that
+        server alone, and None if they are not to be looked at: they grow with the first large request, and stay so.
+
+    Raises
+    ------
+    AssertionError
+        When the block is left: something has grown, also after garbage was collected. The message says what, and by how
+        much.
+    """
+
+    def __init__(self, pool_prefix: str | None = POOL_PREFIX) -> None:
+        self._pool_prefix = pool_prefix
+        self._before = self._held()
+
+    def __enter__(self) -> ShmLeakProbe:
+        self._before = self._held()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None or not self.growth():
+            return
+        gc.collect()  # what only waits for the collector is no leak
+        grown = self.growth()
+        if grown:
+            what = "; ".join(f"{name}: {count} more" for name, count in sorted(grown.items()))
+            raise AssertionError(f"shared memory was left behind: {what}")
+
+    def growth(self) -> Counter[str]:
+        """Return what has grown, by how much; empty if nothing has. Garbage counts as long as it is not collected."""
+        return self._held() - self._before
+
+    def _held(self) -> Counter[str]:
+        held = _descriptors() + _mappings() + _objects()
+        if self._pool_prefix is not None:
+            held[f"bytes of pools /dev/shm/{self._pool_prefix}*"] = _byte_size(self._pool_prefix)
+        return held
+
+
+def _descriptors() -> Counter[str]:
+    found: Counter[str] = Counter()
+    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208  # a Path per descriptor would cost every test
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
+        except FileNotFoundError:
+            continue  # the listing's own descriptor, or one that another thread has closed meanwhile
+        if target.startswith(f"{_SHM}/"):
+            found[f"descriptor of {target.removesuffix(_DELETED)}"] += 1
+    return found
+
+
+def _mappings() -> Counter[str]:
+    found: Counter[str] = Counter()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        target = line.split(maxsplit=5)[-1]
+        if target.startswith(f"{_SHM}/"):
+            found[f"mapping of {target.removesuffix(_DELETED)}"] += 1
+    return found
+
+
+def _objects() -> Counter[str]:
+    return Counter(f"object {path}" for prefix in _OWN_PREFIXES for path in _SHM.glob(f"{prefix}{os.getpid()}-*"))
+
+
+def _byte_size(prefix: str) -> int:
+    total = 0
+    for path in _SHM.glob(f"{prefix}*"):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:
+            continue  # its server has ended meanwhile
+    return total

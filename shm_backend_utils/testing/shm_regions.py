@@ -1,0 +1,239 @@
+"""One region of shared memory around one tensor, on the host or on a GPU, registered at a server under a name."""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes
+from ..client.device_sources import DeviceSource, copy_on_device
+from ..errors import ClosedError, TensorShapeError
+from ..region.cuda import CudaAccess, CudaAllocation
+from ..region.system import SystemSegment
+from ..strings import Strings
+from .leak_probe import UTIL_PREFIX
+
+__all__ = ["CudaShmHandle", "ShmHandle", "SystemShmHandle"]
+
+_BYTE: Final = np.dtype(np.uint8)
+
+
+class ShmHandle(ABC):
+    """A region that this process has made, owns, and may have registered at a server.
+
+    Attributes
+    ----------
+    name : str
+        Under which it is registered.
+    byte_size : int
+        Of the whole region.
+    """
+
+    def __init__(self, name: str, byte_size: int) -> None:
+        self.name = name
+        self.byte_size = byte_size
+        self._may_be_registered = False
+
+    @abstractmethod
+    def write(self, data: Any) -> None:
+        """Fill the beginning; the memory is complete when this returns.
+
+        Parameters
+        ----------
+        data : numpy.ndarray of uint8 or DeviceSource
+            At most as many bytes as the region has. A region on the host takes an array alone.
+        """
+
+    def read(self, dtype: npt.DTypeLike, shape: int | Sequence[int]) -> npt.NDArray[Any]:
+        """Return what is at the beginning, as an array of its own: later writes do not change it.
+
+        Parameters
+        ----------
+        dtype : numpy.dtype or what makes one
+            ``object`` and the kinds ``S`` and ``U`` mean strings, which come as an array of ``bytes`` objects.
+        shape : int or sequence of int
+            Of the tensor.
+
+        Raises
+        ------
+        TensorShapeError
+            The region is smaller than such a tensor.
+        TensorError
+            What is there is no tensor of strings of this shape.
+        TensorTypeError
+            Triton has no such data type.
+        ClosedError
+            The region was destroyed.
+        """
+        row = dtypes.from_numpy(dtype, self.name)
+        wanted = (shape,) if isinstance(shape, int) else tuple(shape)
+        if row is dtypes.BYTES:
+            return Strings.encoded_as(self.name, self._read(self.byte_size), wanted).numpy()
+        needed = math.prod(wanted) * row.itemsize
+        if needed > self.byte_size:
+            raise TensorShapeError(
+                self.name,
+                f"region {self.name!r} has {self.byte_size} bytes, but {row.name} of shape {list(wanted)} takes "
+                f"{needed}; read less, or make the region larger",
+            )
+        return self._read(needed).view(row.numpy).reshape(wanted)
+
+    def register(self, client: Any) -> None:
+        """Register the region. A name that is registered already, as an aborted run leaves it, is taken over.
+
+        Raises
+        ------
+        tritonclient.utils.InferenceServerException
+            The server refuses.
+        """
+        self._unregister_at(client)
+        self._may_be_registered = True  # even if no answer comes
+        self._register_at(client)
+
+    def unregister(self, client: Any) -> None:
+        """Undo :meth:`register`, if it was called. The server need not know the region any more; twice is fine.
+
+        Raises
+        ------
+        tritonclient.utils.InferenceServerException
+            The server does not answer. It can be tried again.
+        """
+        if self._may_be_registered:
+            self._unregister_at(client)
+            self._may_be_registered = False
+
+    @abstractmethod
+    def destroy(self) -> None:
+        """Give the memory back. The server must not have it registered, or at least not use it. Twice is fine."""
+
+    @abstractmethod
+    def _read(self, byte_size: int) -> npt.NDArray[np.uint8]:
+        """Return a copy of the first bytes."""
+
+    @abstractmethod
+    def _register_at(self, client: Any) -> None: ...
+
+    @abstractmethod
+    def _unregister_at(self, client: Any) -> None: ...
+
+    def _closed(self) -> ClosedError:
+        return ClosedError(f"region {self.name!r}")
+
+
+class SystemShmHandle(ShmHandle):
+    """A region in ``/dev/shm``, under a key that nobody else has.
+
+    Parameters
+    ----------
+    name : str
+        Under which it will be registered.
+    byte_size : int
+        At least 1.
+
+    Attributes
+    ----------
+    key : str
+        With a leading slash, as Triton wants it.
+
+    Raises
+    ------
+    MachineError
+        ``/dev/shm`` has not that much space left, or this process no file descriptors.
+    """
+
+    def __init__(self, name: str, byte_size: int) -> None:
+        super().__init__(name, byte_size)
+        key = f"{UTIL_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+        self._segment: SystemSegment | None = SystemSegment.create(key, byte_size)
+        self.key = f"/{key}"
+
+    def write(self, data: npt.NDArray[np.uint8]) -> None:
+        """Fill the beginning, as the base class says."""
+        self._memory()[: data.size] = data
+
+    def destroy(self) -> None:
+        """Remove the object from ``/dev/shm`` and unmap it. Twice is fine."""
+        if self._segment is not None:
+            self._segment.unlink()
+            self._segment.close()
+            self._segment = None
+
+    def _read(self, byte_size: int) -> npt.NDArray[np.uint8]:
+        return np.array(self._memory()[:byte_size])
+
+    def _memory(self) -> npt.NDArray[np.uint8]:
+        if self._segment is None:
+            raise self._closed()
+        return np.frombuffer(self._segment.buffer(), _BYTE)
+
+    def _register_at(self, client: Any) -> None:
+        client.register_system_shared_memory(self.name, self.key, self.byte_size)
+
+    def _unregister_at(self, client: Any) -> None:
+        client.unregister_system_shared_memory(self.name)
+
+
+class CudaShmHandle(ShmHandle):
+    """A region on a GPU, which the server maps by CUDA IPC.
+
+    Parameters
+    ----------
+    name : str
+        Under which it will be registered.
+    byte_size : int
+        At least 1.
+    device_id : int
+        The GPU, for this process and for the server.
+    cuda : CudaAccess
+        CUDA in this process.
+
+    Raises
+    ------
+    MachineError
+        CuPy or a GPU is missing, or the GPU has not that much memory left.
+    """
+
+    def __init__(self, name: str, byte_size: int, device_id: int, cuda: CudaAccess) -> None:
+        super().__init__(name, byte_size)
+        self.device_id = device_id
+        self._runtime = cuda.runtime
+        self._allocation: CudaAllocation | None = CudaAllocation(self._runtime, byte_size, device_id)
+        self._raw_handle = base64.b64encode(self._allocation.handle).decode()
+
+    def write(self, data: npt.NDArray[np.uint8] | DeviceSource) -> None:
+        """Fill the beginning, as the base class says."""
+        target = self._array(data.dtype, data.shape)
+        if isinstance(data, DeviceSource):
+            data.write_to(target)
+        else:
+            copy_on_device(self._runtime, self.device_id, target, data)
+
+    def destroy(self) -> None:
+        """Free the memory. Twice is fine."""
+        if self._allocation is not None:
+            self._allocation.free()
+            self._allocation = None
+
+    def _read(self, byte_size: int) -> npt.NDArray[np.uint8]:
+        copy = np.empty(byte_size, _BYTE)
+        copy_on_device(self._runtime, self.device_id, copy, self._array(_BYTE, copy.shape))
+        return copy
+
+    def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        if self._allocation is None:
+            raise self._closed()
+        return self._allocation.array_at(0, dtype, shape, self.byte_size)
+
+    def _register_at(self, client: Any) -> None:
+        client.register_cuda_shared_memory(self.name, self._raw_handle, self.device_id, self.byte_size)
+
+    def _unregister_at(self, client: Any) -> None:
+        client.unregister_cuda_shared_memory(self.name)

@@ -1,0 +1,186 @@
+"""The probe finds each kind of growth, names it, and is silent about all else."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from shm_backend_utils.region.managed import ManagedRegion
+from shm_backend_utils.region.system import SystemSegment
+from shm_backend_utils.testing.leak_probe import POOL_PREFIX, ShmLeakProbe
+from shm_backend_utils.testing.shm_regions import SystemShmHandle
+
+SHM = Path("/dev/shm")
+PAGE = 4096
+
+
+@pytest.fixture
+def own_pools() -> Iterator[str]:
+    """A prefix of pools that no server has."""
+    prefix = f"{POOL_PREFIX}test_{os.getpid()}_{secrets.token_hex(4)}_"
+    yield prefix
+    for pool in SHM.glob(f"{prefix}*"):
+        pool.unlink()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What a test leaks on purpose, given back when it has seen what it wanted."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def leak_descriptor(stack: ExitStack) -> None:
+    fd = os.open(SHM, os.O_TMPFILE | os.O_RDWR)
+    stack.callback(os.close, fd)
+
+
+def leak_mapping(stack: ExitStack) -> None:
+    fd = os.open(SHM, os.O_TMPFILE | os.O_RDWR)
+    os.ftruncate(fd, PAGE)
+    segment = SystemSegment("", fd, PAGE)
+    stack.enter_context(segment.buffer())
+    segment.close()
+
+
+def leak_region(stack: ExitStack) -> None:
+    region = ManagedRegion.create(PAGE)
+    region.close()
+    stack.callback(region.segment.unlink)
+
+
+def leak_test_region(stack: ExitStack) -> None:
+    handle = SystemShmHandle("leaked", PAGE)
+    path = SHM / handle.key.removeprefix("/")
+    other_name = path.with_name(f"{path.name}-too")
+    path.rename(other_name)
+    handle.destroy()
+    stack.callback(other_name.unlink)
+
+
+@pytest.mark.parametrize(
+    ("leak", "message"),
+    [
+        (leak_descriptor, "^shared memory was left behind: descriptor of /dev/shm/#[0-9]+: 1 more$"),
+        (leak_mapping, "mapping of /dev/shm/#[0-9]+: 1 more$"),
+        (leak_region, "^shared memory was left behind: object /dev/shm/shmbu-[0-9a-f-]+: 1 more$"),
+        (leak_test_region, "^shared memory was left behind: object /dev/shm/shm_util-[0-9a-f-]+-too: 1 more$"),
+    ],
+)
+def test_each_kind_of_growth_of_this_process_fails(
+    leak: Callable[[ExitStack], None], message: str, stack: ExitStack
+) -> None:
+    with pytest.raises(AssertionError, match=message), ShmLeakProbe(pool_prefix=None):
+        leak(stack)
+
+
+def leak_two_things(stack: ExitStack) -> None:
+    leak_region(stack)
+    leak_descriptor(stack)
+
+
+def test_all_that_has_grown_is_named(stack: ExitStack) -> None:
+    with pytest.raises(AssertionError, match="descriptor of .*; object .*"), ShmLeakProbe(pool_prefix=None):
+        leak_two_things(stack)
+
+
+def grow_pools(prefix: str) -> None:
+    (SHM / f"{prefix}1").write_bytes(bytes(PAGE + 1000))
+    (SHM / f"{prefix}2").write_bytes(bytes(10))
+
+
+def test_pools_that_grow_fail_by_their_bytes(own_pools: str) -> None:
+    (SHM / f"{own_pools}1").write_bytes(bytes(PAGE))
+    message = f"bytes of pools /dev/shm/{own_pools}[*]: 1010 more$"
+    with pytest.raises(AssertionError, match=message), ShmLeakProbe(own_pools):
+        grow_pools(own_pools)
+
+
+def test_pools_that_shrink_or_stay_are_no_growth(own_pools: str) -> None:
+    pools = [SHM / f"{own_pools}{number}" for number in range(2)]
+    for pool in pools:
+        pool.write_bytes(bytes(PAGE))
+    with ShmLeakProbe(own_pools):
+        pools[0].write_bytes(bytes(PAGE - 1))
+        pools[1].write_bytes(bytes(PAGE))
+
+
+def test_pools_of_another_prefix_are_not_looked_at(own_pools: str) -> None:
+    with ShmLeakProbe(f"{own_pools}of_another_server_"):
+        (SHM / f"{own_pools}1").write_bytes(bytes(PAGE))
+
+
+def test_pools_need_not_be_looked_at(own_pools: str) -> None:
+    with ShmLeakProbe(pool_prefix=None):
+        (SHM / f"{own_pools}1").write_bytes(bytes(PAGE))
+
+
+def test_what_is_given_back_in_the_block_is_no_growth(own_pools: str) -> None:
+    with ShmLeakProbe(own_pools), ExitStack() as stack:
+        leak_descriptor(stack)
+        leak_mapping(stack)
+        leak_region(stack)
+        leak_test_region(stack)
+
+
+def test_what_was_there_before_is_no_growth(stack: ExitStack) -> None:
+    leak_descriptor(stack)
+    leak_mapping(stack)
+    leak_region(stack)
+    with ShmLeakProbe(pool_prefix=None):
+        pass
+
+
+def test_losing_a_name_is_no_growth() -> None:
+    handle = SystemShmHandle("unlinked meanwhile", PAGE)
+    with ShmLeakProbe(pool_prefix=None):
+        (SHM / handle.key.removeprefix("/")).unlink()
+    handle.destroy()
+
+
+def test_garbage_is_no_growth() -> None:
+    with ShmLeakProbe(pool_prefix=None):
+        fd = os.open(SHM, os.O_TMPFILE | os.O_RDWR)
+        os.ftruncate(fd, PAGE)
+        circle: list[object] = [mmap.mmap(fd, PAGE)]
+        circle.append(circle)
+        os.close(fd)
+        del circle
+
+
+def leak_and_fail(stack: ExitStack) -> None:
+    leak_descriptor(stack)
+    raise ZeroDivisionError
+
+
+def test_an_exception_passes_as_it_is(stack: ExitStack) -> None:
+    with pytest.raises(ZeroDivisionError), ShmLeakProbe(pool_prefix=None):
+        leak_and_fail(stack)
+
+
+def test_without_a_block_it_tells_what_has_grown_since_it_was_made(own_pools: str, stack: ExitStack) -> None:
+    probe = ShmLeakProbe(own_pools)
+    assert not probe.growth()
+    (SHM / f"{own_pools}1").write_bytes(bytes(10))
+    leak_region(stack)
+    growth = probe.growth()
+    assert growth.pop(f"bytes of pools /dev/shm/{own_pools}*") == 10
+    assert list(growth.values()) == [1]
+    stack.close()
+    (SHM / f"{own_pools}1").unlink()
+    assert not probe.growth()
+
+
+def test_it_can_be_used_again(stack: ExitStack) -> None:
+    probe = ShmLeakProbe(pool_prefix=None)
+    leak_descriptor(stack)
+    with probe:
+        pass
+    with pytest.raises(AssertionError), probe:
+        leak_descriptor(stack)

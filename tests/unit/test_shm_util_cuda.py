@@ -1,0 +1,271 @@
+"""Regions on a GPU around an inference, on the fake one; the server is another runtime, which maps the handles."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils import dtypes
+from shm_backend_utils.errors import ClosedError, MachineError, TensorShapeError
+from shm_backend_utils.region.cuda import CudaAccess
+from shm_backend_utils.region.cuda_runtime import HANDLE_LENGTH, CudaError, device_guard
+from shm_backend_utils.testing.fake_cuda import FakeCuda, FakeDeviceArray, LiveCounts
+from shm_backend_utils.testing.shm_util import (
+    CudaShmHandle,
+    ShmRegions,
+    cleanup_shm_regions,
+    create_set_cuda_shm_regions,
+    unregister_cleanup_shm_regions,
+)
+from tests.unit.fake_gpu import runtime_that_gives_all_back
+
+X: Final = np.arange(1, 6, dtype=np.float32)
+WORDS: Final = np.array([["a", ""], ["ü", "nul\0"]], object)
+ENCODED: Final = b"\1\0\0\0a\0\0\0\0\2\0\0\0\xc3\xbc\4\0\0\0nul\0"
+
+
+class LostError(Exception):
+    """What tests let happen."""
+
+
+class Registrations:
+    """The two methods of tritonclient that speak of CUDA, and what a server does for them: it maps what it is told of.
+
+    Attributes
+    ----------
+    contents : dict of str to bytes
+        What was in each region when it was registered.
+    fail_at : int or None
+        Which registration fails, from 0.
+    """
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+        self.registered: dict[str, int] = {}
+        self.contents: dict[str, bytes] = {}
+        self.calls: list[tuple[str, str, int, int]] = []
+        self.fail_at: int | None = None
+        self.refuses_to_unregister: set[str] = set()
+
+    def register_cuda_shared_memory(self, name: str, raw_handle: str, device_id: int, byte_size: int) -> None:
+        self.calls.append((name, raw_handle, device_id, byte_size))
+        if self.fail_at == len(self.calls) - 1:
+            raise LostError
+        handle = base64.b64decode(raw_handle, validate=True)
+        assert len(handle) == HANDLE_LENGTH
+        with device_guard(self.cuda, device_id):
+            self.registered[name] = self.cuda.open(handle)
+            memory = self.cuda.array(self.registered[name], (byte_size,), np.dtype(np.uint8), device_id, None)
+        self.contents[name] = memory.peek().tobytes()
+
+    def unregister_cuda_shared_memory(self, name: str) -> None:
+        if name in self.refuses_to_unregister:
+            raise LostError
+        if name in self.registered:
+            self.cuda.close(self.registered.pop(name))
+
+
+@pytest.fixture
+def server() -> Iterator[Registrations]:
+    with runtime_that_gives_all_back() as cuda:
+        yield Registrations(cuda)
+
+
+@pytest.fixture
+def cuda() -> Iterator[FakeCuda]:
+    with runtime_that_gives_all_back() as cuda:
+        yield cuda
+
+
+def create(server: Registrations, cuda: FakeCuda, inputs: Any, outputs: Any = (), **named: Any) -> ShmRegions:
+    access = CudaAccess(lambda: cuda)
+    return create_set_cuda_shm_regions(inputs, outputs, None, None, server, "grpc", cuda=access, **named)
+
+
+def two_and_one(server: Registrations, cuda: FakeCuda) -> ShmRegions:
+    return create(server, cuda, [("X", X), ("WORDS", WORDS)], [("Y", 20)])
+
+
+def late_array(cuda: FakeCuda, values: npt.NDArray[Any], device: int = 0) -> FakeDeviceArray:
+    """Return an array that is still to be filled when this returns, as after a kernel was launched."""
+    with device_guard(cuda, device):
+        array = cuda.empty(values.shape, values.dtype)
+        array[...] = values
+    return array
+
+
+def clean_up(regions: ShmRegions, server: Registrations) -> None:
+    unregister_cleanup_shm_regions(regions.shm_handles, server, "grpc")
+    assert server.registered == {}
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("device", [0, 1])
+def test_each_region_is_registered_by_its_handle_in_base64_its_device_and_its_size(
+    server: Registrations, cuda: FakeCuda, device: int, protocol: str
+) -> None:
+    regions = create_set_cuda_shm_regions(
+        [("X", X)], [("Y", 20)], ["a", "b"], [32, 64], server, protocol, device_id=device, cuda=CudaAccess(lambda: cuda)
+    )
+    assert [(name, *what) for name, _, *what in server.calls] == [("a", device, 32), ("b", device, 64)]
+    assert all(isinstance(raw_handle, str) for _, raw_handle, _, _ in server.calls)  # JSON takes no bytes
+    assert cuda.live == LiveCounts(allocations=2)
+    clean_up(regions, server)
+
+
+def test_inputs_are_complete_when_they_are_registered(server: Registrations, cuda: FakeCuda) -> None:
+    regions = two_and_one(server, cuda)
+    assert server.contents["input0"] == X.tobytes()
+    assert server.contents["input1"] == ENCODED
+    clean_up(regions, server)
+
+
+@pytest.mark.parametrize("array", [X, X[::2], X[::-1], X.astype(">f4")], ids=["plain", "part", "reversed", "big"])
+def test_what_was_written_is_read(server: Registrations, cuda: FakeCuda, array: npt.NDArray[Any]) -> None:
+    regions = create(server, cuda, [array])
+    assert regions.shm_handles[0].read(np.float32, array.shape).tolist() == array.tolist()
+    clean_up(regions, server)
+
+
+@pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=lambda dtype: dtype.name)
+def test_every_data_type(server: Registrations, cuda: FakeCuda, dtype: dtypes.DType) -> None:
+    array = np.array([b"x", b"yy"], object) if dtype is dtypes.BYTES else np.array([1, 0, 2]).astype(dtype.numpy)
+    regions = create(server, cuda, [("X", array)])
+    assert regions.inputs[0].datatype() == dtype.name
+    assert regions.shm_handles[0].read(dtype.numpy, array.shape).tolist() == array.tolist()
+    clean_up(regions, server)
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_an_array_on_a_gpu_is_copied_there_after_what_fills_it(
+    server: Registrations, cuda: FakeCuda, device: int
+) -> None:
+    array = late_array(cuda, X.reshape(5, 1), device)
+    regions = create(server, cuda, [("X", array)])
+    assert server.contents["input0"] == X.tobytes()
+    assert (regions.inputs[0].shape(), regions.inputs[0].datatype()) == ([5, 1], "FP32")
+    assert [what[0] for name, what in cuda.log if name == "copy"] == ["device to device"]
+    clean_up(regions, server)
+
+
+def test_what_a_model_writes_is_read(server: Registrations, cuda: FakeCuda) -> None:
+    regions = two_and_one(server, cuda)
+    output = server.cuda.array(server.registered["output0"], (5,), X.dtype, 0, None)
+    output.peek()[:] = X * 2
+    assert regions.shm_handles[2].read(np.float32, 5).tolist() == (X * 2).tolist()
+    clean_up(regions, server)
+
+
+def test_a_read_is_a_copy(server: Registrations, cuda: FakeCuda) -> None:
+    regions = create(server, cuda, [X])
+    read = regions.shm_handles[0].read(np.float32, 5)
+    clean_up(regions, server)
+    assert read.tolist() == X.tolist()
+
+
+def test_a_tensor_without_elements_has_a_region_too(server: Registrations, cuda: FakeCuda) -> None:
+    regions = create(server, cuda, [X[:0], late_array(cuda, X[:0])])
+    assert [handle.read(np.float32, 0).tolist() for handle in regions.shm_handles] == [[], []]
+    clean_up(regions, server)
+
+
+def test_more_than_there_is_cannot_be_read(server: Registrations, cuda: FakeCuda) -> None:
+    regions = create(server, cuda, [X])
+    with pytest.raises(TensorShapeError, match="region 'input0' has 20 bytes, but FP32 of shape \\[6\\] takes 24"):
+        regions.shm_handles[0].read(np.float32, 6)
+    clean_up(regions, server)
+    with pytest.raises(ClosedError, match="region 'input0' is closed"):
+        regions.shm_handles[0].read(np.float32, 5)
+
+
+# --- failures
+
+
+@pytest.mark.parametrize(
+    ("method", "turn"), [("allocate", 0), ("allocate", 1), ("export", 2), ("device_uuid", 1), ("copy", 0), ("copy", 1)]
+)
+def test_a_failure_of_cuda_leaves_nothing(
+    server: Registrations, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, method: str, turn: int
+) -> None:
+    original, calls = getattr(cuda, method), iter(range(100))
+
+    def fail_or_call(*arguments: Any) -> Any:
+        if next(calls) == turn:
+            raise CudaError(method, "cudaErrorMemoryAllocation")
+        return original(*arguments)
+
+    monkeypatch.setattr(cuda, method, fail_or_call)
+    with pytest.raises(CudaError, match=f"{method} failed"):
+        two_and_one(server, cuda)
+    assert cuda.live == LiveCounts()
+    assert server.calls == []
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_a_region_that_the_server_refuses_leaves_nothing(server: Registrations, cuda: FakeCuda, turn: int) -> None:
+    server.fail_at = turn
+    with pytest.raises(LostError):
+        two_and_one(server, cuda)
+    assert (server.registered, cuda.live) == ({}, LiveCounts())
+    clean_up(two_and_one(server, cuda), server)
+
+
+def test_where_there_is_no_gpu_of_that_number_nothing_is_made(server: Registrations, cuda: FakeCuda) -> None:
+    with pytest.raises(CudaError, match="cudaErrorInvalidDevice: there is no such device here"):
+        create(server, cuda, [X], device_id=2)
+
+
+def test_without_a_gpu_the_error_is_that_of_the_machine(server: Registrations) -> None:
+    def load() -> FakeCuda:
+        raise MachineError("there is no GPU")
+
+    with pytest.raises(MachineError, match="there is no GPU"):
+        create_set_cuda_shm_regions([X], [], None, None, server, "grpc", cuda=CudaAccess(load))
+
+
+@pytest.mark.parametrize("name", ["input0", "input1", "output0"])
+def test_a_region_that_cannot_be_unregistered_keeps_nothing_else(
+    server: Registrations, cuda: FakeCuda, name: str
+) -> None:
+    regions = two_and_one(server, cuda)
+    server.refuses_to_unregister = {name}
+    with pytest.raises(LostError):
+        unregister_cleanup_shm_regions(regions.shm_handles, server, "grpc")
+    assert set(server.registered) == {name}
+    assert cuda.live == LiveCounts()
+    server.refuses_to_unregister = set()
+    clean_up(regions, server)
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_a_region_that_cannot_be_freed_keeps_nothing_else(
+    server: Registrations, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, turn: int
+) -> None:
+    regions = two_and_one(server, cuda)
+    destroy = CudaShmHandle.destroy
+
+    def fail_or_destroy(handle: CudaShmHandle) -> None:
+        if handle is regions.shm_handles[turn]:
+            raise LostError
+        destroy(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CudaShmHandle, "destroy", fail_or_destroy)
+        with pytest.raises(LostError):
+            unregister_cleanup_shm_regions(regions.shm_handles, server, "grpc")
+    assert (server.registered, cuda.live) == ({}, LiveCounts(allocations=1))
+    clean_up(regions, server)
+
+
+def test_memory_alone_can_be_given_back(server: Registrations, cuda: FakeCuda) -> None:
+    regions = two_and_one(server, cuda)
+    for _ in range(2):
+        cleanup_shm_regions(regions.shm_handles)
+    assert cuda.live == LiveCounts()
+    assert len(server.registered) == 3
+    clean_up(regions, server)
