@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from bench_client import client_time
+from bench_compat import compat
 from bench_figures import Figure, table_of
 from bench_modes import modes
 from bench_other_client import other_client
@@ -33,6 +34,7 @@ GROUPS: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "path": round_trips,
     "own-time": own_time,
     "other-client": other_client,
+    "compat": compat,
     "client": client_time,
     "throughput": throughput,
     "slots": slots,
