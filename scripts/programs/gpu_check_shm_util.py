@@ -1,4 +1,4 @@
-"""Triton's own CUDA shared memory, made by this package's ``testing.shm_util``."""
+"""Regions of Triton's own CUDA shared memory, as ``testing.shm_util`` makes them and as ``attach`` describes them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
+import tritonclient.grpc
 from gpu_check_report import SkippedError, require
 from gpu_check_server_client import ServerCheck, ServerClient
 from tritonclient.utils import InferenceServerException
 
+from shm_backend_utils.client import attach
 from shm_backend_utils.testing.shm_util import (
+    CudaShmHandle,
     ShmRegions,
+    cleanup_shm_regions,
     create_set_cuda_shm_regions,
     unregister_cleanup_shm_regions,
 )
@@ -64,8 +68,28 @@ def _strings(client: ServerClient) -> str:
     return ""
 
 
+def _attached(client: ServerClient) -> str:
+    handles = [CudaShmHandle(name, _NUMBERS.nbytes, 0, client.gpu.access) for name in ("in", "out")]
+    try:
+        handles[0].write(_NUMBERS.view(np.uint8))
+        x = tritonclient.grpc.InferInput("INPUT0", list(_NUMBERS.shape), "FP32")
+        x.set_shared_memory("in", _NUMBERS.nbytes)
+        y = tritonclient.grpc.InferRequestedOutput("OUTPUT0")
+        y.set_shared_memory("out", _NUMBERS.nbytes)
+        regions = {handle.name: handle.region for handle in handles}
+        attached = attach("gpu_multiply", [x], [y], cuda_regions=regions, cuda=client.gpu.access)
+        response = client.bare.infer("gpu_multiply", **attached)
+        require(not response.get_response().outputs, "the output came with the response")
+        doubled = handles[1].read(np.float32, _NUMBERS.shape)
+    finally:
+        cleanup_shm_regions(handles)
+    require(bool((doubled == _NUMBERS * 2).all()), "the output is wrong")
+    return ""
+
+
 CHECKS: Final[Mapping[str, ServerCheck]] = {
     "shm_util's regions, filled from the host, serve gpu_multiply and are gone then": _from_the_host,
     "shm_util's regions, filled from the GPU, serve gpu_multiply and are gone then": _from_the_gpu,
     "shm_util's regions are registered with strings in them": _strings,
+    "regions that attach describes serve gpu_multiply, and nothing travels": _attached,
 }

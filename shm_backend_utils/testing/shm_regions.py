@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
+from ..client.attachment import CudaRegion
 from ..client.device_sources import DeviceSource, copy_on_device
 from ..errors import ClosedError, TensorShapeError
 from ..region.cuda import CudaAccess, CudaAllocation
@@ -207,6 +208,11 @@ class CudaShmHandle(ShmHandle):
         self._runtime = cuda.runtime
         self._allocation: CudaAllocation | None = CudaAllocation(self._runtime, byte_size, device_id)
         self._raw_handle = base64.b64encode(self._allocation.handle).decode()
+
+    @property
+    def region(self) -> CudaRegion:
+        """What ``client.attach`` wants to know of it."""
+        return CudaRegion(self._raw_handle.encode(), self.device_id, self.byte_size)
 
     def write(self, data: npt.NDArray[np.uint8] | DeviceSource) -> None:
         """Fill the beginning, as the base class says."""
