@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc
 
 from shm_backend_utils.server import EmbeddedServer
 from tests.conftest import ROOT
@@ -54,3 +55,14 @@ def test_attach_is_one_line(triton_server: EmbeddedServer) -> None:
     by_hand, attached = (program(column, triton_server).splitlines() for column in ("by hand", "attach"))
     changed = [line for line in by_hand if line not in attached]
     assert changed == ['client.infer("add_sub", inputs, outputs=outputs)']
+
+
+def test_the_example_of_shm_util(triton_server: EmbeddedServer) -> None:
+    section = DOCUMENT.partition("## From the shm_util of")[2]
+    example = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
+    a, b = np.arange(16, dtype=np.int32).reshape(1, 16), np.ones((1, 16), np.int32)
+    with tritonclient.grpc.InferenceServerClient(triton_server.grpc_url) as client:
+        names: dict[str, Any] = {"np": np, "a": a, "b": b, "client": client}
+        exec(example.replace("ShmLeakProbe()", "ShmLeakProbe(None)"), names)  # pools are other tests' business
+        assert client.get_system_shared_memory_status().regions == {}
+    assert np.array_equal(names["sums"], SUMS)
