@@ -10,6 +10,7 @@ and an input's size is that of its shape. What remains is for the one who opens 
 
 from __future__ import annotations
 
+import binascii
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -130,11 +131,7 @@ def parse(text: str) -> Descriptor:
         It is not a descriptor of version 1. The message names the field, and never a key or a token.
     """
     _check_length(text)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        raise DescriptorError("", "text that is not JSON", "a JSON object") from None
-    return from_json(value)
+    return from_json(_decoded(text))
 
 
 def from_json(value: object) -> Descriptor:
@@ -167,6 +164,17 @@ def check_generation(value: object) -> int:
 
 
 _TOP_FIELDS: Final = frozenset({"v", "model", "regions", "inputs", "outputs"})
+
+
+def _decoded(text: str) -> object:
+    """Return the value that the text is, in JSON or in hexadecimal digits of JSON; no object's text is both."""
+    try:
+        try:
+            return json.loads(text)
+        except ValueError:
+            return json.loads(binascii.unhexlify(text).decode())
+    except (ValueError, RecursionError):
+        raise DescriptorError("", "text that is not JSON", "a JSON object, as it is or in hexadecimal") from None
 
 
 def _check_length(text: str) -> None:

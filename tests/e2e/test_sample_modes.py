@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,15 @@ class Ensemble:
         shared_memory.set_shared_memory_region(self.region, [PHOTOGRAPH])
         self.client.register_system_shared_memory(self.name, f"/{self.name}", size)
 
-    def infer(self, step: str, inputs: dict[str, Any], outputs: dict[str, Any], *, in_band: bool) -> dict[str, Any]:
+    def infer(
+        self,
+        step: str,
+        inputs: dict[str, Any],
+        outputs: dict[str, Any],
+        *,
+        in_band: bool,
+        written: Callable[[Any], str] = json.dumps,
+    ) -> dict[str, Any]:
         """Send the photograph in band or not at all, and a descriptor for a step; return what came back in band."""
         tensors = []
         if in_band:
@@ -103,7 +111,7 @@ class Ensemble:
             tensors[0].set_data_from_numpy(PHOTOGRAPH)
         regions = [{"kind": "named", "name": self.name}]
         descriptor = {"v": 1, "model": step, "regions": regions, "inputs": inputs, "outputs": outputs}
-        result = self.client.infer("ensemble_pipeline", tensors, parameters={"shm_io": json.dumps(descriptor)})
+        result = self.client.infer("ensemble_pipeline", tensors, parameters={"shm_io": written(descriptor)})
         response = result.get_response()
         names = (
             [each.name for each in response.outputs] if self.is_grpc else [each["name"] for each in response["outputs"]]
@@ -151,6 +159,20 @@ def test_a_descriptor_takes_the_output_of_the_last_step_of_an_ensemble(
     ensemble: Ensemble, expected: dict[str, list[float]]
 ) -> None:
     answered = ensemble.infer("batch_statistics", {}, {"MEAN": [0, OUTPUTS_BEGIN, 12]}, in_band=True)
+    assert ensemble.memory().tolist() == expected["MEAN"]
+    assert as_lists(answered) == {"STD": expected["STD"]}
+
+
+def test_a_descriptor_in_hexadecimal_reaches_the_step_that_it_names_and_no_other(
+    ensemble: Ensemble, expected: dict[str, list[float]]
+) -> None:
+    answered = ensemble.infer(
+        "batch_statistics",
+        {},
+        {"MEAN": [0, OUTPUTS_BEGIN, 12]},
+        in_band=True,
+        written=lambda descriptor: json.dumps(descriptor).encode().hex(),
+    )
     assert ensemble.memory().tolist() == expected["MEAN"]
     assert as_lists(answered) == {"STD": expected["STD"]}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -54,6 +55,21 @@ def test_a_descriptor_may_have_no_regions_and_no_tensors() -> None:
     assert descriptor.parse(json.dumps(value)) == Descriptor("resize", (), {}, {})
 
 
+def in_hexadecimal(text: str, encoding: str = "utf-8") -> str:
+    return text.encode(encoding).hex()
+
+
+@pytest.mark.parametrize("case", [str.lower, str.upper])
+def test_a_descriptor_may_be_in_hexadecimal_digits(case: Callable[[str], str]) -> None:
+    text = json.dumps(valid())
+    assert descriptor.parse(case(in_hexadecimal(text))) == descriptor.parse(text)
+
+
+def test_names_in_hexadecimal_may_have_any_letters() -> None:
+    text = json.dumps(valid() | {"model": "größer"}, ensure_ascii=False)
+    assert descriptor.parse(in_hexadecimal(text)).model == "größer"
+
+
 def test_encode_writes_what_the_protocol_shows() -> None:
     assert json.loads(descriptor.encode(descriptor.parse(json.dumps(valid())))) == valid()
 
@@ -67,6 +83,38 @@ def test_a_scalar_input_has_an_empty_shape() -> None:
 @pytest.mark.parametrize("text", ["", "{", "nonsense", "{'v': 1}", '{"v": 1} 2', "\ufeff{}", "\ud800"])
 def test_text_that_is_not_json_is_refused(text: str) -> None:
     assert refusal(text).found == "text that is not JSON"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        in_hexadecimal(""),
+        in_hexadecimal("{"),
+        in_hexadecimal("nonsense"),
+        in_hexadecimal(json.dumps(valid()), "utf-16"),
+        in_hexadecimal(json.dumps(valid()))[:-1],
+        f"{in_hexadecimal(json.dumps(valid()))} ",
+        f"0x{in_hexadecimal(json.dumps(valid()))}",
+        "ff7b7d",
+    ],
+)
+def test_hexadecimal_digits_of_something_else_are_refused(text: str) -> None:
+    assert refusal(text).found == "text that is not JSON"
+
+
+def test_what_is_wrong_in_hexadecimal_is_named_as_ever() -> None:
+    assert refusal(in_hexadecimal(json.dumps(valid() | {"inputs": []}))).field == "inputs"
+
+
+def test_the_length_of_hexadecimal_counts_as_it_is_sent() -> None:
+    text = in_hexadecimal(json.dumps(valid()).ljust(descriptor.MAX_DESCRIPTOR_LENGTH // 2))
+    assert descriptor.parse(text).model == "resize"
+    assert refusal(text + in_hexadecimal(" ")).found == f"{len(text) + 2} characters"
+
+
+@pytest.mark.parametrize("bracket", ["[", '{"v":'])
+def test_nesting_in_hexadecimal_that_exceeds_the_interpreters_stack_is_refused(bracket: str) -> None:
+    assert refusal(in_hexadecimal(bracket * (8000 // len(bracket)))).found == "text that is not JSON"
 
 
 @pytest.mark.parametrize("bracket", ["[", '{"v":'])
