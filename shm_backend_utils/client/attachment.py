@@ -108,8 +108,9 @@ def attach(
     TensorError, DescriptorError
         A tensor has not the size of its shape, outputs overlap, or a tensor lies beyond its region.
     CallerError
-        There is nothing to attach.
+        There is nothing to attach, or something is given twice.
     """
+    _check_names(inputs, outputs or (), parameters or {})
     regions = _Regions(cuda_regions or {}, cuda or CudaAccess())
     input_spans: dict[str, InputSpan] = {}
     travelling: list[Any] = []
@@ -168,14 +169,29 @@ class _Regions:
         return CudaRegionClaim(handle, region.byte_size, self._cuda.runtime.device_uuid(region.device_id), None)
 
 
-def _place_of(tensor: Any) -> _Place | None:
-    """Return where an ``InferInput`` or ``InferRequestedOutput`` is placed, of gRPC or HTTP."""
+def _check_names(inputs: Sequence[Any], outputs: Sequence[Any], parameters: Mapping[str, Any]) -> None:
+    for what, tensors in (("input", inputs), ("output", outputs)):
+        names = [_name_of(tensor) for tensor in tensors]
+        for name in names:
+            if names.count(name) > 1:
+                raise TensorError(name, f"{what} {name!r} is given {names.count(name)} times; expected every one once")
+    if PARAMETER in parameters:
+        raise CallerError(f"parameter {PARAMETER!r} is what attach makes; leave it out")
+
+
+def _name_of(tensor: Any) -> str:
     try:
-        described = tensor._get_tensor()
-    except AttributeError:
+        name: str = tensor.name()
+    except (AttributeError, TypeError):
         raise CallerError(
             f"found {type(tensor).__name__}; expected tritonclient's InferInput and InferRequestedOutput"
         ) from None
+    return name
+
+
+def _place_of(tensor: Any) -> _Place | None:
+    """Return where an ``InferInput`` or ``InferRequestedOutput`` is placed, of gRPC or HTTP."""
+    described = tensor._get_tensor()
     if isinstance(described, dict):
         told = described.get("parameters", {})
         region, byte_size = told.get("shared_memory_region"), told.get("shared_memory_byte_size", 0)

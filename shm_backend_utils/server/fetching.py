@@ -37,7 +37,8 @@ def fetch_wheel(requirement: str, carried: str, folder: Path) -> Path:
     MachineError
         It cannot be fetched.
     """
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), requirement]
+    options = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", *options, requirement]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         reason = result.stderr.strip().splitlines()[-1:] or ["pip said nothing"]

@@ -34,8 +34,9 @@ class ShmLeakProbe:
     Parameters
     ----------
     pool_prefix : str or None
-        How the names of the pools begin in ``/dev/shm``. Give :attr:`EmbeddedServer.shm_prefix` for the pools of that
-        server alone, and None if they are not to be looked at: they grow with the first large request, and stay so.
+        How the names of the pools begin in ``/dev/shm``; by default those of every server on the machine that was not
+        told otherwise. Give :attr:`EmbeddedServer.shm_prefix` for the pools of that server alone, and None if they are
+        not to be looked at: they grow with the first large request, and stay so.
 
     Raises
     ------

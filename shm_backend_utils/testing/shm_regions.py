@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import operator
 import os
 import secrets
 from abc import ABC, abstractmethod
@@ -66,7 +67,7 @@ class ShmHandle(ABC):
         Raises
         ------
         TensorShapeError
-            The region is smaller than such a tensor.
+            The region is smaller than such a tensor, or the shape is none.
         TensorError
             What is there is no tensor of strings of this shape.
         TensorTypeError
@@ -75,7 +76,7 @@ class ShmHandle(ABC):
             The region was destroyed.
         """
         row = dtypes.from_numpy(dtype, self.name)
-        wanted = (shape,) if isinstance(shape, int) else tuple(shape)
+        wanted = _checked_shape(self.name, shape)
         if row is dtypes.BYTES:
             return Strings.encoded_as(self.name, self._read(self.byte_size), wanted).numpy()
         needed = math.prod(wanted) * row.itemsize
@@ -243,3 +244,11 @@ class CudaShmHandle(ShmHandle):
 
     def _unregister_at(self, client: Any) -> None:
         client.unregister_cuda_shared_memory(self.name)
+
+
+def _checked_shape(name: str, shape: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = shape if isinstance(shape, Sequence) else [shape]
+    wanted = tuple(operator.index(size) for size in sizes)
+    if any(size < 0 for size in wanted):
+        raise TensorShapeError(name, f"region {name!r} is read as shape {list(wanted)}; expected sizes of 0 or more")
+    return wanted

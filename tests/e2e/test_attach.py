@@ -298,6 +298,16 @@ class TestWhatIsWrongIsSaidBeforeAnythingIsSent:
         with pytest.raises(CallerError, match="found ndarray; expected tritonclient's InferInput and InferRequested"):
             attach("add_sub", [A])
 
+    def test_an_input_that_is_given_twice(self, user: User) -> None:
+        x = user.input("X", [4], "FP32", 16)
+        with pytest.raises(TensorError, match="input 'X' is given 2 times; expected every one once"):
+            attach("direct_only", [x, x], [user.output("Y", 16)])
+
+    def test_a_descriptor_of_the_users_own(self, user: User) -> None:
+        inputs = [user.input("X", [4], "FP32", 16)]
+        with pytest.raises(CallerError, match="parameter 'shm_io' is what attach makes; leave it out"):
+            attach("direct_only", inputs, [user.output("Y", 16)], parameters={"shm_io": "{}"})
+
     def test_a_data_type_that_there_is_not(self, user: User) -> None:
         with pytest.raises(TensorError, match="input 'X' has data type 'FP8'; expected one of BOOL, "):
             attach("direct_only", [user.input("X", [4], "FP8", 4)])
@@ -316,7 +326,7 @@ class TestWhatTheModelRefuses:
 
     def test_a_batch_size_that_is_not_the_inputs(self, user: User) -> None:
         inputs, outputs = user.add_sub()
-        with pytest.raises(InferenceServerException, match="batch"):
+        with pytest.raises(InferenceServerException, match="batch XX"):
             user.client.infer("add_sub", **attach("add_sub", inputs, outputs, batch_size=2))
 
     def test_a_model_without_a_session_gets_no_tensors(self, user: User) -> None:
