@@ -6,6 +6,7 @@ import math
 import operator
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
@@ -124,6 +125,7 @@ class RegisteredModel:
                 try:
                     await self._infer(Demand(self.model_name, "auto", deadline, options, origin), given, targets)
                 except BaseException as error:
+                    traceback.clear_frames(error.__traceback__)  # one that the caller keeps must not keep the slot
                     failure.setdefault("first", error)
 
         requests = [one_request(begin) for begin in range(0, row_count, self.max_batch_size)]
