@@ -109,6 +109,8 @@ class RegisteredModel:
         InferShmError
             A request failed. Those that had not begun are not sent.
         """
+        if self._memory.pool.is_a_forks:  # where others than this thread may have held permits, for ever
+            raise _as_infer_shm_error(ForkedError("this client"))
         row_count = self._checked(inputs)
         results = {name: np.empty((row_count, *shape), dtype) for name, (shape, dtype) in self.outputs.items()}
         origin = Origin("infer_shm", depth=3)
@@ -128,11 +130,15 @@ class RegisteredModel:
                     traceback.clear_frames(error.__traceback__)  # one that the caller keeps must not keep the slot
                     failure.setdefault("first", error)
 
-        requests = [one_request(begin) for begin in range(0, row_count, self.max_batch_size)]
-        if len(requests) == 1:
-            run(requests[0])
-        elif requests:
-            run(self._engine.runtime.gather(requests))
+        begins = range(0, row_count, self.max_batch_size)
+        try:
+            if len(begins) == 1 or options.get("sequence_id"):  # a sequence has an order
+                for begin in begins:
+                    run(one_request(begin))
+            else:
+                run(self._engine.runtime.gather([one_request(begin) for begin in begins]))
+        except BaseException as error:  # an interrupt
+            failure.setdefault("first", error)
         if failure:
             raise _as_infer_shm_error(failure.pop("first"))  # no local of its own frames may refer to it: a cycle
         return results
@@ -144,8 +150,6 @@ class RegisteredModel:
         self._memory.end()
 
     async def _infer(self, demand: Demand, given: Mapping[str, Rows], targets: Mapping[str, npt.NDArray[Any]]) -> None:
-        if self._memory.pool.is_a_forks:
-            raise ForkedError("this client")
         hints = {name: array.nbytes for name, array in targets.items()}
         with await self._engine.infer(demand, given, hints) as result:
             for name, target in targets.items():
