@@ -117,6 +117,7 @@ class RegisteredModel:
         if self._memory.pool.is_a_forks:  # where others than this thread may have held permits, for ever
             raise _as_infer_shm_error(ForkedError("this client"))
         row_count = self._checked(inputs)
+        patience_s = _FOREVER_S if client_timeout is None else min(float(client_timeout), _FOREVER_S)
         results = {name: np.empty((row_count, *shape), dtype) for name, (shape, dtype) in self.outputs.items()}
         origin = Origin("infer_shm", depth=3)
         failure: dict[str, BaseException] = {}
@@ -128,7 +129,7 @@ class RegisteredModel:
             with self._permits:
                 if failure:
                     return
-                deadline = time.monotonic() + min(_FOREVER_S if client_timeout is None else client_timeout, _FOREVER_S)
+                deadline = time.monotonic() + patience_s
                 try:
                     await self._infer(Demand(self.model_name, "auto", deadline, options, origin), given, targets)
                 except BaseException as error:
