@@ -40,7 +40,9 @@ class Rows(Source):
             target[...] = self._data
         else:
             for index, row in enumerate(self._data):  # without stacking them first: one copy less
-                target[index] = row
+                target[index, ...] = (
+                    row  # so that elements are rows like others: some NumPys take [5] for 5, some do not
+                )
 
 
 def check_rows(name: str, data: Sequence[Any] | npt.NDArray[Any], row_shape: tuple[int, ...], count: int) -> None:
@@ -50,7 +52,12 @@ def check_rows(name: str, data: Sequence[Any] | npt.NDArray[Any], row_shape: tup
             _check(name, (rows, *data.shape[1:]), (rows, *row_shape))
     else:
         for row in data:
-            _check(name, np.shape(row), row_shape)
+            shape = np.shape(row)
+            if len(shape) > len(row_shape) and not hasattr(
+                row, "shape"
+            ):  # of arrays alone, dimensions of 1 are left out
+                raise _does_not_fit(name, shape, row_shape)
+            _check(name, shape, row_shape)
 
 
 def _check(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
@@ -59,6 +66,10 @@ def _check(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         significant = significant[1:]
     padded = (1,) * (len(wanted) - len(significant)) + significant
     if len(padded) != len(wanted) or any(size not in (1, want) for size, want in zip(padded, wanted, strict=True)):
-        raise TensorShapeError(
-            name, f"input {name!r}: {list(shape)} does not fit the shape {list(wanted)} that was registered"
-        )
+        raise _does_not_fit(name, shape, wanted)
+
+
+def _does_not_fit(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> TensorShapeError:
+    return TensorShapeError(
+        name, f"input {name!r}: {list(shape)} does not fit the shape {list(wanted)} that was registered"
+    )

@@ -19,8 +19,6 @@ from shm_backend_utils.server import EmbeddedServer
 from .loading_server import MODELS, LoadingServer
 from .two_classes import CLASSES, FACTS, ORDINARY, ROWS, Declared, x_of
 
-HEADER = "x-word"
-REQUEST_FACTS = Declared("request_facts", FACTS.inputs, FACTS.outputs, 1)
 RUNNING_SUM = Declared("running_sum", [("X", (), np.float32)], [("SUM", (), np.float32)], 1, pool_size=4)
 
 

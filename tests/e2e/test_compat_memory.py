@@ -135,11 +135,11 @@ def test_a_machine_with_too_little_memory_says_so_at_once(client: TritonSHMClien
     assert infer(client, ROWS)
 
 
-def test_tensors_begin_aligned_whatever_lies_beside_them(client: TritonSHMClient) -> None:
-    """The original lays them side by side, so that some machines' models cannot read them."""
-    bytes_and_numbers = [("IN_UINT8", (), np.uint8), ("IN_FP64", (), np.float64)]
+def test_tensors_lie_well_whatever_lies_beside_them(client: TritonSHMClient) -> None:
+    """The original lets numbers of eight bytes begin wherever those of one byte end; here each begins aligned."""
+    inputs = [("IN_UINT8", (), np.uint8), ("IN_FP64", (), np.float64)]
     outputs = [("OUT_UINT8", (), np.uint8), ("OUT_FP64", (), np.float64)]
-    Declared("every_dtype", bytes_and_numbers, outputs, 3).register(client)
+    Declared("every_dtype", inputs, outputs, 3).register(client)
     results = client.infer_shm("every_dtype", {"IN_UINT8": [1, 2, 3], "IN_FP64": [1.5, 2.5, 3.5]})
     np.testing.assert_array_equal(results["OUT_UINT8"], [3, 2, 1])
     np.testing.assert_array_equal(results["OUT_FP64"], [3.5, 2.5, 1.5])
