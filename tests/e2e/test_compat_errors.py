@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import DeadlineExceededError, ServerUnavailableError
 from shm_backend_utils.client.compat import InferShmError, TritonSHMClient
-from shm_backend_utils.errors import BatchSizeError, ShmError, TensorError, TensorTypeError
+from shm_backend_utils.errors import BatchSizeError, ShmError, TensorTypeError
 from shm_backend_utils.server import EmbeddedServer
 from tests.crash.ports import free_ports
 
@@ -268,36 +268,3 @@ def test_a_tensor_is_declared_once(triton_server: EmbeddedServer) -> None:
         for declared in (ROWS.but(inputs=ROWS.inputs * 2), ROWS.but(outputs=ROWS.outputs * 2)):
             with pytest.raises(ValueError, match="is declared twice"):
                 declared.register(client)
-
-
-def test_an_input_that_is_missing_is_named(triton_server: EmbeddedServer) -> None:
-    """The original sends what an earlier request has left there."""
-    with client_of(triton_server, ORDINARY) as client, pytest.raises(InferShmError, match="needs input 'N'") as caught:
-        client.infer_shm("ordinary", {"X": x_of(2)})
-    assert isinstance(caught.value.__cause__, TensorError)
-    call = Call(ORDINARY, {"X": x_of(2)})
-    assert call.made_by(CLASSES["theirs"], triton_server)["Y"].shape == (2, 4)
-
-
-def test_an_output_that_is_smaller_is_in_place_and_the_rest_is_zero(triton_server: EmbeddedServer) -> None:
-    """The original puts the rows one after another, and leaves behind them what there was."""
-    call = Call(ROWS.reading(("DOUBLED", (6,), np.float32)), {"X": x_of(3)})
-    ours = call.made_by(TritonSHMClient, triton_server)["DOUBLED"]
-    np.testing.assert_array_equal(ours, np.pad(x_of(3) * 2, ((0, 0), (0, 2))))
-    theirs = call.made_by(CLASSES["theirs"], triton_server)["DOUBLED"]
-    np.testing.assert_array_equal(theirs.ravel()[:12], x_of(3).ravel() * 2)
-
-
-def test_a_smaller_output_of_another_dtype_is_its_bytes_and_zeros(triton_server: EmbeddedServer) -> None:
-    call = Call(ROWS.reading(("DOUBLED", (20,), np.uint8)), {"X": x_of(1)})
-    for kind in CLASSES.values():  # in memory that nobody has used, the original's rest is zero, too
-        assert call.made_by(kind, triton_server)["DOUBLED"].tobytes() == (x_of(1) * 2).tobytes() + bytes(4)
-
-
-@pytest.mark.parametrize("name", ["folder/rows", "rows " * 100], ids=["slash", "long"])
-def test_a_model_may_have_any_name(triton_server: EmbeddedServer, name: str) -> None:
-    """The original makes a file of that name."""
-    with CLASSES["theirs"](triton_server.grpc_url) as client, pytest.raises(OSError, match="Invalid argument|too long"):
-        ROWS.but(model=name).register(client)
-    with client_of(triton_server, ROWS.but(model=name)) as client, pytest.raises(InferShmError, match="unknown model"):
-        client.infer_shm(name, {"X": x_of(1)})

@@ -146,11 +146,14 @@ def test_tensors_lie_well_whatever_lies_beside_them(client: TritonSHMClient) -> 
 
 
 def test_memory_that_a_late_model_writes_to_is_nobody_elses(client: TritonSHMClient) -> None:
-    """The original gives it to the next request at once."""
+    """The original gives it to the next request at once.
+
+    The deadline comes long before the answer: before 24.12, Triton may crash if they come together (its issue 7368).
+    """
     LATE_WRITER.register(client)
-    for value in range(1, 50):
+    for value in range(1, 10):
         with pytest.raises(InferShmError) as caught:
-            infer_late(client, -value, 3000, client_timeout=0.001)
+            infer_late(client, -value, DELAY_US // 3, client_timeout=0.02)
         assert isinstance(caught.value.__cause__, DeadlineExceededError)
         for _ in range(3):
             assert (infer_late(client, value, 0) == value).all()

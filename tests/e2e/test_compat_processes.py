@@ -55,6 +55,16 @@ def is_refused(count):
 """
 
 ENDS = {
+    "is interrupted": """
+client.register_shm_model("late_writer", [("VALUE_AND_DELAY_US", (), np.int64)], [("VALUES", (256,), np.int64)], 2, 2)
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    client.infer_shm("late_writer", {"VALUE_AND_DELAY_US": [1, 600_000] * 4})
+except KeyboardInterrupt:
+    infer()
+else:
+    sys.exit("no interrupt")
+""",
     "exits": "",
     "exits in the middle": "sys.exit(0)",
     "fails": "raise SystemExit(0) from RuntimeError('by intent')",
