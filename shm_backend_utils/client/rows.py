@@ -39,10 +39,10 @@ class Rows(Source):
         if isinstance(self._data, np.ndarray):
             target[...] = self._data
         else:
-            for index, row in enumerate(self._data):  # without stacking them first: one copy less
-                target[index, ...] = (
-                    row  # so that elements are rows like others: some NumPys take [5] for 5, some do not
-                )
+            # Without stacking them first: one copy less. The dots make elements rows like others: without them, some
+            # versions of NumPy take an array of one for it, and some do not.
+            for index, row in enumerate(self._data):
+                target[index, ...] = row
 
 
 def check_rows(name: str, data: Sequence[Any] | npt.NDArray[Any], row_shape: tuple[int, ...], count: int) -> None:
@@ -53,9 +53,8 @@ def check_rows(name: str, data: Sequence[Any] | npt.NDArray[Any], row_shape: tup
     else:
         for row in data:
             shape = np.shape(row)
-            if len(shape) > len(row_shape) and not hasattr(
-                row, "shape"
-            ):  # of arrays alone, dimensions of 1 are left out
+            is_array = hasattr(row, "shape")
+            if len(shape) > len(row_shape) and not is_array:  # of arrays alone, NumPy leaves dimensions of 1 out
                 raise _does_not_fit(name, shape, row_shape)
             _check(name, shape, row_shape)
 
