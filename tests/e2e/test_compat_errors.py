@@ -33,7 +33,6 @@ BAD_DECLARATIONS = {
     "less than no rows": (ROWS.but(max_batch_size=-1), ValueError),
     "half a row": (ROWS.but(max_batch_size=1.5), TypeError),
     "no requests": (ROWS.but(pool_size=0), ValueError),
-    "half a request": (ROWS.but(pool_size=1.5), TypeError),
     "an input of nothing": (ROWS.but(inputs=[("X", (4, 0), np.float32)]), ValueError),
     "an input of less than nothing": (ROWS.but(inputs=[("X", (-4,), np.float32)]), ValueError),
     "an output of nothing": (ROWS.reading(("DOUBLED", (0,), np.float32)), ValueError),
@@ -98,6 +97,12 @@ def test_a_declaration_that_cannot_be(
         with pytest.raises(error):
             declared.register(client)
         assert client.registered_models == {}
+
+
+def test_a_pool_is_for_whole_requests(triton_server: EmbeddedServer) -> None:
+    """The original raises TypeError, too, and leaves an empty file in /dev/shm."""
+    with client_of(triton_server) as client, pytest.raises(TypeError):
+        ROWS.but(pool_size=1.5).register(client)
 
 
 @pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
