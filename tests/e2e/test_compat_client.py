@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -100,10 +101,20 @@ def test_a_plugin_adds_its_headers(client: TritonSHMClient) -> None:
     assert client.infer_shm("rows", {"X": x_of(1)})
 
 
+class SlowNumber:
+    """A number that takes long to read, so that what comes behind it would overtake it."""
+
+    shape = ()
+
+    def __float__(self) -> float:
+        time.sleep(0.2)
+        return 1.0
+
+
 def test_the_rows_of_a_sequence_are_sent_in_order(client: TritonSHMClient) -> None:
     RUNNING_SUM.register(client)
     client.infer_shm("running_sum", {"X": [0]}, sequence_id=71, sequence_start=True)
-    sums = client.infer_shm("running_sum", {"X": list(range(1, 50))}, sequence_id=71)["SUM"]
+    sums = client.infer_shm("running_sum", {"X": [SlowNumber(), *range(2, 50)]}, sequence_id=71)["SUM"]
     client.infer_shm("running_sum", {"X": [0]}, sequence_id=71, sequence_end=True)
     np.testing.assert_array_equal(sums, np.cumsum(np.arange(1, 50)))
 
