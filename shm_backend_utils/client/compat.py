@@ -16,15 +16,18 @@ from typing import Any, Final, cast
 
 import numpy.typing as npt
 import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
+from ..errors import CallerError, ClosedError
 from .grpc_address import CHANNEL_OPTIONS, GrpcAddress, tls_credentials
 from .options import RequestOptions, Tls, check_options
 from .registered_model import InferShmError, RegisteredModel, TensorDeclaration
 
-__all__ = ["InferShmError", "TritonSHMClient"]
+__all__ = ["InferShmError", "OptionError", "TritonSHMClient"]
 
 _LOG: Final = logging.getLogger(__name__)
 _COMPRESSIONS: Final = ("gzip", "deflate")
+_UNIX_SOCKET: Final = re.compile(r"^unix(-abstract)?:")
 _SCHEME: Final = re.compile(r"^(dns|ipv4|ipv6):")
 
 
@@ -53,6 +56,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         channel_args: Sequence[tuple[str, Any]] | None = None,
     ) -> None:
         self.registered_models: dict[str, RegisteredModel] = {}
+        self._is_closed = False
         super().__init__(
             url=url,
             verbose=verbose,
@@ -101,11 +105,21 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
             The server does not answer.
         MachineError
             The machine has not that much shared memory.
+        ClosedError
+            This client was closed.
         """
+        self._check_is_open()
         if model_name in self.registered_models:
-            raise ValueError(f"model {model_name!r} is registered already; unregister it first")
+            raise _registered_already(model_name)
         model = RegisteredModel(self._grpc_address, model_name, inputs, outputs, max_batch_size, pool_size)
-        self.registered_models[model_name] = model
+        if self.registered_models.setdefault(model_name, model) is not model:  # another thread was faster
+            model.close()
+            raise _registered_already(model_name)
+        try:
+            self._check_is_open()
+        except ClosedError:  # meanwhile, in another thread
+            self.cleanup_all_shm()
+            raise
 
     def unregister_shm_model(self, model_name: str) -> None:
         """Give back a model's memory. Nothing happens, but for a warning in the log, if there is no such model."""
@@ -151,6 +165,8 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         ------
         ValueError, TypeError, KeyError
             The model is not registered, or these are no inputs for it. Nothing was sent.
+        OptionError
+            An option has a value that cannot be sent.
         InferShmError
             A request failed.
         """
@@ -169,15 +185,24 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
             "compression": _known_compression(compression_algorithm),
             "parameters": parameters,
         }
-        results = model.infer(inputs, client_timeout, check_options(_said(options)))
+        try:
+            checked = check_options(_said(options))
+        except CallerError as error:
+            raise OptionError(str(error)) from None
+        results = model.infer(inputs, client_timeout, checked)
         if self._is_verbose:
             print(f"infer_shm, model {model_name}, { ({name: array.shape for name, array in results.items()}) }")
         return results
 
     def close(self) -> None:
         """Unregister every model and close the connection. Twice is fine."""
+        self._is_closed = True
         self.cleanup_all_shm()
         super().close()
+
+    def _check_is_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("this client")
 
     def _plugged(self, headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
         """Return the headers as a plugin that was registered wants them."""
@@ -188,6 +213,10 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         plugin(request)
         changed: dict[str, str] = request.headers
         return changed
+
+
+class OptionError(InferenceServerException, CallerError, TypeError):
+    """An option of ``infer_shm`` has a value that cannot be sent."""
 
 
 class _AtExit:
@@ -206,9 +235,13 @@ class _AtExit:
         atexit.unregister(self._clean_up)
 
 
+def _registered_already(model_name: str) -> ValueError:
+    return ValueError(f"model {model_name!r} is registered already; unregister it first")
+
+
 def _host(target: str) -> str:
     """Return the machine in what gRPC takes as a target."""
-    if target.startswith("unix"):
+    if _UNIX_SOCKET.match(target):
         return "localhost"
     address = _SCHEME.sub("", target.rpartition("/")[2])
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -46,6 +47,7 @@ OpenDirect = Callable[[Demand, KnownModel, CallPlan], Coroutine[Any, Any, Direct
 _LOG: Final = logging.getLogger(__name__)
 _LONG_COPY: Final = 4 * 2**20
 _CLOSING_S: Final = 5.0
+_CLOSING_ROUND_S: Final = 0.02
 
 
 @dataclass(eq=False, slots=True)
@@ -241,11 +243,14 @@ class Engine:
     async def close(self) -> None:
         """Remove the memory, unregister what is registered, and close the connection.
 
-        In this order: a registration that the server has not answered to finds no memory any more.
+        In this order: a registration that the server has not answered to finds no memory any more. The server may still
+        be busy with requests that this client has given up; it is waited for, but not long.
         """
         self._is_closed = True
         self._pool.close()
-        await self._registrations.drop_all(_CLOSING_S)
+        deadline = time.monotonic() + _CLOSING_S
+        while await self._registrations.drop_all(_CLOSING_S) and time.monotonic() < deadline:
+            await self.runtime.pause(_CLOSING_ROUND_S)
         await self.transport.close()
         self.runtime.close()
 

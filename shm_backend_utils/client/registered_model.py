@@ -6,17 +6,20 @@ import math
 import operator
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from tritonclient.utils import InferenceServerException
 
 from .. import dtypes
 from ..dtypes import BYTES
 from ..errors import PeerError, ShmError, TensorNameError, TensorTypeError
 from ..region.cuda import CudaAccess
+from ..strings import Strings
 from .demand import Demand
 from .engine import Engine
 from .errors import ForkedError, InferenceError
@@ -39,6 +42,7 @@ TensorDeclaration = tuple[str, Sequence[int], npt.DTypeLike]
 
 _FOREVER_S: Final = 365 * 86400.0
 _REGISTRATION_S: Final = 60.0
+_NO_FIXED_SIZE: Final = "but strings have no fixed size; ShmClient takes them"
 
 
 class InferShmError(InferenceError, RuntimeError):
@@ -76,6 +80,8 @@ class RegisteredModel:
         self.max_batch_size = _positive("max_batch_size", max_batch_size)
         self.pool_size = _positive("pool_size", pool_size)
         self.inputs = _declared("input", inputs)
+        for name, (_, dtype) in self.inputs.items():
+            _check_is_for_a_model(name, dtype)
         self.outputs = _declared("output", outputs)
         rows = [_byte_size(row, self.max_batch_size) for row in (*self.inputs.values(), *self.outputs.values())]
         self._byte_size = sum(aligned(byte_size) for byte_size in rows)
@@ -108,7 +114,10 @@ class RegisteredModel:
         InferShmError
             A request failed. Those that had not begun are not sent.
         """
+        if self._memory.pool.is_a_forks:  # where others than this thread may have held permits, for ever
+            raise _as_infer_shm_error(ForkedError("this client"))
         row_count = self._checked(inputs)
+        patience_s = _FOREVER_S if client_timeout is None else min(float(client_timeout), _FOREVER_S)
         results = {name: np.empty((row_count, *shape), dtype) for name, (shape, dtype) in self.outputs.items()}
         origin = Origin("infer_shm", depth=3)
         failure: dict[str, BaseException] = {}
@@ -120,17 +129,22 @@ class RegisteredModel:
             with self._permits:
                 if failure:
                     return
-                deadline = time.monotonic() + (_FOREVER_S if client_timeout is None else client_timeout)
+                deadline = time.monotonic() + patience_s
                 try:
                     await self._infer(Demand(self.model_name, "auto", deadline, options, origin), given, targets)
                 except BaseException as error:
+                    traceback.clear_frames(error.__traceback__)  # one that the caller keeps must not keep the slot
                     failure.setdefault("first", error)
 
-        requests = [one_request(begin) for begin in range(0, row_count, self.max_batch_size)]
-        if len(requests) == 1:
-            run(requests[0])
-        elif requests:
-            run(self._engine.runtime.gather(requests))
+        begins = range(0, row_count, self.max_batch_size)
+        try:
+            if len(begins) == 1 or options.get("sequence_id"):  # a sequence has an order
+                for begin in begins:
+                    run(one_request(begin))
+            else:
+                run(self._engine.runtime.gather([one_request(begin) for begin in begins]))
+        except BaseException as error:  # an interrupt
+            failure.setdefault("first", error)
         if failure:
             raise _as_infer_shm_error(failure.pop("first"))  # no local of its own frames may refer to it: a cycle
         return results
@@ -142,8 +156,6 @@ class RegisteredModel:
         self._memory.end()
 
     async def _infer(self, demand: Demand, given: Mapping[str, Rows], targets: Mapping[str, npt.NDArray[Any]]) -> None:
-        if self._memory.pool.is_a_forks:
-            raise ForkedError("this client")
         hints = {name: array.nbytes for name, array in targets.items()}
         with await self._engine.infer(demand, given, hints) as result:
             for name, target in targets.items():
@@ -169,6 +181,9 @@ class RegisteredModel:
         lengths = {name: len(data) for name, data in inputs.items()}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"inputs of model {self.model_name!r} must have one number of rows each; found {lengths}")
+        row_count = next(iter(lengths.values()))
+        if row_count == 0:
+            return 0  # of nothing, nothing can be wrong
         for name, data in inputs.items():
             if name not in self.inputs:
                 known = ", ".join(self.inputs)
@@ -178,7 +193,7 @@ class RegisteredModel:
                     name, f"input {name!r} is a {type(data).__name__}; expected a NumPy array, or a list of rows"
                 )
             check_rows(name, data, self.inputs[name][0], self.max_batch_size)
-        return next(iter(lengths.values()))
+        return row_count
 
 
 def _positive(what: str, value: int) -> int:
@@ -196,12 +211,16 @@ def _declared(what: str, tensors: Sequence[TensorDeclaration]) -> dict[str, tupl
             raise ValueError(f"{what} {name!r} is declared twice")
         if any(size <= 0 for size in shape):
             raise ValueError(f"{what} {name!r} is declared with shape {list(shape)}; expected dimensions above 0")
-        if dtypes.from_numpy(dtype, name) is BYTES:
-            raise TensorTypeError(
-                name, f"{what} {name!r} is declared as {dtype}: strings have no fixed size; ShmClient takes them"
-            )
+        if dtype.hasobject or dtype.itemsize == 0:
+            raise TensorTypeError(name, f"{what} {name!r} is declared as {dtype}, {_NO_FIXED_SIZE}")
         found[name] = shape, dtype
     return found
+
+
+def _check_is_for_a_model(name: str, dtype: np.dtype[Any]) -> None:
+    """Raise TensorTypeError unless models have inputs of this dtype; an output may be read as any other."""
+    if dtypes.from_numpy(dtype, name) is BYTES:
+        raise TensorTypeError(name, f"input {name!r} is declared as {dtype}, {_NO_FIXED_SIZE}")
 
 
 def _byte_size(tensor: tuple[tuple[int, ...], np.dtype[Any]], rows: int) -> int:
@@ -210,17 +229,24 @@ def _byte_size(tensor: tuple[tuple[int, ...], np.dtype[Any]], rows: int) -> int:
 
 
 def _put(name: str, array: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
-    """Copy an output to where it belongs: as it is; by its bytes, if it was declared otherwise; or as a part of it.
+    """Copy an output to where it belongs: as it is; as a part of it; or by its bytes, if it was declared otherwise.
+
+    What it does not reach is zero.
 
     Raises
     ------
     PeerError
-        It is none of these.
+        There are more bytes than were declared.
     """
+    if array.dtype.hasobject:
+        array = Strings.of(name, array).encoded
     if array.shape == target.shape and array.dtype == target.dtype:
         target[...] = array
-    elif array.nbytes == target.nbytes and not array.dtype.hasobject:
-        _bytes_of(target)[:] = _bytes_of(array)
+    elif array.nbytes > target.nbytes:
+        raise PeerError(
+            f"output {name!r} is {array.dtype} of shape {list(array.shape)}, but was registered as {target.dtype}, "
+            f"which makes {list(target.shape)} for these rows"
+        )
     elif (
         array.dtype == target.dtype
         and array.ndim == target.ndim
@@ -229,10 +255,9 @@ def _put(name: str, array: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
         target[...] = 0
         target[tuple(slice(size) for size in array.shape)] = array
     else:
-        raise PeerError(
-            f"output {name!r} is {array.dtype} of shape {list(array.shape)}, but was registered as {target.dtype}, "
-            f"which makes {list(target.shape)} for these rows"
-        )
+        room = _bytes_of(target)
+        room[: array.nbytes] = _bytes_of(array)
+        room[array.nbytes :] = 0
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -242,7 +267,7 @@ def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 def _as_infer_shm_error(error: BaseException) -> BaseException:
     if not isinstance(error, ShmError):
         return error
-    if isinstance(error, InferenceError):
+    if isinstance(error, InferenceServerException):
         failure = InferShmError(f"a request of infer_shm failed: {error.message()}", error.status())
     else:
         failure = InferShmError(f"a request of infer_shm failed: {error}")

@@ -26,6 +26,7 @@ __all__ = ["RegisteredExchange", "Registrations"]
 
 _UNKNOWN_REGION: Final = "Unable to find shared memory region"
 _ALREADY_THERE: Final = "already in manager"
+_IN_USE: Final = "currently in use"
 _TOO_SMALL: Final = "should be at least"
 
 
@@ -68,24 +69,30 @@ class Registrations:
         """Take note that the server does not know the slot any more: it was restarted, or somebody unregistered it."""
         self._known.discard(slot.key)
 
-    async def drop(self, keys: Iterable[str], timeout_s: float) -> None:
+    async def drop(self, keys: Iterable[str], timeout_s: float) -> bool:
         """Unregister those of these keys that are registered, so that the server lets go of their memory.
 
-        What the server does not answer to is tried again the next time.
+        What the server does not answer to, or still has a request in, is tried again the next time. Return whether
+        there is a request left in one.
         """
+        are_in_use = False
         self._unwanted |= self._known.intersection(keys)
         for key in list(self._unwanted):
             try:
                 await self._transport.unregister(key, timeout_s)
             except ShmError as error:
                 if not is_answer(error):
-                    return
+                    return are_in_use
+                if _IN_USE in str(error):
+                    are_in_use = True
+                    continue
             self._unwanted.discard(key)
             self._known.discard(key)
+        return are_in_use
 
-    async def drop_all(self, timeout_s: float) -> None:
-        """Unregister every slot of this client."""
-        await self.drop(list(self._known), timeout_s)
+    async def drop_all(self, timeout_s: float) -> bool:
+        """Unregister every slot of this client; return as :meth:`drop`."""
+        return await self.drop(list(self._known), timeout_s)
 
 
 class RegisteredExchange(Exchange):

@@ -39,8 +39,10 @@ class Rows(Source):
         if isinstance(self._data, np.ndarray):
             target[...] = self._data
         else:
-            for index, row in enumerate(self._data):  # without stacking them first: one copy less
-                target[index] = row
+            # Without stacking them first: one copy less. The dots make elements rows like others: without them, some
+            # versions of NumPy take an array of one for it, and some do not.
+            for index, row in enumerate(self._data):
+                target[index, ...] = row
 
 
 def check_rows(name: str, data: Sequence[Any] | npt.NDArray[Any], row_shape: tuple[int, ...], count: int) -> None:
@@ -50,7 +52,11 @@ def check_rows(name: str, data: Sequence[Any] | npt.NDArray[Any], row_shape: tup
             _check(name, (rows, *data.shape[1:]), (rows, *row_shape))
     else:
         for row in data:
-            _check(name, np.shape(row), row_shape)
+            shape = np.shape(row)
+            is_array = hasattr(row, "shape")
+            if len(shape) > len(row_shape) and not is_array:  # of arrays alone, NumPy leaves dimensions of 1 out
+                raise _does_not_fit(name, shape, row_shape)
+            _check(name, shape, row_shape)
 
 
 def _check(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
@@ -59,6 +65,10 @@ def _check(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         significant = significant[1:]
     padded = (1,) * (len(wanted) - len(significant)) + significant
     if len(padded) != len(wanted) or any(size not in (1, want) for size, want in zip(padded, wanted, strict=True)):
-        raise TensorShapeError(
-            name, f"input {name!r}: {list(shape)} does not fit the shape {list(wanted)} that was registered"
-        )
+        raise _does_not_fit(name, shape, wanted)
+
+
+def _does_not_fit(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> TensorShapeError:
+    return TensorShapeError(
+        name, f"input {name!r}: {list(shape)} does not fit the shape {list(wanted)} that was registered"
+    )

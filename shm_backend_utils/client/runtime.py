@@ -13,6 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
+from ..errors import ClosedError
+
 __all__ = ["AsyncioRuntime", "BlockingRuntime", "Runtime", "run"]
 
 T = TypeVar("T")
@@ -60,6 +62,7 @@ class BlockingRuntime(Runtime):
 
     def __init__(self, thread_count: int = _USUAL_THREADS) -> None:
         self._threads = concurrent.futures.ThreadPoolExecutor(thread_count, "shm chunk")
+        self._is_closed = False
 
     async def wait(self, future: concurrent.futures.Future[T], timeout_s: float) -> T:
         try:
@@ -74,11 +77,22 @@ class BlockingRuntime(Runtime):
         return work()
 
     async def gather(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        futures = [self._threads.submit(run, work) for work in works]
+        futures: list[concurrent.futures.Future[T]] = []
+        try:
+            for work in works:
+                futures.append(self._threads.submit(run, work))
+        except RuntimeError:
+            for work in works[len(futures) :]:
+                work.close()
+            concurrent.futures.wait(futures)
+            if self._is_closed:
+                raise ClosedError("this client") from None
+            raise
         concurrent.futures.wait(futures)
         return [future.result() for future in futures]
 
     def close(self) -> None:
+        self._is_closed = True
         self._threads.shutdown(wait=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from shm_backend_utils.client.options import check_timeout
 from shm_backend_utils.client.runtime import AsyncioRuntime, BlockingRuntime, Runtime, run
-from shm_backend_utils.errors import CallerError
+from shm_backend_utils.errors import CallerError, ClosedError
 
 LONG_S = 30.0
 Future = concurrent.futures.Future[Any]
@@ -185,6 +186,15 @@ def test_the_first_error_is_raised_when_all_have_ended(run_with: RunWith) -> Non
     with pytest.raises(KeyError, match="1"):
         run_with(lambda runtime: runtime.gather([end(number) for number in range(4)]))
     assert sorted(ended) == [0, 1, 2, 3]
+
+
+def test_nothing_is_gathered_once_it_is_closed_and_nothing_is_left_waiting() -> None:
+    runtime = BlockingRuntime()
+    runtime.close()
+    works = [value(number) for number in range(4)]
+    with pytest.raises(ClosedError):
+        run(runtime.gather(works))
+    assert {inspect.getcoroutinestate(work) for work in works} == {inspect.CORO_CLOSED}
 
 
 def test_a_task_that_is_cancelled_cancels_what_it_gathers_and_waits_for_its_end() -> None:

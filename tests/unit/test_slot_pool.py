@@ -166,6 +166,19 @@ def test_the_smallest_slot_that_fits_is_used() -> None:
         assert used(pool, 3 * PAGE_SIZE) is slots[2]
 
 
+def test_of_several_idle_slots_the_one_that_was_used_last_is_used(pool: SlotPool) -> None:
+    taken = [take(pool) for _ in range(3)]
+    slots = [slot for slot, _ in taken]
+    for index in (1, 2, 0):
+        taken[index] = (slots[index], np.empty(0, np.uint8))
+        pool.status  # noqa: B018  # looks at what was given back
+    assert used(pool) is slots[0]
+    assert used(pool) is slots[0]
+    held, _memory = take(pool)
+    assert held is slots[0]
+    assert used(pool) is slots[2]
+
+
 def test_a_slot_with_too_few_turns_does_not_fit() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
         of_one_turn = used(pool, 8 * PAGE_SIZE)

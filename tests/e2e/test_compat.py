@@ -1,0 +1,197 @@
+"""The class of triton-shm-client and the one that replaces it, side by side: the same calls, the same results."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import distribution
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils import dtypes
+from shm_backend_utils.client.compat import TritonSHMClient
+from shm_backend_utils.server import EmbeddedServer
+
+from .in_band import NUMBERS
+from .two_classes import CLASSES, ORDINARY, ROWS, Call, Declared, x_of
+
+
+def rows(x: Any, **named: Any) -> Call:
+    return Call(ROWS, {"X": x}, named)
+
+
+def ordinary(x: Any, n: Any, **named: Any) -> Call:
+    return Call(ORDINARY, {"X": x, "N": n}, named)
+
+
+def read_as(*output: Any) -> Call:
+    return Call(ROWS.reading(output), {"X": x_of(6)})
+
+
+def n_of(count: int) -> npt.NDArray[np.int64]:
+    return np.arange(count)[:, np.newaxis]
+
+
+def add_sub(count: int, max_batch_size: int) -> Call:
+    tensors = [("INPUT0", (16,), np.int32), ("INPUT1", (16,), np.int32)]
+    outputs = [("OUTPUT0", (16,), np.int32), ("OUTPUT1", (16,), np.int32)]
+    a, b = np.random.default_rng(count).integers(-1000, 1000, (2, count, 16), np.int32)
+    return Call(Declared("add_sub", tensors, outputs, max_batch_size), {"INPUT0": a, "INPUT1": b})
+
+
+def multiply(count: int) -> Call:
+    images = np.random.default_rng(count).random((count, 3, 224, 224), np.float32)
+    shape = (3, 224, 224)
+    declared = Declared("multiply", [("INPUT0", shape, np.float32)], [("OUTPUT0", shape, np.float32)], 2)
+    return Call(declared, {"INPUT0": images})
+
+
+CALLS = {
+    "one row": rows(x_of(1)),
+    "one batch": rows(x_of(4)),
+    "one batch and a row": rows(x_of(5)),
+    "several batches": rows(x_of(10)),
+    "more batches than the pool has room for": rows(x_of(99)),
+    "several batches of two inputs": ordinary(x_of(10), n_of(10)),
+    "batches smaller than the model's": add_sub(20, 3),
+    "batches as large as the model's": add_sub(20, 8),
+    "images": multiply(5),
+    "a pool of one": Call(ROWS.but(pool_size=1), {"X": x_of(10)}),
+    "batches of one": Call(ROWS.but(max_batch_size=1), {"X": x_of(3)}),
+    "a list of rows": rows(list(x_of(10))),
+    "a list and an array": ordinary(list(x_of(10)), n_of(10)),
+    "a list of lists": rows([[1, 2, 3, 4], [5.5, 6, 7, 8]]),
+    "a list of numbers, each repeated": rows([1, 2, 3, 4, 5]),
+    "a list of rows of several dtypes": rows([x_of(1)[0], np.arange(4), [True] * 4]),
+    "a list of rows of one column": rows([np.array([n]) for n in range(6)]),
+    "a list of rows with dimensions of one in front": rows([np.ones((1, 1, 4))] * 5),
+    "float64": rows(x_of(10).astype(np.float64)),
+    "int": rows(np.arange(40).reshape(10, 4)),
+    "bool": rows(np.ones((3, 4), bool)),
+    "strings of numbers": rows(np.array([["1", "2", "3", "4.5"]])),
+    "objects": rows(np.array([[1, 2.5, True, 4]], object)),
+    "fractions cast to whole numbers": ordinary(x_of(3), np.array([[1.9], [2.9], [-3.9]])),
+    "one column, repeated": rows(np.arange(10, dtype=np.float32)[:, np.newaxis]),
+    "one row for a batch of one with a dimension in front": rows(np.ones((1, 1, 4), np.float32)),
+    "as many numbers as the batch has, four": rows(np.arange(4, dtype=np.float32)),
+    "not contiguous": rows(x_of(20, 8)[::2, ::2]),
+    "backwards": rows(x_of(10)[::-1, ::-1]),
+    "transposed": rows(x_of(4, 10).T),
+    "Fortran order": rows(np.asfortranarray(x_of(10))),
+    "swapped bytes": rows(x_of(10).astype(">f4")),
+    "read only": rows(np.broadcast_to(np.float32(3), (9, 4))),
+    "an output as a flat one of bytes": read_as("DOUBLED", (16,), np.uint8),
+    "an output in another shape": read_as("DOUBLED", (2, 2), np.float32),
+    "an output as whole numbers": read_as("DOUBLED", (4,), np.int32),
+    "an output as fewer, longer numbers": read_as("DOUBLED", (2,), np.float64),
+    "an output as complex numbers": read_as("DOUBLED", (2,), np.complex64),
+    "an output as short strings": read_as("DOUBLED", (2,), "S8"),
+    "an output in the wrong byte order": read_as("DOUBLED", (4,), ">f4"),
+    "an output as structures": read_as("DOUBLED", (2,), [("a", "f4"), ("b", "u4")]),
+    "an output of the model left out": Call(
+        ORDINARY.reading(("Y", (4,), np.float32)), ordinary(x_of(5), n_of(5)).inputs
+    ),
+    "outputs in another order": Call(
+        ORDINARY.reading(("SUM", (1,), np.int64), ("Y", (4,), np.float32)), ordinary(x_of(5), n_of(5)).inputs
+    ),
+    "no outputs": Call(ROWS.reading(), {"X": x_of(5)}),
+    "shapes as lists": Call(ROWS.but(inputs=[["X", [4], "float32"]], outputs=[("DOUBLED", [4], "f4")]), {"X": x_of(5)}),
+    "declarations as tuples": Call(ROWS.but(inputs=tuple(ROWS.inputs), outputs=tuple(ROWS.outputs)), {"X": x_of(5)}),
+    "sizes of NumPy": Call(ROWS.but(max_batch_size=np.int32(3), pool_size=np.int64(1)), {"X": x_of(5)}),
+    "request_id": rows(x_of(5), request_id="seven"),
+    "a sequence by number": rows(x_of(1), sequence_id=7, sequence_start=True, sequence_end=True),
+    "a sequence by name": rows(x_of(1), sequence_id="seven", sequence_start=True),
+    "priority": rows(x_of(5), priority=1),
+    "timeout": rows(x_of(5), timeout=10_000_000),
+    "client_timeout": rows(x_of(5), client_timeout=30),
+    "headers": rows(x_of(5), headers={"x-word": "seven"}),
+    "no headers": rows(x_of(5), headers={}),
+    "gzip": rows(x_of(5), compression_algorithm="gzip"),
+    "deflate": rows(x_of(5), compression_algorithm="deflate"),
+    "a compression that there is not": rows(x_of(5), compression_algorithm="zip"),
+    "parameters": Call(ROWS.reading(("REPEATED", (12,), np.float32)), {"X": x_of(5)}, {"parameters": {"times": 3}}),
+    "parameters of every kind": rows(x_of(5), parameters={"a": 1, "b": True, "c": "d", "e": 1.5}),
+    "model_version": rows(x_of(5), model_version="1"),
+    "every option at its default": rows(
+        x_of(5),
+        model_version="",
+        request_id="",
+        sequence_id=0,
+        sequence_start=False,
+        sequence_end=False,
+        priority=0,
+        timeout=None,
+        client_timeout=None,
+        headers=None,
+        compression_algorithm=None,
+        parameters=None,
+    ),
+}
+
+
+def assert_same(ours: dict[str, npt.NDArray[Any]], theirs: dict[str, npt.NDArray[Any]]) -> None:
+    assert type(ours) is dict
+    assert list(ours) == list(theirs)
+    for name, array in theirs.items():
+        assert (ours[name].shape, ours[name].dtype) == (array.shape, array.dtype)
+        assert ours[name].tobytes() == array.tobytes()  # bytes, as NaN is not equal to itself
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_both_give_the_same(triton_server: EmbeddedServer, call: Call) -> None:
+    ours, theirs = (call.made_by(CLASSES[name], triton_server) for name in ("ours", "theirs"))
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in NUMBERS.values() if dtype.name != "BF16"], ids=lambda d: d.name)
+def test_every_dtype(triton_server: EmbeddedServer, dtype: dtypes.DType) -> None:
+    """But BF16, which the original cannot send."""
+    declared = Declared(
+        "every_dtype", [(f"IN_{dtype.name}", (), dtype.numpy)], [(f"OUT_{dtype.name}", (), dtype.numpy)]
+    )
+    call = Call(declared, {f"IN_{dtype.name}": np.arange(10).astype(dtype.numpy)})
+    assert_same(call.made_by(CLASSES["ours"], triton_server), call.made_by(CLASSES["theirs"], triton_server))
+
+
+def test_results_are_the_callers_own(triton_server: EmbeddedServer) -> None:
+    with TritonSHMClient(triton_server.grpc_url) as client:
+        ROWS.register(client)
+        first = client.infer_shm("rows", {"X": x_of(10)})["DOUBLED"]
+        client.infer_shm("rows", {"X": x_of(10) + 1})
+    assert first.flags.owndata
+    assert first.flags.writeable
+    np.testing.assert_array_equal(first, x_of(10) * 2)
+
+
+def test_inputs_are_left_as_they_are(triton_server: EmbeddedServer) -> None:
+    x = x_of(10)
+    rows(x).made_by(TritonSHMClient, triton_server)
+    np.testing.assert_array_equal(x, x_of(10))
+
+
+@pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
+def test_the_originals_example(triton_server: EmbeddedServer, kind: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = distribution("triton-shm-client").read_text("METADATA")
+    assert readme is not None
+    example = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
+    for old, new in (
+        ("from triton_shm_client import TritonSHMClient", f"from {kind.__module__} import TritonSHMClient"),
+        ("localhost:8001", triton_server.grpc_url),
+        ("my_model", "pictures"),
+    ):
+        assert old in example
+        example = example.replace(old, new)
+    np.random.seed(7)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    names["client"].close()
+    np.random.seed(7)
+    pictures = np.random.randn(100, 3, 224, 224).astype(np.float32)
+    numbers = np.random.randint(0, 100, size=(100, 10)).astype(np.int32)
+    assert capsys.readouterr().out == "Output shape: (100, 512)\n"
+    np.testing.assert_array_equal(names["results"]["OUTPUT0"], pictures.reshape(100, -1)[:, :512])
+    np.testing.assert_array_equal(
+        names["results"]["OUTPUT1"], numbers[:, :5] + numbers.sum(axis=1, keepdims=True, dtype=np.int32)
+    )

@@ -1,0 +1,275 @@
+"""What the original raises, the class that replaces it raises too; where it does worse, there is a clear error."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from shm_backend_utils.client import DeadlineExceededError, ServerUnavailableError
+from shm_backend_utils.client.compat import InferShmError, TritonSHMClient
+from shm_backend_utils.errors import BatchSizeError, ShmError, TensorTypeError
+from shm_backend_utils.server import EmbeddedServer
+from tests.crash.ports import free_ports
+
+from .two_classes import CLASSES, FACTS, ORDINARY, ROWS, Call, Declared, x_of
+
+
+def rows(x: Any, **named: Any) -> Call:
+    return Call(ROWS, {"X": x}, named)
+
+
+def with_input(name: str, shape: Any, dtype: Any) -> Call:
+    return Call(ROWS.but(inputs=[(name, shape, dtype)]), {name: np.ones((2, *shape))})
+
+
+BAD_DECLARATIONS = {
+    "no rows": (ROWS.but(max_batch_size=0), ValueError),
+    "less than no rows": (ROWS.but(max_batch_size=-1), ValueError),
+    "half a row": (ROWS.but(max_batch_size=1.5), TypeError),
+    "no requests": (ROWS.but(pool_size=0), ValueError),
+    "an input of nothing": (ROWS.but(inputs=[("X", (4, 0), np.float32)]), ValueError),
+    "an input of less than nothing": (ROWS.but(inputs=[("X", (-4,), np.float32)]), ValueError),
+    "an output of nothing": (ROWS.reading(("DOUBLED", (0,), np.float32)), ValueError),
+    "a number for a shape": (ROWS.but(inputs=[("X", 4, np.float32)]), TypeError),
+    "a fraction in a shape": (ROWS.but(inputs=[("X", (4.0,), np.float32)]), TypeError),
+    "no dtype": (ROWS.but(inputs=[("X", (4,))]), ValueError),
+    "a dtype that there is not": (ROWS.but(inputs=[("X", (4,), "nonsense")]), TypeError),
+}
+
+BAD_CALLS = {
+    "no inputs": (Call(ROWS, {}), ValueError),
+    "different numbers of rows": (Call(ORDINARY, {"X": x_of(3), "N": np.ones((2, 1))}), ValueError),
+    "an input that was not declared": (Call(ROWS, {"Z": x_of(2)}), KeyError),
+    "a tuple": (rows(tuple(x_of(2))), TypeError),
+    "a string": (rows("abcd"), TypeError),
+    "a number": (rows(3), TypeError),
+    "an array of no dimensions": (rows(np.float32(3)), TypeError),
+    "rows of another length": (rows(np.ones((2, 3))), ValueError),
+    "rows with a dimension too many": (rows(np.ones((2, 2, 4))), ValueError),
+    "numbers that do not fit the batch": (rows(np.ones(3)), ValueError),
+    "a list with a row of another length": (rows([[1, 2, 3, 4], [1, 2]]), ValueError),
+    "a list with a ragged row": (rows([[1, 2, [3], 4]]), ValueError),
+    "strings that are no numbers": (rows([["a", "b", "c", "d"]]), ValueError),
+    "what is no number": (rows([[object()] * 4]), TypeError),
+    "another dtype than the model's": (with_input("X", (4,), np.float64), RuntimeError),
+    "another shape than the model's": (with_input("X", (3,), np.float32), RuntimeError),
+    "an input that the model has not": (with_input("Z", (4,), np.float32), RuntimeError),
+    "an output that the model has not": (Call(ROWS.reading(("Z", (4,), np.float32)), {"X": x_of(2)}), RuntimeError),
+    "an output that is larger": (Call(ROWS.reading(("DOUBLED", (3,), np.float32)), {"X": x_of(2)}), RuntimeError),
+    "a batch larger than the model's": (Call(ROWS.but(max_batch_size=5), {"X": x_of(5)}), RuntimeError),
+    "a model that there is not": (Call(ROWS.but(model="nowhere"), {"X": x_of(2)}), RuntimeError),
+    "a version that there is not": (rows(x_of(2), model_version="7"), RuntimeError),
+    "a model that fails": (rows(-x_of(2) - 1), RuntimeError),
+    "an ordinary model that fails": (Call(ORDINARY, {"X": -x_of(2) - 1, "N": np.ones((2, 1))}), RuntimeError),
+    "a time that is no number": (rows(x_of(2), client_timeout=[]), TypeError),
+    "a version as a number": (rows(x_of(2), model_version=1), InferenceServerException),
+    "a request's name as a number": (rows(x_of(2), request_id=5), TypeError),
+    "a priority that is no number": (rows(x_of(2), priority="high"), TypeError),
+    "a priority below zero": (rows(x_of(2), priority=-1), ValueError),
+    "a timeout that is no number": (rows(x_of(2), timeout="long"), TypeError),
+    "a parameter that cannot be sent": (rows(x_of(2), parameters={"a": [1]}), InferenceServerException),
+    "a reserved parameter": (rows(x_of(2), parameters={"priority": 1}), InferenceServerException),
+    "a header that is no string": (rows(x_of(2), headers={"a": 5}), TypeError),
+    "headers that are no mapping": (rows(x_of(2), headers=[("a", "b")]), AttributeError),
+}
+
+
+@contextlib.contextmanager
+def client_of(server: EmbeddedServer, *declared: Declared) -> Iterator[TritonSHMClient]:
+    with TritonSHMClient(server.grpc_url) as client:
+        for each in declared:
+            each.register(client)
+        yield client
+
+
+@pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
+@pytest.mark.parametrize(("declared", "error"), BAD_DECLARATIONS.values(), ids=BAD_DECLARATIONS.keys())
+def test_a_declaration_that_cannot_be(
+    triton_server: EmbeddedServer, kind: Any, declared: Declared, error: type[Exception]
+) -> None:
+    with kind(triton_server.grpc_url) as client:
+        with pytest.raises(error):
+            declared.register(client)
+        assert client.registered_models == {}
+
+
+def test_a_pool_is_for_whole_requests(triton_server: EmbeddedServer) -> None:
+    """The original raises TypeError, too, and leaves an empty file in /dev/shm."""
+    with client_of(triton_server) as client, pytest.raises(TypeError):
+        ROWS.but(pool_size=1.5).register(client)
+
+
+@pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
+@pytest.mark.parametrize(("call", "error"), BAD_CALLS.values(), ids=BAD_CALLS.keys())
+def test_a_call_that_fails(triton_server: EmbeddedServer, kind: Any, call: Call, error: type[Exception]) -> None:
+    with kind(triton_server.grpc_url) as client:
+        call.declared.register(client)
+        with pytest.raises(error):
+            client.infer_shm(call.declared.model, call.inputs, **call.named)
+
+
+@pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
+def test_a_model_is_registered_before_it_is_called_and_once(triton_server: EmbeddedServer, kind: Any) -> None:
+    with kind(triton_server.grpc_url) as client:
+        with pytest.raises(ValueError, match="rows.* is not registered"):
+            client.infer_shm("rows", {"X": x_of(1)})
+        ROWS.register(client)
+        with pytest.raises(ValueError, match="rows.* is (already registered|registered already)"):
+            ROWS.register(client)
+        client.unregister_shm_model("rows")
+        with pytest.raises(ValueError, match="rows.* is not registered"):
+            client.infer_shm("rows", {"X": x_of(1)})
+        ROWS.register(client)
+        np.testing.assert_array_equal(client.infer_shm("rows", {"X": x_of(1)})["DOUBLED"], x_of(1) * 2)
+
+
+@pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
+def test_unregistering_what_is_not_registered_is_logged(
+    triton_server: EmbeddedServer, kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with kind(triton_server.grpc_url) as client:
+        client.unregister_shm_model("nowhere")
+    assert "nowhere" in caplog.text
+
+
+@pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
+def test_registering_needs_a_server(kind: Any) -> None:
+    with kind(f"127.0.0.1:{free_ports().grpc}") as client, pytest.raises(InferenceServerException) as caught:
+        ROWS.register(client)
+    if kind is TritonSHMClient:
+        assert isinstance(caught.value, ServerUnavailableError)
+
+
+def test_a_failure_says_what_the_server_said(triton_server: EmbeddedServer) -> None:
+    with (
+        client_of(triton_server, ROWS) as client,
+        pytest.raises(InferShmError, match="a row begins below zero") as caught,
+    ):
+        client.infer_shm("rows", {"X": -x_of(1) - 1})
+    assert isinstance(caught.value, InferenceServerException)
+    assert caught.value.status() == "StatusCode.INTERNAL"
+    assert isinstance(caught.value.__cause__, ShmError)
+
+
+@pytest.mark.parametrize(
+    ("call", "cause"),
+    [
+        (Call(FACTS, {"X": [0]}, {"client_timeout": 0.2, "parameters": {"wait": True}}), DeadlineExceededError),
+        (Call(ROWS.but(max_batch_size=5), {"X": x_of(5)}), BatchSizeError),
+        (with_input("X", (4,), np.float64), TensorTypeError),
+    ],
+    ids=["deadline", "batch", "dtype"],
+)
+def test_a_failures_cause_tells_what_kind_it_is(
+    triton_server: EmbeddedServer, call: Call, cause: type[Exception]
+) -> None:
+    with pytest.raises(InferShmError) as caught:
+        call.made_by(TritonSHMClient, triton_server)
+    assert isinstance(caught.value.__cause__, cause)
+
+
+@pytest.mark.parametrize("failing_row", range(0, 19, 3))
+@pytest.mark.parametrize("declared", [ROWS, ORDINARY], ids=lambda declared: declared.model)
+def test_a_row_that_fails_in_any_batch_fails_the_call(
+    triton_server: EmbeddedServer, declared: Declared, failing_row: int
+) -> None:
+    x = x_of(19)
+    x[failing_row] = -1
+    inputs: dict[str, Any] = {"X": x, "N": np.ones((19, 1))} if declared is ORDINARY else {"X": x}
+    with client_of(triton_server, declared) as client:
+        with pytest.raises(RuntimeError, match="a row begins below zero"):
+            client.infer_shm(declared.model, inputs)
+        x[failing_row] = 1
+        assert len(client.infer_shm(declared.model, inputs)) == len(declared.outputs)
+
+
+def test_what_fits_in_no_batch_but_the_first_is_refused_before_anything_is_sent(triton_server: EmbeddedServer) -> None:
+    """The original sends what fits, and leaves those requests to themselves when it raises."""
+    runs = ROWS.reading(("RUNS", (1,), np.int64))
+    with client_of(triton_server, runs) as client:
+        before = client.infer_shm("rows", {"X": x_of(1)})["RUNS"].item()
+        for x in (np.ones(7, np.float32), np.ones((5, 1, 4), np.float32), [*x_of(4), np.ones(3)]):
+            with pytest.raises(ValueError, match="does not fit the shape"):
+                client.infer_shm("rows", {"X": x})
+        assert client.infer_shm("rows", {"X": x_of(1)})["RUNS"].item() == before + 1
+
+
+FAILING = {
+    "values that cannot be cast": rows([["a", "b", "c", "d"]]),
+    "values that cannot be cast, for an ordinary model": Call(
+        ORDINARY, {"X": [["a", "b", "c", "d"]], "N": np.ones((1, 1))}
+    ),
+    "a model that fails": rows(-x_of(9) - 1),
+    "an ordinary model that fails": Call(ORDINARY, {"X": -x_of(9) - 1, "N": np.ones((9, 1))}),
+    "an output that is larger": Call(ROWS.reading(("DOUBLED", (3,), np.float32)), {"X": x_of(9)}),
+    "an ordinary output that is larger": Call(
+        ORDINARY.reading(("Y", (3,), np.float32)), {"X": x_of(9), "N": np.ones((9, 1))}
+    ),
+    "a header that is no string": rows(x_of(9), headers={"a": 5}),
+    "a parameter of too many bits": rows(x_of(9), parameters={"a": 2**70}),
+}
+
+
+@pytest.fixture
+def _without_gc() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_without_gc")
+@pytest.mark.parametrize("call", FAILING.values(), ids=FAILING.keys())
+def test_failures_that_are_kept_keep_no_memory(triton_server: EmbeddedServer, call: Call) -> None:
+    """If one did, there would be none left for the next calls, which would fail of that."""
+    kept: list[BaseException] = []
+    with client_of(triton_server, call.declared) as client:
+        for _ in range(2 * call.declared.pool_size):
+            with pytest.raises(Exception) as caught:  # noqa: PT011  # each raises what the first one does
+                client.infer_shm(call.declared.model, call.inputs, client_timeout=5, **call.named)
+            kept.append(caught.value)
+    assert len({str(error) for error in kept}) == 1
+
+
+@pytest.mark.parametrize("count", [0, 1, 9])
+def test_of_no_rows_there_are_no_results(triton_server: EmbeddedServer, count: int) -> None:
+    """The original gives no arrays for no rows."""
+    with client_of(triton_server, ORDINARY) as client:
+        results = client.infer_shm("ordinary", {"X": x_of(count), "N": np.ones((count, 1))})
+    assert {name: (array.shape, array.dtype.name) for name, array in results.items()} == {
+        "Y": ((count, 4), "float32"),
+        "SUM": ((count, 1), "int64"),
+    }
+
+
+@pytest.mark.parametrize("nothing", [[], (), np.empty(0), np.empty((0, 3)), ""], ids=repr)
+@pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
+def test_no_rows_may_be_nothing_of_any_kind(triton_server: EmbeddedServer, kind: Any, nothing: Any) -> None:
+    results = rows(nothing).made_by(kind, triton_server)
+    assert all(array.size == 0 for array in results.values())
+
+
+def test_strings_are_refused_when_they_are_declared(triton_server: EmbeddedServer) -> None:
+    """The original reads an output of objects from bytes that are no objects, and dies of it."""
+    with client_of(triton_server) as client:
+        for declared in (
+            ROWS.but(inputs=[("X", (4,), object)]),
+            ROWS.but(inputs=[("X", (4,), "S4")]),
+            ROWS.reading(("DOUBLED", (4,), object)),
+            ROWS.reading(("DOUBLED", (4,), "S")),
+        ):
+            with pytest.raises(TensorTypeError, match="strings have no fixed size; ShmClient takes them"):
+                declared.register(client)
+
+
+def test_a_tensor_is_declared_once(triton_server: EmbeddedServer) -> None:
+    """The original sends such an input twice, and reads an output where none was written."""
+    with client_of(triton_server) as client:
+        for declared in (ROWS.but(inputs=ROWS.inputs * 2), ROWS.but(outputs=ROWS.outputs * 2)):
+            with pytest.raises(ValueError, match="is declared twice"):
+                declared.register(client)

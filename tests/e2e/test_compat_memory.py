@@ -1,0 +1,207 @@
+"""The memory of registered models: how much there is, whose it is when, and that none is left."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+
+from shm_backend_utils.client import DeadlineExceededError
+from shm_backend_utils.client.compat import InferShmError, TritonSHMClient
+from shm_backend_utils.errors import ClosedError, MachineError
+from shm_backend_utils.server import EmbeddedServer
+
+from .eventually import eventually
+from .two_classes import FACTS, LATE_WRITER, ORDINARY, ROWS, Declared, x_of
+
+SHM = Path("/dev/shm")
+BOTH_KINDS = pytest.mark.parametrize("declared", [ROWS, ORDINARY], ids=["with a ShmSession", "ordinary"])
+INPUTS: dict[str, Any] = {"X": x_of(10), "N": np.ones((10, 1))}
+DELAY_US = 300_000
+
+
+@pytest.fixture
+def client(triton_server: EmbeddedServer) -> Iterator[TritonSHMClient]:
+    with TritonSHMClient(triton_server.grpc_url) as client:
+        yield client
+
+
+def regions() -> set[str]:
+    """Return the names of the shared memory that this process has made."""
+    return {path.name for path in SHM.glob(f"shmbu-{os.getpid()}-*")}
+
+
+def registered(server: EmbeddedServer, pid: int) -> set[str]:
+    """Return what a process has registered at the server."""
+    with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
+        known = client.get_system_shared_memory_status(as_json=True).get("regions", {})
+    return {name for name in known if name.startswith(f"shmbu-{pid}-")}
+
+
+def infer(client: TritonSHMClient, declared: Declared, **named: Any) -> dict[str, Any]:
+    return client.infer_shm(declared.model, {name: INPUTS[name] for name, _, _ in declared.inputs}, **named)
+
+
+def infer_late(client: TritonSHMClient, value: int, delay_us: int, **named: Any) -> Any:
+    return client.infer_shm("late_writer", {"VALUE_AND_DELAY_US": [value, delay_us]}, **named)["VALUES"]
+
+
+@BOTH_KINDS
+@pytest.mark.parametrize("pool_size", [1, 3])
+def test_all_memory_is_taken_at_once_and_never_more(
+    client: TritonSHMClient, declared: Declared, pool_size: int
+) -> None:
+    declared.but(pool_size=pool_size).register(client)
+    taken = regions()
+    assert len(taken) == pool_size
+    with ThreadPoolExecutor(8) as threads:
+        for answered in [threads.submit(infer, client, declared) for _ in range(40)]:
+            assert answered.result()
+            assert regions() == taken
+
+
+@BOTH_KINDS
+def test_models_have_memory_of_their_own(client: TritonSHMClient, declared: Declared) -> None:
+    declared.register(client)
+    of_the_first = regions()
+    FACTS.register(client)
+    client.unregister_shm_model("call_facts")
+    assert regions() == of_the_first
+    assert infer(client, declared)
+
+
+@BOTH_KINDS
+@pytest.mark.parametrize("end", ["unregister", "clean up", "close", "close twice", "with", "garbage"])
+def test_when_it_ends_nothing_is_left(triton_server: EmbeddedServer, declared: Declared, end: str) -> None:
+    client = TritonSHMClient(triton_server.grpc_url)
+    declared.register(client)
+    infer(client, declared)
+    assert regions()
+    match end:
+        case "unregister":
+            client.unregister_shm_model(declared.model)
+        case "clean up":
+            client.cleanup_all_shm()
+        case "close":
+            client.close()
+        case "close twice":
+            client.close()
+            client.close()
+        case "with":
+            with client:
+                pass
+        case "garbage":
+            del client
+    assert regions() == set()
+    assert registered(triton_server, os.getpid()) == set()
+
+
+def test_after_close_nothing_can_be_registered(triton_server: EmbeddedServer) -> None:
+    client = TritonSHMClient(triton_server.grpc_url)
+    client.close()
+    with pytest.raises(ClosedError):
+        ROWS.register(client)
+    assert regions() == set()
+
+
+def test_of_threads_that_register_the_same_model_one_does(client: TritonSHMClient) -> None:
+    def register(_: int) -> bool:
+        try:
+            ROWS.register(client)
+        except ValueError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(register, range(4))) == 1
+    assert len(regions()) == ROWS.pool_size
+
+
+def test_a_machine_with_too_little_memory_says_so_at_once(client: TritonSHMClient) -> None:
+    space = os.statvfs(SHM)
+    rows = space.f_blocks * space.f_frsize // 16
+    with pytest.raises(MachineError):
+        ROWS.but(max_batch_size=rows).register(client)
+    assert regions() == set()
+    assert client.registered_models == {}
+    ROWS.register(client)
+    assert infer(client, ROWS)
+
+
+def test_tensors_lie_well_whatever_lies_beside_them(client: TritonSHMClient) -> None:
+    """The original lets numbers of eight bytes begin wherever those of one byte end; here each begins aligned."""
+    inputs = [("IN_UINT8", (), np.uint8), ("IN_FP64", (), np.float64)]
+    outputs = [("OUT_UINT8", (), np.uint8), ("OUT_FP64", (), np.float64)]
+    Declared("every_dtype", inputs, outputs, 3).register(client)
+    results = client.infer_shm("every_dtype", {"IN_UINT8": [1, 2, 3], "IN_FP64": [1.5, 2.5, 3.5]})
+    np.testing.assert_array_equal(results["OUT_UINT8"], [3, 2, 1])
+    np.testing.assert_array_equal(results["OUT_FP64"], [3.5, 2.5, 1.5])
+
+
+def test_memory_that_a_late_model_writes_to_is_nobody_elses(client: TritonSHMClient) -> None:
+    """The original gives it to the next request at once.
+
+    The deadline comes long before the answer: before 24.12, Triton may crash if they come together (its issue 7368).
+    """
+    LATE_WRITER.register(client)
+    for value in range(1, 10):
+        with pytest.raises(InferShmError) as caught:
+            infer_late(client, -value, DELAY_US // 3, client_timeout=0.02)
+        assert isinstance(caught.value.__cause__, DeadlineExceededError)
+        for _ in range(3):
+            assert (infer_late(client, value, 0) == value).all()
+
+
+def test_a_call_waits_until_there_is_memory(client: TritonSHMClient) -> None:
+    LATE_WRITER.but(pool_size=1).register(client)
+    with ThreadPoolExecutor(2) as threads:
+        answers = [threads.submit(infer_late, client, value, DELAY_US // 2) for value in (1, 2)]
+        assert [answer.result().max() for answer in answers] == [1, 2]
+    assert len(regions()) == 1
+
+
+class Meeting:
+    """A number, the reading of which waits until as many threads read it as it expects."""
+
+    shape = ()
+
+    def __init__(self, thread_count: int) -> None:
+        self._barrier = threading.Barrier(thread_count, timeout=20)
+
+    def __float__(self) -> float:
+        self._barrier.wait()
+        return 1.0
+
+
+@pytest.mark.parametrize("thread_count", [1, 2, 5])
+def test_as_many_calls_as_the_pool_has_room_for_run_at_once(client: TritonSHMClient, thread_count: int) -> None:
+    FACTS.but(pool_size=thread_count).register(client)
+    meeting = Meeting(thread_count)
+    with ThreadPoolExecutor(thread_count) as threads:
+        answers = [threads.submit(client.infer_shm, "call_facts", {"X": [meeting]}) for _ in range(thread_count)]
+        assert all(answer.result() for answer in answers)
+
+
+@pytest.mark.parametrize("end", ["unregister_shm_model", "cleanup_all_shm", "close"])
+def test_a_call_under_way_when_its_model_is_unregistered_fails(
+    triton_server: EmbeddedServer, tmp_path: Path, end: str
+) -> None:
+    """The original unmaps the memory, and dies when the answer comes."""
+    note = tmp_path / "note"
+    client = TritonSHMClient(triton_server.grpc_url)
+    FACTS.register(client)
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(client.infer_shm, "call_facts", {"X": [0] * 10}, parameters={"note": str(note)})
+        eventually(note.exists)
+        getattr(client, end)(*(["call_facts"] if end == "unregister_shm_model" else []))
+        with pytest.raises(InferShmError):
+            answer.result(20)
+    assert regions() == set()
+    client.close()
