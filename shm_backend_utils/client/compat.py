@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import logging
 import re
 import types
@@ -20,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 
 from ..errors import CallerError, ClosedError
 from .grpc_address import CHANNEL_OPTIONS, GrpcAddress, tls_credentials
+from .grpc_transport import GrpcTransport, Metadata
 from .options import RequestOptions, Tls, check_options
 from .registered_model import InferShmError, RegisteredModel, TensorDeclaration
 
@@ -72,7 +75,8 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
             creds = tls_credentials(Tls(root_certificates, private_key, certificate_chain))
         self._grpc_address = GrpcAddress(url, _host(url), creds, _channel_options(keepalive_options, channel_args))
         self._is_verbose = verbose
-        self._at_exit = _AtExit(self)
+        self._at_exit = functools.partial(_unregister_all, self.registered_models)
+        atexit.register(self._at_exit)
 
     def register_shm_model(
         self,
@@ -83,6 +87,9 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         pool_size: int,
     ) -> None:
         """Take memory for ``pool_size`` requests of up to ``max_batch_size`` rows each.
+
+        That is done now if the model is loaded and the server shares memory with this process, else when it is first
+        called.
 
         Parameters
         ----------
@@ -111,7 +118,8 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         self._check_is_open()
         if model_name in self.registered_models:
             raise _registered_already(model_name)
-        model = RegisteredModel(self._grpc_address, model_name, inputs, outputs, max_batch_size, pool_size)
+        transport = GrpcTransport(self._grpc_address, _Plugged(self))
+        model = RegisteredModel(transport, model_name, inputs, outputs, max_batch_size, pool_size)
         if self.registered_models.setdefault(model_name, model) is not model:  # another thread was faster
             model.close()
             raise _registered_already(model_name)
@@ -130,9 +138,8 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
             model.close()
 
     def cleanup_all_shm(self) -> None:
-        """Unregister every model. Also done at exit."""
-        for name in list(self.registered_models):
-            self.unregister_shm_model(name)
+        """Unregister every model. Also done at exit, for clients that were never closed."""
+        _unregister_all(self.registered_models)
 
     def infer_shm(
         self,
@@ -181,7 +188,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
             "sequence_end": sequence_end,
             "priority": priority,
             "timeout": timeout,
-            "headers": self._plugged(headers),
+            "headers": headers,
             "compression": _known_compression(compression_algorithm),
             "parameters": parameters,
         }
@@ -198,41 +205,44 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         """Unregister every model and close the connection. Twice is fine."""
         self._is_closed = True
         self.cleanup_all_shm()
+        atexit.unregister(self._at_exit)
         super().close()
 
     def _check_is_open(self) -> None:
         if self._is_closed:
             raise ClosedError("this client")
 
-    def _plugged(self, headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
-        """Return the headers as a plugin that was registered wants them."""
-        plugin = self.plugin()
-        if plugin is None:
-            return headers
-        request = types.SimpleNamespace(headers=dict(headers or {}))
-        plugin(request)
-        changed: dict[str, str] = request.headers
-        return changed
+    def __del__(self) -> None:
+        """Do of :meth:`close` what waits for no lock and no server; the rest is done at exit."""
+        for model in self.registered_models.values():
+            model.abandon()
+        with contextlib.suppress(AttributeError):  # its constructor may have failed
+            super().close()
 
 
-class OptionError(InferenceServerException, CallerError, TypeError):
+class OptionError(InferenceServerException, CallerError, TypeError, ValueError):
     """An option of ``infer_shm`` has a value that cannot be sent."""
 
 
-class _AtExit:
-    """Unregisters a client's models when the interpreter exits, and does not keep the client alive until then."""
+class _Plugged:
+    """Lets the plugin that is registered at a client, if there is one, complete the headers of every call."""
 
     def __init__(self, client: TritonSHMClient) -> None:
-        self._client = weakref.ref(client, self._forget)
-        atexit.register(self._clean_up)
+        self._client = weakref.ref(client)
 
-    def _clean_up(self) -> None:
+    def __call__(self, metadata: Metadata) -> Metadata:
         client = self._client()
-        if client is not None:
-            client.cleanup_all_shm()
+        plugin = None if client is None else client.plugin()
+        if plugin is None:
+            return metadata
+        request = types.SimpleNamespace(headers=dict(metadata or ()))
+        plugin(request)
+        return [(name.lower(), value) for name, value in request.headers.items()]
 
-    def _forget(self, client: object) -> None:
-        atexit.unregister(self._clean_up)
+
+def _unregister_all(models: dict[str, RegisteredModel]) -> None:
+    for name in list(models):
+        models.pop(name).close()
 
 
 def _registered_already(model_name: str) -> ValueError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+import traceback
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -13,6 +14,7 @@ from ..errors import ClosedError, ShmError, TensorError
 from ..region import reaper
 from ..strings import Strings
 from . import direct
+from .berth import Berth
 from .berths import Berths
 from .copying import LongCopy, copy_all
 from .demand import Demand, Outputs
@@ -29,6 +31,7 @@ from .exchange import Exchange, InlineExchange, is_answer
 from .explanation import Explanation
 from .memory import ClientMemory
 from .models import Catalog, KnownModel
+from .options import RequestOptions
 from .paths import PathChooser
 from .plan import CallPlan, InputDescription, Signature, output_devices, signature, wanted_outputs
 from .registration import RegisteredExchange, Registrations
@@ -271,20 +274,20 @@ class Engine:
         return StagedExchange(self.transport, plan, exchange, self._bank.cuda) if plan.devices else exchange
 
     async def _open_kept(self, demand: Demand, known: KnownModel, plan: CallPlan) -> DirectExchange:
-        berth = await self.berths.brief(demand, known, plan)
-        try:
-            return direct.keep(self.transport, demand.options, berth)
-        except BaseException as error:
-            del berth
-            raise error.with_traceback(None) from None  # one that somebody keeps must not keep the slot
+        return self._opened(direct.keep, demand, await self.berths.brief(demand, known, plan))
 
     async def _open_prepared(self, demand: Demand, known: KnownModel, plan: CallPlan) -> DirectExchange:
-        berth = await self.berths.lasting(demand, known, plan)
+        return self._opened(PreparedExchange, demand, await self.berths.lasting(demand, known, plan))
+
+    def _opened(
+        self, exchange: Callable[[Transport, RequestOptions, Berth], DirectExchange], demand: Demand, berth: Berth
+    ) -> DirectExchange:
         try:
-            return PreparedExchange(self.transport, demand.options, berth)
+            return exchange(self.transport, demand.options, berth)
         except BaseException as error:
             del berth
-            raise error.with_traceback(None) from None  # one that somebody keeps must not keep the slot
+            traceback.clear_frames(error.__traceback__)  # an error that somebody keeps must not keep the slot
+            raise
 
     async def _open_stream(
         self, demand: Demand, known: KnownModel, plan: CallPlan, frames: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -24,16 +24,26 @@ from .grpc_message import GrpcMessage, encode
 from .options import RequestOptions
 from .transport import Request, Transport
 
-__all__ = ["AsyncGrpcTransport", "GrpcTransport"]
+__all__ = ["AsyncGrpcTransport", "GrpcTransport", "Metadata"]
+
+
+Metadata = Sequence[tuple[str, str]] | None
 
 
 class _Grpc(Transport):
     """What both have in common. They call the service that tritonclient brings without its client in between.
 
     So a call that is made again is encoded once; and blocking or not, the calls are the same.
+
+    Parameters
+    ----------
+    address : GrpcAddress
+    complete : callable, optional
+        Takes the metadata of a call, and returns what to send with it instead. For every call but streams.
     """
 
-    def __init__(self, address: GrpcAddress) -> None:
+    def __init__(self, address: GrpcAddress, complete: Callable[[Metadata], Metadata] | None = None) -> None:
+        self._complete = complete
         self.host = address.host
         self.address = str(address)
         self._module = tritonclient.grpc
@@ -69,6 +79,9 @@ class _Grpc(Transport):
 
     @abstractmethod
     def _open_channel(self) -> Any: ...
+
+    def _metadata(self, message: GrpcMessage) -> Metadata:
+        return message.metadata if self._complete is None else self._complete(message.metadata)
 
     @abstractmethod
     async def _ask(self, procedure: Any, timeout_s: float, message: GrpcMessage) -> Any: ...
@@ -118,7 +131,7 @@ class GrpcTransport(_Grpc):
     async def _ask(self, procedure: Any, timeout_s: float, message: GrpcMessage) -> Any:
         try:
             return procedure(
-                message.request, timeout=timeout_s, metadata=message.metadata, compression=message.compression
+                message.request, timeout=timeout_s, metadata=self._metadata(message), compression=message.compression
             )
         except grpc.RpcError as error:
             raise self._error(error) from None
@@ -169,7 +182,7 @@ class AsyncGrpcTransport(_Grpc):
     async def _ask(self, procedure: Any, timeout_s: float, message: GrpcMessage) -> Any:
         try:
             return await procedure(
-                message.request, timeout=timeout_s, metadata=message.metadata, compression=message.compression
+                message.request, timeout=timeout_s, metadata=self._metadata(message), compression=message.compression
             )
         except grpc.RpcError as error:
             raise self._error(error) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 from ..region.cuda import CudaAccess
 from .device_bank import DeviceBank
@@ -24,16 +25,22 @@ class ClientMemory:
     def __init__(self, options: PoolOptions, cuda: CudaAccess) -> None:
         self.bank = DeviceBank(cuda, options.max_device_bytes)
         self.pool = SlotPool(options, self.bank.collect)
+        self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def end_with(self, owner: object) -> None:
-        """Close it when its owner is garbage, or when the interpreter exits."""
+        """Abandon it when its owner is garbage, or when the interpreter exits."""
         self._finalizer = weakref.finalize(owner, _abandon, self.pool, self.bank)
+
+    def abandon(self) -> None:
+        """Close it from a finalizer, which must not wait."""
+        _abandon(self.pool, self.bank)
 
     def end(self) -> None:
         """Close it. Twice is fine."""
         self.pool.close()
         self.bank.close()
-        self._finalizer.detach()
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
 
 def _abandon(pool: SlotPool, bank: DeviceBank) -> None:

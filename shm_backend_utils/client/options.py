@@ -25,7 +25,10 @@ _KINDS: Final = {
     "request_id": (str, "a str"),
     "priority": (numbers.Integral, "an integer"),
     "timeout": (numbers.Integral, "an integer: microseconds"),
+    "headers": (Mapping, "a mapping"),
+    "parameters": (Mapping, "a mapping"),
 }
+_LIMITS: Final = {"priority": 2**64, "timeout": 2**63}
 
 
 class RequestOptions(TypedDict, total=False):
@@ -96,14 +99,12 @@ def check_options(options: RequestOptions) -> RequestOptions:
     if unknown:
         raise TypeError(f"there is no keyword argument {unknown[0]!r}; expected some of {', '.join(sorted(_NAMES))}")
     options = RequestOptions(**{name: value for name, value in options.items() if value is not None})  # type: ignore[typeddict-item]
+    _check_kinds(options)
     for name in options.get("parameters", ()):
         if name in (PARAMETER, GENERATION_PARAMETER):
             raise CallerError(f"parameter {name!r} is written by the client itself; leave it out")
         if name in _RESERVED or name.startswith("triton_"):
             raise CallerError(f"parameter {name!r} is reserved by Triton; use the keyword argument, or another name")
-    for name, (kind, what) in _KINDS.items():
-        if name in options and not isinstance(options[name], kind):  # type: ignore[literal-required]
-            raise CallerError(f"{name} is {options[name]!r}; expected {what}")  # type: ignore[literal-required]
     for name, value in options.get("parameters", {}).items():
         if not isinstance(value, str | int | float):
             raise CallerError(f"parameter {name!r} is {value!r}; expected a str, a bool, an int of 64 bits, or a float")
@@ -111,6 +112,15 @@ def check_options(options: RequestOptions) -> RequestOptions:
     if compression is not None and compression not in _COMPRESSIONS:
         raise CallerError(f"compression is {compression!r}; expected {' or '.join(map(repr, _COMPRESSIONS))}")
     return options
+
+
+def _check_kinds(options: Mapping[str, Any]) -> None:
+    for name, (kind, what) in _KINDS.items():
+        if name in options and not isinstance(options[name], kind):
+            raise CallerError(f"{name} is {options[name]!r}; expected {what}")
+    for name, limit in _LIMITS.items():
+        if not 0 <= options.get(name, 0) < limit:
+            raise CallerError(f"{name} is {options[name]}; expected 0 or more, and less than {limit}")
 
 
 def check_tls(tls: Tls) -> None:

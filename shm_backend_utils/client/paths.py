@@ -31,13 +31,17 @@ _INLINE: Final = InlineExchange.path
 _BY_PREFERENCE: Final = (_DIRECT, _TRITON_SHM, _INLINE)
 _NAMES: Final = get_args(PathName)
 _PROBE_BYTES: Final = 4096
+_ANOTHER_MACHINE: Final = (
+    "another machine, which shares no memory with this one (containers: --ipc=host, or one shared volume)"
+)
 
 
 class PathChooser:
     """Knows what is possible between this process, one server and its models.
 
-    Whether client and server share memory is tried once, by registering a page at the server. What a model then refuses
-    nevertheless is remembered, until the server or the model changes.
+    Whether client and server share memory is tried once, by registering a page at the server, whatever its address: in
+    another container it may share memory all the same. What a model then refuses nevertheless is remembered, until the
+    server or the model changes.
     """
 
     def __init__(self, transport: Transport, registrations: Registrations, access: Access) -> None:
@@ -96,22 +100,23 @@ class PathChooser:
     async def _check_server(self, timeout_s: float) -> tuple[Check, ...]:
         shared = (_DIRECT, _TRITON_SHM)
         host = self._transport.host
-        if not is_this_machine(host):
-            return (Check("same machine?", False, f"{host} is another machine, which shares no memory", shared),)
-        here = Check("same machine?", True, f"{host} is this machine", shared)
+        is_here = is_this_machine(host)
+        here = Check("same machine?", is_here, f"{host} is this machine", shared)
+        elsewhere = Check("same machine?", False, f"{host} is {_ANOTHER_MACHINE}", shared)
         try:
             probe = Slot(_PROBE_BYTES, 1, self._access)
         except MachineError as error:
-            return here, Check("memory to share?", False, str(error), shared, is_passing=True)
+            obstacle = Check("memory to share?", False, str(error), shared, is_passing=True)
+            return (here, obstacle) if is_here else (elsewhere,)
         try:
             await self._registrations.add(probe, timeout_s)
             await self._registrations.drop([probe.key], timeout_s)
         except MemoryRefusedError as error:
-            return here, *_refused_registration(str(error))
+            return (here, *_refused_registration(str(error))) if is_here else (elsewhere,)
         finally:
             probe.destroy()
         return (
-            here,
+            here if is_here else Check("same machine?", True, f"{host} shares memory with this machine", shared),
             Check("region registered?", True, "the server has opened memory of this process", shared),
             Check("server flag?", True, "the server registers clients' memory", (_TRITON_SHM,)),
         )

@@ -24,8 +24,6 @@ from .demand import Demand
 from .engine import Engine
 from .errors import ForkedError, InferenceError
 from .exchange import InlineExchange
-from .grpc_address import GrpcAddress
-from .grpc_transport import GrpcTransport
 from .memory import ClientMemory
 from .options import RequestOptions
 from .origin import Origin
@@ -34,6 +32,7 @@ from .pool import region_size
 from .pool_options import PoolOptions
 from .rows import Rows, check_rows
 from .runtime import BlockingRuntime, run
+from .transport import Transport
 
 __all__ = ["InferShmError", "RegisteredModel", "TensorDeclaration"]
 
@@ -42,6 +41,7 @@ TensorDeclaration = tuple[str, Sequence[int], npt.DTypeLike]
 
 _FOREVER_S: Final = 365 * 86400.0
 _REGISTRATION_S: Final = 60.0
+_NOT_LOADED: Final = ("StatusCode.NOT_FOUND", "StatusCode.UNAVAILABLE")
 _NO_FIXED_SIZE: Final = "but strings have no fixed size; ShmClient takes them"
 
 
@@ -52,12 +52,12 @@ class InferShmError(InferenceError, RuntimeError):
 class RegisteredModel:
     """A model with memory for a number of requests.
 
-    The memory is taken at once, if the model can be asked where it has to be, and never grows.
+    The memory is taken at once, if the model is loaded and any can be shared with it, and never grows.
 
     Parameters
     ----------
-    address : GrpcAddress
-        The server.
+    transport : Transport
+        To the server. Closed with the model.
     model_name : str
     inputs, outputs : sequence of (str, shape, dtype)
         Shapes are those of a row.
@@ -69,7 +69,7 @@ class RegisteredModel:
 
     def __init__(
         self,
-        address: GrpcAddress,
+        transport: Transport,
         model_name: str,
         inputs: Sequence[TensorDeclaration],
         outputs: Sequence[TensorDeclaration],
@@ -93,7 +93,7 @@ class RegisteredModel:
             CudaAccess(),
         )
         self._memory.end_with(self)
-        self._engine = Engine(GrpcTransport(address), BlockingRuntime(self.pool_size), self._memory)
+        self._engine = Engine(transport, BlockingRuntime(self.pool_size), self._memory)
         with ExitStack() as on_error:
             on_error.callback(self.close)
             self._take_memory()
@@ -149,6 +149,10 @@ class RegisteredModel:
             raise _as_infer_shm_error(failure.pop("first"))  # no local of its own frames may refer to it: a cycle
         return results
 
+    def abandon(self) -> None:
+        """Remove the memory, from a finalizer. What the server knows of it stays until :meth:`close`."""
+        self._memory.abandon()
+
     def close(self) -> None:
         """Remove the memory, and unregister what the server knows of it. Twice is fine."""
         if not self._memory.pool.is_a_forks:
@@ -168,8 +172,10 @@ class RegisteredModel:
         run(self._engine.check_server_answers(demand.left_s))
         try:
             known = run(self._engine.catalog.look_up(self.model_name, "", demand.left_s))
-        except InferenceError:
-            return  # it may be loaded later
+        except InferenceError as error:
+            if error.status() not in _NOT_LOADED:
+                raise
+            return  # it may be later
         path = run(self._engine.paths.choose(known, "auto", demand.left_s))
         if path != InlineExchange.path:
             take_slot = self._engine.berths.take_slot

@@ -66,6 +66,7 @@ else:
     sys.exit("no interrupt")
 """,
     "exits": "",
+    "exits without the client": "del client",
     "exits in the middle": "sys.exit(0)",
     "fails": "raise SystemExit(0) from RuntimeError('by intent')",
     "forgets the client": "del client",

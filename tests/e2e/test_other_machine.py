@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import PathUnavailableError, paths
+from shm_backend_utils.client import PathUnavailableError, paths, registration
+from shm_backend_utils.client.errors import MemoryRefusedError
 
 from .flavours import AnyClient, Flavour
 from .stranger import NOT_PERMITTED
@@ -37,8 +38,23 @@ def test_a_client_in_another_container_gets_the_same_inline(flavour: Flavour) ->
 
 
 @pytest.fixture
-def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def _under_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "is_this_machine", lambda host: False)
+
+
+@pytest.fixture
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, _under_another_address: None) -> None:
+    async def refuse(*arguments: object) -> None:
+        raise MemoryRefusedError("Unable to open shared memory region")
+
+    monkeypatch.setattr(registration.Registrations, "add", refuse)
+
+
+@pytest.mark.usefixtures("_under_another_address")
+def test_a_server_in_another_container_that_shares_memory_gets_no_tensors(any_client: AnyClient) -> None:
+    with any_client.infer("rows", {"X": np.ones((1, 4), np.float32)}, outputs=["DOUBLED"]) as result:
+        assert result.path == "direct"
+    assert "127.0.0.1 shares memory with this machine" in str(any_client.explain("rows"))
 
 
 @pytest.mark.usefixtures("_elsewhere")

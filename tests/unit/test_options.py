@@ -55,9 +55,13 @@ def test_a_parameter_that_the_client_writes_itself_is_refused(name: str) -> None
         ("request_id", b"7", "a str"),
         ("priority", "high", "an integer"),
         ("timeout", 1.5, "an integer: microseconds"),
+        ("priority", -1, f"0 or more, and less than {2**64}"),
+        ("timeout", 2**63, f"0 or more, and less than {2**63}"),
+        ("headers", [("a", "b")], "a mapping"),
+        ("parameters", [("a", 1)], "a mapping"),
     ],
 )
-def test_an_option_of_another_type_is_refused_before_anything_is_sent(name: str, value: Any, expected: str) -> None:
+def test_an_option_with_such_a_value_is_refused_before_anything_is_sent(name: str, value: Any, expected: str) -> None:
     wrong: Any = {name: value}
     with pytest.raises(CallerError, match=re.escape(f"{name} is {value!r}; expected {expected}")):
         check_options(wrong)

@@ -203,6 +203,21 @@ def test_bytes_that_are_no_strings_are_not_read_as_such() -> None:
     cleanup_shm_regions([handle])
 
 
+def test_sizes_of_numpy_are_sizes() -> None:
+    handle = SystemShmHandle("x", 16)
+    assert handle.read(np.int32, np.int64(2)).shape == (2,)
+    assert handle.read(np.int32, [np.int64(2), np.uint8(2)]).shape == (2, 2)
+    handle.destroy()
+
+
+@pytest.mark.parametrize("shape", [-1, (2, -1), (-2, -2)])
+def test_nothing_has_a_negative_size(shape: Any) -> None:
+    handle = SystemShmHandle("x", 16)
+    with pytest.raises(TensorError, match="region 'x' is read as shape .*; expected sizes of 0 or more"):
+        handle.read(np.int32, shape)
+    handle.destroy()
+
+
 def test_what_triton_has_no_type_for_is_not_read() -> None:
     handle = SystemShmHandle("x", 16)
     with pytest.raises(TensorTypeError, match="tensor 'x' has NumPy dtype complex64"):
