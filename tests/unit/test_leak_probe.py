@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shm_backend_utils.region.managed import ManagedRegion
+from shm_backend_utils.region.managed import KEY_PREFIX
 from shm_backend_utils.region.system import SystemSegment
 from shm_backend_utils.testing.leak_probe import POOL_PREFIX, ShmLeakProbe
 from shm_backend_utils.testing.shm_regions import SystemShmHandle
@@ -50,9 +50,9 @@ def leak_mapping(stack: ExitStack) -> None:
 
 
 def leak_region(stack: ExitStack) -> None:
-    region = ManagedRegion.create(PAGE)
-    region.close()
-    stack.callback(region.segment.unlink)
+    path = SHM / f"{KEY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+    path.touch()  # without a header: one whose owner is gone may be removed by a client that starts meanwhile
+    stack.callback(path.unlink)
 
 
 def leak_test_region(stack: ExitStack) -> None:
