@@ -88,7 +88,7 @@ def _managed_files() -> Iterator[tuple[int, Path]]:
 
 def _report(fd: int, path: Path) -> RegionReport | None:
     status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink == 0:  # somebody else has removed it meanwhile
         return None
     header = layout.parse_header(os.pread(fd, layout.HEADER_LENGTH, 0))
     if header is None and not (status.st_size == 0 and KEY.fullmatch(path.name)):

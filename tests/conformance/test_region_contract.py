@@ -388,4 +388,4 @@ def test_no_descriptor_stays_open(kind: Kind) -> None:
     kind.remove(region)
     for each in (region, peer):
         each.close()
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208

@@ -77,7 +77,7 @@ def test_the_next_client_to_start_removes_the_region(victim: Victim, url: str) -
     assert before.is_owner_alive
     victim.kill()
     with ShmClient(url):
-        assert region_of(victim.pid) is None
+        eventually(lambda: region_of(victim.pid) is None)  # another client may be at it
 
 
 @pytest.mark.parametrize("stage", ["writing", "in flight", "reading"])
@@ -120,7 +120,7 @@ def test_a_region_may_be_removed_while_a_model_writes_to_it(
     stub = stub_of(server, "crash_stages")
     victim.kill()
     with ShmClient(server.grpc_url):
-        assert region_of(victim.pid) is None
+        eventually(lambda: region_of(victim.pid) is None)  # another client may be at it
     victim.let_the_model_go()
     with client.infer("crash_stages", {"X": X}, outputs={"Y": X.nbytes}) as result:
         np.testing.assert_array_equal(result["Y"], X + 1)

@@ -124,7 +124,7 @@ def test_nothing_is_left_when_the_next_client_has_started(triton_server: Embedde
     with gpu_of(flavour_of(triton_server)) as gpu, gpu.infer("double", gpu.array(X)) as result:
         y: Any = result["Y"]
         assert (y.peek() == X * 2).all()
-        assert region_of(idle_victim.pid) is None
+        eventually(lambda: region_of(idle_victim.pid) is None)  # another client may be at it
         assert idle_victim.memory_of_gpus() == []
         del y
 
@@ -134,7 +134,7 @@ def test_a_model_that_is_at_work_comes_to_its_end_and_closes_the_memory_then(
 ) -> None:
     waiting_victim.kill()
     with ShmClient(triton_server.grpc_url):
-        assert region_of(waiting_victim.pid) is None
+        eventually(lambda: region_of(waiting_victim.pid) is None)  # another client may be at it
     gate.let_go()
     after = told_by(MODEL, triton_server.grpc_url, "sweep")
     assert (after.launched, after.finished) == (before.launched + 1, before.finished + 1)

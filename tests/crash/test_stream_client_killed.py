@@ -51,7 +51,7 @@ def test_the_stream_ends_and_the_next_client_is_served(server: EmbeddedServer, v
     victim.kill()
     assert victim.wait() < 0
     with ShmClient(server.grpc_url, timeout_s=20) as client:
-        assert region_of(victim.pid) is None
+        eventually(lambda: region_of(victim.pid) is None)  # another client may be at it
         begun, ended = ask(client)  # the model has one instance
         assert begun == ended
         assert [result.copy()["Y"][0] for result in frames(client, 5)] == [1, 2, 3, 4, 5]

@@ -51,7 +51,7 @@ def leak_mapping(stack: ExitStack) -> None:
 
 def leak_region(stack: ExitStack) -> None:
     path = SHM / f"{KEY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
-    path.touch()  # without a header: one whose owner is gone may be removed by a client that starts meanwhile
+    path.write_text("no header")  # else a client that starts meanwhile would remove it, as its owner's lock is free
     stack.callback(path.unlink)
 
 

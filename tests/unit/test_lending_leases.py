@@ -157,4 +157,4 @@ def test_no_descriptor_is_left_of_a_loan_that_was_not_to_be_had(client: int, bor
     assert SlotLease(client, SLOT).take_back()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # a count is all that is wanted
     assert borrow(borrower, SLOT) is None
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208

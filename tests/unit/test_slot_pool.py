@@ -268,13 +268,18 @@ def held_by_this_process() -> tuple[int, int, int]:
     )
 
 
+def is_no_more_than(before: tuple[int, int, int]) -> bool:
+    """Return whether this process holds as much as before, or less: what others have left may be garbage by now."""
+    return all(now <= then for now, then in zip(held_by_this_process(), before, strict=True))
+
+
 def test_a_thousand_slots_made_one_after_another_leave_nothing() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=SLOT))) as pool:
         used(pool)
         before = held_by_this_process()
         keys = {used(pool, group=str(number)).key for number in range(1000)}
         assert len(keys) == 1000
-        assert held_by_this_process() == before
+        assert is_no_more_than(before)
 
 
 def test_a_thousand_slots_taken_by_hundreds_are_hundreds_and_end_with_the_pool() -> None:
@@ -286,4 +291,4 @@ def test_a_thousand_slots_taken_by_hundreds_are_hundreds_and_end_with_the_pool()
             keys |= {slot.key for slot, _ in taken}
             del taken
         assert len(keys) == pool.status.idle == 200
-    assert held_by_this_process() == before
+    assert is_no_more_than(before)
