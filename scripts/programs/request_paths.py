@@ -11,6 +11,7 @@ import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from photographs import Photograph
 from tritonclient.utils import shared_memory
 
 from shm_backend_utils.client import ShmClient
+from shm_backend_utils.testing.unregistering import unregister_when_free
 
 __all__ = ["PATHS", "DirectPath", "EmptyRequest", "InlinePath", "Request", "RequestPath", "TritonShmPath"]
 
@@ -118,7 +120,8 @@ class TritonShmPath(RequestPath):
             yield name, handle
         finally:
             try:
-                self._client.unregister_system_shared_memory(name, client_timeout=TIMEOUT_S)
+                unregister = partial(self._client.unregister_system_shared_memory, name, client_timeout=TIMEOUT_S)
+                unregister_when_free(unregister)
             finally:
                 shared_memory.destroy_shared_memory_region(handle)
 

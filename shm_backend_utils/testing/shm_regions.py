@@ -22,6 +22,7 @@ from ..region.cuda import CudaAccess, CudaAllocation
 from ..region.system import SystemSegment
 from ..strings import Strings
 from .leak_probe import UTIL_PREFIX
+from .unregistering import unregister_when_free
 
 __all__ = ["CudaShmHandle", "ShmHandle", "SystemShmHandle"]
 
@@ -96,7 +97,7 @@ class ShmHandle(ABC):
         tritonclient.utils.InferenceServerException
             The server refuses.
         """
-        self._unregister_at(client)
+        unregister_when_free(lambda: self._unregister_at(client))
         self._may_be_registered = True  # even if no answer comes
         self._register_at(client)
 
@@ -106,10 +107,11 @@ class ShmHandle(ABC):
         Raises
         ------
         tritonclient.utils.InferenceServerException
-            The server does not answer. It can be tried again.
+            The server does not answer, or has a request in the region for longer than some seconds. It can be tried
+            again.
         """
         if self._may_be_registered:
-            self._unregister_at(client)
+            unregister_when_free(lambda: self._unregister_at(client))
             self._may_be_registered = False
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import tritonclient.grpc
 
 from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.unregistering import unregister_when_free
 
 __all__ = ["SomebodyElse", "files_of_this_process"]
 
@@ -46,7 +48,7 @@ class SomebodyElse:
         names = self.registered_by_this_process()
         assert names
         for name in names:
-            self.grpc.unregister_system_shared_memory(name)
+            unregister_when_free(functools.partial(self.grpc.unregister_system_shared_memory, name))
 
     def unregister_all(self) -> None:
         """Unregister everybody's."""

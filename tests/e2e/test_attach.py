@@ -25,6 +25,7 @@ from shm_backend_utils.errors import CallerError, DescriptorError, TensorError
 from shm_backend_utils.region.cuda import CudaAccess
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda import FakeCuda
+from shm_backend_utils.testing.unregistering import unregister_when_free
 
 from .fake_gpus import MODEL, Y_OFFSET, HandMade, X, hand_made_for
 
@@ -75,7 +76,7 @@ class User:
         return inputs, [self.output("OUTPUT0"), self.output("OUTPUT1", offset=SIZE // 2 + ROW)]
 
     def close(self) -> None:
-        self.client.unregister_system_shared_memory(self.name)
+        unregister_when_free(lambda: self.client.unregister_system_shared_memory(self.name))
         shared_memory.destroy_shared_memory_region(self.handle)
         self.client.close()
 

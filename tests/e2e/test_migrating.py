@@ -11,6 +11,7 @@ import pytest
 import tritonclient.grpc
 
 from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.unregistering import unregister_when_free
 from tests.conftest import ROOT
 
 DOCUMENT = (ROOT / "docs" / "migrating.md").read_text()
@@ -43,6 +44,20 @@ def test_every_step_has_three_columns() -> None:
     assert [len(step) for step in steps()] == [3] * 7
 
 
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tritonclient wait for a server that has answered, but is still in the region."""
+    unregister = tritonclient.grpc.InferenceServerClient.unregister_system_shared_memory
+
+    def unregister_patiently(client: Any, name: str) -> None:
+        unregister_when_free(lambda: unregister(client, name))
+
+    monkeypatch.setattr(
+        tritonclient.grpc.InferenceServerClient, "unregister_system_shared_memory", unregister_patiently
+    )
+
+
+@pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("column", COLUMNS)
 def test_it_runs_and_gives_the_sums_and_the_differences(column: str, triton_server: EmbeddedServer) -> None:
     names: dict[str, Any] = {}

@@ -13,6 +13,7 @@ from tritonclient.utils import InferenceServerException, shared_memory
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.unregistering import unregister_when_free
 
 from .in_band import NUMBERS
 
@@ -72,7 +73,7 @@ def test_tritons_own_shared_memory(plain: Plain) -> None:
             np.testing.assert_array_equal(doubled, images * 2)
             del doubled
         finally:
-            plain.client.unregister_system_shared_memory(name)
+            unregister_when_free(lambda: plain.client.unregister_system_shared_memory(name))
     finally:
         shared_memory.destroy_shared_memory_region(handle)
 

@@ -18,6 +18,7 @@ from tritonclient.utils import InferenceServerException, shared_memory
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.client.paths import PathName
 from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.unregistering import unregister_when_free
 
 from .flavours import AnyClient
 
@@ -125,7 +126,7 @@ class Ensemble:
         return copy
 
     def close(self) -> None:
-        self.client.unregister_system_shared_memory(self.name)
+        unregister_when_free(lambda: self.client.unregister_system_shared_memory(self.name))
         shared_memory.destroy_shared_memory_region(self.region)
         self.client.close()
 

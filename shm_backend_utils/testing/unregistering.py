@@ -1,0 +1,36 @@
+"""Unregistering regions that a request has just used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from tritonclient.utils import InferenceServerException
+
+__all__ = ["unregister_when_free"]
+
+_IN_USE: Final = "currently in use"  # as Triton says it
+_ROUND_S: Final = 0.01
+
+
+def unregister_when_free(unregister: Callable[[], object], patience_s: float = 5.0) -> None:
+    """Call ``unregister`` until the server no longer answers that a request is in the region.
+
+    It lets go of a region a moment after it has answered the request, so that who unregisters at once may be refused.
+
+    Raises
+    ------
+    tritonclient.utils.InferenceServerException
+        The server refuses for another reason, or still says so after ``patience_s`` seconds.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            unregister()
+        except InferenceServerException as error:
+            if _IN_USE not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(_ROUND_S)
+        else:
+            return
