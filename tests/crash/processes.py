@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shm_backend_utils.client import PreparedCall, Result
@@ -13,7 +14,7 @@ from shm_backend_utils.region import reaper
 from shm_backend_utils.region.reaper import RegionReport
 from shm_backend_utils.server import EmbeddedServer
 
-__all__ = ["eventually", "held_regions", "infer_until_answered", "region_of", "stub_of"]
+__all__ = ["eventually", "held_regions", "infer_until_answered", "open_region_of", "region_of", "stub_of"]
 
 DEADLINE_S = 40.0
 
@@ -55,6 +56,17 @@ def held_regions(pid: int, owner: int) -> list[str]:
         with contextlib.suppress(FileNotFoundError):  # it was closed since the listing
             targets.append(str(link.readlink()))
     return [target for target in targets if f"/shmbu-{owner}-" in target]
+
+
+@contextlib.contextmanager
+def open_region_of(owner: int) -> Iterator[int]:
+    """Hold the only region of a client open, whatever becomes of its name; yields the descriptor."""
+    (path,) = Path("/dev/shm").glob(f"shmbu-{owner}-*")
+    fd = os.open(path, os.O_RDWR)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def region_of(owner: int) -> RegionReport | None:

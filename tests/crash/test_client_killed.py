@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import ShmClient
+from shm_backend_utils.region import lease
 from shm_backend_utils.server import EmbeddedServer
 
 from .gate import Gate
-from .processes import eventually, held_regions, region_of, stub_of
+from .processes import eventually, held_regions, open_region_of, region_of, stub_of
 
 STAGES = ("created", "writing", "in flight", "reading")
 X = np.arange(1000, dtype=np.float32)
@@ -104,13 +105,12 @@ def test_another_client_is_served_as_before(victim: Victim, client: ShmClient) -
 
 @pytest.mark.parametrize("stage", ["in flight"])
 def test_the_model_holds_the_slot_until_it_is_done(victim: Victim) -> None:
-    victim.kill()
-    executing = region_of(victim.pid)
-    assert executing is not None
-    assert not executing.is_owner_alive
-    assert executing.slots_in_use == 1
-    victim.let_the_model_go()
-    eventually(lambda: (region := region_of(victim.pid)) is None or region.slots_in_use == 0)
+    with open_region_of(victim.pid) as fd:  # as another client may remove its name at any time
+        victim.kill()
+        assert not lease.is_owner_alive(fd)
+        assert lease.is_slot_in_use(fd, 0)
+        victim.let_the_model_go()
+        eventually(lambda: not lease.is_slot_in_use(fd, 0))
 
 
 @pytest.mark.parametrize("stage", ["in flight"])
