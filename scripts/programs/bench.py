@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from arguments import positive
 from bench_client import client_time
 from bench_compat import compat
 from bench_figures import Figure, table_of
@@ -51,14 +52,6 @@ def bench_server() -> Iterator[EmbeddedServer]:
         shutil.copytree(MODELS, models, dirs_exist_ok=True)
         with EmbeddedServer.start(models) as server:
             yield server
-
-
-def positive(text: str) -> int:
-    """Read a number of rounds."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("expected 1 or more")
-    return number
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from arguments import positive
 from measurement import WARM_UP_ROUNDS, Measurement, measure, measure_wire_bytes
 from photographs import load_photographs
 from picture import draw
@@ -90,14 +91,6 @@ def report(measurement: Measurement, wire_bytes: dict[str, dict[str, int]]) -> N
         },
     }
     print(json.dumps(summary), flush=True)
-
-
-def positive(text: str) -> int:
-    """Read a number of rounds."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("expected 1 or more")
-    return number
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tritonclient.grpc as grpcclient
+from arguments import positive
 from perf_analyzer_cases import CASES, Case
 from perf_analyzer_install import VERSION, install_perf_analyzer
 from perf_analyzer_region import expected_output, prepared_region
@@ -62,14 +63,6 @@ def measure_case(case: Case, runs: Runs, client: Any, on_way_done: Callable[[], 
         direct = runs.direct(case, region)
     on_way_done()
     return Measured(case, in_band, system, direct)
-
-
-def positive(text: str) -> int:
-    """Read a number of requests or milliseconds."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("expected 1 or more")
-    return number
 
 
 def main() -> int:
