@@ -17,12 +17,12 @@ __version__: Final = "0.1.0"
 
 _HOMES: Final = {
     "AsyncShmClient": "client",
-    "BufferAttributes": "attributes",
-    "MemoryType": "attributes",
+    "BufferAttributes": "tensors.attributes",
+    "MemoryType": "tensors.attributes",
     "ShmClient": "client",
     "ShmError": "errors",
     "ShmSession": "model",
-    "TensorView": "view",
+    "TensorView": "tensors.view",
 }
 
 __all__ = [

@@ -23,7 +23,7 @@ try:
 except ImportError:
     _bfloat16 = "V2"
 
-__all__ = ["BF16", "BYTES", "BY_NAME", "DType", "from_config", "from_numpy"]
+__all__ = ["BF16", "BYTES", "BY_NAME", "LENGTH_SIZE", "DType", "from_config", "from_numpy"]
 
 _DL_INT: Final = 0
 _DL_UINT: Final = 1
@@ -64,6 +64,9 @@ def _row(name: str, numpy_type: npt.DTypeLike, dlpack_code: int) -> DType:
 BF16: Final = _row("BF16", _bfloat16, _DL_BFLOAT)
 BYTES: Final = DType("BYTES", np.dtype(object), _NO_DL, 0, 0)
 """Strings. NumPy has them as objects, DLPack not at all."""
+
+LENGTH_SIZE: Final = 4
+"""Bytes of the length, little-endian, that stands before each string in memory (Triton's form)."""
 
 _TABLE: Final = (
     _row("BOOL", np.bool_, _DL_BOOL),

@@ -16,7 +16,7 @@ from bench_figures import AtMost, Figure, ForInformation
 from bench_rounds import AsyncCases, Bench, Medians
 
 from shm_backend_utils.client import AsyncShmClient, ShmClient
-from shm_backend_utils.region.managed import ManagedRegion
+from shm_backend_utils.memory.managed import ManagedRegion
 
 __all__ = ["client_time"]
 

@@ -11,7 +11,7 @@ from bench_figures import AtMost, Figure
 from bench_rounds import Bench
 
 from shm_backend_utils.server import install
-from shm_backend_utils.strings import Strings
+from shm_backend_utils.tensors.strings import Strings
 
 __all__ = ["strings"]
 

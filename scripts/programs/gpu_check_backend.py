@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shm_backend_utils import dlpack
+from shm_backend_utils.tensors import dlpack
 
 __all__ = ["Request", "put_in_place"]
 

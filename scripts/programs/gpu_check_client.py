@@ -18,7 +18,7 @@ from gpu_check_model import Answer
 from gpu_check_report import CheckFailedError, require
 from gpu_check_slots import DeviceSlot, HostSlot, Slot
 
-from shm_backend_utils.region.cuda_runtime import device_guard
+from shm_backend_utils.memory.cuda.runtime import device_guard
 
 __all__ = ["Check", "Client", "ModelProcess"]
 

@@ -15,7 +15,7 @@ from gpu_check_model import ADDITIONS
 from gpu_check_report import Figure, Report, require
 from gpu_check_slots import DeviceSlot
 
-from shm_backend_utils.region.cuda_events import EventListener
+from shm_backend_utils.memory.cuda.events import EventListener
 
 __all__ = ["CHECKS", "measure"]
 

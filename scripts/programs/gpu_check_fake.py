@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from gpu_check_gpu import Gpu
 
-from shm_backend_utils.region.cuda import CudaAccess, CudaAllocation
-from shm_backend_utils.region.cuda_runtime import device_guard
-from shm_backend_utils.testing.fake_cuda import FakeCuda, FakeDeviceArray, FakeStream, kernel
-from shm_backend_utils.testing.fake_memory import KEY_PREFIX
+from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.cuda.runtime import device_guard
+from shm_backend_utils.testing.fake_cuda.memory import KEY_PREFIX
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, FakeStream, kernel
 
 __all__ = ["gpu_on", "load_fake_gpu"]
 

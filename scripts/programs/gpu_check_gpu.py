@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shm_backend_utils.region.cuda import CudaAccess
-from shm_backend_utils.region.cuda_runtime import CudaRuntime
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 
 __all__ = ["Gpu", "LoadGpu", "load_gpu"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.region.cuda import CudaAccess
 
 
 class TritonPythonModel:

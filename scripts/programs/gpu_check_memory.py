@@ -14,8 +14,8 @@ from gpu_check_report import CheckFailedError, SkippedError, require
 from gpu_check_slots import DeviceSlot
 
 from shm_backend_utils.errors import RegionRefusedError
-from shm_backend_utils.region.cuda import CudaMappings
-from shm_backend_utils.region.cuda_runtime import HANDLE_LENGTH, CudaError, device_guard
+from shm_backend_utils.memory.cuda.memory import CudaMappings
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaError, device_guard
 
 __all__ = ["CHECKS"]
 

@@ -15,9 +15,9 @@ import numpy as np
 from gpu_check_gpu import Gpu, LoadGpu
 from sample_models import REPOSITORY
 
-from shm_backend_utils.attributes import MemoryType
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.tensors.attributes import MemoryType
 
 __all__ = ["ADDITIONS", "Answer", "serve"]
 

@@ -16,9 +16,9 @@ from gpu_check_report import Report, SkippedError, require
 from gpu_check_server_client import ServerCheck, ServerClient
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils import descriptor
-from shm_backend_utils.descriptor import CudaRegionClaim, Descriptor, InputSpan, OutputSpan
 from shm_backend_utils.dtypes import BY_NAME
+from shm_backend_utils.protocol import descriptor
+from shm_backend_utils.protocol.descriptor import CudaRegionClaim, Descriptor, InputSpan, OutputSpan
 
 __all__ = ["CHECKS", "measure"]
 

@@ -12,8 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from gpu_check_gpu import Gpu
 
-from shm_backend_utils import descriptor, dtypes
-from shm_backend_utils.descriptor import (
+from shm_backend_utils import dtypes
+from shm_backend_utils.memory import locks as lease
+from shm_backend_utils.memory.cuda.events import Event
+from shm_backend_utils.memory.cuda.memory import CudaAllocation
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.protocol import descriptor
+from shm_backend_utils.protocol.descriptor import (
     CudaRegionClaim,
     Descriptor,
     InputSpan,
@@ -21,10 +26,6 @@ from shm_backend_utils.descriptor import (
     RegionClaim,
     SystemRegionClaim,
 )
-from shm_backend_utils.region import lease
-from shm_backend_utils.region.cuda import CudaAllocation
-from shm_backend_utils.region.cuda_events import Event
-from shm_backend_utils.region.managed import ManagedRegion
 
 __all__ = ["DeviceSlot", "HostSlot", "Slot"]
 

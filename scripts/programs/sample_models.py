@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.region.cuda import CudaAccess
+from shm_backend_utils.memory.cuda.memory import CudaAccess
 
 __all__ = ["REPOSITORY", "copy_sample_models", "sample_models"]
 

@@ -28,7 +28,7 @@ from soak_server import SoakServer
 from soak_tally import Tally
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.region import reaper
+from shm_backend_utils.memory import reaper
 
 SHM_BYTES: Final = 512 << 20
 HANG_S: Final = 60.0

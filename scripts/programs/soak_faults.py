@@ -19,7 +19,7 @@ from soak_machine import fill
 from soak_server import SoakServer
 from soak_tally import Tally
 
-from shm_backend_utils.region import reaper
+from shm_backend_utils.memory import reaper
 
 __all__ = ["Saboteur"]
 

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from ..errors import MachineError
-from ..region import reaper
-from ..region.reaper import RegionReport
-from ..registrations import fetch_registrations
+from ..memory import reaper
+from ..memory.reaper import RegionReport
+from ..memory.registrations import fetch_registrations
 
 __all__ = ["add_command"]
 

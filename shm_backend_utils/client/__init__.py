@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from ..region.system import Access
+from ..memory.segment import Access
 from .aio import AsyncShmClient
-from .attachment import Attached, CudaRegion, attach
+from .attach import Attached, CudaRegion, attach
 from .call import AsyncPreparedCall, PreparedCall
 from .client import ShmClient
 from .errors import (

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CallerError, ClosedError
-from ..region.cuda import CudaAccess
+from ..memory.cuda.memory import CudaAccess
 from .call import AsyncPreparedCall
 from .connect import connect_async
 from .demand import Demand, Outputs

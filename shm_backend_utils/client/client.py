@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ClosedError
-from ..region.cuda import CudaAccess
+from ..memory.cuda.memory import CudaAccess
 from .call import PreparedCall
 from .connect import connect
 from .demand import Outputs

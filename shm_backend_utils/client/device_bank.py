@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ..errors import MachineError
-from ..region import lease
-from ..region.cuda import CudaAccess, CudaAllocation
-from ..region.cuda_events import EventListener
-from ..region.cuda_runtime import CudaError
-from ..repeater import Repeater
-from ..rounding import roomy
+from ..memory import locks as lease
+from ..memory.cuda.events import EventListener
+from ..memory.cuda.memory import CudaAccess, CudaAllocation
+from ..memory.cuda.runtime import CudaError
+from ..memory.repeater import Repeater
+from ..memory.rounding import roomy
 from .errors import BudgetError
 from .forks import forsake_in_children
 from .slot import Slot

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..region.cuda import CudaAccess
-from ..region.cuda_runtime import CudaRuntime, device_guard
-from ..spec import ModelSpec
+from ..memory.cuda.memory import CudaAccess
+from ..memory.cuda.runtime import CudaRuntime, device_guard
+from ..model_spec import ModelSpec
 from .sources import Source, sources
 
 __all__ = ["DeviceSource", "copy_on_device", "is_on_device", "sources_anywhere"]

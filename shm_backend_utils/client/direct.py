@@ -10,12 +10,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .. import descriptor
-from ..descriptor import PARAMETER, Descriptor, InputSpan, OutputSpan
 from ..errors import PeerError, SlotInDoubtError, TensorError
-from ..region.cuda_events import Event
-from ..results import OutputPlace, parse_events, parse_results, unused_memory
-from ..strings import Strings
+from ..memory.cuda.events import Event
+from ..protocol import descriptor
+from ..protocol.descriptor import PARAMETER, Descriptor, InputSpan, OutputSpan
+from ..protocol.results import OutputPlace, parse_events, parse_results, unused_memory
+from ..tensors.strings import Strings
 from .berth import Berth
 from .errors import InferenceError, MemoryRefusedError
 from .exchange import Exchange, is_answer, no_strings

@@ -10,12 +10,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .. import descriptor
-from ..descriptor import GENERATION_PARAMETER, PARAMETER, Descriptor
 from ..errors import CallerError
-from ..region.layout import SlotRecord
-from ..results import parse_results, unused_memory
-from ..ring import MOST_FRAMES, Ring, frame_number
+from ..protocol import descriptor
+from ..protocol.descriptor import GENERATION_PARAMETER, PARAMETER, Descriptor
+from ..protocol.region_layout import SlotRecord
+from ..protocol.results import parse_results, unused_memory
+from ..protocol.ring import MOST_FRAMES, Ring, frame_number
 from .direct import spans_in
 from .exchange import Exchange
 from .options import RequestOptions

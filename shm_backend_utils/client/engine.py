@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ..errors import ClosedError, ShmError, TensorError
-from ..region import reaper
-from ..strings import Strings
+from ..memory import reaper
+from ..tensors.strings import Strings
 from . import direct
 from .berth import Berth
 from .berths import Berths
@@ -21,12 +21,7 @@ from .demand import Demand, Outputs
 from .device_sources import DeviceSource, is_on_device, sources_anywhere
 from .direct import DirectExchange, PreparedExchange
 from .direct_stream import DirectStream, check_frames, ring_size
-from .errors import (
-    InferenceError,
-    MemoryRefusedError,
-    PathUnavailableError,
-    ServerUnavailableError,
-)
+from .errors import InferenceError, MemoryRefusedError, PathUnavailableError, ServerUnavailableError
 from .exchange import Exchange, InlineExchange, is_answer
 from .explanation import Explanation
 from .memory import ClientMemory

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ClosedError, PeerError
-from ..spec import BATCH_CARRIER
-from ..strings import Strings
+from ..model_spec import BATCH_CARRIER
+from ..tensors.strings import Strings
 from .errors import DeadlineExceededError, InferenceError
 from .options import RequestOptions
 from .plan import CallPlan

@@ -16,8 +16,8 @@ from google.protobuf import json_format
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from ..descriptor import GENERATION_PARAMETER
 from ..errors import ClosedError, ShmError
+from ..protocol.descriptor import GENERATION_PARAMETER
 from .errors import deadline_exceeded, translated
 from .grpc_address import GrpcAddress
 from .grpc_message import GrpcMessage, encode

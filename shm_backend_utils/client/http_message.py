@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 from tritonclient.http import InferenceServerClient, InferResult
 
-from ..descriptor import GENERATION_PARAMETER
 from ..errors import ShmError
+from ..protocol.descriptor import GENERATION_PARAMETER
 from .errors import InferenceError, translated
 
 __all__ = ["Answer", "HttpMessage", "encode", "path_of"]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..dtypes import BF16, BYTES
 from ..errors import TensorShapeError, TensorTypeError
-from ..spec import TensorSpec
+from ..model_spec import TensorSpec
 
 __all__ = ["array_of_numbers"]
 

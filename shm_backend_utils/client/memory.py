@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from ..region.cuda import CudaAccess
+from ..memory.cuda.memory import CudaAccess
 from .device_bank import DeviceBank
 from .pool import SlotPool
 from .pool_options import PoolOptions

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ..errors import TensorError
-from ..spec import ModelSpec
+from ..model_spec import ModelSpec
 from .explanation import Explanation
 from .plan import CallPlan, Signature, many_of, plan
 from .transport import Transport

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
-from ..descriptor import GENERATION_PARAMETER, PARAMETER
 from ..errors import CallerError
+from ..protocol.descriptor import GENERATION_PARAMETER, PARAMETER
 from .errors import TimeoutValueError
 
 __all__ = ["RequestOptions", "Tls", "check_options", "check_timeout"]

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, get_args
 
 from ..errors import CallerError, MachineError
-from ..region.system import Access
-from ..spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
+from ..memory.segment import Access
+from ..model_spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
 from .direct import DirectExchange
 from .errors import MemoryRefusedError, PathUnavailableError
 from .exchange import InlineExchange

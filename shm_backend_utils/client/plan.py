@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..descriptor import InputSpan, OutputSpan
-from ..dtypes import BYTES, DType
+from ..dtypes import BYTES, LENGTH_SIZE, DType
 from ..errors import BatchSizeError, MissingTensorError, TensorError, TensorShapeError, TensorTypeError
-from ..spec import ModelSpec
-from ..strings import LENGTH_SIZE
+from ..model_spec import ModelSpec
+from ..protocol.descriptor import InputSpan, OutputSpan
 
 __all__ = [
     "CallPlan",

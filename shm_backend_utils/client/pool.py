@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ClosedError, MachineError
-from ..region.layout import PAGE_SIZE, data_offset
-from ..repeater import Repeater
-from ..rounding import roomy
+from ..memory.repeater import Repeater
+from ..memory.rounding import roomy
+from ..protocol.region_layout import PAGE_SIZE, data_offset
 from .errors import BudgetError, PoolExhaustedError
 from .forks import forsake_in_children
 from .origin import Origin

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import CallerError
-from ..region.system import PRIVATE, Access
+from ..memory.segment import PRIVATE, Access
 
 __all__ = ["PoolOptions", "PoolStatus"]
 

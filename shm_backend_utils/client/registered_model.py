@@ -18,8 +18,8 @@ from tritonclient.utils import InferenceServerException
 from .. import dtypes
 from ..dtypes import BYTES
 from ..errors import PeerError, ShmError, TensorNameError, TensorTypeError
-from ..region.cuda import CudaAccess
-from ..strings import Strings
+from ..memory.cuda.memory import CudaAccess
+from ..tensors.strings import Strings
 from .demand import Demand
 from .engine import Engine
 from .errors import ForkedError, InferenceError

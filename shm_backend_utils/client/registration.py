@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .. import dtypes
 from ..dtypes import BYTES
 from ..errors import PeerError, ShmError, SlotInDoubtError
-from ..region.managed import array_at
+from ..memory.managed import array_at
 from .errors import InferenceError, MemoryRefusedError, OutputRoomError
 from .exchange import Exchange, is_answer, no_strings
 from .options import RequestOptions

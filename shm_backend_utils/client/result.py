@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from ..dtypes import BYTES
 from ..errors import ClosedError
-from ..results import OutputPlace, broken_results
-from ..strings import Strings
+from ..protocol.results import OutputPlace, broken_results
+from ..tensors.strings import Strings
 from .space import Space
 
 __all__ = ["Result", "result_of"]

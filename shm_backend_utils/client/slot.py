@@ -9,14 +9,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..descriptor import CudaRegionClaim, RegionClaim, SystemRegionClaim
 from ..dtypes import BYTES
 from ..errors import ClosedError, PeerError
-from ..region.cuda_events import EventListener
-from ..region.layout import SlotRecord
-from ..region.managed import ManagedRegion
-from ..region.system import Access
-from ..results import Event, parse_events
+from ..memory.cuda.events import EventListener
+from ..memory.managed import ManagedRegion
+from ..memory.segment import Access
+from ..protocol.descriptor import CudaRegionClaim, RegionClaim, SystemRegionClaim
+from ..protocol.region_layout import SlotRecord
+from ..protocol.results import Event, parse_events
 from .plan import CallPlan
 from .space import DeviceSpace, HostSpace, Space
 

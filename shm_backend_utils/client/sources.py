@@ -9,12 +9,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .. import dlpack
 from ..dtypes import BYTES
 from ..errors import TensorError, TensorShapeError, TensorTypeError
-from ..rounding import roomy
-from ..spec import ModelSpec, TensorSpec
-from ..strings import Strings
+from ..memory.rounding import roomy
+from ..model_spec import ModelSpec, TensorSpec
+from ..tensors import dlpack
+from ..tensors.strings import Strings
 from .literals import array_of_numbers
 
 __all__ = ["Source", "StringSource", "sources"]

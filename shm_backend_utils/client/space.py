@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..region.cuda import CudaAllocation
-from ..region.cuda_events import EventListener
-from ..region.cuda_runtime import device_guard
+from ..memory.cuda.events import EventListener
+from ..memory.cuda.memory import CudaAllocation
+from ..memory.cuda.runtime import device_guard
 
 __all__ = ["DeviceSpace", "HostSpace", "Space"]
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CallerError, PeerError, ShmError
-from ..region.layout import MAX_SLOT_COUNT
-from ..region.managed import array_at
+from ..memory.managed import array_at
+from ..protocol.region_layout import MAX_SLOT_COUNT
 from .berth import Berth
 from .copying import LongCopy
 from .demand import Demand, Outputs

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..region.cuda import CudaAccess
-from ..region.cuda_runtime import CudaRuntime, device_guard
+from ..memory.cuda.memory import CudaAccess
+from ..memory.cuda.runtime import CudaRuntime, device_guard
 from .device_sources import copy_on_device
 from .exchange import Exchange
 from .plan import CallPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ..errors import CallerError
-from ..region.cuda import CudaAccess
+from ..memory.cuda.memory import CudaAccess
 from .demand import Demand
 from .memory import ClientMemory
 from .options import RequestOptions, Tls, check_options, check_timeout, check_tls

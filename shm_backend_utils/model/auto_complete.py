@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ..errors import ModelError
-from ..spec import BATCH_CARRIER, ModelSpec
+from ..model_spec import BATCH_CARRIER, ModelSpec
 from .places import DIRECT
 
 __all__ = ["auto_complete"]

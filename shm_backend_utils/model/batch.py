@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError
-from ..view import TensorView
+from ..tensors.view import TensorView
 from .call import Call
 from .gathering import Gathering
 from .joining import joined

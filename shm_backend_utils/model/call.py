@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import MissingTensorError
-from ..view import TensorView
+from ..tensors.view import TensorView
 from .device_view import DeviceView
 from .forward import CALLERS_PARAMETER
 from .forwarding import Forwarding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..region.cuda_events import Event, EventRecorder
+from ..memory.cuda.events import Event, EventRecorder
 from .device_arrays import DeviceArrays
 
 if TYPE_CHECKING:

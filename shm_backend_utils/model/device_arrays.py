@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..dtypes import DType
-from ..region.cuda import CudaAccess
-from ..region.cuda_runtime import device_guard
-from ..view import TensorView
+from ..memory.cuda.memory import CudaAccess
+from ..memory.cuda.runtime import device_guard
+from ..tensors.view import TensorView
 from .device_view import DeviceView
 
 __all__ = ["DeviceArrays", "is_on_device"]

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
-from ..attributes import BufferAttributes, MemoryType
 from ..dtypes import DType
 from ..errors import DeviceMemoryError
-from ..region.cuda_runtime import CudaRuntime
-from ..view import TensorView
+from ..memory.cuda.runtime import CudaRuntime
+from ..tensors.attributes import BufferAttributes, MemoryType
+from ..tensors.view import TensorView
 
 __all__ = ["DeviceView"]
 

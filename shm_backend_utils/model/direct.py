@@ -12,13 +12,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ..descriptor import Descriptor, InputSpan, OutputSpan, SystemRegionClaim, check_outputs_are_disjoint
 from ..errors import DescriptorError, ReplayedRequestError, StaleRequestError
-from ..region.cuda_events import Event
-from ..region.layout import MAX_RESULTS_LENGTH, SlotRecord
-from ..region.lease import SharedLease, borrow
-from ..spec import ModelSpec
-from ..view import TensorView
+from ..memory.cuda.events import Event
+from ..memory.locks import SharedLease, borrow
+from ..model_spec import ModelSpec
+from ..protocol.descriptor import Descriptor, InputSpan, OutputSpan, SystemRegionClaim, check_outputs_are_disjoint
+from ..protocol.region_layout import MAX_RESULTS_LENGTH, SlotRecord
+from ..tensors.view import TensorView
 from .places import DIRECT, Places
 from .regions import ResolvedRegion, UsedSlot
 
@@ -30,7 +30,7 @@ _LONGEST_EVENT: Final = 160
 
 
 class Frame(NamedTuple):
-    """One place of a ring; see :mod:`shm_backend_utils.ring`."""
+    """One place of a ring; see :mod:`shm_backend_utils.protocol.ring`."""
 
     places: Places
     record: SlotRecord

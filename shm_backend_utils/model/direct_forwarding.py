@@ -10,16 +10,16 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .. import descriptor
-from ..descriptor import GENERATION_PARAMETER, PARAMETER, Descriptor, InputSpan, OutputSpan
 from ..dtypes import BYTES
 from ..errors import BatchSizeError, ClosedError, PeerError
-from ..region.managed import array_at
-from ..results import OutputPlace, parse_results, unused_memory
-from ..spec import BATCH_CARRIER, ModelSpec
-from ..strings import Strings
-from ..strings_view import StringsView
-from ..view import TensorView
+from ..memory.managed import array_at
+from ..model_spec import BATCH_CARRIER, ModelSpec
+from ..protocol import descriptor
+from ..protocol.descriptor import GENERATION_PARAMETER, PARAMETER, Descriptor, InputSpan, OutputSpan
+from ..protocol.results import OutputPlace, parse_results, unused_memory
+from ..tensors.strings import Strings
+from ..tensors.strings_view import StringsView
+from ..tensors.view import TensorView
 from .device_arrays import DeviceArrays
 from .forwarding import Forwarding, Given, Outputs
 from .lending import Lending, Place

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..errors import ModelError
-from ..spec import ModelSpec
-from ..view import TensorView
+from ..model_spec import ModelSpec
+from ..tensors.view import TensorView
 from .device_arrays import DeviceArrays
 from .direct import DirectPlan
 from .direct_forwarding import DirectForwarding

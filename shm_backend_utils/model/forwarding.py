@@ -12,9 +12,9 @@ import numpy.typing as npt
 from .. import dtypes
 from ..dtypes import BYTES
 from ..errors import ForwardError, ModelError
-from ..strings import Strings
-from ..strings_view import StringsView
-from ..view import TensorView
+from ..tensors.strings import Strings
+from ..tensors.strings_view import StringsView
+from ..tensors.view import TensorView
 from .device_arrays import DeviceArrays, is_on_device
 from .device_view import DeviceView
 from .incoming import TRITON

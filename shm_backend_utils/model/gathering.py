@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..attributes import MemoryType
-from ..region.managed import array_at
-from ..strings import Strings
-from ..strings_view import StringsView
-from ..view import TensorView
+from ..memory.managed import array_at
+from ..tensors.attributes import MemoryType
+from ..tensors.strings import Strings
+from ..tensors.strings_view import StringsView
+from ..tensors.view import TensorView
 from .device_arrays import DeviceArrays
 from .device_view import DeviceView
 from .incoming import TRITON

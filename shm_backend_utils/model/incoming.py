@@ -10,10 +10,10 @@ import numpy as np
 
 from .. import dtypes
 from ..dtypes import BYTES
-from ..spec import BATCH_CARRIER, ModelSpec
-from ..strings import Strings
-from ..strings_view import StringsView
-from ..view import TensorView
+from ..model_spec import BATCH_CARRIER, ModelSpec
+from ..tensors.strings import Strings
+from ..tensors.strings_view import StringsView
+from ..tensors.view import TensorView
 from .device_arrays import DeviceArrays
 from .triton import TritonBackend
 

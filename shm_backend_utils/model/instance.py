@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..spec import ModelSpec
+from ..model_spec import ModelSpec
 from .device_arrays import DeviceArrays
 from .forward import Forwarder
 from .plans import Plans

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from .. import dtypes
-from ..strings_view import StringsView
-from ..view import TensorView
+from ..tensors.strings_view import StringsView
+from ..tensors.view import TensorView
 from .direct import DirectPlan
 from .places import DIRECT
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..descriptor import CudaRegionClaim, LentRegionClaim, RegionClaim, SystemRegionClaim
+from ..protocol.descriptor import CudaRegionClaim, LentRegionClaim, RegionClaim, SystemRegionClaim
 from .direct import DirectPlan
 from .memory import HostMemory, Memory
 from .scratch import Scratch

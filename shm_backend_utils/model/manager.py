@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..attributes import BufferAttributes
 from ..errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
-from ..region.cuda import CudaAccess, CudaMapping
-from ..region.system import SystemSegment
+from ..memory.cuda.memory import CudaAccess, CudaMapping
+from ..memory.segment import SystemSegment
+from ..tensors.attributes import BufferAttributes
 from .mapped import MappedRegion
 
 __all__ = ["MemoryInfo", "RegionStatus", "SharedMemoryManager"]

@@ -6,11 +6,11 @@ import contextlib
 
 import numpy as np
 
-from ..attributes import MemoryType
 from ..errors import MachineError
-from ..region.cuda import CudaMapping
-from ..region.managed import ManagedRegion
-from ..region.system import SystemSegment
+from ..memory.cuda.memory import CudaMapping
+from ..memory.managed import ManagedRegion
+from ..memory.segment import SystemSegment
+from ..tensors.attributes import MemoryType
 from .memory import DeviceMemory, HostMemory, Memory
 from .pinning import Pin, Pinning
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from ..dtypes import BYTES
-from ..results import Event
+from ..protocol.results import Event
 from .call import Call
 from .metrics import Metrics
 

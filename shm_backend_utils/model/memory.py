@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..attributes import BufferAttributes, MemoryType
 from ..dtypes import BYTES, DType
-from ..region.cuda import CudaMapping
-from ..region.managed import array_at
-from ..strings import Strings
-from ..strings_view import StringsView
-from ..view import TensorView
+from ..memory.cuda.memory import CudaMapping
+from ..memory.managed import array_at
+from ..tensors.attributes import BufferAttributes, MemoryType
+from ..tensors.strings import Strings
+from ..tensors.strings_view import StringsView
+from ..tensors.view import TensorView
 from .device_view import DeviceView
 
 __all__ = ["DeviceMemory", "HostMemory", "Memory"]

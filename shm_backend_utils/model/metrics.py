@@ -26,7 +26,7 @@ from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from ..errors import ShmError
-from ..repeater import Repeater
+from ..memory.repeater import Repeater
 from .incoming import TRITON
 from .places import DIRECT
 from .triton import TritonBackend

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import quote
 
 from ..errors import ModelError
-from ..spec import ModelSpec
+from ..model_spec import ModelSpec
 
 __all__ = ["Neighbours"]
 

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import dlpack, dtypes
+from .. import dtypes
 from ..dtypes import BYTES, DType
 from ..errors import ModelError, TensorError
-from ..spec import ModelSpec
-from ..strings import Strings
-from ..strings_view import StringsView
-from ..view import TensorView
+from ..model_spec import ModelSpec
+from ..tensors import dlpack
+from ..tensors.strings import Strings
+from ..tensors.strings_view import StringsView
+from ..tensors.view import TensorView
 from .device_arrays import DeviceArrays, is_on_device
 from .device_view import DeviceView
 from .incoming import TRITON

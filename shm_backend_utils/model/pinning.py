@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import MachineError
-from ..region.cuda import CudaAccess
+from ..memory.cuda.memory import CudaAccess
 
 __all__ = ["Pin", "Pinning"]
 

@@ -9,12 +9,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..descriptor import InputSpan, OutputSpan
 from ..dtypes import BYTES, DType
 from ..errors import ModelError
-from ..region.layout import MAX_RESULTS_LENGTH
-from ..strings_view import StringsView
-from ..view import TensorView
+from ..protocol.descriptor import InputSpan, OutputSpan
+from ..protocol.region_layout import MAX_RESULTS_LENGTH
+from ..tensors.strings_view import StringsView
+from ..tensors.view import TensorView
 from .memory import Memory
 
 __all__ = ["DIRECT", "Output", "Places"]

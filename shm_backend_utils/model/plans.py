@@ -12,12 +12,12 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .. import descriptor
-from ..descriptor import GENERATION_PARAMETER, PARAMETER, Descriptor
 from ..errors import DescriptorError, MachineError, RegionGoneError
-from ..region.cuda import CudaAccess
-from ..repeater import Repeater
-from ..spec import PATHS_PARAMETER, ModelSpec
+from ..memory.cuda.memory import CudaAccess
+from ..memory.repeater import Repeater
+from ..model_spec import PATHS_PARAMETER, ModelSpec
+from ..protocol import descriptor
+from ..protocol.descriptor import GENERATION_PARAMETER, PARAMETER, Descriptor
 from .direct import DirectPlan
 from .manager import SharedMemoryManager
 from .pinning import Pinning

@@ -17,13 +17,13 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ..descriptor import CudaRegionClaim, LentRegionClaim, NamedRegionClaim, SystemRegionClaim
 from ..errors import DescriptorError, MachineError, RegionGoneError, RegionRefusedError
-from ..region.cuda import CudaAccess, CudaMapping, device_of
-from ..region.lease import use
-from ..region.managed import KEY_PREFIX, ManagedRegion
-from ..region.system import SystemSegment
-from ..registrations import Registration, fetch_registrations
+from ..memory.cuda.memory import CudaAccess, CudaMapping, device_of
+from ..memory.locks import use
+from ..memory.managed import KEY_PREFIX, ManagedRegion
+from ..memory.registrations import Registration, fetch_registrations
+from ..memory.segment import SystemSegment
+from ..protocol.descriptor import CudaRegionClaim, LentRegionClaim, NamedRegionClaim, SystemRegionClaim
 from .settings import Settings
 
 __all__ = ["check_slot", "open_cuda", "open_managed", "open_registered", "resolve"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..descriptor import CudaRegionClaim, LentRegionClaim, NamedRegionClaim, RegionClaim, SystemRegionClaim
 from ..errors import RegionGoneError, RegionRefusedError
-from ..region.cuda import CudaAccess
-from ..region.layout import SlotRecord
-from ..region.lease import SlotLease
-from ..region.managed import ManagedRegion
-from ..region.system import SystemSegment
-from ..registrations import Registration, fetch_registrations
+from ..memory.cuda.memory import CudaAccess
+from ..memory.locks import SlotLease
+from ..memory.managed import ManagedRegion
+from ..memory.registrations import Registration, fetch_registrations
+from ..memory.segment import SystemSegment
+from ..protocol.descriptor import CudaRegionClaim, LentRegionClaim, NamedRegionClaim, RegionClaim, SystemRegionClaim
+from ..protocol.region_layout import SlotRecord
 from . import policy
 from .manager import RegionStatus, SharedMemoryManager
 from .mapped import MappedRegion

@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..descriptor import LentRegionClaim, SystemRegionClaim
-from ..region.layout import PAGE_SIZE
-from ..region.managed import ManagedRegion
-from ..rounding import roomy
+from ..memory.managed import ManagedRegion
+from ..memory.rounding import roomy
+from ..protocol.descriptor import LentRegionClaim, SystemRegionClaim
+from ..protocol.region_layout import PAGE_SIZE
 
 __all__ = ["Scratch", "ScratchSlot"]
 

@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from ..errors import BatchSizeError, ClosedError, ModelError, ShmError
-from ..region.cuda_events import Event
-from ..spec import BATCH_CARRIER
-from ..strings_view import StringsView
-from ..view import TensorView
+from ..memory.cuda.events import Event
+from ..model_spec import BATCH_CARRIER
+from ..tensors.strings_view import StringsView
+from ..tensors.view import TensorView
 from .completion import Completion
 from .device_view import DeviceView
 from .direct import DirectPlan, DirectTensors

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ..errors import ClosedError, ModelError, ShmError
-from ..region.cuda import CudaAccess
-from ..region.cuda_events import EventRecorder
-from ..spec import ModelSpec
+from ..memory.cuda.events import EventRecorder
+from ..memory.cuda.memory import CudaAccess
+from ..model_spec import ModelSpec
 from .batch import BatchCall
 from .call import Call
 from .completion import Completion

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ModelError
-from ..spec import UIDS_PARAMETER
+from ..model_spec import UIDS_PARAMETER
 
 __all__ = ["Settings"]
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from ..errors import ModelError, RequestCancelledError, StalledStreamError
-from ..ring import frame_number
+from ..protocol.ring import frame_number
 from .call import Call
 from .direct import Frame
 from .instance import Instance

@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .. import dlpack
 from ..dtypes import BF16, BYTES, DType
 from ..errors import (
     CallerError,
@@ -22,6 +21,7 @@ from ..errors import (
     StaleRequestError,
     StalledStreamError,
 )
+from ..tensors import dlpack
 
 __all__ = ["TritonBackend"]
 

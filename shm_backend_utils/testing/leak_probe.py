@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from ..region.managed import KEY_PREFIX as MANAGED_PREFIX
+from ..memory.managed import KEY_PREFIX as MANAGED_PREFIX
 
 __all__ = ["POOL_PREFIX", "UTIL_PREFIX", "ShmLeakProbe"]
 

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..client.attachment import CudaRegion
+from ..client.attach import CudaRegion
 from ..client.device_sources import DeviceSource, copy_on_device
 from ..errors import ClosedError, TensorShapeError
-from ..region.cuda import CudaAccess, CudaAllocation
-from ..region.system import SystemSegment
-from ..strings import Strings
+from ..memory.cuda.memory import CudaAccess, CudaAllocation
+from ..memory.segment import SystemSegment
+from ..tensors.strings import Strings
 from .leak_probe import UTIL_PREFIX
 from .unregistering import unregister_when_free
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from .. import dtypes
 from ..client.device_sources import DeviceSource, is_on_device
 from ..errors import TensorError, TensorShapeError, TensorTypeError
-from ..region.cuda import CudaAccess
-from ..strings import Strings
+from ..memory.cuda.memory import CudaAccess
+from ..tensors.strings import Strings
 
 __all__ = ["InputTensor", "OutputTensor", "Place", "input_tensors", "output_tensors", "places"]
 

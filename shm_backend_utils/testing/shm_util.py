@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tritonclient.utils import triton_to_np_dtype
 
-from ..region.cuda import CudaAccess
+from ..memory.cuda.memory import CudaAccess
 from .leak_probe import ShmLeakProbe
 from .shm_regions import CudaShmHandle, ShmHandle, SystemShmHandle
 from .shm_tensors import InputTensor, OutputTensor, Place, input_tensors, output_tensors, places

@@ -17,23 +17,23 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.attributes import BufferAttributes, MemoryType
-from shm_backend_utils.descriptor import Descriptor, NamedRegionClaim, RegionClaim
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
+from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.locks import has_users
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.registrations import Registration
+from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.model import policy
 from shm_backend_utils.model.direct import DirectPlan
 from shm_backend_utils.model.manager import SharedMemoryManager
 from shm_backend_utils.model.pinning import Pinning
 from shm_backend_utils.model.regions import ResolvedRegion, Resolver
 from shm_backend_utils.model.settings import Settings
-from shm_backend_utils.region.cuda import CudaAccess, CudaAllocation
-from shm_backend_utils.region.lease import has_users
-from shm_backend_utils.region.managed import ManagedRegion
-from shm_backend_utils.region.system import SystemSegment
-from shm_backend_utils.registrations import Registration
-from shm_backend_utils.spec import ModelSpec
-from shm_backend_utils.testing.fake_cuda import FakeCuda, FakeDeviceArray, LiveCounts
+from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.protocol.descriptor import Descriptor, NamedRegionClaim, RegionClaim
+from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, LiveCounts
 from tests.unit.claims_of import claim_of_allocation, claim_of_region
 
 FIELD: Final = "shm_io.regions[1]"

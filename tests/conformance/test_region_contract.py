@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError
-from shm_backend_utils.region.layout import MAX_RESULTS_LENGTH
-from shm_backend_utils.region.managed import ManagedRegion
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.protocol.region_layout import MAX_RESULTS_LENGTH
 
 FIELD: Final = "regions[0]"
 SLOTS: Final = 3
@@ -64,7 +64,7 @@ class SystemKind(Kind):
     def start_peer(self, region: ManagedRegion, program: str) -> subprocess.Popen[str]:
         return start_python(
             "import sys\n"
-            "from shm_backend_utils.region.managed import ManagedRegion\n"
+            "from shm_backend_utils.memory.managed import ManagedRegion\n"
             "region = ManagedRegion.open(sys.argv[1], int(sys.argv[2]), sys.argv[3], 'regions[0]')\n" + program,
             region.segment.key,
             str(region.header.byte_size),
@@ -74,7 +74,7 @@ class SystemKind(Kind):
     def start_owner(self) -> tuple[subprocess.Popen[str], ManagedRegion]:
         process = start_python(
             "import os, sys\n"
-            "from shm_backend_utils.region.managed import ManagedRegion\n"
+            "from shm_backend_utils.memory.managed import ManagedRegion\n"
             f"region = ManagedRegion.create(1000, {SLOTS})\n"
             "print(region.segment.key, region.header.byte_size, region.header.token.hex(), flush=True)\n"
             "sys.stdin.read()\n"

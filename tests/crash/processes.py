@@ -10,8 +10,8 @@ from pathlib import Path
 
 from shm_backend_utils.client import PreparedCall, Result
 from shm_backend_utils.errors import MachineError, PeerError
-from shm_backend_utils.region import reaper
-from shm_backend_utils.region.reaper import RegionReport
+from shm_backend_utils.memory import reaper
+from shm_backend_utils.memory.reaper import RegionReport
 from shm_backend_utils.server import EmbeddedServer
 
 __all__ = ["eventually", "held_regions", "infer_until_answered", "open_region_of", "region_of", "stub_of"]

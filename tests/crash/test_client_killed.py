@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.region import lease
+from shm_backend_utils.memory import locks as lease
 from shm_backend_utils.server import EmbeddedServer
 
 from .gate import Gate

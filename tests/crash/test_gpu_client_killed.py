@@ -13,8 +13,8 @@ import pytest
 
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.fake_cuda import FakeCuda
-from shm_backend_utils.testing.fake_memory import KEY_PREFIX
+from shm_backend_utils.testing.fake_cuda.memory import KEY_PREFIX
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.e2e.fake_gpus import MODEL, Told, X, flavour_of, gpu_of, told_by
 
 from .gate import Gate
@@ -24,8 +24,8 @@ VICTIM = """
 import json, sys
 import numpy as np
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.region.cuda import CudaAccess
-from shm_backend_utils.testing.fake_cuda import FakeCuda
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 
 cuda = FakeCuda()
 client = ShmClient(sys.argv[1], cuda=CudaAccess(lambda: cuda))

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import tritonclient.grpc
 
 from shm_backend_utils.client import Result, ShmClient, device_bank
-from shm_backend_utils.region.cuda import CudaAccess, CudaAllocation
-from shm_backend_utils.region.cuda_runtime import device_guard
-from shm_backend_utils.region.managed import ManagedRegion
+from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.cuda.runtime import device_guard
+from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.fake_cuda import FakeCuda, FakeDeviceArray, LiveCounts
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, LiveCounts
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 
 from .eventually import eventually

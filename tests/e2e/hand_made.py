@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc
 
-from shm_backend_utils.region.managed import ManagedRegion
+from shm_backend_utils.memory.managed import ManagedRegion
 
 __all__ = ["HandMade", "hand_made"]
 

@@ -22,9 +22,9 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor, 
 
 from shm_backend_utils.client import Attached, CudaRegion, attach
 from shm_backend_utils.errors import CallerError, DescriptorError, TensorError
-from shm_backend_utils.region.cuda import CudaAccess
+from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.fake_cuda import FakeCuda
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from shm_backend_utils.testing.unregistering import unregister_when_free
 
 from .fake_gpus import MODEL, Y_OFFSET, HandMade, X, hand_made_for

@@ -18,7 +18,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from shm_backend_utils.region.managed import ManagedRegion
+from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.server import EmbeddedServer
 
 SHM = Path("/dev/shm")

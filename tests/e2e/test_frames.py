@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, PathUnavailableError, Result
 from shm_backend_utils.errors import CallerError
-from shm_backend_utils.ring import MOST_FRAMES
+from shm_backend_utils.protocol.ring import MOST_FRAMES
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import all_memory_comes_back, eventually

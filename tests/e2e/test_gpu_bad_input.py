@@ -15,9 +15,9 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import InferenceError, Result, ShmClient
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.region.cuda import CudaAccess, CudaAllocation
-from shm_backend_utils.region.cuda_runtime import HANDLE_LENGTH, CudaError, CudaRuntime
-from shm_backend_utils.region.lease import has_users
+from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaError, CudaRuntime
+from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.server import EmbeddedServer
 
 from .fake_gpus import (

@@ -15,7 +15,7 @@ import tritonclient.grpc
 from shm_backend_utils.client import BudgetError, PoolExhaustedError, PoolOptions, Result
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.fake_cuda import LiveCounts
+from shm_backend_utils.testing.fake_cuda.runtime import LiveCounts
 from tests.crash.gate import Gate
 from tests.crash.processes import stub_of
 from tests.crash.server_options import installation_with

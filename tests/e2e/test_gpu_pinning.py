@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.attributes import MemoryType
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.region.layout import data_offset
+from shm_backend_utils.protocol.region_layout import data_offset
 from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.tensors.attributes import MemoryType
 
 from .fake_gpus import MODEL, Gpu, X, flavour_of, gpu_of, told_by
 

@@ -10,9 +10,9 @@ import pytest
 
 from shm_backend_utils.client.paths import PathName
 from shm_backend_utils.errors import CallerError, MachineError, TensorError
-from shm_backend_utils.region.cuda_runtime import device_guard
+from shm_backend_utils.memory.cuda.runtime import device_guard
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.fake_cuda import FakeDeviceArray
+from shm_backend_utils.testing.fake_cuda.runtime import FakeDeviceArray
 
 from .eventually import all_memory_comes_back
 from .fake_gpus import MODEL, TWO_FLAVOURS, Gpu, flavour_of, gpu_of

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from shm_backend_utils import descriptor
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.errors import DescriptorError
+from shm_backend_utils.protocol import descriptor
 
 X = np.ones((1, 4), np.float32)
 

@@ -18,7 +18,7 @@ import tritonclient.grpc
 
 from shm_backend_utils.client import InferenceError, ShmClient
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.region import reaper
+from shm_backend_utils.memory import reaper
 from shm_backend_utils.server import EmbeddedServer
 
 SHM = Path("/dev/shm")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.region.system import SystemSegment
+from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.shm_util import (
     ShmLeakProbe,

@@ -15,7 +15,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.region.managed import ManagedRegion
+from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.server import EmbeddedServer
 
 WORDS: Final = [b"one", b"", b"\xff\0"]

@@ -15,7 +15,7 @@ from gpu_check_report import Outcome, Report, SkippedError
 from gpu_check_server import find_server
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.region.cuda import CudaAccess
+from shm_backend_utils.memory.cuda.memory import CudaAccess
 
 try:
     CudaAccess().runtime.device_count()

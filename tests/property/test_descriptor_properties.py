@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shm_backend_utils import descriptor, dtypes
-from shm_backend_utils.descriptor import Descriptor, InputSpan, OutputSpan, SystemRegionClaim
+from shm_backend_utils import dtypes
+from shm_backend_utils.dtypes import LENGTH_SIZE
 from shm_backend_utils.errors import DescriptorError
-from shm_backend_utils.strings import LENGTH_SIZE
+from shm_backend_utils.protocol import descriptor
+from shm_backend_utils.protocol.descriptor import Descriptor, InputSpan, OutputSpan, SystemRegionClaim
 
 INT64 = 2**63 - 1
 SECRET_TOKEN = "feedfacecafebeef" * 2

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.client.plan import CallPlan, plan, rows_of, signature
-from shm_backend_utils.descriptor import InputSpan, OutputSpan
-from shm_backend_utils.dtypes import BYTES
-from shm_backend_utils.spec import ModelSpec
-from shm_backend_utils.strings import LENGTH_SIZE
+from shm_backend_utils.dtypes import BYTES, LENGTH_SIZE
+from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.protocol.descriptor import InputSpan, OutputSpan
 
 sizes = st.lists(st.integers(0, 50), max_size=3)
 data_types = st.sampled_from(list(dtypes.BY_NAME.values()))

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from shm_backend_utils import dtypes
 from shm_backend_utils.client.sources import Source, sources
 from shm_backend_utils.errors import TensorTypeError
-from shm_backend_utils.spec import ModelSpec
+from shm_backend_utils.model_spec import ModelSpec
 
 Array = npt.NDArray[Any]
 

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shm_backend_utils.dtypes import LENGTH_SIZE
 from shm_backend_utils.errors import TensorError
-from shm_backend_utils.strings import LENGTH_SIZE, Strings
+from shm_backend_utils.tensors.strings import Strings
 
 words = st.binary(max_size=40) | st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)

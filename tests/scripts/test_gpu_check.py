@@ -21,9 +21,9 @@ from gpu_check_measuring import SMALL
 from gpu_check_processes import CHECKS
 from gpu_check_report import CheckFailedError, Figure, Report, SkippedError
 
-from shm_backend_utils.region.cuda_runtime import CudaError
+from shm_backend_utils.memory.cuda.runtime import CudaError
 from shm_backend_utils.server.install import FOLDER_VARIABLE
-from shm_backend_utils.testing.fake_cuda import FakeCuda
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gpu_check"
 SKIPPED_ON_A_FAKE = {

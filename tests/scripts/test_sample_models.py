@@ -12,10 +12,10 @@ import sample_models
 from sample_models import REPOSITORY
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.region.cuda import CudaAccess
-from shm_backend_utils.region.cuda_runtime import CudaRuntime
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.fake_cuda import FakeCuda
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 
 OF_GPUS = {"gpu_multiply", "gpu_normalize"}
 OF_THE_HOST = {config.parent.name for config in REPOSITORY.glob("*/config.pbtxt")} - OF_GPUS

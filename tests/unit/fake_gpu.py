@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from shm_backend_utils.region.cuda_runtime import CudaError
-from shm_backend_utils.testing.fake_cuda import FakeCuda, FakeDeviceArray, LiveCounts
-from shm_backend_utils.testing.fake_memory import KEY_PREFIX
+from shm_backend_utils.memory.cuda.runtime import CudaError
+from shm_backend_utils.testing.fake_cuda.memory import KEY_PREFIX
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, LiveCounts
 
 __all__ = [
     "BYTES",
@@ -79,5 +79,5 @@ def in_another_thread(work: Callable[[], Any]) -> Any:
 
 
 def run_python(program: str) -> subprocess.CompletedProcess[str]:
-    begin = "import os, signal, sys\nfrom shm_backend_utils.testing.fake_cuda import *\n"
+    begin = "import os, signal, sys\nfrom shm_backend_utils.testing.fake_cuda.runtime import *\n"
     return subprocess.run([sys.executable, "-c", begin + program], capture_output=True, text=True, check=False)

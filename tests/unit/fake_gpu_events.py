@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from shm_backend_utils.testing.fake_cuda import FakeCuda
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 
 __all__ = ["PATIENCE_S", "live_events", "unfinished_work"]
 

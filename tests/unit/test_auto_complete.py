@@ -10,7 +10,7 @@ import pytest
 
 from shm_backend_utils.errors import ModelError
 from shm_backend_utils.model import auto_complete
-from shm_backend_utils.spec import ModelSpec
+from shm_backend_utils.model_spec import ModelSpec
 
 CARRIER = {"name": "SHM", "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}
 X: dict[str, Any] = {"name": "X", "data_type": "TYPE_FP32", "dims": [3]}

@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils import dlpack, dtypes
+from shm_backend_utils import dtypes
 from shm_backend_utils.client.sources import sources
 from shm_backend_utils.errors import TensorTypeError
-from shm_backend_utils.spec import ModelSpec
+from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.tensors import dlpack
 
 ARRAY = np.array([1, -2, 0.5], dtypes.BF16.numpy)
 
@@ -78,7 +79,7 @@ sys.modules["ml_dtypes"] = types.ModuleType("ml_dtypes")  # tritonclient wants o
 import numpy as np
 from shm_backend_utils.client.sources import sources
 from shm_backend_utils.errors import TensorTypeError
-from shm_backend_utils.spec import ModelSpec
+from shm_backend_utils.model_spec import ModelSpec
 
 spec = ModelSpec.from_config({"name": "model", "input": [{"name": "X", "data_type": "TYPE_BF16", "dims": [-1]}]})
 bits = np.array([0x3F80, 0x4000], np.uint16).view("V2")

@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from shm_backend_utils import cli
-from shm_backend_utils.region import layout, reaper, system
-from shm_backend_utils.region.layout import Header
-from shm_backend_utils.region.managed import ManagedRegion
+from shm_backend_utils.memory import reaper
+from shm_backend_utils.memory import segment as system
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.protocol import region_layout as layout
+from shm_backend_utils.protocol.region_layout import Header
 
 
 @pytest.fixture

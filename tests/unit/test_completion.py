@@ -13,15 +13,15 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.errors import ModelError
+from shm_backend_utils.memory.cuda.events import EventListener, EventRecorder
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.runtime import CudaError
+from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.completion import Completion
 from shm_backend_utils.model.device_arrays import DeviceArrays
 from shm_backend_utils.model.settings import Settings
-from shm_backend_utils.region.cuda import CudaAccess
-from shm_backend_utils.region.cuda_events import EventListener, EventRecorder
-from shm_backend_utils.region.cuda_runtime import CudaError
-from shm_backend_utils.region.lease import has_users
-from shm_backend_utils.testing.fake_cuda import FakeCuda, kernel
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
 from tests.unit.device_calls import DEVICE, HOST, LONG_NAME, Client, session_on
 from tests.unit.fake_gpu import objects_of, runtime_that_gives_all_back
 from tests.unit.fake_gpu_events import PATIENCE_S

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import PeerError
-from shm_backend_utils.region.cuda import CudaMappings, device_of
-from shm_backend_utils.region.cuda_events import Event, EventListener, EventRecorder
-from shm_backend_utils.region.cuda_runtime import HANDLE_LENGTH, device_guard
-from shm_backend_utils.testing.fake_cuda import FakeCuda, kernel
+from shm_backend_utils.memory.cuda.events import Event, EventListener, EventRecorder
+from shm_backend_utils.memory.cuda.memory import CudaMappings, device_of
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, device_guard
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
 from tests.unit.fake_gpu import BYTES, fails_by, runtime_that_gives_all_back
 from tests.unit.fake_gpu_events import live_events, unfinished_work
 
@@ -315,9 +315,9 @@ def test_what_fails_when_it_is_waited_for_is_cudas_error(
 MODEL = """
 import sys
 import numpy as np
-from shm_backend_utils.region.cuda import CudaAllocation
-from shm_backend_utils.region.cuda_events import EventRecorder
-from shm_backend_utils.testing.fake_cuda import FakeCuda, kernel
+from shm_backend_utils.memory.cuda.memory import CudaAllocation
+from shm_backend_utils.memory.cuda.events import EventRecorder
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
 
 cuda = FakeCuda()
 recorder = EventRecorder(cuda)

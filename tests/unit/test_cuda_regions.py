@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ClosedError, MachineError, RegionRefusedError
-from shm_backend_utils.region.cuda import CudaAccess, CudaAllocation, CudaMapping, CudaMappings, device_of
-from shm_backend_utils.region.cuda_runtime import HANDLE_LENGTH, CudaRuntime, device_guard
-from shm_backend_utils.region.lease import has_users, use
-from shm_backend_utils.region.managed import ManagedRegion
-from shm_backend_utils.testing.fake_cuda import FakeCuda, FakeDeviceArray, LiveCounts
+from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation, CudaMapping, CudaMappings, device_of
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime, device_guard
+from shm_backend_utils.memory.locks import has_users, use
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, LiveCounts
 from tests.unit.fake_gpu import (
     BYTES,
     SIZE,
@@ -572,10 +572,10 @@ def test_cuda_that_could_not_be_loaded_is_tried_again() -> None:
 OWNER = f"""
 import os, sys
 import numpy as np
-from shm_backend_utils.region.cuda import CudaAllocation
-from shm_backend_utils.region.lease import has_users, use
-from shm_backend_utils.region.managed import ManagedRegion
-from shm_backend_utils.testing.fake_cuda import FakeCuda
+from shm_backend_utils.memory.cuda.memory import CudaAllocation
+from shm_backend_utils.memory.locks import has_users, use
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 
 cuda = FakeCuda()
 allocation = CudaAllocation(cuda, {SIZE}, {DEVICE})

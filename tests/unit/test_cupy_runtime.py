@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.region.cuda_runtime import HANDLE_LENGTH, CudaError, device_guard
-from shm_backend_utils.region.cupy_runtime import CupyRuntime
+from shm_backend_utils.memory.cuda.cupy_runtime import CupyRuntime
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaError, device_guard
 
 HANDLE = bytes(range(HANDLE_LENGTH))
 NAMES = {2: "cudaErrorMemoryAllocation", 35: "cudaErrorInsufficientDriver", 700: "cudaErrorIllegalAddress"}

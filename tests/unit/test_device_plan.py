@@ -19,9 +19,9 @@ from shm_backend_utils.client.plan import (
     signature,
     wanted_outputs,
 )
-from shm_backend_utils.descriptor import InputSpan, OutputSpan
 from shm_backend_utils.errors import TensorError, TensorNameError
-from shm_backend_utils.spec import ModelSpec
+from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.protocol.descriptor import InputSpan, OutputSpan
 
 FP32 = np.float32
 LEAST = 256

@@ -18,11 +18,11 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.client.result import Result, result_of
 from shm_backend_utils.client.space import DeviceSpace, HostSpace, Space
 from shm_backend_utils.errors import PeerError
-from shm_backend_utils.region.cuda import CudaAllocation
-from shm_backend_utils.region.cuda_events import Event, EventListener
-from shm_backend_utils.region.cuda_runtime import HANDLE_LENGTH
-from shm_backend_utils.results import parse_events, parse_results
-from shm_backend_utils.testing.fake_cuda import FakeCuda
+from shm_backend_utils.memory.cuda.events import Event, EventListener
+from shm_backend_utils.memory.cuda.memory import CudaAllocation
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH
+from shm_backend_utils.protocol.results import parse_events, parse_results
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.fake_gpu import runtime_that_gives_all_back
 
 HOST_SIZE, DEVICE_SIZE = 8192, 4096

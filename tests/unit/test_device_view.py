@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.attributes import BufferAttributes, MemoryType
 from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import DeviceMemoryError, ModelError
+from shm_backend_utils.memory.cuda.memory import CudaAllocation, CudaMappings
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, device_guard
 from shm_backend_utils.model.device_view import DeviceView
 from shm_backend_utils.model.memory import DeviceMemory
-from shm_backend_utils.region.cuda import CudaAllocation, CudaMappings
-from shm_backend_utils.region.cuda_runtime import HANDLE_LENGTH, device_guard
-from shm_backend_utils.testing.fake_cuda import FakeCuda, FakeDeviceArray
-from shm_backend_utils.view import TensorView
+from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
+from shm_backend_utils.tensors.view import TensorView
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray
 from tests.unit.fake_gpu import INTEGERS, fails_by, numbers, objects_of, runtime_that_gives_all_back
 
 DEVICE = 1

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils import dlpack, dtypes
+from shm_backend_utils import dtypes
 from shm_backend_utils.dtypes import DType
+from shm_backend_utils.tensors import dlpack
 
 Array = npt.NDArray[Any]
 

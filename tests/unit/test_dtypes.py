@@ -57,7 +57,8 @@ def test_bf16_is_the_type_of_ml_dtypes_where_that_is_installed() -> None:
 WITHOUT_ML_DTYPES = """
 import sys
 sys.modules["ml_dtypes"] = None  # as if it were not installed
-from shm_backend_utils import dlpack, dtypes
+from shm_backend_utils.tensors import dlpack
+from shm_backend_utils import dtypes
 import numpy as np
 
 assert (dtypes.BF16.numpy, dtypes.BF16.itemsize, dtypes.BF16.dlpack_code) == (np.dtype("V2"), 2, 4)

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.region import reaper
-from shm_backend_utils.region.cuda_runtime import HANDLE_LENGTH, CudaRuntime, device_guard
-from shm_backend_utils.region.managed import KEY
-from shm_backend_utils.testing.fake_cuda import FakeCuda, LiveCounts, kernel
-from shm_backend_utils.testing.fake_memory import KEY_PREFIX
+from shm_backend_utils.memory import reaper
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime, device_guard
+from shm_backend_utils.memory.managed import KEY
+from shm_backend_utils.testing.fake_cuda.memory import KEY_PREFIX
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, LiveCounts, kernel
 from tests.unit.fake_gpu import (
     BYTES,
     INTEGERS,

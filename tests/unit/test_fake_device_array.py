@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.region.cuda_runtime import device_guard
-from shm_backend_utils.testing.fake_cuda import FakeCuda, FakeDeviceArray, LiveCounts, kernel
+from shm_backend_utils.memory.cuda.runtime import device_guard
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, LiveCounts, kernel
 from tests.unit.fake_gpu import (
     BYTES,
     INTEGERS,

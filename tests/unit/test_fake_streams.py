@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.region.cuda_runtime import device_guard
-from shm_backend_utils.testing.fake_cuda import FakeCuda, kernel
+from shm_backend_utils.memory.cuda.runtime import device_guard
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
 from tests.unit.fake_gpu import (
     INTEGERS,
     INVALID_HANDLE,

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from shm_backend_utils.descriptor import Descriptor, SystemRegionClaim
 from shm_backend_utils.errors import ReplayedRequestError, StaleRequestError
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import direct
 from shm_backend_utils.model.direct import DirectPlan, DirectTensors
 from shm_backend_utils.model.manager import SharedMemoryManager
 from shm_backend_utils.model.regions import Resolver
 from shm_backend_utils.model.settings import Settings
-from shm_backend_utils.region.cuda import CudaAccess
-from shm_backend_utils.region.managed import ManagedRegion
-from shm_backend_utils.spec import ModelSpec
+from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.protocol.descriptor import Descriptor, SystemRegionClaim
 
 GENERATION = 7
 MapIt = Callable[[], DirectPlan]

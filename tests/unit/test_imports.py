@@ -63,7 +63,10 @@ def test_every_form_of_import_is_seen(source: str, module: str) -> None:
     assert module in imports(source, "shm_backend_utils.model")
 
 
-@pytest.mark.parametrize("module", ["model", "descriptor", "region.managed", "view", "dlpack", "spec", "errors"])
+@pytest.mark.parametrize(
+    "module",
+    ["model", "protocol.descriptor", "memory.managed", "tensors.view", "tensors.dlpack", "model_spec", "errors"],
+)
 @pytest.mark.parametrize("missing", [[], ["ml_dtypes"]], ids=["all there", "without ml_dtypes"])
 def test_importing_it_loads_only_numpy_and_the_standard_library(module: str, missing: list[str]) -> None:
     program = (
@@ -104,11 +107,13 @@ def test_only_the_client_half_and_testing_import_tritonclient(file: Path) -> Non
 
 
 FORBIDDEN = {
-    "": {"model", "client", "server", "region"},
-    "region": {"model", "client", "server"},
+    "": {"model", "client", "server", "memory", "tensors", "protocol"},
+    "protocol": {"model", "client", "server", "memory", "tensors"},
+    "memory": {"model", "client", "server"},
+    "tensors": {"model", "client", "server"},
     "model": {"client", "server"},
     "client": {"model", "server"},
-    "server": {"model", "client", "region"},
+    "server": {"model", "client", "memory", "tensors", "protocol"},
 }
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shm_backend_utils.region.managed import KEY_PREFIX
-from shm_backend_utils.region.system import SystemSegment
+from shm_backend_utils.memory.managed import KEY_PREFIX
+from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.testing.leak_probe import POOL_PREFIX, ShmLeakProbe
 from shm_backend_utils.testing.shm_regions import SystemShmHandle
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shm_backend_utils.region.lease import (
+from shm_backend_utils.memory.locks import (
     SlotLease,
     hold_owner_lease,
     is_owner_alive,
@@ -22,7 +22,7 @@ from shm_backend_utils.region.lease import (
 
 HOLDER = """
 import os, sys
-from shm_backend_utils.region.lease import SlotLease, take_owner_lease
+from shm_backend_utils.memory.locks import SlotLease, take_owner_lease
 fd = os.open(sys.argv[1], os.O_RDWR)
 assert take_owner_lease(fd)
 assert SlotLease(fd, 1).take()

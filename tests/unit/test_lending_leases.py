@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from shm_backend_utils.region.lease import SlotLease, borrow, is_slot_in_use
+from shm_backend_utils.memory.locks import SlotLease, borrow, is_slot_in_use
 
 BORROWER = """
 import os, sys
-from shm_backend_utils.region.lease import borrow
+from shm_backend_utils.memory.locks import borrow
 fd = os.open(sys.argv[1], os.O_RDWR)
 lease = borrow(fd, 1)
 assert lease is not None

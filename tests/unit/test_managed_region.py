@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
-from shm_backend_utils.region import layout
-from shm_backend_utils.region.managed import ManagedRegion, array_at
+from shm_backend_utils.memory.managed import ManagedRegion, array_at
+from shm_backend_utils.protocol import region_layout as layout
 
 FIELD = "regions[0]"
 WRONG_TOKEN = "0" * 32

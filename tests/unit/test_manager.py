@@ -18,19 +18,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shm_backend_utils.attributes import MemoryType
 from shm_backend_utils.errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.model import RegionStatus, SharedMemoryManager
 from shm_backend_utils.model.mapped import MappedRegion
-from shm_backend_utils.region.managed import ManagedRegion
-from shm_backend_utils.region.system import SystemSegment
+from shm_backend_utils.tensors.attributes import MemoryType
 
 SHM = Path("/dev/shm")
 PAGE = 4096
 
 OWNER = """
 import sys
-from shm_backend_utils.region.managed import ManagedRegion
+from shm_backend_utils.memory.managed import ManagedRegion
 region = ManagedRegion.create(100)
 print(region.segment.key, region.header.byte_size, region.header.token.hex(), flush=True)
 sys.stdin.read()

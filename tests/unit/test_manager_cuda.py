@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.attributes import BufferAttributes, MemoryType
-from shm_backend_utils.descriptor import CudaRegionClaim
 from shm_backend_utils.errors import CallerError, MachineError, RegionGoneError, RegionRefusedError, ShmError
+from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH
+from shm_backend_utils.memory.locks import has_users
+from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import RegionStatus, SharedMemoryManager
 from shm_backend_utils.model.mapped import MappedRegion
 from shm_backend_utils.model.regions import ResolvedRegion, Resolver
 from shm_backend_utils.model.settings import Settings
-from shm_backend_utils.region.cuda import CudaAccess, CudaAllocation
-from shm_backend_utils.region.cuda_runtime import HANDLE_LENGTH
-from shm_backend_utils.region.lease import has_users
-from shm_backend_utils.region.managed import ManagedRegion
-from shm_backend_utils.testing.fake_cuda import FakeCuda, LiveCounts
+from shm_backend_utils.protocol.descriptor import CudaRegionClaim
+from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, LiveCounts
 from tests.unit.claims_of import claim_of_allocation, claim_of_region
 from tests.unit.fake_gpu import SIZE, objects_of, runtime_that_gives_all_back
 

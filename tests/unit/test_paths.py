@@ -17,8 +17,8 @@ from shm_backend_utils.client.paths import PathChooser, check_path, is_this_mach
 from shm_backend_utils.client.registration import Registrations
 from shm_backend_utils.client.runtime import run
 from shm_backend_utils.errors import CallerError
-from shm_backend_utils.region.system import PRIVATE
-from shm_backend_utils.spec import ModelSpec
+from shm_backend_utils.memory.segment import PRIVATE
+from shm_backend_utils.model_spec import ModelSpec
 
 FAR_AWAY = "192.0.2.1"  # TEST-NET-1 of RFC 5737, which is nobody's
 CARRIER = {"name": "SHM", "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}

@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from shm_backend_utils import descriptor
+from shm_backend_utils.protocol import descriptor
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "perf_analyzer.md").read_text()
 

@@ -12,7 +12,6 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.client.models import KnownModel
 from shm_backend_utils.client.plan import CallPlan, plan, rows_of, signature
-from shm_backend_utils.descriptor import InputSpan, OutputSpan
 from shm_backend_utils.errors import (
     BatchSizeError,
     MissingTensorError,
@@ -21,7 +20,8 @@ from shm_backend_utils.errors import (
     TensorShapeError,
     TensorTypeError,
 )
-from shm_backend_utils.spec import ModelSpec
+from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.protocol.descriptor import InputSpan, OutputSpan
 
 FP32 = np.dtype(np.float32)
 BF16 = dtypes.BF16.numpy

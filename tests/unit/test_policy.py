@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.descriptor import NamedRegionClaim, SystemRegionClaim
 from shm_backend_utils.errors import DescriptorError, MachineError, RegionGoneError, RegionRefusedError
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model import policy
 from shm_backend_utils.model.settings import Settings
-from shm_backend_utils.region import layout
-from shm_backend_utils.region.managed import ManagedRegion
-from shm_backend_utils.registrations import Registration
+from shm_backend_utils.protocol import region_layout as layout
+from shm_backend_utils.protocol.descriptor import NamedRegionClaim, SystemRegionClaim
 
 SHM = Path("/dev/shm")
 PAGE = layout.PAGE_SIZE

@@ -19,8 +19,8 @@ from shm_backend_utils.client.pool import SlotPool
 from shm_backend_utils.client.pool_options import PoolOptions
 from shm_backend_utils.client.slot import Slot
 from shm_backend_utils.errors import CallerError, MachineError
-from shm_backend_utils.region.layout import PAGE_SIZE, data_offset
-from shm_backend_utils.region.system import Access
+from shm_backend_utils.memory.segment import Access
+from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
 
 SHM = Path("/dev/shm")
 MEBIBYTE = 2**20

@@ -15,7 +15,7 @@ from shm_backend_utils.client.engine import Engine
 from shm_backend_utils.client.pool_options import PoolOptions
 from shm_backend_utils.client.runtime import AsyncioRuntime
 from shm_backend_utils.client.terms import Terms
-from shm_backend_utils.region.layout import PAGE_SIZE, data_offset
+from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
 
 SLOT = data_offset(1) + PAGE_SIZE
 LONG_S = 30.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shm_backend_utils.region.lease import is_owner_alive
+from shm_backend_utils.memory.locks import is_owner_alive
 
 SHM = Path("/dev/shm")
 LONG_S = 60

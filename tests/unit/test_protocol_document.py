@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from shm_backend_utils import descriptor
 from shm_backend_utils.client.result import result_of
 from shm_backend_utils.client.space import HostSpace
-from shm_backend_utils.region import layout
-from shm_backend_utils.results import parse_results
-from shm_backend_utils.strings import Strings
+from shm_backend_utils.protocol import descriptor
+from shm_backend_utils.protocol import region_layout as layout
+from shm_backend_utils.protocol.results import parse_results
+from shm_backend_utils.tensors.strings import Strings
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
 DESCRIPTOR, RESULTS = re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)

@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from shm_backend_utils.region import layout, lease, reaper, system
-from shm_backend_utils.region.layout import Header
-from shm_backend_utils.region.managed import ManagedRegion
-from shm_backend_utils.region.reaper import RegionReport
+from shm_backend_utils.memory import locks as lease
+from shm_backend_utils.memory import reaper
+from shm_backend_utils.memory import segment as system
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.reaper import RegionReport
+from shm_backend_utils.protocol import region_layout as layout
+from shm_backend_utils.protocol.region_layout import Header
 
 SHM = Path("/dev/shm")
 NOBODY = 65534
@@ -26,8 +29,8 @@ NOBODY = 65534
 OWNER = """
 import sys
 from pathlib import Path
-from shm_backend_utils.region import system
-from shm_backend_utils.region.managed import ManagedRegion
+from shm_backend_utils.memory import segment as system
+from shm_backend_utils.memory.managed import ManagedRegion
 system._DIRECTORY = Path(sys.argv[1])
 region = ManagedRegion.create(100, slot_count=3)
 print(region.segment.key, flush=True)

@@ -12,7 +12,7 @@ from shm_backend_utils.client.errors import DeadlineExceededError, InferenceErro
 from shm_backend_utils.client.registration import Registrations
 from shm_backend_utils.client.runtime import run
 from shm_backend_utils.client.slot import Slot
-from shm_backend_utils.region.system import PRIVATE
+from shm_backend_utils.memory.segment import PRIVATE
 
 
 class Server:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 
-from shm_backend_utils.repeater import Repeater
+from shm_backend_utils.memory.repeater import Repeater
 
 LONG_S = 30.0
 NEVER_S = 1e6

@@ -13,8 +13,8 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.client.result import Result, result_of
 from shm_backend_utils.client.space import HostSpace
 from shm_backend_utils.errors import ClosedError, PeerError
-from shm_backend_utils.region.layout import MAX_RESULTS_LENGTH
-from shm_backend_utils.results import parse_results
+from shm_backend_utils.protocol.region_layout import MAX_RESULTS_LENGTH
+from shm_backend_utils.protocol.results import parse_results
 
 REGION = 8192
 """Bytes of the region that the outputs are in."""

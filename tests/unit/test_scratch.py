@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.model.scratch import Scratch, ScratchSlot
-from shm_backend_utils.region.layout import PAGE_SIZE
+from shm_backend_utils.protocol.region_layout import PAGE_SIZE
 
 SHM = Path("/dev/shm")
 

@@ -12,8 +12,8 @@ import tritonclient.grpc.aio
 import tritonclient.http
 
 from shm_backend_utils.errors import ClosedError, TensorError, TensorTypeError
-from shm_backend_utils.region.system import SystemSegment
-from shm_backend_utils.testing.fake_cuda import FakeCuda
+from shm_backend_utils.memory.segment import SystemSegment
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from shm_backend_utils.testing.shm_util import (
     SystemShmHandle,
     cleanup_shm_regions,

@@ -12,9 +12,9 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import ClosedError, MachineError, TensorShapeError
-from shm_backend_utils.region.cuda import CudaAccess
-from shm_backend_utils.region.cuda_runtime import HANDLE_LENGTH, CudaError, device_guard
-from shm_backend_utils.testing.fake_cuda import FakeCuda, FakeDeviceArray, LiveCounts
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaError, device_guard
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, LiveCounts
 from shm_backend_utils.testing.shm_util import (
     CudaShmHandle,
     ShmRegions,

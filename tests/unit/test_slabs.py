@@ -21,8 +21,8 @@ from shm_backend_utils.client.pool import SlotPool
 from shm_backend_utils.client.pool_options import PoolOptions
 from shm_backend_utils.client.slabs import Slabs
 from shm_backend_utils.client.slot import Slot
-from shm_backend_utils.region.lease import SlotLease, borrow
-from shm_backend_utils.spec import ModelSpec
+from shm_backend_utils.memory.locks import SlotLease, borrow
+from shm_backend_utils.model_spec import ModelSpec
 
 SHM = Path("/dev/shm")
 TURNS = 4

@@ -11,7 +11,7 @@ import pytest
 
 from shm_backend_utils.client.sources import Source, sources
 from shm_backend_utils.errors import TensorError, TensorNameError, TensorShapeError, TensorTypeError
-from shm_backend_utils.spec import ModelSpec
+from shm_backend_utils.model_spec import ModelSpec
 
 Array = npt.NDArray[Any]
 

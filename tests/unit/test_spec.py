@@ -8,7 +8,7 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import ModelError, TensorError
-from shm_backend_utils.spec import ModelSpec, TensorSpec
+from shm_backend_utils.model_spec import ModelSpec, TensorSpec
 
 CARRIER = {"name": "SHM", "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}
 FP32 = dtypes.BY_NAME["FP32"]

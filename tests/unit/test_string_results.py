@@ -13,7 +13,7 @@ import pytest
 from shm_backend_utils.client.result import Result, result_of
 from shm_backend_utils.client.space import HostSpace
 from shm_backend_utils.errors import PeerError
-from shm_backend_utils.results import parse_results
+from shm_backend_utils.protocol.results import parse_results
 
 REGION = 8192
 """Bytes of the region that the outputs are in."""

@@ -11,7 +11,7 @@ import pytest
 
 from shm_backend_utils.client.sources import StringSource, sources
 from shm_backend_utils.errors import TensorError, TensorTypeError
-from shm_backend_utils.spec import ModelSpec
+from shm_backend_utils.model_spec import ModelSpec
 
 
 def source(value: Any, dims: Sequence[int] = (-1,)) -> StringSource:

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.attributes import BufferAttributes, MemoryType
 from shm_backend_utils.errors import DeviceMemoryError, TensorError, TensorTypeError
-from shm_backend_utils.strings import Strings
-from shm_backend_utils.strings_view import StringsView
+from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
+from shm_backend_utils.tensors.strings import Strings
+from shm_backend_utils.tensors.strings_view import StringsView
 
 Bytes = npt.NDArray[np.uint8]
 

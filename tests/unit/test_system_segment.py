@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
-from shm_backend_utils.region.system import Access, SystemSegment
+from shm_backend_utils.memory.segment import Access, SystemSegment
 
 PAGE = mmap.PAGESIZE
 PEBIBYTE = 2**50

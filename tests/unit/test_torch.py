@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils import dlpack, dtypes
+from shm_backend_utils import dtypes
 from shm_backend_utils.client.sources import sources
 from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import TensorError
-from shm_backend_utils.spec import ModelSpec
-from shm_backend_utils.view import TensorView
+from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.tensors import dlpack
+from shm_backend_utils.tensors.view import TensorView
 
 torch: Any = pytest.importorskip(
     "torch", reason="PyTorch is not installed: scripts/setup installs its build for CPUs in .venv, where pip finds it"

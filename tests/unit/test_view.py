@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils import dlpack, dtypes
-from shm_backend_utils.attributes import BufferAttributes, MemoryType
+from shm_backend_utils import dtypes
 from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import TensorTypeError
-from shm_backend_utils.view import TensorView
+from shm_backend_utils.tensors import dlpack
+from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
+from shm_backend_utils.tensors.view import TensorView
 
 NUMPY_SPEAKS_VERSIONS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 

@@ -1,5 +1,5 @@
+from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.region.cuda import CudaAccess
 
 
 class TritonPythonModel:

@@ -1,7 +1,7 @@
 import numpy as np
 
+from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.region.cuda import CudaAccess
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet, per RGB channel, in units of 255
 STD = (0.229, 0.224, 0.225)

@@ -6,8 +6,8 @@ The parameter `peer` names the library, `way` what it does. What must be so is a
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from shm_backend_utils import dlpack
 from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.tensors import dlpack
 
 VERSIONED = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 

@@ -4,10 +4,10 @@ import sys
 
 import numpy as np
 
+from shm_backend_utils.memory.cuda.cupy_runtime import CupyRuntime
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.runtime import CudaError
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.region.cuda import CudaAccess
-from shm_backend_utils.region.cuda_runtime import CudaError
-from shm_backend_utils.region.cupy_runtime import CupyRuntime
 
 
 class TritonPythonModel:

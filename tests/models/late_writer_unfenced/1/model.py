@@ -4,8 +4,8 @@ import time
 
 import numpy as np
 
+from shm_backend_utils.memory.locks import SlotLease
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.region.lease import SlotLease
 
 SlotLease.take = lambda self: True
 SlotLease.give_back = lambda self: None

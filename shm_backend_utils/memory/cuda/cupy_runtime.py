@@ -15,8 +15,8 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import MachineError
-from .cuda_runtime import CudaError, CudaRuntime, device_guard
+from ...errors import MachineError
+from .runtime import CudaError, CudaRuntime, device_guard
 
 __all__ = ["CupyRuntime"]
 

@@ -18,13 +18,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..region.cuda_runtime import CudaRuntime, device_guard
-from .fake_device_array import CUDA_DEVICE_TYPE, FakeCapsule, FakeDeviceArray, c_strides, kernel
-from .fake_events import FakeEvents
-from .fake_memories import FakeMemories, LiveCounts, failure
-from .fake_memory import remove_what_the_dead_left
-from .fake_stream import FakeStream, FakeStreams
-from .fake_transfer import PinnedMemory, Transfer
+from ...memory.cuda.runtime import CudaRuntime, device_guard
+from .device_array import CUDA_DEVICE_TYPE, FakeCapsule, FakeDeviceArray, c_strides, kernel
+from .events import FakeEvents
+from .memories import FakeMemories, LiveCounts, failure
+from .memory import remove_what_the_dead_left
+from .stream import FakeStream, FakeStreams
+from .transfer import PinnedMemory, Transfer
 
 __all__ = ["FakeCuda", "FakeDeviceArray", "FakeStream", "LiveCounts", "kernel"]
 

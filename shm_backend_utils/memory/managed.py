@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ClosedError, RegionRefusedError
-from . import layout, lease
-from .layout import Header, SlotRecord
-from .lease import SlotLease
-from .system import PRIVATE, Access, SystemSegment
+from ..protocol import region_layout as layout
+from ..protocol.region_layout import Header, SlotRecord
+from . import locks as lease
+from .locks import SlotLease
+from .segment import PRIVATE, Access, SystemSegment
 
 __all__ = ["KEY", "KEY_PREFIX", "ManagedRegion", "array_at"]
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from . import dtypes
-from .dtypes import DType
+from .. import dtypes
+from ..dtypes import DType
 
 __all__ = ["CPU_DEVICE", "array_of", "consume", "export", "mark_used", "writable_alias"]
 

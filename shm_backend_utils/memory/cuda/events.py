@@ -7,10 +7,10 @@ import os
 import threading
 from collections.abc import Iterable
 
-from ..errors import PeerError, RegionRefusedError
-from ..results import Event
-from .cuda import device_of
-from .cuda_runtime import CudaError, CudaRuntime, device_guard
+from ...errors import PeerError, RegionRefusedError
+from ...protocol.results import Event
+from .memory import device_of
+from .runtime import CudaError, CudaRuntime, device_guard
 
 __all__ = ["Event", "EventListener", "EventRecorder"]
 

@@ -17,7 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from . import dtypes, strings
+from .. import dtypes
+from ..dtypes import DType
+from ..errors import DescriptorError
 from .claims import (
     CudaRegionClaim,
     LentRegionClaim,
@@ -28,8 +30,6 @@ from .claims import (
     encode_region,
     parse_regions,
 )
-from .dtypes import DType
-from .errors import DescriptorError
 from .json_checks import MAX_INT64, brief, check_fields, integer, kind_of, shown_number
 from .ring import Ring, encode_ring, parse_ring
 
@@ -208,8 +208,8 @@ def _input(name: str, entry: object, regions: tuple[RegionClaim, ...]) -> InputS
             raise DescriptorError(f"inputs.{brief(name)}[4]", shown_number(size), "dimensions of 0 or more")
     count = math.prod(shape)
     if dtype is dtypes.BYTES:
-        if count * strings.LENGTH_SIZE > byte_size:
-            least = shown_number(count * strings.LENGTH_SIZE)
+        if count * dtypes.LENGTH_SIZE > byte_size:
+            least = shown_number(count * dtypes.LENGTH_SIZE)
             raise DescriptorError(
                 f"inputs.{brief(name)}[2]", f"{byte_size}", f"at least {least}, which the strings' lengths take"
             )

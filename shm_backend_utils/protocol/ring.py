@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from .errors import DescriptorError
+from ..errors import DescriptorError
 from .json_checks import check_fields, integer, kind_of
 
 if TYPE_CHECKING:

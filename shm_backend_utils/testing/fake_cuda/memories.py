@@ -7,9 +7,9 @@ import threading
 import weakref
 from dataclasses import dataclass
 
-from ..errors import MachineError, RegionGoneError, RegionRefusedError
-from ..region.cuda_runtime import CudaError
-from .fake_memory import FakeMemory, IpcHandle
+from ...errors import MachineError, RegionGoneError, RegionRefusedError
+from ...memory.cuda.runtime import CudaError
+from .memory import FakeMemory, IpcHandle
 
 __all__ = ["FakeMemories", "LiveCounts", "failure"]
 

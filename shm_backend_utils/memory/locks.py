@@ -26,7 +26,7 @@ import struct
 import threading
 from typing import Final
 
-from .layout import record_offset
+from ..protocol.region_layout import record_offset
 
 __all__ = [
     "SharedLease",

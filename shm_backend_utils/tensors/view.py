@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..dtypes import DType
+from ..errors import DeviceMemoryError, TensorTypeError
 from . import dlpack
 from .attributes import BufferAttributes, MemoryType
-from .dtypes import DType
-from .errors import DeviceMemoryError, TensorTypeError
 from .strings import Strings
 
 __all__ = ["TensorView"]

@@ -14,9 +14,9 @@ import time
 from abc import abstractmethod
 from typing import Any, Final
 
-from ..region.cuda_runtime import HANDLE_LENGTH, CudaRuntime
-from .fake_memories import failure
-from .fake_stream import FakeStream
+from ...memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
+from .memories import failure
+from .stream import FakeStream
 
 __all__ = ["FakeEvents"]
 

@@ -16,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import RegionGoneError, RegionRefusedError
-from ..region.cuda_runtime import HANDLE_LENGTH, CudaError
-from ..region.lease import hold_owner_lease, is_owner_alive
-from ..region.system import SystemSegment
+from ...errors import RegionGoneError, RegionRefusedError
+from ...memory.cuda.runtime import HANDLE_LENGTH, CudaError
+from ...memory.locks import hold_owner_lease, is_owner_alive
+from ...memory.segment import SystemSegment
 
 __all__ = ["KEY_PREFIX", "FakeMemory", "IpcHandle", "remove_what_the_dead_left"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Final
 
-from .errors import MachineError
+from ..errors import MachineError
 
 __all__ = ["Registration", "fetch_registrations"]
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import ClosedError, RegionRefusedError
-from .cuda_runtime import HANDLE_LENGTH, CudaError, CudaRuntime, device_guard
-from .lease import SharedLease
+from ...errors import ClosedError, RegionRefusedError
+from ..locks import SharedLease
+from .runtime import HANDLE_LENGTH, CudaError, CudaRuntime, device_guard
 
 __all__ = ["CudaAccess", "CudaAllocation", "CudaMapping", "CudaMappings", "device_of"]
 

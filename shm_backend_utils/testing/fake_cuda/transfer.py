@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .fake_device_array import FakeDeviceArray
-from .fake_memories import failure
+from .device_array import FakeDeviceArray
+from .memories import failure
 
 __all__ = ["PinnedMemory", "Transfer"]
 

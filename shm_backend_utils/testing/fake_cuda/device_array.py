@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ..region.cuda_runtime import device_guard
-from .fake_memories import failure
+from ...memory.cuda.runtime import device_guard
+from .memories import failure
 
 if TYPE_CHECKING:
-    from .fake_cuda import FakeCuda
-    from .fake_memory import FakeMemory
+    from .memory import FakeMemory
+    from .runtime import FakeCuda
 
 __all__ = ["CUDA_DEVICE_TYPE", "FakeCapsule", "FakeDeviceArray", "c_strides", "kernel"]
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .errors import DescriptorError
+from ..errors import DescriptorError
 from .json_checks import MAX_INT64, brief, check_fields, integer, kind_of
 
 __all__ = [

@@ -9,9 +9,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from . import dtypes
-from .dtypes import BYTES, DType
-from .errors import PeerError
+from .. import dtypes
+from ..dtypes import BYTES, DType
+from ..errors import PeerError
 
 __all__ = ["Event", "OutputPlace", "broken_results", "parse_events", "parse_results", "unused_memory"]
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from . import dtypes
+from .. import dtypes
 from .attributes import BufferAttributes, MemoryType
 from .strings import Strings
 from .view import TensorView

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .errors import DescriptorError
+from ..errors import DescriptorError
 
 __all__ = ["MAX_INT64", "brief", "check_fields", "integer", "kind_of", "shown_number"]
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import MachineError
+from ...errors import MachineError
 
 __all__ = ["HANDLE_LENGTH", "CudaError", "CudaRuntime", "device_guard"]
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from . import layout, lease
+from ..protocol import region_layout as layout
+from . import locks as lease
 from .managed import KEY, KEY_PREFIX
 
 __all__ = ["RegionReport", "reap", "scan"]

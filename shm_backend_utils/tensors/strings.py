@@ -13,12 +13,12 @@ from typing import Any, Final, overload
 import numpy as np
 import numpy.typing as npt
 
-from .errors import TensorError, TensorTypeError
+from ..dtypes import LENGTH_SIZE
+from ..errors import TensorError, TensorTypeError
 
-__all__ = ["LENGTH_SIZE", "Strings"]
+__all__ = ["Strings"]
 
 _LENGTH: Final = struct.Struct("<I")
-LENGTH_SIZE: Final = _LENGTH.size
 """Bytes that an element takes beside its own."""
 
 

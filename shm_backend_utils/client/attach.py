@@ -9,8 +9,12 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from .. import descriptor, dtypes
-from ..descriptor import (
+from .. import dtypes
+from ..errors import CallerError, TensorError, TensorTypeError
+from ..memory.cuda.memory import CudaAccess
+from ..model_spec import BATCH_CARRIER
+from ..protocol import descriptor
+from ..protocol.descriptor import (
     PARAMETER,
     CudaRegionClaim,
     Descriptor,
@@ -19,9 +23,6 @@ from ..descriptor import (
     OutputSpan,
     RegionClaim,
 )
-from ..errors import CallerError, TensorError, TensorTypeError
-from ..region.cuda import CudaAccess
-from ..spec import BATCH_CARRIER
 
 __all__ = ["Attached", "CudaRegion", "attach"]
 

@@ -1,0 +1,1 @@
+"""Shared memory: segments, managed regions and their locks, the reaper, CUDA."""

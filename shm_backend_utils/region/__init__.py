@@ -1,1 +1,0 @@
-"""Regions: the memory that a client makes for sharing, as both halves see it."""

@@ -1,0 +1,1 @@
+"""Tensors where they lie: views, strings, DLPack, buffer attributes."""
