@@ -4,7 +4,8 @@
 
     ShmError
     ├── CallerError            what was asked for is wrong; ask differently
-    │   ├── DescriptorError    the request parameter ``shm_io``
+    │   ├── TableError         what a request says of its slot and its tensors
+    │   │   └── VersionError   another version of the protocol
     │   ├── TensorError        a tensor, in one of these respects:
     │   │   ├── TensorNameError, TensorTypeError, TensorShapeError, BatchSizeError, MissingTensorError
     │   ├── RegionRefusedError memory that was named, but may not be opened
@@ -13,6 +14,7 @@
     │   ├── SlotInDoubtError   the model may still be writing to this call's memory
     │   ├── RegionGoneError    the memory is no longer there
     │   ├── StaleRequestError  the client gave this request up
+    │   ├── SlotInUseError     somebody else holds the slot's lock
     │   ├── ReplayedRequestError  this request was executed before
     │   ├── ForwardError       another model, called on behalf of this request, failed
     │   ├── RequestCancelledError  the client does not want the answer any more
@@ -22,18 +24,18 @@
     └── MachineError           the machine lacks something: memory, a server, a library
 
 A message says what was looked at, what was found, what was expected and what to do. Messages reach remote callers,
-so none of them holds a shared-memory key, a token or a path.
+so none of them holds a shared-memory key, a token or a path. Each class has a ``code``, with which its text begins
+where it reaches a remote caller: both halves branch on that, never on prose.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 __all__ = [
     "BatchSizeError",
     "CallerError",
     "ClosedError",
-    "DescriptorError",
     "DeviceMemoryError",
     "ForwardError",
     "MachineError",
@@ -46,17 +48,22 @@ __all__ = [
     "RequestCancelledError",
     "ShmError",
     "SlotInDoubtError",
+    "SlotInUseError",
     "StaleRequestError",
     "StalledStreamError",
+    "TableError",
     "TensorError",
     "TensorNameError",
     "TensorShapeError",
     "TensorTypeError",
+    "VersionError",
 ]
 
 
 class ShmError(Exception):
     """The base of every error that this package raises on purpose."""
+
+    code: ClassVar[str] = "shm:error"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let errors cross process pools, whatever their constructors take."""
@@ -73,34 +80,50 @@ def _restored(kind: type[ShmError], arguments: tuple[Any, ...], state: dict[str,
 class CallerError(ShmError):
     """What was asked for cannot be done as asked. Asking again in the same way fails again."""
 
+    code = "shm:caller"
 
-class DescriptorError(CallerError, ValueError):
-    """The request parameter ``shm_io`` is not a valid descriptor, or ``shm_generation`` not a valid generation.
 
-    You get it for a descriptor that contradicts the protocol or itself. You do not get it for a valid descriptor of
-    memory that may not be opened (:class:`RegionRefusedError`) or of tensors that the model does not take
-    (:class:`TensorError`).
+class TableError(CallerError, ValueError):
+    """What a request says of its slot and its tensors breaks the protocol, or contradicts itself.
+
+    You get it for a slot's table, a descriptor of named regions (``shm_io``), and the parameters ``shm_slot`` and
+    ``shm_generation``. You do not get it for a valid table of memory that may not be opened
+    (:class:`RegionRefusedError`), or of tensors that the model does not take (:class:`TensorError`).
 
     Parameters
     ----------
     field : str
-        Path of the offending field below the parameter, for example ``inputs.IMAGE[1]``; empty for the whole.
+        The offending field, for example ``inputs[0].offset``.
     found, expected : str
         What stood there, in words that disclose no secret, and what should have.
-    parameter : str
-        The request parameter.
     """
 
-    def __init__(self, field: str, found: str, expected: str, parameter: str = "shm_io") -> None:
+    code = "shm:table"
+
+    def __init__(self, field: str, found: str, expected: str) -> None:
         self.field = field
         self.found = found
         self.expected = expected
-        place = f"{parameter}.{field}" if field else parameter
-        super().__init__(f"request parameter {place}: found {found}, expected {expected}")
+        super().__init__(f"{field}: found {found}, expected {expected}")
+
+
+class VersionError(TableError):
+    """A client and a model speak different versions of the protocol."""
+
+    code = "shm:version"
+
+    def __init__(self, found: str, spoken: int) -> None:
+        super().__init__(
+            "the request's protocol version",
+            found,
+            f"{spoken}, which this model's shm_backend_utils speaks; install the same release for client and model",
+        )
 
 
 class TensorError(CallerError, ValueError):
     """A tensor is missing, unknown, or has a dtype or shape that the model does not take."""
+
+    code = "shm:tensor"
 
     def __init__(self, tensor: str, message: str) -> None:
         self.tensor = tensor
@@ -128,6 +151,8 @@ class BatchSizeError(TensorShapeError):
 class MissingTensorError(TensorError):
     """The model needs an input that the request does not have."""
 
+    code = "shm:missing"
+
 
 class RegionRefusedError(CallerError, PermissionError):
     """A region was named that this process may not, or will not, open.
@@ -135,10 +160,12 @@ class RegionRefusedError(CallerError, PermissionError):
     Parameters
     ----------
     field : str
-        The descriptor's field that names the region, for example ``regions[0]``.
+        What names the region, for example ``regions[1]``.
     reason : str
         The rule that refused it. Holds no key, token or path.
     """
+
+    code = "shm:refused"
 
     def __init__(self, field: str, reason: str) -> None:
         self.field = field
@@ -151,12 +178,16 @@ class RegionRefusedError(CallerError, PermissionError):
 class ClosedError(CallerError, RuntimeError):
     """An object was used after *you* closed it."""
 
+    code = "shm:closed"
+
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} is closed; make a new one")
 
 
 class PeerError(ShmError):
     """The process at the other end died, gave up, or broke the contract."""
+
+    code = "shm:peer"
 
 
 class SlotInDoubtError(PeerError):
@@ -167,7 +198,9 @@ class SlotInDoubtError(PeerError):
 
 
 class RegionGoneError(PeerError, FileNotFoundError):
-    """The memory that a descriptor names does not exist, or not any more: its owner removed it or died."""
+    """The memory that a request names does not exist, or not any more: its owner removed it or died."""
+
+    code = "shm:gone"
 
     __str__ = Exception.__str__
 
@@ -175,25 +208,43 @@ class RegionGoneError(PeerError, FileNotFoundError):
 class StaleRequestError(PeerError):
     """The client has given this request up and may be using its memory for another one. Nothing was written."""
 
+    code = "shm:stale"
+
+
+class SlotInUseError(PeerError):
+    """Another model, or the client that takes the slot back, holds the slot's lock. Nothing was written."""
+
+    code = "shm:busy"
+
 
 class ReplayedRequestError(PeerError):
     """This request was executed before. A generation of a slot is executed at most once. Nothing was written."""
+
+    code = "shm:replayed"
 
 
 class ForwardError(PeerError):
     """Another model, which ``call.forward`` called, refused or failed the request."""
 
+    code = "shm:forward"
+
 
 class RequestCancelledError(PeerError):
     """The client has cancelled the request, or is gone."""
+
+    code = "shm:cancelled"
 
 
 class StalledStreamError(PeerError, TimeoutError):
     """The client holds every frame of its ring and releases none."""
 
+    code = "shm:stalled"
+
 
 class ModelError(ShmError):
     """``model.py`` or ``config.pbtxt`` contradicts itself. The model's author can mend it; the caller cannot."""
+
+    code = "shm:model"
 
 
 class DeviceMemoryError(ModelError, TypeError):
@@ -202,3 +253,5 @@ class DeviceMemoryError(ModelError, TypeError):
 
 class MachineError(ShmError):
     """The machine lacks something that is needed; the message says how to provide it."""
+
+    code = "shm:machine"

@@ -13,8 +13,10 @@ the next byte                          shared, by every model to which that one 
 both                                   the client, while it takes back a slot that it gave up
 =====================================  =============================================================
 
-Locks on one description do not exclude each other. So the threads of one process share a :class:`SlotLease` each, which
-adds a lock of its own; other processes have other descriptions.
+Locks on one description do not exclude each other. So the threads of one process share a :class:`SlotLease` for each
+slot, which adds a lock of its own; other processes have other descriptions.
+
+Where a slot's record begins, :mod:`shm_backend_utils.protocol.layout` says.
 """
 
 from __future__ import annotations
@@ -25,8 +27,6 @@ import os
 import struct
 import threading
 from typing import Final
-
-from ..protocol.region_layout import record_offset
 
 __all__ = [
     "SharedLease",
@@ -68,9 +68,9 @@ def is_owner_alive(fd: int) -> bool:
     return _is_locked(fd, _OWNER_BYTE)
 
 
-def is_slot_in_use(fd: int, slot: int) -> bool:
-    """Return whether some description other than this one holds the slot's lease. Takes nothing."""
-    return _is_locked(fd, record_offset(slot))
+def is_slot_in_use(fd: int, record: int) -> bool:
+    """Return whether some description other than this one holds the lease of the slot whose record begins there."""
+    return _is_locked(fd, record)
 
 
 def has_users(fd: int) -> bool:
@@ -88,12 +88,12 @@ def use(fd: int) -> SharedLease:
     return lease
 
 
-def borrow(fd: int, slot: int) -> SharedLease | None:
+def borrow(fd: int, record: int) -> SharedLease | None:
     """Show the client that a slot's memory is in use here too; None if the client is just taking it back.
 
-    For a model whose caller, another model, executes a request in that slot.
+    For a model whose caller, another model, executes a request in that slot. ``record`` is where its record begins.
     """
-    return SharedLease.take(fd, record_offset(slot) + _BORROWED)
+    return SharedLease.take(fd, record + _BORROWED)
 
 
 class SharedLease:
@@ -132,16 +132,17 @@ class SlotLease:
     ----------
     fd : int
         Open for reading and writing; not owned, and must stay open while the lease is held.
-    slot : int
+    record : int
+        Where the slot's record begins in the region.
     """
 
     __slots__ = ("_fd", "_in_process", "_lock", "_lock_both", "_unlock")
 
-    def __init__(self, fd: int, slot: int) -> None:
+    def __init__(self, fd: int, record: int) -> None:
         self._fd = fd
-        self._lock = _flock(fcntl.F_WRLCK, record_offset(slot))
-        self._lock_both = _flock(fcntl.F_WRLCK, record_offset(slot), 1 + _BORROWED)
-        self._unlock = _flock(fcntl.F_UNLCK, record_offset(slot), 1 + _BORROWED)
+        self._lock = _flock(fcntl.F_WRLCK, record)
+        self._lock_both = _flock(fcntl.F_WRLCK, record, 1 + _BORROWED)
+        self._unlock = _flock(fcntl.F_UNLCK, record, 1 + _BORROWED)
         self._in_process = threading.Lock()
 
     def take(self) -> bool:

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ClosedError, RegionRefusedError
-from ..protocol import region_layout as layout
-from ..protocol.region_layout import Header, SlotRecord
-from . import locks as lease
+from ..protocol import layout
+from ..protocol.layout import Header, SlotRecord
+from . import locks
 from .locks import SlotLease
 from .segment import PRIVATE, Access, SystemSegment
 
@@ -41,73 +41,102 @@ class ManagedRegion:
         self.segment = segment
         self.header = header
         self._buffer = segment.buffer()
-        slots = range(header.slot_count)
-        self._records = tuple(SlotRecord(self._buffer, slot) for slot in slots)
-        self._leases = tuple(SlotLease(segment.fileno(), slot) for slot in slots)
+        self._records: dict[int, SlotRecord] = {}
+        self._leases: dict[int, SlotLease] = {}
 
     @classmethod
-    def create(cls, data_byte_size: int, slot_count: int = 1, access: Access = PRIVATE) -> ManagedRegion:
+    def create(
+        cls,
+        data_byte_size: int,
+        slot_count: int = 1,
+        access: Access = PRIVATE,
+        record_byte_size: int = layout.PAGE_SIZE,
+    ) -> ManagedRegion:
         """Make a region under a new key, with a new token. The caller owns it and must unlink it.
 
         The owner's lease is held until the region is closed or this process dies.
+
+        Parameters
+        ----------
+        data_byte_size : int
+            Bytes of data, rounded up to whole pages.
+        slot_count : int
+            From 1 to :data:`~shm_backend_utils.protocol.layout.MAX_SLOT_COUNT`.
+        access : Access
+            Who may open it.
+        record_byte_size : int
+            Of each slot's record: a multiple of a page.
+
+        Returns
+        -------
+        ManagedRegion
+            With all of its space taken, and all of it zero but for the header.
 
         Raises
         ------
         MachineError
             The machine has not that much shared memory left.
         ValueError
-            There cannot be that many slots.
+            There cannot be that many slots, or such records.
         """
         if not 1 <= slot_count <= layout.MAX_SLOT_COUNT:
             raise ValueError(f"a region of {slot_count} slots was asked for; expected 1 to {layout.MAX_SLOT_COUNT}")
-        byte_size = layout.data_offset(slot_count) + _whole_pages(data_byte_size)
-        header = Header(slot_count, byte_size, secrets.token_bytes(layout.TOKEN_LENGTH))
+        if record_byte_size % layout.PAGE_SIZE or not 0 < record_byte_size <= layout.MAX_RECORD_BYTE_SIZE:
+            raise ValueError(
+                f"records of {record_byte_size} bytes were asked for; expected a multiple of {layout.PAGE_SIZE}, "
+                f"at most {layout.MAX_RECORD_BYTE_SIZE}"
+            )
+        byte_size = layout.data_offset(slot_count, record_byte_size) + _whole_pages(data_byte_size)
+        header = Header(slot_count, byte_size, secrets.token_bytes(layout.TOKEN_LENGTH), record_byte_size)
 
         def prepare(segment: SystemSegment) -> None:
-            lease.hold_owner_lease(segment.fileno())
+            locks.hold_owner_lease(segment.fileno())
             layout.write_header(segment.buffer(), header)
 
         key = f"{KEY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         return cls(SystemSegment.create(key, byte_size, access=access, prepare=prepare), header)
 
     @classmethod
-    def open(cls, key: str, byte_size: int, token: str, field: str) -> ManagedRegion:
-        """Open a region that a client made.
+    def open(cls, key: str, token: str, field: str) -> ManagedRegion:
+        """Map a region that a client made.
+
+        Parameters
+        ----------
+        key, token : str
+            As a request names them.
+        field : str
+            What to call it in messages.
 
         Raises
         ------
         RegionRefusedError
-            It has no header of ours, another size, or another token.
+            It has no header of ours, or another token.
         RegionGoneError
             It does not exist.
         """
-        segment = SystemSegment.open(key, byte_size, field)
+        segment = SystemSegment.open(key, layout.HEADER_LENGTH, field)
         try:
-            header = layout.read_header(segment.buffer())
-            if header is None or not header.byte_size == byte_size == segment.byte_size:
-                raise RegionRefusedError(field, "it has no header of a managed region of this size")
-            if not _same_token(header, token):
+            header = layout.parse_header(bytes(segment.buffer()[: layout.HEADER_LENGTH]), segment.byte_size)
+            if header is None:
+                raise RegionRefusedError(field, f"it has no header of a managed region of version {layout.VERSION}")
+            if not hmac.compare_digest(header.token.hex(), token):
                 raise RegionRefusedError(field, "the token is not the region's")
         except BaseException:
             segment.close()
             raise
         return cls(segment, header)
 
-    def check(self, byte_size: int, token: str, field: str) -> None:
-        """Raise unless the open region is what a request claims it to be; see :meth:`SystemSegment.check`."""
-        self.segment.check(byte_size, field)
-        if self.header.byte_size != byte_size:
-            raise RegionRefusedError(field, "it is not of this size")
-        if not _same_token(self.header, token):
-            raise RegionRefusedError(field, "the token is not the region's")
+    def check(self, field: str) -> None:
+        """Raise unless the region still has its name and its size; see :meth:`SystemSegment.check`."""
+        self.segment.check(self.header.byte_size, field)
 
     @property
     def data_offset(self) -> int:
-        """Where the data begins."""
-        return layout.data_offset(self.header.slot_count)
+        """Where the data begins, in bytes from the region's beginning."""
+        return layout.data_offset(self.header.slot_count, self.header.record_byte_size)
 
     def record(self, slot: int) -> SlotRecord:
-        """Return the record of a slot.
+        """Return the record of a slot, which keeps the memory mapped.
 
         Raises
         ------
@@ -116,20 +145,29 @@ class ManagedRegion:
         ClosedError
             The region was closed.
         """
-        if not self._records:
-            raise ClosedError("this region")
-        return self._records[slot]
+        record = self._records.get(slot)
+        if record is None:
+            self._check_slot(slot)
+            record = SlotRecord(self._buffer, slot, self.header.record_byte_size)
+            record = self._records.setdefault(slot, record)
+        return record
 
     def lease(self, slot: int) -> SlotLease:
-        """Return the lease of a slot; raises as :meth:`record`."""
-        if not self._leases:
-            raise ClosedError("this region")
-        return self._leases[slot]
+        """Return the lease of a slot, the same object for all threads; raises as :meth:`record`."""
+        lease = self._leases.get(slot)
+        if lease is None:
+            self._check_slot(slot)
+            lease = self._leases.setdefault(slot, SlotLease(self.segment.fileno(), self.record_offset(slot)))
+        return lease
+
+    def record_offset(self, slot: int) -> int:
+        """Return where the record of a slot begins, which is also the byte of its lease."""
+        return layout.record_offset(slot, self.header.record_byte_size)
 
     @property
     def is_orphaned(self) -> bool:
         """Whether the owner is dead, or the region was closed here."""
-        return self.segment.is_closed or not lease.is_owner_alive(self.segment.fileno())
+        return self.segment.is_closed or not locks.is_owner_alive(self.segment.fileno())
 
     def data(self) -> npt.NDArray[np.uint8]:
         """Return the region's data as bytes, writable. The array, and every view of it, keeps the memory mapped.
@@ -146,10 +184,16 @@ class ManagedRegion:
 
     def close(self) -> None:
         """Close the descriptor and let go of the mapping. Arrays over it stay valid. Closing twice is fine."""
-        self._records = ()
-        self._leases = ()
+        self._records = {}
+        self._leases = {}
         self._buffer = memoryview(b"")
         self.segment.close()
+
+    def _check_slot(self, slot: int) -> None:
+        if not self._buffer:
+            raise ClosedError("this region")
+        if not 0 <= slot < self.header.slot_count:
+            raise IndexError(f"slot {slot} of a region that has {self.header.slot_count}")
 
 
 def array_at(
@@ -163,10 +207,6 @@ def array_at(
         return None
     view: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=memory, offset=offset)
     return view
-
-
-def _same_token(header: Header, token: str) -> bool:
-    return hmac.compare_digest(header.token.hex(), token)
 
 
 def _whole_pages(byte_size: int) -> int:

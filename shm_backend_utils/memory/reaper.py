@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ..protocol import region_layout as layout
-from . import locks as lease
+from ..protocol import layout
+from . import locks
 from .managed import KEY, KEY_PREFIX
 
 __all__ = ["RegionReport", "reap", "scan"]
 
 _DIRECTORY: Final = Path("/dev/shm")
+_ANY_SIZE: Final = 2**63  # a file may have been truncated since its header was written
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def reap() -> list[RegionReport]:
         if report is None:
             continue
         # Taking the lease, rather than asking who has it, keeps a second reaper away until this one is done.
-        if lease.take_owner_lease(fd) and _is_same_file(fd, path):
+        if locks.take_owner_lease(fd) and _is_same_file(fd, path):
             path.unlink(missing_ok=True)
             removed.append(report)
     return removed
@@ -91,18 +92,21 @@ def _report(fd: int, path: Path) -> RegionReport | None:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink == 0:  # somebody else has removed it meanwhile
         return None
-    header = layout.parse_header(os.pread(fd, layout.HEADER_LENGTH, 0))
+    header = layout.parse_header(os.pread(fd, layout.HEADER_LENGTH, 0), _ANY_SIZE)
     if header is None and not (status.st_size == 0 and KEY.fullmatch(path.name)):
         return None
     slot_count = 0 if header is None else header.slot_count
+    records = (
+        [] if header is None else [layout.record_offset(slot, header.record_byte_size) for slot in range(slot_count)]
+    )
     return RegionReport(
         key=path.name,
         byte_size=status.st_size,
         uid=status.st_uid,
-        is_owner_alive=lease.is_owner_alive(fd),
+        is_owner_alive=locks.is_owner_alive(fd),
         age_s=max(0.0, time.time() - status.st_ctime),
         slot_count=slot_count,
-        slots_in_use=sum(lease.is_slot_in_use(fd, slot) for slot in range(slot_count)),
+        slots_in_use=sum(locks.is_slot_in_use(fd, record) for record in records),
     )
 
 

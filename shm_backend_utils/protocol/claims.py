@@ -1,64 +1,71 @@
-"""What a descriptor says of its regions: claims, read and written. No I/O."""
+"""Further regions of a table: memory that a request uses beside its own slot. Pure.
+
+::
+
+    0  kind         u8    1 lent, 2 CUDA, 3 named
+    1  reserved     u8    0
+    2  slot         u16   of a lent region: the slot that its lender executes in
+    4  fence        u16   of CUDA memory: the region whose slot fences it, 0 for the request's own; 0xffff for none
+    6  name_length  u16
+    8  byte_size    u64   of the whole region; 0 for a named one
+   16  secret       16 bytes  a lent region's token; a GPU's UUID
+   32  name         a key; the 64 bytes of a CUDA IPC handle; a registered name; then zeros up to a multiple of 8
+
+A claim comes from a peer. What can be checked without opening anything is checked here.
+"""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
+import struct
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from ..errors import DescriptorError
-from .json_checks import MAX_INT64, brief, check_fields, integer, kind_of
+from ..errors import TableError
 
 __all__ = [
     "CudaRegionClaim",
     "LentRegionClaim",
     "NamedRegionClaim",
     "RegionClaim",
-    "SystemRegionClaim",
+    "check_are_different",
     "claimed_size",
-    "encode_region",
-    "parse_regions",
+    "decode_claims",
+    "encode_claim",
+    "padded",
 ]
 
-_HEX: Final = re.compile(r"[0-9a-f]{32}")
-_HANDLE_LENGTH: Final = 64
-_NAMED_FIELDS: Final = frozenset({"kind", "name"})
-_SYSTEM_FIELDS: Final = frozenset({"kind", "key", "byte_size", "token", "slot"})
-_CUDA_FIELDS: Final = frozenset({"kind", "handle", "byte_size", "device_uuid", "slot_region"})
+_LENT: Final = 1
+_CUDA: Final = 2
+_NAMED: Final = 3
+_CLAIM: Final = struct.Struct("<BxHHHQ16s")
+_NO_FENCE: Final = 0xFFFF
+_NOTHING: Final = bytes(16)
+_HANDLE_LENGTH: Final = 64  # cudaIpcMemHandle_t
+_MAX_INT64: Final = 2**63 - 1
+_KEY: Final = re.compile(r"shmbu-[0-9a-z-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class SystemRegionClaim:
-    """A managed region in POSIX shared memory, and the slot of it that serves this request.
+class LentRegionClaim:
+    """A managed region whose slot serves another request: that of the model that sends this one, and lends the memory.
 
     Attributes
     ----------
     key : str
-        Name of the shared-memory object, without a leading slash.
+        Its name in ``/dev/shm``, without a slash.
     byte_size : int
-        Size of the whole region, its header included.
+        Of the whole region.
     token : str
-        32 lowercase hexadecimal digits: the secret in the region's header. Who knows it could open the region.
+        32 lowercase hexadecimal digits: the secret in its header.
     slot : int
-        Index into the region's slot table.
+        The slot that the lender executes in.
     """
 
     key: str
     byte_size: int
     token: str
     slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class NamedRegionClaim:
-    """A foreign region: one without a header, by the name under which it is registered at the server.
-
-    Offsets of spans count from the beginning of what is registered. Nothing fences it: it has no slots.
-    """
-
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,166 +80,136 @@ class CudaRegionClaim:
         Of the allocation, or less.
     device_uuid : str
         32 lowercase hexadecimal digits: the GPU. Device numbers mean something else in every process.
-    slot_region : int or None
-        Index of an earlier, managed region of the same descriptor, whose slot fences this memory too; None if nothing
-        does.
+    fence : int or None
+        Which region's slot fences this memory too: 0 for the request's own, or the number of a lent one. None if
+        nothing does.
     """
 
     handle: bytes
     byte_size: int
     device_uuid: str
-    slot_region: int | None
+    fence: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class LentRegionClaim:
-    """A managed region whose slot serves another request: that of the model that sends this one, and lends the memory.
+class NamedRegionClaim:
+    """A foreign region: one without a header, by the name under which it is registered at the server.
 
-    Attributes
-    ----------
-    key, byte_size, token
-        As of a :class:`SystemRegionClaim`.
-    slot : int
-        The slot that the lender executes in.
+    Offsets of spans count from the beginning of what is registered. Nothing fences it: it has no slots.
     """
 
-    key: str
-    byte_size: int
-    token: str
-    slot: int
+    name: str
 
 
-RegionClaim = SystemRegionClaim | NamedRegionClaim | CudaRegionClaim | LentRegionClaim
+RegionClaim = LentRegionClaim | CudaRegionClaim | NamedRegionClaim
 
 
-def encode_region(region: RegionClaim) -> dict[str, object]:
-    """Return a claim as a JSON object."""
-    if isinstance(region, NamedRegionClaim):
-        return {"kind": "named", "name": region.name}
-    if isinstance(region, CudaRegionClaim):
-        return {
-            "kind": "cuda",
-            "handle": base64.b64encode(region.handle).decode(),
-            "byte_size": region.byte_size,
-            "device_uuid": region.device_uuid,
-            "slot_region": region.slot_region,
-        }
-    return {
-        "kind": "lent" if isinstance(region, LentRegionClaim) else "system",
-        "key": region.key,
-        "byte_size": region.byte_size,
-        "token": region.token,
-        "slot": region.slot,
-    }
+def claimed_size(claim: RegionClaim) -> int:
+    """Return a region's size in bytes, as far as its claim tells it."""
+    return _MAX_INT64 if isinstance(claim, NamedRegionClaim) else claim.byte_size
 
 
-def parse_regions(values: object) -> tuple[RegionClaim, ...]:
-    """Check a decoded JSON value and return it as claims, each of another region.
+def padded(data: bytes) -> bytes:
+    """Return data with zeros behind it, up to the next multiple of 8."""
+    return data + bytes(-len(data) % 8)
+
+
+def encode_claim(claim: RegionClaim) -> bytes:
+    """Return a claim in its binary form."""
+    if isinstance(claim, LentRegionClaim):
+        name, token = claim.key.encode(), bytes.fromhex(claim.token)
+        return _CLAIM.pack(_LENT, claim.slot, _NO_FENCE, len(name), claim.byte_size, token) + padded(name)
+    if isinstance(claim, CudaRegionClaim):
+        fence, uuid = _NO_FENCE if claim.fence is None else claim.fence, bytes.fromhex(claim.device_uuid)
+        return _CLAIM.pack(_CUDA, 0, fence, _HANDLE_LENGTH, claim.byte_size, uuid) + claim.handle
+    name = claim.name.encode()
+    return _CLAIM.pack(_NAMED, 0, _NO_FENCE, len(name), 0, _NOTHING) + padded(name)
+
+
+def decode_claims(data: bytes, begin: int, end: int, count: int) -> tuple[tuple[RegionClaim, ...], int]:
+    """Read a table's further regions.
+
+    Parameters
+    ----------
+    data : bytes
+        The table, copied out of shared memory.
+    begin, end : int
+        Where the claims begin in it, and where the table ends.
+    count : int
+        How many there are.
+
+    Returns
+    -------
+    tuple of RegionClaim, int
+        And where they end.
 
     Raises
     ------
-    DescriptorError
-        It is no array of regions. The message names the field, and never a key, a token or a handle.
+    TableError
+        One is not as it should be. The message names the field, and never a key, a token or a handle.
     """
-    if type(values) is not list:
-        raise DescriptorError("regions", kind_of(values), "an array of regions")
-    claims = tuple([_region(f"regions[{index}]", value) for index, value in enumerate(values)])
-    _check_are_different(claims)
-    for index, claim in enumerate(claims):
-        if isinstance(claim, CudaRegionClaim):
-            _check_slot_region(f"regions[{index}].slot_region", claim.slot_region, claims[:index])
-        elif isinstance(claim, LentRegionClaim) and not isinstance(claims[0], SystemRegionClaim):
-            raise DescriptorError("regions[0].kind", "another kind", "'system', the lender's own, as regions are lent")
-    return claims
+    claims: list[RegionClaim] = []
+    for index in range(count):
+        field = f"regions[{index + 1}]"
+        if begin + _CLAIM.size > end:
+            raise TableError(field, "the table's end", "a region")
+        kind, slot, fence, length, byte_size, secret = _CLAIM.unpack_from(data, begin)
+        name = data[begin + _CLAIM.size : begin + _CLAIM.size + length]
+        begin += _CLAIM.size + length + -length % 8
+        if begin > end:
+            raise TableError(f"{field}.name_length", str(length), "a name inside the table")
+        claims.append(_claim(field, kind, slot, fence, byte_size, secret, name))
+    found = tuple(claims)
+    check_are_different(found)
+    for index, claim in enumerate(found):
+        if isinstance(claim, CudaRegionClaim) and claim.fence:
+            _check_fence(f"regions[{index + 1}].fence", claim.fence, found[:index])
+    return found, begin
 
 
-def claimed_size(region: RegionClaim) -> int:
-    """Return a region's size, as far as its claim tells it."""
-    return MAX_INT64 if isinstance(region, NamedRegionClaim) else region.byte_size
+def _claim(field: str, kind: int, slot: int, fence: int, byte_size: int, secret: bytes, name: bytes) -> RegionClaim:
+    if kind == _NAMED:
+        return NamedRegionClaim(_text(field, name))
+    if kind not in (_LENT, _CUDA):
+        raise TableError(f"{field}.kind", str(kind), f"{_LENT}, {_CUDA} or {_NAMED}")
+    if not 1 <= byte_size <= _MAX_INT64:
+        raise TableError(f"{field}.byte_size", str(byte_size), "a size from 1 to 2^63 - 1")
+    if kind == _CUDA:
+        if len(name) != _HANDLE_LENGTH:
+            raise TableError(f"{field}.name_length", str(len(name)), f"{_HANDLE_LENGTH}, as a CUDA IPC handle has")
+        return CudaRegionClaim(name, byte_size, secret.hex(), None if fence == _NO_FENCE else fence)
+    key = _text(field, name)
+    if not _KEY.fullmatch(key):
+        raise TableError(f"{field}.name", "other text", "the key of a managed region")
+    return LentRegionClaim(key, byte_size, secret.hex(), slot)
 
 
-def _region(field: str, value: object) -> RegionClaim:
-    if type(value) is not dict:
-        raise DescriptorError(field, kind_of(value), "a region object")
-    kind = value.get("kind")
-    if kind == "system":
-        return SystemRegionClaim(*_managed_region(field, value))
-    if kind == "lent":
-        return LentRegionClaim(*_managed_region(field, value))
-    if kind == "cuda":
-        return _cuda_region(field, value)
-    if kind == "named":
-        return _named_region(field, value)
-    found = f"{brief(kind)!r}" if type(kind) is str else kind_of(kind)
-    raise DescriptorError(f"{field}.kind", found, "'system', 'cuda', 'lent' or 'named'")
-
-
-def _named_region(field: str, value: dict[str, Any]) -> NamedRegionClaim:
-    check_fields(field, value, _NAMED_FIELDS)
-    name = value["name"]
-    if type(name) is not str or not name:
-        raise DescriptorError(f"{field}.name", kind_of(name), "the name of a registered region")
-    return NamedRegionClaim(name)
-
-
-def _managed_region(field: str, value: dict[str, Any]) -> tuple[str, int, str, int]:
-    check_fields(field, value, _SYSTEM_FIELDS)
-    key = value["key"]
-    if type(key) is not str:
-        raise DescriptorError(f"{field}.key", kind_of(key), "a string")
-    return (
-        key,
-        integer(field, "byte_size", value["byte_size"], 1),
-        _hex(f"{field}.token", value["token"]),
-        integer(field, "slot", value["slot"], 0),
-    )
-
-
-def _cuda_region(field: str, value: dict[str, Any]) -> CudaRegionClaim:
-    check_fields(field, value, _CUDA_FIELDS)
-    slot_region = value["slot_region"]
-    return CudaRegionClaim(
-        _handle(f"{field}.handle", value["handle"]),
-        integer(field, "byte_size", value["byte_size"], 1),
-        _hex(f"{field}.device_uuid", value["device_uuid"]),
-        None if slot_region is None else integer(field, "slot_region", slot_region, 0),
-    )
-
-
-def _handle(field: str, value: object) -> bytes:
+def _text(field: str, name: bytes) -> str:
     try:
-        handle = base64.b64decode(value, validate=True) if type(value) is str else b""
-    except (binascii.Error, ValueError):  # the latter for characters that are not ASCII
-        handle = b""
-    if len(handle) != _HANDLE_LENGTH:
-        raise DescriptorError(field, kind_of(value), f"{_HANDLE_LENGTH} bytes, a CUDA IPC handle, in base64")
-    return handle
+        text = name.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if not text or "\0" in text:
+        raise TableError(f"{field}.name", "bytes that are no name", "a name in UTF-8")
+    return text
 
 
-def _hex(field: str, value: object) -> str:
-    if type(value) is not str or not _HEX.fullmatch(value):
-        raise DescriptorError(field, kind_of(value), "32 lowercase hexadecimal digits")
-    return value
+def _check_fence(field: str, fence: int, earlier: tuple[RegionClaim, ...]) -> None:
+    if fence > len(earlier) or not isinstance(earlier[fence - 1], LentRegionClaim):
+        raise TableError(field, str(fence), "0, or the number of an earlier region that is lent")
 
 
-def _check_slot_region(field: str, index: int | None, earlier: tuple[RegionClaim, ...]) -> None:
-    if index is None:
-        return
-    if index >= len(earlier) or not isinstance(earlier[index], SystemRegionClaim | LentRegionClaim):
-        raise DescriptorError(field, str(index), "the index of an earlier region of kind 'system' or 'lent', or null")
+def check_are_different(claims: tuple[RegionClaim, ...]) -> None:
+    """Raise :class:`TableError` if a region is named twice: spans that seem apart could then be the same bytes."""
+    seen: set[str | bytes] = set()
+    for index, claim in enumerate(claims):
+        name = _name_of(claim)
+        if name in seen:
+            raise TableError(f"regions[{index + 1}]", "a region that is named before", "every region once")
+        seen.add(name)
 
 
-def _check_are_different(regions: tuple[RegionClaim, ...]) -> None:
-    """Raise if a region is named twice: spans that seem apart could then be the same bytes."""
-    seen: set[tuple[str, str | bytes]] = set()
-    for index, region in enumerate(regions):
-        what = _name_of(region)
-        if what in seen:
-            raise DescriptorError(f"regions[{index}].{what[0]}", "a region that is named before", "every region once")
-        seen.add(what)
-
-
-def _name_of(region: RegionClaim) -> tuple[str, str | bytes]:
-    if isinstance(region, NamedRegionClaim):
-        return "name", region.name
-    return ("handle", region.handle) if isinstance(region, CudaRegionClaim) else ("key", region.key)
+def _name_of(claim: RegionClaim) -> str | bytes:
+    if isinstance(claim, CudaRegionClaim):
+        return claim.handle
+    return f"registered {claim.name}" if isinstance(claim, NamedRegionClaim) else claim.key

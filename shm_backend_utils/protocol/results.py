@@ -1,32 +1,59 @@
-"""What a model writes into a slot's record: where its outputs are. Written and read as JSON. No I/O."""
+"""The results of a request: what the model writes into the slot's record about its outputs. Pure: bytes in, bytes out.
+
+::
+
+    0  started       u64   the generation that a model has begun to execute last
+    8  completed     u64   the generation that it has finished last, well or not; written last
+   16  length        u32   from the beginning of this half of the record; 0 if the model failed
+   20  output_count  u16
+   22  event_count   u16
+   24  outputs: tensors, as in a table; flags 1 for one that found no room and is in the response
+       events: the GPU's UUID, 16 bytes, and the 64 bytes of a cudaIpcEventHandle_t
+
+Strings that found no room are in the response as bytes, in the form that they have in memory.
+"""
 
 from __future__ import annotations
 
-import base64
-import json
 import math
-import re
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
-from .. import dtypes
 from ..dtypes import BYTES, DType
 from ..errors import PeerError
+from .claims import padded
+from .table import BY_NUMBER, MAX_RANK, NUMBERS, TENSOR, shape_struct
 
-__all__ = ["Event", "OutputPlace", "broken_results", "parse_events", "parse_results", "unused_memory"]
+__all__ = [
+    "NO_RESULTS",
+    "Event",
+    "OutputPlace",
+    "Results",
+    "broken_results",
+    "completed_generation",
+    "decode",
+    "encode",
+    "results_length",
+    "unused_memory",
+]
 
-
-_UUID: Final = re.compile(r"[0-9a-f]{32}")
-_HANDLE_LENGTH: Final = 64  # cudaIpcEventHandle_t
+_STAMPS: Final = struct.Struct("<QQ")
+_HEAD: Final = struct.Struct("<IHH")
+_EVENT: Final = struct.Struct("<16s64s")
+_IN_RESPONSE: Final = 1
+_BEGIN: Final = _STAMPS.size + _HEAD.size
+NO_RESULTS: Final = bytes(_HEAD.size)
+"""The results of a call that failed."""
 
 
 class Event(NamedTuple):
-    """An event as other processes know it.
+    """A CUDA event as other processes know it.
 
     Attributes
     ----------
     device_uuid : str
-        The GPU that it is on.
+        The GPU that it is on: 32 lowercase hexadecimal digits.
     handle : bytes
         64 bytes, CUDA's ``cudaIpcEventHandle_t``.
     """
@@ -36,88 +63,131 @@ class Event(NamedTuple):
 
 
 class OutputPlace(NamedTuple):
-    """Where the model has written an output.
+    """Where the model has left an output.
 
-    ``dtype`` is None if it came back through Triton, with its own shape. Strings come back as bytes: then ``dtype`` is
-    there, and ``byte_size`` is None.
+    Attributes
+    ----------
+    name : str
+    dtype : DType
+    shape : tuple of int
+    region : int
+        0 is the slot's own region, 1 the first of the table's further regions.
+    offset, byte_size : int
+        Of an output that found no room, both are 0.
+    is_in_response : bool
+        Whether it found no room, and came back through Triton.
     """
 
     name: str
-    dtype: DType | None
+    dtype: DType
     shape: tuple[int, ...]
     region: int
     offset: int
-    byte_size: int | None
+    byte_size: int
+    is_in_response: bool
 
 
-def parse_results(text: bytes, byte_sizes: Sequence[int]) -> tuple[OutputPlace, ...]:
-    """Read what the model wrote into a slot's record.
+class Results(NamedTuple):
+    """What a model says of a request's outputs, checked; events that tell when they are complete."""
+
+    outputs: tuple[OutputPlace, ...]
+    events: tuple[Event, ...]
+
+
+def encode(outputs: Iterable[OutputPlace], events: Iterable[Event] = ()) -> bytes:
+    """Return results in their binary form, without the stamps in front of them."""
+    pieces = [b""]
+    output_count = event_count = 0
+    for name, dtype, shape, region, offset, byte_size, is_in_response in outputs:
+        text = name.encode()
+        rank = len(shape)
+        pieces += (
+            TENSOR.pack(offset, byte_size, region, NUMBERS[dtype.name], rank, len(text), is_in_response),
+            shape_struct(rank).pack(*shape),
+            padded(text),
+        )
+        output_count += 1
+    for event in events:
+        pieces.append(_EVENT.pack(bytes.fromhex(event.device_uuid), event.handle))
+        event_count += 1
+    length = _BEGIN + sum(map(len, pieces))
+    pieces[0] = _HEAD.pack(length, output_count, event_count)
+    return b"".join(pieces)
+
+
+def results_length(results: bytes) -> int:
+    """Return how many bytes of its half of the record encoded results take, the stamps included."""
+    return _STAMPS.size + len(results)
+
+
+def completed_generation(data: bytes) -> int:
+    """Return the stamp ``completed`` of a model's half of a record that was copied out."""
+    completed: int = _STAMPS.unpack_from(data)[1]
+    return completed
+
+
+def decode(data: bytes, byte_sizes: Sequence[int]) -> Results:
+    """Check results that were copied out of a slot's record.
 
     Parameters
     ----------
-    text : bytes
-        The record's results, copied out of shared memory. A peer wrote them: they are checked here.
+    data : bytes
+        The model's half of the record, the whole of it.
     byte_sizes : sequence of int
-        Of the call's regions.
+        Of the request's regions, the slot's own first.
 
     Raises
     ------
     PeerError
-        The results are not what protocol v1 says.
+        They break the protocol.
     """
     try:
-        return tuple([_place(name, entry, byte_sizes) for name, entry in json.loads(text).items() if name])
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        return _decode(data, byte_sizes)
+    except (ValueError, LookupError, struct.error) as error:
         raise broken_results(error) from None
 
 
-def parse_events(text: bytes) -> tuple[Event, ...]:
-    """Read from the same text which events tell that the outputs are complete; raises as :func:`parse_results`."""
-    if b'""' not in text:
-        return ()
-    try:
-        entries = json.loads(text).get("", [])
-        if type(entries) is not list:
-            raise TypeError("events that are no array")
-        return tuple([_event(*entry) for entry in entries])
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise broken_results(error) from None
+def _decode(data: bytes, byte_sizes: Sequence[int]) -> Results:
+    length, output_count, event_count = _HEAD.unpack_from(data, _STAMPS.size)
+    if length > len(data):
+        raise ValueError(f"{length} bytes in a record of {len(data)}")
+    at = _BEGIN
+    outputs = []
+    for _ in range(output_count):
+        offset, byte_size, region, number, rank, name_length, flags = TENSOR.unpack_from(data, at)
+        at += TENSOR.size
+        if rank > MAX_RANK:
+            raise ValueError(f"an output of {rank} dimensions")
+        shape = shape_struct(rank).unpack_from(data, at)
+        at += 8 * rank
+        name = data[at : at + name_length].decode()
+        at += name_length + -name_length % 8
+        dtype = BY_NUMBER[number]
+        is_in_response = flags == _IN_RESPONSE
+        if not is_in_response:
+            if flags or offset + byte_size > byte_sizes[region]:
+                raise ValueError(f"{byte_size} bytes at offset {offset} that are not the request's")
+            if dtype is not BYTES and math.prod(shape) * dtype.itemsize != byte_size:
+                raise ValueError(f"{byte_size} bytes for the shape {list(shape)}")
+        outputs.append(OutputPlace(name, dtype, shape, region, offset, byte_size, is_in_response))
+    events = []
+    for _ in range(event_count):
+        uuid, handle = _EVENT.unpack_from(data, at)
+        at += _EVENT.size
+        events.append(Event(uuid.hex(), handle))
+    if at > length:
+        raise ValueError("more than their length says")
+    return Results(tuple(outputs), tuple(events))
 
 
-def _place(name: str, entry: Any, byte_sizes: Sequence[int]) -> OutputPlace:
-    if entry is None:
-        return OutputPlace(name, None, (), 0, 0, None)
-    type_name, shape, *place = entry
-    dtype = dtypes.BY_NAME[type_name]
-    if type(shape) is not list or not all(type(number) is int and number >= 0 for number in (*shape, *place)):
-        raise ValueError("a size that is no number")
-    if dtype is BYTES and not place:
-        return OutputPlace(name, dtype, tuple(shape), 0, 0, None)
-    nbytes, region, offset = place
-    if (math.prod(shape) * dtype.itemsize != nbytes and dtype is not BYTES) or offset + nbytes > byte_sizes[region]:
-        raise ValueError(f"a span of {nbytes} bytes that is not the call's")
-    return OutputPlace(name, dtype, tuple(shape), region, offset, nbytes)
+def broken_results(found: object) -> PeerError:
+    """Return the error for results that are not what the protocol says."""
+    return PeerError(f"the model's results break the protocol: {found}; is it of the same version?")
 
 
 def unused_memory(model: str) -> PeerError:
     """Return the error for a model that has answered, but not written these results."""
     return PeerError(
         f"model {model!r} answered without having used the shared memory; its config.pbtxt declares SHM_PATHS, but "
-        "does its model.py use ShmSession?"
+        "does its model.py use ShmSession, of this version of the protocol?"
     )
-
-
-def _event(uuid: Any, handle: Any) -> Event:
-    if type(uuid) is not str or not _UUID.fullmatch(uuid):
-        raise ValueError("an event of a device without a UUID")
-    if type(handle) is not str:
-        raise ValueError("an event that is no text")
-    found = base64.b64decode(handle, validate=True)
-    if len(found) != _HANDLE_LENGTH:
-        raise ValueError(f"an event of {len(found)} bytes")
-    return Event(uuid, found)
-
-
-def broken_results(found: object) -> PeerError:
-    """Return the error for results that are not what protocol v1 says."""
-    return PeerError(f"the model's results break the protocol: {found}; is it of the same version?")

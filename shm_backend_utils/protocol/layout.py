@@ -1,0 +1,195 @@
+"""The layout of a managed region, version 2: a header, slot records, data. Pure: it reads and writes a buffer.
+
+::
+
+    offset                 0 ┌──────────────────────────────────────────────────────┐
+                             │ header                                               │
+                           0 │   magic             8 bytes  "SHMBUREG"              │
+                           8 │   version           u32      written last: ready     │
+                          12 │   slot_count        u32                              │
+                          16 │   byte_size         u64      of the whole region     │
+                          24 │   token             16 bytes                         │
+                          40 │   record_byte_size  u32      a multiple of PAGE_SIZE │
+                   PAGE_SIZE ├──────────────────────────────────────────────────────┤
+                             │ record of slot 0                                     │
+                           0 │   generation, table          the client writes       │
+        record_byte_size / 2 │   started, completed, results    the model writes    │
+                             ├──────────────────────────────────────────────────────┤
+                             │ record of slot 1 …                                   │
+    PAGE_SIZE + slot_count · ├──────────────────────────────────────────────────────┤
+            record_byte_size │ data                                                 │
+                   byte_size └──────────────────────────────────────────────────────┘
+
+Integers are little-endian. :mod:`.table` says what lies in a record's first half, :mod:`.results` what in the second.
+Generations and stamps are aligned, and read and written as native words: each is loaded and stored at once. The RPC
+orders the two sides: the client writes before it sends, the model writes before it answers.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = [
+    "HEADER_LENGTH",
+    "MAX_RECORD_BYTE_SIZE",
+    "MAX_SLOT_COUNT",
+    "PAGE_SIZE",
+    "TOKEN_LENGTH",
+    "VERSION",
+    "Header",
+    "SlotRecord",
+    "data_offset",
+    "parse_header",
+    "record_offset",
+    "write_header",
+]
+
+PAGE_SIZE: Final = 4096
+TOKEN_LENGTH: Final = 16
+VERSION: Final = 2
+"""Of the protocol."""
+MAX_SLOT_COUNT: Final = 1024
+MAX_RECORD_BYTE_SIZE: Final = 1 << 20
+
+_MAGIC: Final = b"SHMBUREG"
+_HEADER: Final = struct.Struct("<8sIIQ16sI")
+HEADER_LENGTH: Final = _HEADER.size
+_VERSION_FIELD: Final = struct.Struct("<I")
+_VERSION_OFFSET: Final = len(_MAGIC)
+
+_WORD: Final = 8
+_GENERATION: Final = 0  # the first word of the client's half
+_STARTED: Final = 0  # the first word of the model's half
+_COMPLETED: Final = 1
+_RESULTS: Final = 2 * _WORD  # behind the two stamps
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A region's header, copied out of shared memory and checked.
+
+    Attributes
+    ----------
+    slot_count : int
+    byte_size : int
+        Of the whole region.
+    token : bytes
+        The secret that a request must name: 16 bytes.
+    record_byte_size : int
+        Of each slot's record.
+    """
+
+    slot_count: int
+    byte_size: int
+    token: bytes
+    record_byte_size: int = PAGE_SIZE
+
+
+def data_offset(slot_count: int, record_byte_size: int) -> int:
+    """Return where the data of a region begins, in bytes from the region's beginning."""
+    return PAGE_SIZE + slot_count * record_byte_size
+
+
+def record_offset(slot: int, record_byte_size: int) -> int:
+    """Return where the record of a slot begins, in bytes from the region's beginning."""
+    return PAGE_SIZE + slot * record_byte_size
+
+
+def write_header(buffer: memoryview, header: Header) -> None:
+    """Write the header; the version, which marks it as ready, last."""
+    _HEADER.pack_into(buffer, 0, _MAGIC, 0, header.slot_count, header.byte_size, header.token, header.record_byte_size)
+    _VERSION_FIELD.pack_into(buffer, _VERSION_OFFSET, VERSION)
+
+
+def parse_header(data: bytes, byte_size: int) -> Header | None:
+    """Return the header at the beginning of a region.
+
+    Parameters
+    ----------
+    data : bytes
+        At least :data:`HEADER_LENGTH` bytes, copied out of the region.
+    byte_size : int
+        How large the region's file is.
+
+    Returns
+    -------
+    Header or None
+        None if there is no ready header of this version, or one that does not fit the file.
+    """
+    if len(data) < HEADER_LENGTH:
+        return None
+    magic, version, slot_count, claimed, token, record_byte_size = _HEADER.unpack_from(data)
+    if magic != _MAGIC or version != VERSION or not 1 <= slot_count <= MAX_SLOT_COUNT:
+        return None
+    if record_byte_size % PAGE_SIZE or not PAGE_SIZE <= record_byte_size <= MAX_RECORD_BYTE_SIZE:
+        return None
+    if not data_offset(slot_count, record_byte_size) <= claimed <= byte_size:
+        return None
+    return Header(slot_count, claimed, token, record_byte_size)
+
+
+class SlotRecord:
+    """One slot's record. Every read is a fresh copy out of shared memory.
+
+    Parameters
+    ----------
+    buffer : memoryview
+        Writable, over the whole region. The record keeps it alive.
+    slot : int
+        Less than the header's ``slot_count``.
+    record_byte_size : int
+        As in the header.
+    """
+
+    __slots__ = ("_client_words", "_model_words", "_request", "_results", "room")
+
+    def __init__(self, buffer: memoryview, slot: int, record_byte_size: int) -> None:
+        begin = record_offset(slot, record_byte_size)
+        self.room = record_byte_size // 2
+        self._request = buffer[begin : begin + self.room]
+        self._results = buffer[begin + self.room : begin + record_byte_size]
+        self._client_words = self._request.cast("Q")
+        self._model_words = self._results.cast("Q")
+
+    @property
+    def generation(self) -> int:
+        """The slot's use count, which the client raises before it sends a request."""
+        return self._client_words[_GENERATION]
+
+    @generation.setter
+    def generation(self, value: int) -> None:
+        self._client_words[_GENERATION] = value
+
+    def begin(self, generation: int, table: bytes) -> None:
+        """Write what :func:`.table.encode` made, at most ``room`` bytes less a word, and then the generation."""
+        self._request[_WORD : _WORD + len(table)] = table
+        self._client_words[_GENERATION] = generation
+
+    def copy_request(self) -> bytes:
+        """Copy the client's half out, all at once. A peer wrote it: :func:`.table.decode` checks it."""
+        return bytes(self._request)
+
+    @property
+    def started(self) -> int:
+        """The generation that a model has begun to execute last."""
+        return self._model_words[_STARTED]
+
+    @started.setter
+    def started(self, value: int) -> None:
+        self._model_words[_STARTED] = value
+
+    @property
+    def completed(self) -> int:
+        """The generation that a model has finished last, well or not."""
+        return self._model_words[_COMPLETED]
+
+    def complete(self, generation: int, results: bytes) -> None:
+        """Write the results of a generation, which :func:`.results.encode` made, and then its completion stamp."""
+        self._results[_RESULTS : _RESULTS + len(results)] = results
+        self._model_words[_COMPLETED] = generation
+
+    def copy_results(self) -> bytes:
+        """Copy the model's half out, all at once. A peer wrote it: :func:`.results.decode` checks it."""
+        return bytes(self._results)

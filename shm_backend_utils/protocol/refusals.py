@@ -1,0 +1,28 @@
+"""Refusal codes: the word at the beginning of each error that a model half answers with.
+
+Over HTTP Triton drops its own status codes, and prose is for people. So both halves branch on these words alone. Each
+error class of :mod:`shm_backend_utils.errors` has one, its ``code``; ``docs/protocol.md`` lists them all.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ..errors import ShmError
+
+__all__ = ["code_in", "refusal"]
+
+# Triton may put text of its own in front: a request's id, an ensemble's name.
+_CODE: Final = re.compile(r"(?:^|\s)(shm:[a-z]+): ")
+
+
+def refusal(error: ShmError) -> str:
+    """Return the text of an error for a remote caller: its code, a colon and its message."""
+    return f"{error.code}: {error}"
+
+
+def code_in(text: str) -> str:
+    """Return the first refusal code in an error's text, for example ``"shm:stale"``; empty if there is none."""
+    found = _CODE.search(text)
+    return "" if found is None else found[1]

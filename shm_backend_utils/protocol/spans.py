@@ -1,0 +1,131 @@
+"""Spans: which bytes of which region a tensor has. What a table says, checked, is made of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ..dtypes import DType
+from ..errors import TableError
+from .claims import RegionClaim
+
+__all__ = ["MAX_FRAMES", "InputSpan", "OutputSpan", "Ring", "Table", "check_outputs_are_apart", "frame_number"]
+
+MAX_FRAMES: Final = 64
+_FRAME_BITS: Final = 32
+
+
+class InputSpan(NamedTuple):
+    """An input tensor's bytes: C-contiguous, ``byte_size`` of them from ``offset`` on.
+
+    Attributes
+    ----------
+    dtype : DType
+    shape : tuple of int
+        With the batch dimension, where the model has one.
+    region : int
+        0 is the slot's own region, 1 the first of the table's further regions.
+    offset : int
+        Bytes from the beginning of a managed region, of an allocation, or of what is registered under a name.
+    byte_size : int
+        That of dtype and shape. Strings may end before.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    region: int
+    offset: int
+    byte_size: int
+
+
+class OutputSpan(NamedTuple):
+    """Room for an output tensor: up to ``byte_size`` bytes; region and offset as of an input."""
+
+    region: int
+    offset: int
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """A ring of frames: where the responses of a decoupled model go, one after another.
+
+    Frame n lies in place n modulo ``frames``. The outputs of place 0 lie where the table says, those of each further
+    place ``stride`` bytes behind the last one's. Each place has a slot record, by which the two sides take turns:
+
+    - the model writes a frame, its results, and the frame's number as ``completed``;
+    - the client writes that number as ``generation`` when nobody reads the frame any more.
+
+    Attributes
+    ----------
+    slot : int
+        Whose record is that of place 0; the further places have those that follow.
+    frames : int
+        How many places there are, 1 to :data:`MAX_FRAMES`.
+    stride : int
+        Bytes from one place to the next.
+    """
+
+    slot: int
+    frames: int
+    stride: int
+
+    def outputs(self, first: Mapping[str, OutputSpan], place: int) -> dict[str, OutputSpan]:
+        """Return the spans of a place; ``first`` are those of place 0."""
+        return {name: span._replace(offset=span.offset + place * self.stride) for name, span in first.items()}
+
+
+def frame_number(generation: int, index: int) -> int:
+    """Return the number of a request's frame; the first has index 0. No two requests of a slot share one."""
+    return (generation << _FRAME_BITS) + index + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What a client says of a request's tensors, checked.
+
+    Attributes
+    ----------
+    inputs : dict of str to InputSpan
+    outputs : dict of str to OutputSpan
+        Room for the outputs that are wanted; with a ring, that of its first place.
+    regions : tuple of RegionClaim
+        Further regions: number 1 of the spans' regions and those that follow.
+    ring : Ring or None
+        For streams.
+    """
+
+    inputs: dict[str, InputSpan]
+    outputs: dict[str, OutputSpan]
+    regions: tuple[RegionClaim, ...] = ()
+    ring: Ring | None = None
+
+
+def check_outputs_are_apart(table: Table) -> None:
+    """Raise :class:`TableError` if an output overlaps another tensor; with a ring, that of any place.
+
+    Inputs may overlap each other. Regions are taken to be different memory.
+    """
+    ring = table.ring
+    places: Iterable[Mapping[str, OutputSpan]] = [table.outputs]
+    if ring is not None:
+        places = [ring.outputs(table.outputs, place) for place in range(ring.frames)]
+    spans = [
+        (span.region, span.offset, span.offset + span.byte_size, name)
+        for outputs in places
+        for name, span in outputs.items()
+        if span.byte_size
+    ]
+    if not spans:
+        return
+    spans += [
+        (span.region, span.offset, span.offset + span.byte_size, "") for span in table.inputs.values() if span.byte_size
+    ]
+    spans.sort()
+    last_region, reach, last_output = -1, 0, ""
+    for region, begin, end, output in spans:
+        if region == last_region and begin < reach and (output or last_output):
+            raise TableError(f"outputs.{output or last_output}", "bytes of another tensor", "bytes of its own")
+        if region != last_region or end > reach:
+            last_region, reach, last_output = region, end, output

@@ -1,0 +1,236 @@
+"""The table of a request: what the client writes into the slot's record about its tensors. Pure: bytes in, bytes out.
+
+::
+
+    0  generation     u64   the slot's use count; written last
+    8  length         u32   of all this, generation included
+   12  input_count    u16
+   14  output_count   u16
+   16  region_count   u16   further regions, see :mod:`.claims`
+   18  frame_count    u16   of a stream's ring, see :class:`.spans.Ring`; 0 for none
+   20  frame_slot     u16
+   22  reserved       u16   0
+   24  frame_stride   u64
+   32  regions, then inputs, then outputs
+
+A tensor:
+
+    0  offset         u64
+    8  byte_size      u64   of an input; the room for an output
+   16  region         u16   0 is the slot's own region, 1 the first of the further ones
+   18  datatype       u8    the number of TRITONSERVER_DataType (tritonserver.h); 0 in an output
+   19  rank           u8    0 in an output
+   20  name_length    u16
+   22  flags          u16   0; results use it
+   24  shape          rank times u64
+       name           UTF-8, then zeros up to a multiple of 8
+
+The model copies the record out once and decodes the copy, so that nothing in shared memory is read twice. What
+:func:`decode` returns needs no second look, but for what only the opened memory can tell: the further regions' sizes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from .. import dtypes
+from ..dtypes import BYTES, LENGTH_SIZE, DType
+from ..errors import TableError
+from .claims import RegionClaim, claimed_size, decode_claims, encode_claim, padded
+from .layout import MAX_SLOT_COUNT
+from .spans import MAX_FRAMES, InputSpan, OutputSpan, Ring, Table, check_outputs_are_apart
+
+__all__ = [
+    "BY_NUMBER",
+    "HEAD_LENGTH",
+    "MAX_RANK",
+    "NUMBERS",
+    "TENSOR",
+    "check_element_count",
+    "decode",
+    "encode",
+    "shape_struct",
+    "tensor_length",
+]
+
+_HEAD: Final = struct.Struct("<QIHHHHHxxQ")
+HEAD_LENGTH: Final = _HEAD.size
+_WORD: Final = 8
+TENSOR: Final = struct.Struct("<QQHBBHH")
+"""The fixed part of a tensor, in tables and in results."""
+
+MAX_RANK: Final = 32
+"""What every NumPy can hold."""
+
+_MAX_INT64: Final = 2**63 - 1
+_ORDER: Final = (  # TRITONSERVER_DataType, from 1
+    *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
+    *("FP16", "FP32", "FP64", "BYTES", "BF16"),
+)
+NUMBERS: Final[Mapping[str, int]] = {name: number for number, name in enumerate(_ORDER, 1)}
+BY_NUMBER: Final[Mapping[int, DType]] = {number: dtypes.BY_NAME[name] for name, number in NUMBERS.items()}
+_SHAPES: Final = tuple(struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1))
+
+
+def shape_struct(rank: int) -> struct.Struct:
+    """Return how a shape of so many dimensions is packed."""
+    return _SHAPES[rank]
+
+
+def tensor_length(name: str, rank: int) -> int:
+    """Return how many bytes a tensor takes in a table or in results."""
+    length = len(name.encode())
+    return TENSOR.size + 8 * rank + length + -length % 8
+
+
+def encode(table: Table) -> bytes:
+    """Return a table in its binary form, without the generation that stands in front of it.
+
+    Parameters
+    ----------
+    table : Table
+        Its shapes have at most :data:`MAX_RANK` dimensions, and its names at most 65,535 bytes.
+    """
+    pieces = [encode_claim(claim) for claim in table.regions]
+    pack = TENSOR.pack
+    for name, (dtype, shape, region, offset, byte_size) in table.inputs.items():
+        text = name.encode()
+        rank = len(shape)
+        pieces += (
+            pack(offset, byte_size, region, NUMBERS[dtype.name], rank, len(text), 0),
+            _SHAPES[rank].pack(*shape),
+            padded(text),
+        )
+    for name, (region, offset, byte_size) in table.outputs.items():
+        text = name.encode()
+        pieces += (pack(offset, byte_size, region, 0, 0, len(text), 0), padded(text))
+    body = b"".join(pieces)
+    ring = table.ring or _NO_RING
+    return (
+        _HEAD.pack(
+            0,
+            _HEAD.size + len(body),
+            len(table.inputs),
+            len(table.outputs),
+            len(table.regions),
+            ring.frames,
+            ring.slot,
+            ring.stride,
+        )[_WORD:]
+        + body
+    )
+
+
+def decode(data: bytes, data_begin: int, byte_size: int) -> tuple[int, Table]:
+    """Check a table that was copied out of a slot's record.
+
+    Parameters
+    ----------
+    data : bytes
+        The client's half of the record, the whole of it.
+    data_begin, byte_size : int
+        Where the data of the slot's own region begins, and how large that region is.
+
+    Returns
+    -------
+    int, Table
+        The slot's generation, and what the table says.
+
+    Raises
+    ------
+    TableError
+        The table breaks the protocol. The message names the field, and never a key, a token or a handle.
+    """
+    generation, length, input_count, output_count, region_count, frames, frame_slot, stride = _HEAD.unpack_from(data)
+    if not _HEAD.size <= length <= len(data):
+        raise TableError("length", str(length), f"{_HEAD.size} to {len(data)}")
+    at = _HEAD.size
+    claims: tuple[RegionClaim, ...] = ()
+    limits = [(data_begin, byte_size)]
+    if region_count:
+        claims, at = decode_claims(data, at, length, region_count)
+        limits += [(0, claimed_size(claim)) for claim in claims]
+    inputs: dict[str, InputSpan] = {}
+    for index in range(input_count):
+        at, name, number, shape, region, offset, size = _tensor(data, at, length, limits, "inputs", index)
+        dtype = BY_NUMBER.get(number)
+        if dtype is None:
+            raise TableError(f"inputs[{index}].datatype", str(number), f"1 to {len(_ORDER)}, a TRITONSERVER_DataType")
+        check_element_count(f"inputs[{index}]", dtype, shape, size)
+        inputs[name] = InputSpan(dtype, shape, region, offset, size)
+    outputs: dict[str, OutputSpan] = {}
+    for index in range(output_count):
+        at, name, number, shape, region, offset, size = _tensor(data, at, length, limits, "outputs", index)
+        if number or shape:
+            raise TableError(f"outputs[{index}]", "a data type or a shape", "neither: the model decides on them")
+        outputs[name] = OutputSpan(region, offset, size)
+    if len(inputs) != input_count or len(outputs) != output_count:
+        raise TableError("inputs or outputs", "a name that is there twice", "every tensor once")
+    ring = _ring(frame_slot, frames, stride, outputs, limits) if frames else None
+    table = Table(inputs, outputs, claims, ring)
+    if outputs:
+        check_outputs_are_apart(table)
+    return generation, table
+
+
+def _tensor(
+    data: bytes, at: int, length: int, limits: Sequence[tuple[int, int]], group: str, index: int
+) -> tuple[int, str, int, tuple[int, ...], int, int, int]:
+    """Read a tensor at an offset of the table; return where it ends, and its fields."""
+    begin = at + TENSOR.size
+    if begin > length:
+        raise TableError(f"{group}[{index}]", "the table's end", "a tensor")
+    offset, size, region, number, rank, name_length, flags = TENSOR.unpack_from(data, at)
+    name_begin = begin + 8 * rank
+    if rank > MAX_RANK or name_begin + name_length > length:
+        found = f"rank {rank} and a name of {name_length} bytes"
+        raise TableError(f"{group}[{index}]", found, f"at most {MAX_RANK} dimensions, and a name inside the table")
+    if region >= len(limits) or flags:
+        raise TableError(f"{group}[{index}]", f"region {region}, flags {flags}", f"0 to {len(limits) - 1}, and 0")
+    least, end = limits[region]
+    if not least <= offset <= end - size:
+        found = f"{size} bytes at offset {offset}"
+        raise TableError(f"{group}[{index}]", found, f"bytes from {least} to {end}, where its region has data")
+    try:
+        name = data[name_begin : name_begin + name_length].decode()
+    except UnicodeDecodeError:
+        name = ""
+    if not name:
+        raise TableError(f"{group}[{index}].name", "bytes that are no name", "a name in UTF-8")
+    shape = _SHAPES[rank].unpack_from(data, begin)
+    return name_begin + name_length + -name_length % 8, name, number, shape, region, offset, size
+
+
+_NO_RING: Final = Ring(0, 0, 0)
+
+
+def check_element_count(field: str, dtype: DType, shape: tuple[int, ...], byte_size: int) -> None:
+    """Raise :class:`TableError` unless a tensor of this dtype and shape can exist, and has so many bytes."""
+    count = math.prod(shape)
+    if count == 0:
+        # No array can be made of some shapes, though it would have no element.
+        extent = math.prod([size or 1 for size in shape]) * (dtype.itemsize or 1)
+        if extent > _MAX_INT64:
+            raise TableError(f"{field}.shape", "dimensions whose product has more than 63 bits", "smaller ones")
+    if dtype is BYTES:
+        if count * LENGTH_SIZE > byte_size:
+            raise TableError(f"{field}.byte_size", str(byte_size), "room for the lengths of as many strings")
+    elif count * dtype.itemsize != byte_size:
+        raise TableError(f"{field}.byte_size", str(byte_size), "the size of its data type and shape")
+
+
+def _ring(
+    slot: int, frames: int, stride: int, outputs: Mapping[str, OutputSpan], limits: Sequence[tuple[int, int]]
+) -> Ring:
+    if frames > MAX_FRAMES:
+        raise TableError("frame_count", str(frames), f"at most {MAX_FRAMES}")
+    if slot + frames > MAX_SLOT_COUNT:
+        raise TableError("frame_slot", str(slot), f"slots of the region, which has at most {MAX_SLOT_COUNT}")
+    ring = Ring(slot, frames, stride)
+    for name, span in ring.outputs(outputs, frames - 1).items():
+        if span.offset + span.byte_size > limits[span.region][1]:
+            raise TableError("frame_stride", str(stride), f"room for output {name!r} of {frames} frames in its region")
+    return ring
