@@ -8,6 +8,7 @@
     │   │   └── VersionError   another version of the protocol
     │   ├── TensorError        a tensor, in one of these respects:
     │   │   ├── TensorNameError, TensorTypeError, TensorShapeError, BatchSizeError, MissingTensorError
+    │   ├── BudgetError        more shared memory than a client may have
     │   ├── RegionRefusedError memory that was named, but may not be opened
     │   └── ClosedError        an object was used after it was closed
     ├── PeerError              the other process broke off or broke the contract
@@ -22,6 +23,7 @@
     ├── ModelError             ``model.py`` or its ``config.pbtxt`` is wrong
     │   └── DeviceMemoryError  a tensor is on the GPU, or is not, other than the code that uses it assumes
     └── MachineError           the machine lacks something: memory, a server, a library
+        └── PoolExhaustedError no shared memory became free in time
 
 A message says what was looked at, what was found, what was expected and what to do. Messages reach remote callers,
 so none of them holds a shared-memory key, a token or a path. Each class has a ``code``, with which its text begins
@@ -34,6 +36,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "BatchSizeError",
+    "BudgetError",
     "CallerError",
     "ClosedError",
     "DeviceMemoryError",
@@ -42,6 +45,7 @@ __all__ = [
     "MissingTensorError",
     "ModelError",
     "PeerError",
+    "PoolExhaustedError",
     "RegionGoneError",
     "RegionRefusedError",
     "ReplayedRequestError",
@@ -251,7 +255,15 @@ class DeviceMemoryError(ModelError, TypeError):
     """A tensor is in a GPU's memory and was used as if it were in the host's, or the other way round."""
 
 
+class BudgetError(CallerError, ValueError):
+    """The call needs more shared memory than the pool may ever have."""
+
+
 class MachineError(ShmError):
     """The machine lacks something that is needed; the message says how to provide it."""
 
     code = "shm:machine"
+
+
+class PoolExhaustedError(MachineError, TimeoutError):
+    """All the shared memory that the pool may have is held, and none of it became free in time."""

@@ -61,9 +61,12 @@ class TensorSpec:
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise :class:`TensorShapeError` unless a tensor of this shape fits the configuration."""
-        if len(shape) != len(self.shape) or any(
-            want not in (-1, size) for size, want in zip(shape, self.shape, strict=True)
-        ):
+        fits = len(shape) == len(self.shape)
+        if fits:
+            for size, want in zip(shape, self.shape, strict=True):
+                if want not in (size, -1):
+                    fits = False
+        if not fits:
             raise TensorShapeError(
                 self.name,
                 f"tensor {self.name!r} has shape {list(shape)}, "

@@ -25,7 +25,16 @@ from typing import Final
 
 from tritonclient.utils import InferenceServerException
 
-from ..errors import CallerError, ClosedError, MachineError, MissingTensorError, PeerError, ShmError
+from ..errors import (
+    BudgetError,
+    CallerError,
+    ClosedError,
+    MachineError,
+    MissingTensorError,
+    PeerError,
+    PoolExhaustedError,
+    ShmError,
+)
 
 __all__ = [
     "BudgetError",
@@ -101,14 +110,6 @@ class TlsError(ServerUnavailableError):
 
 class PathUnavailableError(CallerError):
     """A path was asked for by name, and something stands against it; the message says what, and what to do."""
-
-
-class PoolExhaustedError(MachineError, TimeoutError):
-    """All the shared memory that the pool may have is held, and none of it became free in time."""
-
-
-class BudgetError(CallerError, ValueError):
-    """The call needs more shared memory than the pool may ever have."""
 
 
 class TimeoutValueError(CallerError, ValueError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import CallerError
-from ..memory.segment import PRIVATE, Access
+from ...errors import CallerError
+from ..segment import PRIVATE, Access
 
 __all__ = ["PoolOptions", "PoolStatus"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Protocol
+from typing import Final, Protocol
 
 __all__ = ["Forsakable", "forsake_in_children"]
 
@@ -18,11 +18,16 @@ class Forsakable(Protocol):
 
 def forsake_in_children(owner: Forsakable) -> None:
     """Have an object forsake what it has in every child that is forked while it lives."""
-    reference = weakref.ref(owner)
+    _OWNERS.add(owner)
 
-    def forsake() -> None:
-        owner = reference()
-        if owner is not None:
-            owner.forsake()
 
-    os.register_at_fork(after_in_child=forsake)
+_OWNERS: Final[weakref.WeakSet[Forsakable]] = weakref.WeakSet()
+"""Python keeps what is registered for forks as long as the process lives. So one function is, for all owners."""
+
+
+def _forsake_all() -> None:
+    for owner in list(_OWNERS):
+        owner.forsake()
+
+
+os.register_at_fork(after_in_child=_forsake_all)

@@ -1,0 +1,197 @@
+"""Which regions a pool has, and in what state each is."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from .options import PoolStatus
+from .slot import SlotRegion
+
+__all__ = ["Inventory", "Kind"]
+
+Kind = tuple[object, ...]
+"""What regions must have in common to be exchanged: slots, records, group."""
+
+
+class _Shelf(NamedTuple):
+    """Idle regions of one capacity; the one used last at the right, as the processor's caches still have some of it."""
+
+    capacity: int
+    regions: deque[SlotRegion]
+
+
+class Inventory:
+    """Regions up to a budget. :meth:`take` and :meth:`put_back` need no lock; for all else a pool adds one.
+
+    Attributes
+    ----------
+    max_bytes : int
+        The budget.
+    byte_size : int
+        Of all regions; those that are promised but not made yet are included.
+    quarantined : list of SlotRegion
+        Given back, but a model may still be executing there.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.byte_size = 0
+        self.quarantined: list[SlotRegion] = []
+        self._kinds: dict[SlotRegion, Kind] = {}  # every region
+        self._shelves: dict[Kind, tuple[_Shelf, ...]] = {}  # smallest first; replaced, never changed
+        self._unregistered: deque[str] = deque()
+
+    def take(self, byte_size: int, kind: Kind) -> SlotRegion | None:
+        """Take the smallest idle region of a kind with so many bytes of data; return None if there is none."""
+        for capacity, regions in self._shelves.get(kind, ()):
+            if capacity >= byte_size:
+                try:
+                    return regions.pop()
+                except IndexError:
+                    continue
+        return None
+
+    def put_back(self, region: SlotRegion) -> None:
+        """Make a region idle that nobody holds and no model uses."""
+        region.idle_since = time.monotonic()
+        assert region.shelf is not None
+        region.shelf.append(region)
+
+    def add(self, region: SlotRegion, kind: Kind) -> None:
+        """Add a new region, which is held. Its size was promised before."""
+        shelves = self._shelves.get(kind, ())
+        shelf = next((shelf for shelf in shelves if shelf.capacity == region.capacity), None)
+        if shelf is None:
+            shelf = _Shelf(region.capacity, deque())
+            self._shelves[kind] = tuple(sorted((*shelves, shelf), key=lambda each: each.capacity))
+        region.shelf = shelf.regions
+        self._kinds[region] = kind
+
+    def promise(self, byte_size: int, kind: Kind) -> list[SlotRegion] | None:
+        """Make room for a new region; return those that must be destroyed for it, or None if there cannot be enough.
+
+        An idle one of the same kind, which was too small, makes room first: there are no more regions than calls.
+        """
+        idle = self.idle
+        free = self.max_bytes - self.byte_size
+        if free + sum(region.byte_size for region in idle) < byte_size:
+            return None
+        evicted: list[SlotRegion] = []
+        for region in sorted(idle, key=lambda each: (self._kinds[each] != kind, each.idle_since)):
+            is_too_small_a_one = self._kinds[region] == kind and not evicted
+            if byte_size <= self.max_bytes - self.byte_size and not is_too_small_a_one:
+                break
+            if self._take_off(region):
+                self._forget(region)
+                evicted.append(region)
+        if byte_size > self.max_bytes - self.byte_size:  # somebody has taken one meanwhile
+            self.bury(evicted)
+            return None
+        self.byte_size += byte_size
+        return evicted
+
+    def unpromise(self, byte_size: int) -> None:
+        """Take back a promise that nobody made use of."""
+        self.byte_size -= byte_size
+
+    def care_for(self, region: SlotRegion) -> None:
+        """Sort a region that is no longer held by what can be done with it now."""
+        if region not in self._kinds:
+            return  # the pool was closed meanwhile
+        if region.is_spoiled:
+            self.destroy(region)
+        elif region.is_in_doubt and not region.reclaim():
+            self.quarantined.append(region)
+        else:
+            self.put_back(region)
+
+    def retry_quarantined(self) -> None:
+        """Look again at what is in quarantine."""
+        if self.quarantined:
+            waiting, self.quarantined = self.quarantined, []
+            for region in waiting:
+                self.care_for(region)
+
+    @property
+    def idle(self) -> list[SlotRegion]:
+        """The regions that nobody holds and no model uses."""
+        quarantined = set(self.quarantined)
+        return [region for region in self._kinds if region.holder is None and region not in quarantined]
+
+    def destroy_idle(self, before: float = float("inf")) -> None:
+        """Destroy the regions that have been idle since before a moment."""
+        for region in self.idle:
+            if region.idle_since < before and self._take_off(region):
+                self.destroy(region)
+
+    def destroy_all(self) -> None:
+        """Destroy every region."""
+        for region in list(self._kinds):
+            self.destroy(region)
+
+    def destroy(self, region: SlotRegion) -> None:
+        """Remove a region, and its name."""
+        self._forget(region)
+        self.bury([region])
+
+    def bury(self, forgotten: Iterable[SlotRegion]) -> None:
+        """Remove the names of regions that were forgotten already. Needs no lock.
+
+        A region's name goes before it is unregistered: what the server registers later than that, it cannot find.
+        """
+        for region in forgotten:
+            region.destroy()
+            if region.is_registered:
+                self._unregistered.append(region.key)
+
+    def forsake(self) -> None:
+        """Forget every region, in a forked child: they are the parent's."""
+        for region in self._kinds:
+            region.forsake()
+        self._kinds.clear()
+        self._shelves.clear()
+        self.quarantined.clear()
+
+    def take_unregistered(self) -> list[str]:
+        """Return the keys of registered regions that were destroyed since the last time: to be unregistered."""
+        keys = []
+        while self._unregistered:
+            keys.append(self._unregistered.popleft())
+        return keys
+
+    def status(self) -> PoolStatus:
+        """Return how many regions are in which state, and their bytes."""
+        idle, quarantined = len(self.idle), len(self.quarantined)
+        return PoolStatus(len(self._kinds) - idle - quarantined, idle, quarantined, self.byte_size, self.max_bytes)
+
+    def __str__(self) -> str:
+        holders = Counter(str(region.holder) for region in self._kinds if region.holder is not None)
+        by_whom = "; ".join(f"{count} by {holder}" for holder, count in holders.most_common(5))
+        return (
+            f"{sum(holders.values())} slots are held, {self.byte_size} of {self.max_bytes} bytes"
+            f"{': ' if by_whom else ''}{by_whom}; {len(self.quarantined)} more are in quarantine"
+        )
+
+    def _take_off(self, region: SlotRegion) -> bool:
+        """Take an idle region off its shelf; return whether it was there, and not taken meanwhile."""
+        assert region.shelf is not None
+        try:
+            region.shelf.remove(region)
+        except ValueError:
+            return False
+        return True
+
+    def _forget(self, region: SlotRegion) -> None:
+        self.byte_size -= region.byte_size
+        if region in self.quarantined:
+            self.quarantined.remove(region)
+        kind = self._kinds.pop(region)
+        capacities = {each.capacity for each, its_kind in self._kinds.items() if its_kind == kind}
+        kept = tuple([shelf for shelf in self._shelves.get(kind, ()) if shelf.capacity in capacities])
+        if kept:
+            self._shelves[kind] = kept
+        else:
+            self._shelves.pop(kind, None)

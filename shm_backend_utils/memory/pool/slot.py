@@ -1,0 +1,217 @@
+"""Slots as their owner has them: records that requests go out in, and the regions that hold them."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import ClosedError
+from ...protocol import layout, table
+from ...protocol.address import SlotAddress
+from ...protocol.layout import SlotRecord
+from ...protocol.spans import Table
+from ..managed import ManagedRegion
+from ..segment import Access
+
+__all__ = ["Slot", "SlotRegion"]
+
+
+class Slot:
+    """One slot of a region: the generations of its requests, and whether a model may still be at work in it.
+
+    Attributes
+    ----------
+    index : int
+        Of the slot in its region.
+    generation : int
+        Of the request that was sent last; 0 before the first.
+    is_in_doubt : bool
+        Whether a request got no answer, so that a model may be executing it, or may begin to.
+    """
+
+    __slots__ = ("_record", "_region", "generation", "index", "is_in_doubt")
+
+    def __init__(self, region: ManagedRegion, index: int) -> None:
+        self._region = region
+        self._record: SlotRecord | None = region.record(index)
+        self.index = index
+        self.generation = 0
+        self.is_in_doubt = False
+
+    @property
+    def record(self) -> SlotRecord:
+        """The record, which keeps the memory mapped; raises ClosedError once the region is destroyed."""
+        if self._record is None:
+            raise ClosedError("this client")
+        return self._record
+
+    def address(self, model: str) -> str:
+        """Return the value of ``shm_slot`` for requests to a model."""
+        header = self._region.header
+        return str(SlotAddress(model, self._region.segment.key, header.token.hex(), self.index))
+
+    def begin(self, contents: Table) -> int:
+        """Write the table of the next request, and return its generation."""
+        self.generation += 1
+        self.record.begin(self.generation, table.encode(contents))
+        return self.generation
+
+    @property
+    def is_started(self) -> bool:
+        """Whether a model has begun with this generation; True once the region is destroyed, when nobody knows."""
+        return self._record is None or self._record.started == self.generation
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether a model has finished with this generation, well or not; False once the region is destroyed."""
+        return self._record is not None and self._record.completed == self.generation
+
+    def reclaim(self) -> bool:
+        """Make sure that no request that was ever sent will touch the slot again. Return whether that is so now.
+
+        Holding the lease shows that no model executes here. The generation that is raised meanwhile makes every request
+        that is still on its way a stale one, which is refused when it arrives.
+        """
+        if self._record is None:
+            return False
+        lease = self._region.lease(self.index)
+        if not lease.take_back():
+            return False
+        try:
+            self.generation += 1
+            self._record.generation = self.generation
+        finally:
+            lease.give_back()
+        self.is_in_doubt = False
+        return True
+
+    def give_up(self) -> None:
+        """Make a request stale that was sent and has not begun, if it is not too late."""
+        if self._record is not None:
+            self.generation += 1
+            self._record.generation = self.generation
+            self.is_in_doubt = True
+
+    def forget(self) -> None:
+        """Let go of the memory, when the region is destroyed."""
+        self._record = None
+
+
+class SlotRegion:
+    """A managed region of this process' own, with its slots.
+
+    Attributes
+    ----------
+    slots : tuple of Slot
+    byte_size : int
+        Of the whole region.
+    data_offset : int
+        Where its data begins.
+    capacity : int
+        Bytes of data.
+    is_spoiled : bool
+        Whether it must not be used again: something unfenced may still write to it, or no model can open it.
+    is_registered : bool
+        Whether the server may know it by its key.
+    device_memory : dict of int to object
+        What it has on GPUs, by device.
+    on_destroy : callable or None
+        Takes a descriptor of the region, which it then owns, when the region is destroyed.
+    holder : object or None
+        Who has it; None if nobody has.
+    idle_since : float
+        Since when nobody has it, by ``time.monotonic()``.
+    shelf : deque of SlotRegion or None
+        Where its pool keeps it while nobody has it.
+    """
+
+    __slots__ = (
+        "_region",
+        "byte_size",
+        "capacity",
+        "data_offset",
+        "device_memory",
+        "holder",
+        "idle_since",
+        "is_registered",
+        "is_spoiled",
+        "on_destroy",
+        "shelf",
+        "slots",
+    )
+
+    def __init__(self, byte_size: int, slot_count: int, record_byte_size: int, access: Access) -> None:
+        self._region = ManagedRegion.create(byte_size, slot_count, access, record_byte_size)
+        self.byte_size = self._region.header.byte_size
+        self.data_offset = self._region.data_offset
+        self.capacity = self.byte_size - self.data_offset
+        self.slots = tuple([Slot(self._region, index) for index in range(slot_count)])
+        self.is_spoiled = False
+        self.is_registered = False
+        self.device_memory: dict[int, Any] = {}
+        self.on_destroy: Callable[[int], None] | None = None
+        self.holder: object = None
+        self.idle_since = 0.0
+        self.shelf: deque[SlotRegion] | None = None
+
+    @property
+    def key(self) -> str:
+        """The name of its shared memory, without a slash."""
+        return self._region.segment.key
+
+    @property
+    def token(self) -> str:
+        """The secret that requests name: 32 hexadecimal digits."""
+        return self._region.header.token.hex()
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a model may be at work in one of its slots."""
+        for slot in self.slots:  # noqa: SIM110  # for every call; a generator would cost more than the answer
+            if slot.is_in_doubt:
+                return True
+        return False
+
+    def memory(self) -> npt.NDArray[np.uint8]:
+        """Return the whole region as bytes, writable. Each call returns an array of its own."""
+        return self._region.bytes()
+
+    def reclaim(self) -> bool:
+        """Make sure that no request will touch the region again. Return whether that is so now."""
+        reclaimed = [slot.reclaim() for slot in self.slots if slot.is_in_doubt]
+        return all(reclaimed)
+
+    def prefault(self) -> None:
+        """Enter its memory into this process' page tables."""
+        self._region.segment.prefault()
+
+    def forsake(self) -> None:
+        """Let go of the parent's descriptor in a forked child. The name, and the lease, stay the parent's."""
+        self.device_memory = {}
+        self._close()
+
+    def destroy(self) -> None:
+        """Remove the name. The memory goes with the last array, here or in a model. Twice is fine."""
+        self._region.segment.unlink()
+        on_destroy, self.on_destroy = self.on_destroy, None
+        if on_destroy is not None:
+            on_destroy(os.dup(self._region.segment.fileno()))
+        self._close()
+
+    def _close(self) -> None:
+        for slot in self.slots:
+            slot.forget()
+        self._region.close()
+
+
+def least_record_byte_size(byte_size: int) -> int:
+    """Return the size of records whose halves have room for so many bytes each: a page, or a power of two of them."""
+    size = layout.PAGE_SIZE
+    while size // 2 < byte_size:
+        size *= 2
+    return size

@@ -1,0 +1,272 @@
+"""Where the tensors of a call go in a slot: arithmetic on shapes, for whoever makes requests. Pure.
+
+Tensors lie one behind the other, each at a multiple of :data:`ALIGNMENT`: the inputs of a call on the host first, then
+room for its outputs; and likewise in the memory of each GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from ..dtypes import BYTES, DType
+from ..errors import BatchSizeError, MissingTensorError, TensorTypeError
+from ..model_spec import ModelSpec, TensorSpec
+from . import layout, results, table
+from .spans import InputSpan, OutputSpan, Table
+
+__all__ = ["ALIGNMENT", "AnyInput", "CallInput", "CallLayout", "aligned", "lay_out", "record_byte_size", "rows_of"]
+
+ALIGNMENT: Final = 256
+"""What ``dlpack.h`` asks of producers."""
+
+
+class AnyInput(Protocol):
+    """What has the attributes of a :class:`CallInput`."""
+
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def byte_size(self) -> int: ...
+    @property
+    def device(self) -> int | None: ...
+
+
+class CallInput(NamedTuple):
+    """An input of a call, without its data.
+
+    Attributes
+    ----------
+    dtype : DType
+    shape : tuple of int
+        With the batch dimension, where the model has one.
+    byte_size : int
+        Of strings: the room to keep for them.
+    device : int or None
+        The GPU that it is on, by this process' numbers; None for the host.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    byte_size: int
+    device: int | None = None
+
+
+class CallLayout(NamedTuple):
+    """A call, laid out.
+
+    Region 0 of the spans is the slot's own, on the host; region 1 is on the first of the call's GPUs, and so on.
+
+    Attributes
+    ----------
+    table : Table
+        Its spans; their further regions are added where there are any.
+    batch_size : int or None
+        None for models without a batch dimension.
+    certain : frozenset of str
+        Outputs whose room is certain to do: it follows from the configuration, or the user vouched for it.
+    requested : tuple of str or None
+        The outputs that the user named; None for all.
+    end : int
+        Where the last tensor on the host ends, as an offset in the region.
+    devices : tuple of int
+    device_byte_sizes : tuple of int
+        The memory that the call needs on each.
+    """
+
+    table: Table
+    batch_size: int | None
+    certain: frozenset[str]
+    requested: tuple[str, ...] | None
+    end: int
+    devices: tuple[int, ...] = ()
+    device_byte_sizes: tuple[int, ...] = ()
+
+
+def aligned(offset: int) -> int:
+    """Return where the next tensor may begin."""
+    return (offset + ALIGNMENT - 1) & -ALIGNMENT
+
+
+def record_byte_size(spec: ModelSpec) -> int:
+    """Return the size of the slot records that have room for any call of a model.
+
+    It is a page, or a power of two of them: each half has room for all tensors that the configuration lists.
+    """
+    inputs, outputs = _length(spec.inputs.values()), _length(spec.outputs.values())
+    devices = _DEVICES * _CLAIM_LENGTH
+    needed = max(table.HEAD_LENGTH + inputs + outputs, results.results_length(results.NO_RESULTS) + outputs) + devices
+    size = layout.PAGE_SIZE
+    while size // 2 < needed:
+        size *= 2
+    return size
+
+
+_DEVICES: Final = 4  # as many further regions, and events, always find room
+_CLAIM_LENGTH: Final = 96
+
+
+def lay_out(
+    spec: ModelSpec,
+    inputs: Mapping[str, AnyInput],
+    wanted: Mapping[str, int | None] | None,
+    begin: int,
+    *,
+    learned: Mapping[str, int],
+    most_rows: int,
+    output_devices: Mapping[str, int] | None = None,
+) -> CallLayout:
+    """Check a call against the model's configuration, and lay it out.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        The model.
+    inputs : mapping of str to CallInput
+        Those that the call has, or anything with the same attributes.
+    wanted : mapping of str to int, or None
+        The outputs wanted, with the bytes that the user hints at; None for all.
+    begin : int
+        Where the data of the slot's region begins.
+    learned : mapping of str to int
+        Bytes per row that outputs needed before, used where neither a hint nor the configuration tells.
+    most_rows : int
+        How many rows the call may have.
+    output_devices : mapping of str to int, optional
+        The GPUs that outputs are wanted on.
+
+    Returns
+    -------
+    CallLayout
+
+    Raises
+    ------
+    TensorError
+        The model does not take these tensors.
+    """
+    cursor = begin
+    spans: dict[str, InputSpan] = {}
+    on_devices: dict[str, int] = {}
+    for name, each in inputs.items():
+        dtype, shape, byte_size = each.dtype, each.shape, each.byte_size
+        tensor = spec.inputs.get(name) or spec.input(name)
+        tensor.check(dtype, shape)
+        if each.device is not None:
+            on_devices[name] = each.device
+            continue
+        spans[name] = InputSpan(dtype, shape, 0, cursor, byte_size)
+        cursor = (cursor + byte_size + ALIGNMENT - 1) & -ALIGNMENT
+    if len(inputs) < len(spec.inputs):
+        _check_none_is_missing(spec, inputs)
+    batch_size = _batch_size(spec, inputs, most_rows) if spec.max_batch_size else None
+    rows = 1 if batch_size is None else batch_size
+    rooms: dict[str, OutputSpan] = {}
+    certain = []
+    for name in spec.outputs if wanted is None else wanted:
+        tensor = spec.outputs.get(name) or spec.output(name)
+        if tensor.dtype is None:
+            continue
+        room, is_certain = _room(tensor, batch_size, rows, None if wanted is None else wanted[name], learned)
+        if is_certain:
+            certain.append(name)
+        if output_devices and name in output_devices:
+            if tensor.dtype is BYTES:
+                raise _strings_on_a_gpu(name)
+            on_devices[name] = output_devices[name]
+            rooms[name] = OutputSpan(0, 0, room)
+            continue
+        rooms[name] = OutputSpan(0, cursor, room)
+        cursor = (cursor + room + ALIGNMENT - 1) & -ALIGNMENT
+    requested = None if wanted is None else tuple(wanted)
+    found = CallLayout(Table(spans, rooms), batch_size, frozenset(certain), requested, cursor)
+    return _with_devices(found, inputs, output_devices or {}) if on_devices else found
+
+
+def rows_of(whole: CallLayout, begin: int, end: int) -> CallLayout:
+    """Return the layout of some rows of a call, in the same place.
+
+    Where rows of an output have no certain size, each row gets the same share of the room.
+    """
+    assert whole.batch_size is not None
+    rows, count = whole.batch_size, end - begin
+    inputs, outputs = {}, {}
+    for name, span in whole.table.inputs.items():
+        row_size = span.byte_size // rows
+        shape, offset = (count, *span.shape[1:]), span.offset + begin * row_size
+        inputs[name] = InputSpan(span.dtype, shape, span.region, offset, count * row_size)
+    for name, room in whole.table.outputs.items():
+        row_size = room.byte_size // rows
+        outputs[name] = OutputSpan(room.region, room.offset + begin * row_size, count * row_size)
+    return whole._replace(table=Table(inputs, outputs), batch_size=count)
+
+
+def _length(tensors: Iterable[TensorSpec]) -> int:
+    return sum(table.tensor_length(tensor.name, len(tensor.shape)) for tensor in tensors)
+
+
+def _room(
+    tensor: TensorSpec, batch_size: int | None, rows: int, hint: int | None, learned: Mapping[str, int]
+) -> tuple[int, bool]:
+    """Return the bytes to keep for an output, and whether they are certain to do."""
+    if hint is not None:
+        return hint, True
+    known = tensor.nbytes(batch_size)
+    return (learned.get(tensor.name, 0) * rows, False) if known is None else (known, True)
+
+
+def _batch_size(spec: ModelSpec, inputs: Mapping[str, AnyInput], most: int) -> int:
+    sizes = {name: each.shape[0] for name, each in inputs.items()}
+    if not sizes:
+        raise MissingTensorError(
+            "", f"model {spec.name!r} takes batches, and its inputs tell how large; found no input"
+        )
+    name, size = next(iter(sizes.items()))
+    if len(sizes) > 1 and len(set(sizes.values())) != 1:
+        found = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise BatchSizeError(name, f"inputs of one request must have one batch size; found {found}")
+    if not 1 <= size <= most:
+        raise BatchSizeError(
+            name,
+            f"tensor {name!r} has a batch of {size}, but model {spec.name!r} takes 1 to {most}"
+            f"{'; split=True sends several requests' if size else ''}",
+        )
+    return size
+
+
+def _check_none_is_missing(spec: ModelSpec, inputs: Mapping[str, AnyInput]) -> None:
+    for name, tensor in spec.inputs.items():
+        if not tensor.optional and name not in inputs:
+            raise MissingTensorError(name, f"model {spec.name!r} needs input {name!r}, which the call does not have")
+
+
+def _with_devices(on_host: CallLayout, inputs: Mapping[str, AnyInput], output_devices: Mapping[str, int]) -> CallLayout:
+    """Return the layout with those tensors in it that are on GPUs, behind each other in the memory of each."""
+    given = {name: each.device for name, each in inputs.items() if each.device is not None}
+    devices = tuple(sorted({*given.values(), *output_devices.values()}))
+    ends = dict.fromkeys(devices, 0)
+
+    def place(device: int, byte_size: int) -> tuple[int, int]:
+        offset = ends[device]
+        ends[device] = aligned(offset + byte_size)
+        return 1 + devices.index(device), offset
+
+    spans: dict[str, InputSpan] = {}
+    for name, each in inputs.items():
+        if each.device is None:
+            spans[name] = on_host.table.inputs[name]
+        elif each.dtype is BYTES:
+            raise _strings_on_a_gpu(name)
+        else:
+            spans[name] = InputSpan(each.dtype, each.shape, *place(each.device, each.byte_size), each.byte_size)
+    rooms = dict(on_host.table.outputs)
+    for name, device in output_devices.items():
+        if name in rooms:
+            rooms[name] = OutputSpan(*place(device, rooms[name].byte_size), rooms[name].byte_size)
+    sizes: Sequence[int] = [max(end, ALIGNMENT) for end in ends.values()]  # CUDA allocates nothing of no size
+    return on_host._replace(table=Table(spans, rooms), devices=devices, device_byte_sizes=tuple(sizes))
+
+
+def _strings_on_a_gpu(name: str) -> TensorTypeError:
+    return TensorTypeError(name, f"tensor {name!r} holds strings, which no GPU has; expected it on the host")
