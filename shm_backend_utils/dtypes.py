@@ -23,7 +23,7 @@ try:
 except ImportError:
     _bfloat16 = "V2"
 
-__all__ = ["BF16", "BYTES", "BY_NAME", "LENGTH_SIZE", "DType", "from_config", "from_numpy"]
+__all__ = ["BF16", "BYTES", "BY_NAME", "BY_NUMPY", "LENGTH_SIZE", "DType", "from_config", "from_numpy"]
 
 _DL_INT: Final = 0
 _DL_UINT: Final = 1
@@ -86,7 +86,7 @@ _TABLE: Final = (
 )
 
 BY_NAME: Final[Mapping[str, DType]] = MappingProxyType({row.name: row for row in _TABLE})
-_BY_NUMPY: Final[Mapping[np.dtype[Any], DType]] = MappingProxyType({row.numpy: row for row in _TABLE})
+BY_NUMPY: Final[Mapping[np.dtype[Any], DType]] = MappingProxyType({row.numpy: row for row in _TABLE})
 _BY_CONFIG: Final[Mapping[str, DType]] = MappingProxyType(
     {"TYPE_STRING" if row is BYTES else f"TYPE_{row.name}": row for row in _TABLE}
 )
@@ -112,7 +112,7 @@ def from_numpy(dtype: npt.DTypeLike, tensor: str) -> DType:
     if numpy.kind in "SU":
         return BYTES
     try:
-        return _BY_NUMPY[numpy]
+        return BY_NUMPY[numpy]
     except KeyError:
         raise TensorTypeError(
             tensor, f"tensor {tensor!r} has NumPy dtype {numpy}; supported in shared memory are {_NAMES}"

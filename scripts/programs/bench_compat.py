@@ -12,7 +12,7 @@ from bench_other_client import IMAGE, LARGEST_BATCH
 from bench_rounds import Bench
 from triton_shm_client import TritonSHMClient as OtherClient
 
-from shm_backend_utils.client.compat import TritonSHMClient
+from shm_backend_utils.client.compat.triton_shm_client import TritonSHMClient
 
 __all__ = ["compat"]
 

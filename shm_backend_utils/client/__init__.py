@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from ..memory.pool.options import PoolOptions
 from ..memory.segment import Access
 from .aio import AsyncShmClient
 from .attach import Attached, CudaRegion, attach
-from .call import AsyncPreparedCall, PreparedCall
 from .client import ShmClient
 from .errors import (
     BudgetError,
@@ -24,9 +24,9 @@ from .errors import (
     TlsError,
     UnknownHostError,
 )
-from .explanation import Check, Explanation
 from .options import RequestOptions, Tls
-from .pool_options import PoolOptions
+from .paths.explanation import Check, Explanation
+from .prepared import AsyncPreparedCall, PreparedCall
 from .result import Result
 from .stats import ClientStats
 

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CallerError, ClosedError
 from ..memory.cuda.memory import CudaAccess
-from .call import AsyncPreparedCall
-from .connect import connect_async
-from .demand import Demand, Outputs
-from .engine import Engine
+from ..memory.pool.options import PoolOptions
+from .client_memory import ClientMemory
+from .core import Core
 from .errors import ForkedError
-from .explanation import Explanation
+from .inputs.descriptions import InputDescription, Outputs
 from .options import RequestOptions, Tls
-from .paths import PathName
-from .plan import InputDescription
-from .pool_options import PoolOptions
+from .paths.choice import PathName
+from .paths.explanation import Explanation
+from .prepared import AsyncPreparedCall
 from .result import Result
-from .runtime import AsyncioRuntime
+from .settings import CallSettings, ClientSettings
 from .split import infer_split
 from .stats import ClientStats
-from .terms import Terms
+from .steps import AsyncioDriver
+from .transports.connect import connect_async
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -48,9 +49,10 @@ class AsyncShmClient:
         tls: Tls | None = None,
         cuda: CudaAccess | None = None,
     ) -> None:
-        self._terms = Terms(url, timeout_s, path, pool, tls, cuda)
-        self._terms.memory.end_with(self)
-        self._engine: Engine | None = None
+        self._settings = ClientSettings(url, timeout_s, path, tls)
+        self._memory = ClientMemory(pool or PoolOptions(), cuda or CudaAccess())
+        self._memory.end_with(self)
+        self._opened: tuple[AsyncioDriver, Core] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
@@ -69,8 +71,8 @@ class AsyncShmClient:
 
         Large copies are made in a thread, so that other tasks go on; the inputs must not change before the answer.
         """
-        demand = self._terms.demand("infer", model, path, timeout_s, options)
-        return self._infer(demand, inputs, outputs, split)
+        settings = self._settings.of_call("infer", model, path, timeout_s, options)
+        return self._infer(settings, inputs, outputs, split)
 
     def submit(self, model: str, inputs: Mapping[str, Any], **named: Any) -> asyncio.Task[Result]:
         """As :meth:`infer`, in a task of its own."""
@@ -90,8 +92,8 @@ class AsyncShmClient:
 
         ``with await client.prepare(...) as call: ... await call.infer()``
         """
-        demand = self._terms.demand("prepare", model, path, timeout_s, options)
-        return self._prepare(demand, inputs, outputs, self._terms.patience_s(timeout_s))
+        settings = self._settings.of_call("prepare", model, path, timeout_s, options)
+        return self._prepare(settings, inputs, outputs, self._settings.patience_s(timeout_s))
 
     async def stream(
         self,
@@ -105,36 +107,45 @@ class AsyncShmClient:
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Result, None]:
         """Yield the responses of a decoupled model as they come. As :meth:`ShmClient.stream`."""
-        demand = self._terms.demand("stream", model, path, timeout_s, options)
-        results = self._open_engine().stream(demand, inputs, outputs, frames, self._terms.patience_s(timeout_s))
-        try:
-            while True:
-                try:
-                    yield await results.__anext__()  # held by no variable here: the user's alone shall hold it
-                except StopAsyncIteration:
-                    return
-        finally:
-            await results.aclose()
+        settings = self._settings.of_call("stream", model, path, timeout_s, options)
+        driver, core = self._open()
+        avoided = 0
+        with core.tally.failures():
+            stream = await driver.run(core.open_stream(settings, inputs, outputs, frames))
+            with contextlib.closing(stream.exchange):
+                message = stream.exchange.message()
+                answers = driver.transport.stream(message, self._settings.patience_s(timeout_s))
+                async with contextlib.aclosing(answers):
+                    async for answer in answers:
+                        results = core.responses_of(stream, answer)
+                        avoided += sum(result.bytes_avoided for result in results)
+                        while results:
+                            yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
+        core.tally.succeeded(stream.exchange.path, avoided)
 
     async def explain(self, model: str, *, model_version: str = "") -> Explanation:
         """Check anew which path calls of a model take, and why. Printed, it is a table."""
-        return await self._open_engine().explain(model, model_version, self._terms.timeout_s)
+        driver, core = self._open()
+        return await driver.run(core.explain(model, model_version, self._settings.timeout_s))
 
     def stats(self) -> ClientStats:
         """Return what this client has done so far."""
-        return self._open_engine().stats()
+        return self._open()[1].stats()
 
     async def close(self) -> None:
         """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine."""
         self._is_closed = True
-        engine, self._engine = self._engine, None
-        if engine is not None and not self._terms.memory.pool.is_a_forks:
-            await engine.close()
-        self._terms.memory.end()
+        opened, self._opened = self._opened, None
+        if opened is not None and not opened[1].is_a_forks:
+            driver, core = opened
+            await driver.run(core.close())
+            await driver.close()
+        self._memory.end()
 
     async def __aenter__(self) -> AsyncShmClient:
         try:
-            await self._open_engine().check_server_answers(self._terms.timeout_s)
+            driver, core = self._open()
+            await driver.run(core.check_server_answers(self._settings.timeout_s))
         except BaseException:
             await self.close()
             raise
@@ -145,33 +156,30 @@ class AsyncShmClient:
     ) -> None:
         await self.close()
 
-    async def _infer(self, demand: Demand, inputs: Mapping[str, Any], outputs: Outputs, split: bool) -> Result:
-        engine = self._open_engine()
+    async def _infer(self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs, split: bool) -> Result:
+        driver, core = self._open()
         if not split:
-            return await engine.infer(demand, inputs, outputs)
-        with engine.tally.failures():
-            return await infer_split(engine, demand, inputs, outputs)
+            return await driver.run(core.infer(settings, inputs, outputs))
+        with core.tally.failures():
+            return await driver.run(infer_split(core, settings, inputs, outputs))
 
     async def _prepare(
-        self,
-        demand: Demand,
-        inputs: Mapping[str, InputDescription],
-        outputs: Outputs,
-        timeout_s: float,
+        self, settings: CallSettings, inputs: Mapping[str, InputDescription], outputs: Outputs, timeout_s: float
     ) -> AsyncPreparedCall:
-        engine = self._open_engine()
-        return AsyncPreparedCall(engine, await engine.prepare(demand, inputs, outputs), timeout_s)
+        driver, core = self._open()
+        call = await driver.run(core.prepare(settings, inputs, outputs))
+        return AsyncPreparedCall(core, call, timeout_s, driver)
 
-    def _open_engine(self) -> Engine:
+    def _open(self) -> tuple[AsyncioDriver, Core]:
         if self._is_closed:
             raise ClosedError("this client")
-        if self._terms.memory.pool.is_a_forks:
+        if self._memory.pool.is_a_forks:
             raise ForkedError("this client")
         loop = asyncio.get_running_loop()
-        if self._engine is None:
-            transport = connect_async(self._terms.url, self._terms.tls)
-            self._engine = Engine(transport, AsyncioRuntime(), self._terms.memory)
+        if self._opened is None:
+            transport = connect_async(self._settings.url, self._settings.tls)
+            self._opened = AsyncioDriver(transport), Core(transport.codec, transport.host, self._memory)
             self._loop = loop
         elif self._loop is not loop:
             raise CallerError("this client belongs to another event loop; make one client in each loop")
-        return self._engine
+        return self._opened

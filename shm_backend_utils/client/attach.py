@@ -13,16 +13,9 @@ from .. import dtypes
 from ..errors import CallerError, TensorError, TensorTypeError
 from ..memory.cuda.memory import CudaAccess
 from ..model_spec import BATCH_CARRIER
-from ..protocol import descriptor
-from ..protocol.descriptor import (
-    PARAMETER,
-    CudaRegionClaim,
-    Descriptor,
-    InputSpan,
-    NamedRegionClaim,
-    OutputSpan,
-    RegionClaim,
-)
+from ..protocol.claims import CudaRegionClaim, NamedRegionClaim, RegionClaim
+from ..protocol.named import PARAMETER, encode_descriptor, parse_descriptor
+from ..protocol.spans import InputSpan, OutputSpan, Table
 
 __all__ = ["Attached", "CudaRegion", "attach"]
 
@@ -106,7 +99,7 @@ def attach(
 
     Raises
     ------
-    TensorError, DescriptorError
+    TensorError, TableError
         A tensor has not the size of its shape, outputs overlap, or a tensor lies beyond its region.
     CallerError
         There is nothing to attach, or something is given twice.
@@ -132,8 +125,8 @@ def attach(
         raise CallerError(f"no tensor for model {model!r} has a place in shared memory; call set_shared_memory first")
     if batch_size is not None:
         travelling.append(_batch_carrier(batch_size, inputs))
-    text = descriptor.encode(Descriptor(model, tuple(regions.claims), input_spans, output_spans))
-    descriptor.parse(text)  # says what is wrong before the model does
+    text = encode_descriptor(model, Table(input_spans, output_spans, tuple(regions.claims)))
+    parse_descriptor(text)  # says what is wrong before the model does
     return Attached(
         inputs=travelling,
         outputs=None if outputs is None else wanted,
@@ -151,11 +144,11 @@ class _Regions:
         self._cuda = cuda
 
     def index(self, name: str) -> int:
-        """Return the index of a region, which is added if it is new."""
+        """Return the number of a region, from 1 on; it is added if it is new."""
         if name not in self._names:
             self._names.append(name)
             self.claims.append(self._claim(name))
-        return self._names.index(name)
+        return 1 + self._names.index(name)
 
     def _claim(self, name: str) -> RegionClaim:
         region = self._cuda_regions.get(name)
@@ -214,7 +207,7 @@ def _input_span(tensor: Any, region: int, place: _Place) -> InputSpan:
             tensor.name(),
             f"input {tensor.name()!r} has data type {tensor.datatype()!r}; expected one of {', '.join(dtypes.BY_NAME)}",
         )
-    return InputSpan(region, place.offset, place.byte_size, dtype, tuple(tensor.shape()))
+    return InputSpan(dtype, tuple(tensor.shape()), region, place.offset, place.byte_size)
 
 
 def _batch_carrier(batch_size: int, inputs: Sequence[Any]) -> Any:

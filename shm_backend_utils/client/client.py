@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import AsyncGenerator, Iterator, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ClosedError
 from ..memory.cuda.memory import CudaAccess
-from .call import PreparedCall
-from .connect import connect
-from .demand import Outputs
-from .engine import Engine, OpenCall
+from ..memory.pool.options import PoolOptions
+from .client_memory import ClientMemory
+from .core import Core, OpenCall
 from .errors import ForkedError
-from .explanation import Explanation
+from .inputs.descriptions import InputDescription, Outputs
 from .options import RequestOptions, Tls
-from .paths import PathName
-from .plan import InputDescription
-from .pool_options import PoolOptions
+from .paths.choice import PathName
+from .paths.explanation import Explanation
+from .prepared import PreparedCall
 from .result import Result
-from .runtime import BlockingRuntime, run
+from .settings import CallSettings, ClientSettings
 from .split import infer_split
 from .stats import ClientStats
-from .terms import Terms
+from .steps import BlockingDriver
+from .transports.connect import connect
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,12 +72,15 @@ class ShmClient:
         tls: Tls | None = None,
         cuda: CudaAccess | None = None,
     ) -> None:
-        self._terms = Terms(url, timeout_s, path, pool, tls, cuda)
-        self._terms.memory.end_with(self)
+        self._settings = ClientSettings(url, timeout_s, path, tls)
+        self._memory = ClientMemory(pool or PoolOptions(), cuda or CudaAccess())
+        self._memory.end_with(self)
         self._submitted = concurrent.futures.ThreadPoolExecutor(_MOST_SUBMITTED_AT_ONCE, "shm submit")
-        self._engine: Engine | None = Engine(connect(url, tls), BlockingRuntime(), self._terms.memory)
+        transport = connect(url, tls)
+        self._driver = BlockingDriver(transport)
+        self._core: Core | None = Core(transport.codec, transport.host, self._memory)
         try:
-            run(self._engine.check_server_answers(self._terms.timeout_s))
+            self._driver.run(self._core.check_server_answers(self._settings.timeout_s))
         except BaseException:
             self.close()
             raise
@@ -128,12 +132,12 @@ class ShmClient:
         DeadlineExceededError, ServerUnavailableError
             It did not answer.
         """
-        engine = self._open_engine()
-        demand = self._terms.demand("infer", model, path, timeout_s, options)
+        core = self._open_core()
+        settings = self._settings.of_call("infer", model, path, timeout_s, options)
         if not split:
-            return run(engine.infer(demand, inputs, outputs))
-        with engine.tally.failures():
-            return run(infer_split(engine, demand, inputs, outputs))
+            return self._driver.run(core.infer(settings, inputs, outputs))
+        with core.tally.failures():
+            return self._driver.run(infer_split(core, settings, inputs, outputs))
 
     def submit(
         self,
@@ -149,12 +153,16 @@ class ShmClient:
 
         It waits for memory: who submits faster than the model answers is slowed down to its pace.
         """
-        engine = self._open_engine()
-        demand = self._terms.demand("submit", model, path, timeout_s, options)
-        with engine.tally.failures():
-            call = run(engine.begin(demand, inputs, outputs))
-        future = self._submitted.submit(_finish, engine, call)
-        future.add_done_callback(lambda future: call.exchange.close())  # it may have been cancelled
+        core = self._open_core()
+        settings = self._settings.of_call("submit", model, path, timeout_s, options)
+        with core.tally.failures():
+            call = self._driver.run(core.begin(settings, inputs, outputs))
+        try:
+            future = self._submitted.submit(_finish, self._driver, core, call)
+        except RuntimeError:
+            call.exchange.close()
+            raise ClosedError("this client") from None
+        future.add_done_callback(lambda _: call.exchange.close())  # it may have been cancelled
         return future
 
     def prepare(
@@ -172,10 +180,10 @@ class ShmClient:
         ``inputs`` maps names to ``(shape, dtype)``; ``timeout_s`` is for this and for each :meth:`PreparedCall.infer`;
         the rest is as for :meth:`infer`.
         """
-        engine = self._open_engine()
-        demand = self._terms.demand("prepare", model, path, timeout_s, options)
-        prepared = run(engine.prepare(demand, inputs, outputs))
-        return PreparedCall(engine, prepared, self._terms.patience_s(timeout_s))
+        core = self._open_core()
+        settings = self._settings.of_call("prepare", model, path, timeout_s, options)
+        call = self._driver.run(core.prepare(settings, inputs, outputs))
+        return PreparedCall(core, call, self._settings.patience_s(timeout_s), self._driver)
 
     def stream(
         self,
@@ -197,25 +205,26 @@ class ShmClient:
         ``timeout_s`` is the longest wait for the next response. Who stops early ends the stream by ``close()`` of what
         this returns, or by letting go of it.
         """
-        engine = self._open_engine()
-        demand = self._terms.demand("stream", model, path, timeout_s, options)
-        return _iterated(engine.stream(demand, inputs, outputs, frames, self._terms.patience_s(timeout_s)))
+        core = self._open_core()
+        settings = self._settings.of_call("stream", model, path, timeout_s, options)
+        return self._responses(core, settings, inputs, outputs, frames, self._settings.patience_s(timeout_s))
 
     def explain(self, model: str, *, model_version: str = "") -> Explanation:
         """Check anew which path calls of a model take, and why. Printed, it is a table."""
-        return run(self._open_engine().explain(model, model_version, self._terms.timeout_s))
+        return self._driver.run(self._open_core().explain(model, model_version, self._settings.timeout_s))
 
     def stats(self) -> ClientStats:
         """Return what this client has done so far."""
-        return self._open_engine().stats()
+        return self._open_core().stats()
 
     def close(self) -> None:
         """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine."""
         self._submitted.shutdown(wait=False, cancel_futures=True)
-        engine, self._engine = self._engine, None
-        if engine is not None and not self._terms.memory.pool.is_a_forks:
-            run(engine.close())
-        self._terms.memory.end()
+        core, self._core = self._core, None
+        if core is not None and not core.is_a_forks:
+            self._driver.run(core.close())
+            self._driver.close()
+        self._memory.end()
 
     def __enter__(self) -> ShmClient:
         return self
@@ -225,25 +234,36 @@ class ShmClient:
     ) -> None:
         self.close()
 
-    def _open_engine(self) -> Engine:
-        if self._engine is None:
+    def _responses(
+        self,
+        core: Core,
+        settings: CallSettings,
+        inputs: Mapping[str, Any],
+        outputs: Outputs,
+        frames: int,
+        patience_s: float,
+    ) -> Iterator[Result]:
+        avoided = 0
+        with core.tally.failures():
+            stream = self._driver.run(core.open_stream(settings, inputs, outputs, frames))
+            with contextlib.closing(stream.exchange):
+                answers = self._driver.transport.stream(stream.exchange.message(), patience_s)
+                with contextlib.closing(answers):
+                    for answer in answers:
+                        results = core.responses_of(stream, answer)
+                        avoided += sum(result.bytes_avoided for result in results)
+                        while results:
+                            yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
+        core.tally.succeeded(stream.exchange.path, avoided)
+
+    def _open_core(self) -> Core:
+        if self._core is None:
             raise ClosedError("this client")
-        if self._terms.memory.pool.is_a_forks:
+        if self._core.is_a_forks:
             raise ForkedError("this client")
-        return self._engine
+        return self._core
 
 
-def _finish(engine: Engine, call: OpenCall) -> Result:
-    with engine.tally.failures():
-        return run(engine.finish(call))
-
-
-def _iterated(results: AsyncGenerator[Result, None]) -> Iterator[Result]:
-    try:
-        while True:
-            try:
-                yield run(results.__anext__())
-            except StopAsyncIteration:
-                return
-    finally:
-        run(results.aclose())
+def _finish(driver: BlockingDriver, core: Core, call: OpenCall) -> Result:
+    with core.tally.failures():
+        return driver.run(core.finish(call))

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
 from ..errors import CallerError
-from ..protocol.descriptor import GENERATION_PARAMETER, PARAMETER
+from ..protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
+from ..protocol.named import PARAMETER
 from .errors import TimeoutValueError
 
 __all__ = ["RequestOptions", "Tls", "check_options", "check_timeout"]
@@ -19,6 +20,7 @@ _A_YEAR_S: Final = 366 * 86400.0
 _RESERVED: Final = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}
 )
+_OURS: Final = frozenset({SLOT_PARAMETER, GENERATION_PARAMETER, PARAMETER})
 _COMPRESSIONS: Final = ("gzip", "deflate")
 _KINDS: Final = {
     "model_version": (str, "a str"),
@@ -86,7 +88,7 @@ class Tls:
 
 
 def check_options(options: RequestOptions) -> RequestOptions:
-    """Return the options that say something, or raise unless they are options with values that can be sent.
+    """Return the options that say something, in a copy, or raise unless they are options with values that can be sent.
 
     Raises
     ------
@@ -101,13 +103,16 @@ def check_options(options: RequestOptions) -> RequestOptions:
     options = RequestOptions(**{name: value for name, value in options.items() if value is not None})  # type: ignore[typeddict-item]
     _check_kinds(options)
     for name in options.get("parameters", ()):
-        if name in (PARAMETER, GENERATION_PARAMETER):
+        if name in _OURS:
             raise CallerError(f"parameter {name!r} is written by the client itself; leave it out")
         if name in _RESERVED or name.startswith("triton_"):
             raise CallerError(f"parameter {name!r} is reserved by Triton; use the keyword argument, or another name")
     for name, value in options.get("parameters", {}).items():
         if not isinstance(value, str | int | float):
             raise CallerError(f"parameter {name!r} is {value!r}; expected a str, a bool, an int of 64 bits, or a float")
+    for name in ("parameters", "headers"):
+        if name in options:
+            options[name] = dict(options[name])  # type: ignore[literal-required]  # the user's own may change
     compression = options.get("compression")
     if compression is not None and compression not in _COMPRESSIONS:
         raise CallerError(f"compression is {compression!r}; expected {' or '.join(map(repr, _COMPRESSIONS))}")

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from ..dtypes import BYTES
 from ..errors import ClosedError
-from ..protocol.results import OutputPlace, broken_results
-from ..tensors.strings import Strings
-from .space import Space
 
-__all__ = ["Result", "result_of"]
-
-
-_BYTE: Final = np.dtype(np.uint8)
+__all__ = ["Result"]
 
 
 class Result(Mapping[str, npt.NDArray[Any]]):
@@ -88,65 +80,3 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         if self._arrays is None:
             raise ClosedError("this result")
         return self._arrays
-
-
-def result_of(
-    places: tuple[OutputPlace, ...],
-    spaces: Sequence[Space],
-    memory: npt.NDArray[np.uint8],
-    response: Any,
-    input_size: int = 0,
-) -> Result:
-    """Return the outputs that are in these places of a region, or in the response.
-
-    Parameters
-    ----------
-    places : tuple of OutputPlace
-        Where the model wrote them.
-    spaces : sequence of Space
-        The call's regions.
-    memory : numpy.ndarray of uint8
-        The slot's whole region on the host.
-    response : InferResult
-        Holds those that came back through Triton.
-    input_size : int
-        Bytes of inputs that the request did not carry.
-
-    Raises
-    ------
-    PeerError
-        The response does not have an output that came back through Triton.
-    """
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    overflowed: dict[str, int] = {}
-    avoided = input_size
-    for name, dtype, shape, region, offset, byte_size in places:
-        if byte_size is None:
-            array = response.as_numpy(name)
-            if array is None:
-                raise broken_results(name)
-            overflowed[name] = array.nbytes
-            arrays[name] = array if dtype is None else _strings(name, array, shape)
-            continue
-        assert dtype is not None
-        is_strings = dtype is BYTES
-        try:
-            array = (
-                _strings(name, spaces[region].array_at(memory, offset, _BYTE, (byte_size,)), shape)
-                if is_strings
-                else spaces[region].array_at(memory, offset, dtype.numpy, shape)
-            )
-        except ValueError as error:  # more dimensions, or larger ones, than NumPy has
-            raise broken_results(error) from None
-        arrays[name] = array
-        avoided += byte_size
-    return Result(arrays, "direct", response, overflowed, avoided)
-
-
-def _strings(name: str, encoded: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    if encoded.dtype != _BYTE:
-        raise broken_results(f"{name} as {encoded.dtype}")
-    try:
-        return Strings.encoded_as(name, encoded, shape).numpy()
-    except ValueError as error:  # TensorError, or of NumPy: a shape that no array has
-        raise broken_results(error) from None

@@ -9,75 +9,90 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CallerError, PeerError, ShmError
+from ..errors import CallerError, PeerError, ShmError, TensorError
 from ..memory.managed import array_at
-from ..protocol.region_layout import MAX_SLOT_COUNT
-from .berth import Berth
-from .copying import LongCopy
-from .demand import Demand, Outputs
-from .direct import DirectExchange
-from .engine import Engine, OpenCall
-from .models import KnownModel
-from .plan import CallPlan, rows_of
+from ..protocol.call_layout import CallLayout, rows_of
+from ..protocol.layout import MAX_SLOT_COUNT
+from .core import Core, OpenCall
+from .inputs.descriptions import Outputs, hinted_sizes
+from .inputs.devices import sources_anywhere
+from .inputs.sources import Source, StringSource
+from .known_model import KnownModel
+from .paths.direct import DirectExchange
 from .result import Result
-from .sources import Source
+from .settings import CallSettings
+from .steps import Offload, Steps, Together
 
 __all__ = ["infer_split"]
 
 
-async def infer_split(engine: Engine, demand: Demand, inputs: Mapping[str, Any], outputs: Outputs) -> Result:
+def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs) -> Steps[Result]:
     """Run the model on a batch of any size.
 
-    On the direct path all requests share one slot, which the inputs are copied to once, and their outputs lie one after
-    another in it: the result is a view. On other paths each request's outputs are copied to where they belong.
+    On the direct path all requests share one region, which the inputs are copied to once, and their outputs lie one
+    after another in it: the result is a view. On other paths each request's outputs are copied to where they belong.
     """
-    known, given, plan = await engine.look_at(demand, inputs, outputs, KnownModel.plan_of_any_size)
-    if plan.devices:
+    wanted = hinted_sizes(outputs)
+    known = core.catalog.recall(settings.model, settings.version) or (
+        yield from core.catalog.look_up(settings.model, settings.version, settings.left_s)
+    )
+    try:
+        given = sources_anywhere(known.spec, inputs, core.cuda)
+        whole = known.lay_out(given, wanted, is_one_request=False)
+    except TensorError:
+        renewed = yield from core.catalog.look_up(settings.model, settings.version, settings.left_s)
+        if renewed is known:
+            raise
+        known, given = renewed, sources_anywhere(renewed.spec, inputs, core.cuda)
+        whole = known.lay_out(given, wanted, is_one_request=False)
+    if whole.devices:
         raise CallerError("split=True takes tensors on the host alone; call the model once for each batch")
-    ranges = _ranges(plan.batch_size, known.spec.max_batch_size)
+    ranges = _ranges(whole.batch_size, known.spec.max_batch_size)
     if len(ranges) <= 1:
-        return await engine.finish(await engine.begin(demand, inputs, outputs))
-    path = await engine.paths.choose(known, demand.path, demand.left_s)
-    if path == DirectExchange.path and not plan.strings and len(ranges) <= MAX_SLOT_COUNT:
-        result = await _in_one_slot(engine, demand, known, given, plan, ranges)
-        if isinstance(result, ShmError):
-            raise result
-        if result is not None:
-            return result
-    return await _one_by_one(engine, demand, given, plan, ranges, outputs)
+        call = yield from core.begin(settings, inputs, outputs)
+        return (yield from core.finish(call))
+    path = yield from core.paths.choose(known, settings.path, settings.left_s)
+    has_strings = any(isinstance(source, StringSource) for source in given.values())
+    if path == DirectExchange.path and not has_strings and len(ranges) <= MAX_SLOT_COUNT:
+        layout = known.lay_out(given, wanted, slot_count=len(ranges), is_one_request=False)
+        outcome = yield from _in_one_region(core, settings, known, given, wanted, layout, ranges)
+        if isinstance(outcome, ShmError):
+            raise outcome
+        if outcome is not None:
+            return outcome
+    return (yield from _one_by_one(core, settings, given, ranges, outputs))
 
 
-async def _in_one_slot(
-    engine: Engine,
-    demand: Demand,
+def _in_one_region(
+    core: Core,
+    settings: CallSettings,
     known: KnownModel,
     given: Mapping[str, Source],
-    plan: CallPlan,
+    wanted: Mapping[str, int | None] | None,
+    layout: CallLayout,
     ranges: Sequence[range],
-) -> Result | ShmError | None:
+) -> Steps[Result | ShmError | None]:
     """Return the result, or what went wrong; None if no part of it has run, and another way may do."""
-    slot, memory = await engine.berths.take_slot(demand, plan.byte_size, len(ranges), DirectExchange.path)
-    await LongCopy(given, slot.input_arrays(plan, memory), memory).run(engine.runtime)
-    parts = [rows_of(plan, rows.start, rows.stop, plan.signature) for rows in ranges]
-    calls = [
-        OpenCall(demand, known, DirectExchange(engine.transport, demand.options, Berth(slot, turn, part, memory)))
-        for part, turn in zip(parts, slot.turns, strict=False)
+    region, memory = yield from core.opening.take(settings, known, layout.end, len(ranges), DirectExchange.path)
+    exchanges = [
+        DirectExchange(
+            core.codec, known.spec, rows_of(layout, rows.start, rows.stop), settings.options, region, slot, memory
+        )
+        for rows, slot in zip(ranges, region.slots, strict=True)
     ]
-
-    async def outcome(call: OpenCall) -> Result | ShmError:
-        with contextlib.closing(call.exchange):  # an error that somebody keeps must not keep the slot
-            try:
-                return await engine.send(call, demand.left_s)
-            except ShmError as error:
-                return error
-
-    outcomes = await engine.runtime.gather([outcome(call) for call in calls])
+    whole = DirectExchange(core.codec, known.spec, layout, settings.options, region, region.slots[0], memory)
+    calls = [OpenCall(settings, known, exchange, wanted, {}) for exchange in exchanges]
+    with contextlib.ExitStack() as at_end:  # an error that somebody keeps must not keep the slots
+        for exchange in (whole, *exchanges):
+            at_end.callback(exchange.close)
+        yield Offload(lambda: whole.write(given))
+        outcomes = yield Together([_outcome(core, call) for call in calls])
     failed = [(call, error) for call, error in zip(calls, outcomes, strict=True) if isinstance(error, ShmError)]
     if failed:
         call, error = failed[0]
         none_ran = len(failed) == len(calls) and all(call.exchange.did_not_start(error) for call, error in failed)
-        if none_ran and await engine.repair(call, error, 0) is not None:
-            engine.tally.retried()
+        if none_ran and (yield from core.repair(call, error, 0)) is not None:
+            core.tally.retried()
             return None
         return error
     results = [result for result in outcomes if isinstance(result, Result)]
@@ -86,22 +101,25 @@ async def _in_one_slot(
     return Result(arrays, DirectExchange.path, results[0].response, bytes_avoided=avoided)
 
 
-async def _one_by_one(
-    engine: Engine,
-    demand: Demand,
-    given: Mapping[str, Source],
-    plan: CallPlan,
-    ranges: Sequence[range],
-    outputs: Outputs,
-) -> Result:
+def _outcome(core: Core, call: OpenCall) -> Steps[Result | ShmError]:
+    try:
+        return (yield from core.send(call, call.settings.left_s))
+    except ShmError as error:
+        return error
+
+
+def _one_by_one(
+    core: Core, settings: CallSettings, given: Mapping[str, Source], ranges: Sequence[range], outputs: Outputs
+) -> Steps[Result]:
     """Make independent requests, and copy their outputs into arrays for the whole."""
     whole_inputs = {name: _whole(source) for name, source in given.items()}
     whole: dict[str, npt.NDArray[Any]] = {}
     wanted = None if outputs is None else tuple(outputs)  # hints are for the whole
 
-    async def part(rows: range) -> Result:
+    def part(rows: range) -> Steps[Result]:
         inputs = {name: array[rows.start : rows.stop] for name, array in whole_inputs.items()}
-        result = await engine.finish(await engine.begin(demand, inputs, wanted))
+        call = yield from core.begin(settings, inputs, wanted)
+        result = yield from core.finish(call)
         with result:
             for name, array in result.items():
                 target = whole.setdefault(name, np.empty((ranges[-1].stop, *array.shape[1:]), array.dtype))
@@ -109,7 +127,7 @@ async def _one_by_one(
                 target[rows.start : rows.stop] = array
         return result
 
-    results = await engine.runtime.gather([part(rows) for rows in ranges])
+    results = yield Together([part(rows) for rows in ranges])
     avoided = sum(result.bytes_avoided for result in results)
     return Result(whole, results[0].path, results[0].response, bytes_avoided=avoided)
 
@@ -123,13 +141,13 @@ def _ranges(row_count: int | None, most: int) -> list[range]:
 def _whole(source: Source) -> npt.NDArray[Any]:
     if len(source.parts) == 1:
         return source.parts[0]
-    array: npt.NDArray[Any] = np.empty(source.shape, source.dtype)
+    array: npt.NDArray[Any] = np.empty(source.shape, source.dtype.numpy)
     source.write_to(array)
     return array
 
 
 def _joined(name: str, parts: Sequence[npt.NDArray[Any]], memory: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-    """Return the parts as one array: a view where they lie one after another in the slot, else a copy."""
+    """Return the parts as one array: a view where they lie one after another in the region, else a copy."""
     for part in parts:
         _check_is_alike(name, part, parts[0])
     addresses = [_address(part) for part in parts]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from .pool_options import PoolStatus
+from ..memory.pool.options import PoolStatus
 
 __all__ = ["ClientStats", "Tally"]
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..client.attach import CudaRegion
-from ..client.device_sources import DeviceSource, copy_on_device
+from ..client.inputs.devices import DeviceSource, copy_on_device
 from ..errors import ClosedError, TensorShapeError
 from ..memory.cuda.memory import CudaAccess, CudaAllocation
 from ..memory.segment import SystemSegment

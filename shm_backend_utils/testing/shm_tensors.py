@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..client.device_sources import DeviceSource, is_on_device
+from ..client.inputs.devices import DeviceSource, is_on_device
 from ..errors import TensorError, TensorShapeError, TensorTypeError
 from ..memory.cuda.memory import CudaAccess
 from ..tensors.strings import Strings

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import DeadlineExceededError, ServerUnavailableError
-from shm_backend_utils.client.paths import PathName
+from shm_backend_utils.client.paths.choice import PathName
 from shm_backend_utils.errors import TensorError
 
 from .either_client import FLAVOURS, EitherClient, open_client, url_of

@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc
 
-from shm_backend_utils.client import Result, ShmClient, device_bank
+from shm_backend_utils.client import Result, ShmClient
+
+from shm_backend_utils.memory.cuda import bank as device_bank
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import device_guard
 from shm_backend_utils.memory.managed import ManagedRegion

@@ -23,7 +23,7 @@ from shm_backend_utils.client import (
     ShmClient,
     TimeoutValueError,
 )
-from shm_backend_utils.client.paths import PathName
+from shm_backend_utils.client.paths.choice import PathName
 from shm_backend_utils.client.plan import OutputHint
 from shm_backend_utils.errors import (
     BatchSizeError,

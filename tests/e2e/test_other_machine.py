@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import PathUnavailableError, paths, registration
+from shm_backend_utils.client import PathUnavailableError
+
+from shm_backend_utils.client.paths import choice as paths, triton_shm as registration
 from shm_backend_utils.client.errors import MemoryRefusedError
 
 from .flavours import AnyClient, Flavour

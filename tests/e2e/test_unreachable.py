@@ -20,7 +20,7 @@ from shm_backend_utils.client import (
     TlsError,
     UnknownHostError,
 )
-from shm_backend_utils.client.paths import is_this_machine
+from shm_backend_utils.client.paths.choice import is_this_machine
 from shm_backend_utils.errors import CallerError
 from shm_backend_utils.server import EmbeddedServer
 from tests.crash.either_client import FLAVOURS, open_client

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.client.sources import Source, sources
+from shm_backend_utils.client.inputs.sources import Source, sources
 from shm_backend_utils.errors import TensorTypeError
 from shm_backend_utils.model_spec import ModelSpec
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.client.sources import sources
+from shm_backend_utils.client.inputs.sources import sources
 from shm_backend_utils.errors import TensorTypeError
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.tensors import dlpack
@@ -77,7 +77,7 @@ WITHOUT_ML_DTYPES = """
 import sys, types
 sys.modules["ml_dtypes"] = types.ModuleType("ml_dtypes")  # tritonclient wants one, but this one has no types
 import numpy as np
-from shm_backend_utils.client.sources import sources
+from shm_backend_utils.client.inputs.sources import sources
 from shm_backend_utils.errors import TensorTypeError
 from shm_backend_utils.model_spec import ModelSpec
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shm_backend_utils.client.device_bank import DeviceBank, ShortOfMemoryError, rounded_up
+from shm_backend_utils.memory.cuda.bank import DeviceBank, ShortOfMemoryError, rounded_up
 from shm_backend_utils.client.errors import BudgetError
 from shm_backend_utils.client.slot import Slot
 from shm_backend_utils.errors import MachineError, PeerError

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.client.connect import connect
+from shm_backend_utils.client.transports.connect import connect
 from shm_backend_utils.client.errors import InferenceError, PathUnavailableError
-from shm_backend_utils.client.explanation import Check, Explanation
-from shm_backend_utils.client.models import KnownModel
-from shm_backend_utils.client.paths import PathChooser, check_path, is_this_machine
-from shm_backend_utils.client.registration import Registrations
+from shm_backend_utils.client.paths.explanation import Check, Explanation
+from shm_backend_utils.client.known_model import KnownModel
+from shm_backend_utils.client.paths.choice import PathChooser, check_path, is_this_machine
+from shm_backend_utils.client.paths.triton_shm import Registrations
 from shm_backend_utils.client.runtime import run
 from shm_backend_utils.errors import CallerError
 from shm_backend_utils.memory.segment import PRIVATE

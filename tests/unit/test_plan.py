@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.client.models import KnownModel
+from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.plan import CallPlan, plan, rows_of, signature
 from shm_backend_utils.errors import (
     BatchSizeError,

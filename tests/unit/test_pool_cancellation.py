@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from shm_backend_utils.client.connect import connect_async
+from shm_backend_utils.client.transports.connect import connect_async
 from shm_backend_utils.client.engine import Engine
 from shm_backend_utils.client.pool_options import PoolOptions
 from shm_backend_utils.client.runtime import AsyncioRuntime

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from shm_backend_utils.client.errors import DeadlineExceededError, InferenceError
-from shm_backend_utils.client.registration import Registrations
+from shm_backend_utils.client.paths.triton_shm import Registrations
 from shm_backend_utils.client.runtime import run
 from shm_backend_utils.client.slot import Slot
 from shm_backend_utils.memory.segment import PRIVATE

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client.berth import Berth
-from shm_backend_utils.client.models import KnownModel
+from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.origin import Origin
 from shm_backend_utils.client.plan import signature
 from shm_backend_utils.client.pool import SlotPool

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.client.sources import Source, sources
+from shm_backend_utils.client.inputs.sources import Source, sources
 from shm_backend_utils.errors import TensorError, TensorNameError, TensorShapeError, TensorTypeError
 from shm_backend_utils.model_spec import ModelSpec
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.client.sources import sources
+from shm_backend_utils.client.inputs.sources import sources
 from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import TensorError
 from shm_backend_utils.model_spec import ModelSpec

@@ -6,7 +6,7 @@ import pytest
 
 from shm_backend_utils.client.options import Tls
 from shm_backend_utils.client.terms import Terms
-from shm_backend_utils.client.transport import split_url
+from shm_backend_utils.client.transports.messages import split_url
 from shm_backend_utils.errors import CallerError
 
 

@@ -1,0 +1,296 @@
+"""A model as triton-shm-client registers one: its tensors are declared, and so is how many requests run at once."""
+
+from __future__ import annotations
+
+import math
+import operator
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from tritonclient.utils import InferenceServerException
+
+from ... import dtypes
+from ...dtypes import BYTES
+from ...errors import PeerError, ShmError, TensorNameError, TensorTypeError
+from ...memory.cuda.memory import CudaAccess
+from ...memory.pool.options import PoolOptions
+from ...memory.pool.pool import Need, region_size
+from ...protocol.call_layout import aligned
+from ...protocol.layout import data_offset
+from ...tensors.strings import Strings
+from ..client_memory import ClientMemory
+from ..core import Core
+from ..errors import ForkedError, InferenceError
+from ..known_model import KnownModel
+from ..options import RequestOptions
+from ..origin import Origin
+from ..paths.inline import InlineExchange
+from ..settings import CallSettings
+from ..steps import BlockingDriver, Steps, Together
+from ..transports.transport import Transport
+from .rows import Rows, check_rows
+
+__all__ = ["InferShmError", "RegisteredModel", "TensorDeclaration"]
+
+TensorDeclaration = tuple[str, Sequence[int], npt.DTypeLike]
+"""Name, shape of a row, dtype."""
+
+_FOREVER_S: Final = 365 * 86400.0
+_REGISTRATION_S: Final = 60.0
+_NOT_LOADED: Final = ("StatusCode.NOT_FOUND", "StatusCode.UNAVAILABLE")
+_NO_FIXED_SIZE: Final = "but strings have no fixed size; ShmClient takes them"
+
+
+class InferShmError(InferenceError, RuntimeError):
+    """A request of ``infer_shm`` failed; its cause is the error that says how."""
+
+
+class RegisteredModel:
+    """A model with memory for a number of requests.
+
+    The memory is taken at once, if the model is loaded and any can be shared with it, and never grows.
+
+    Parameters
+    ----------
+    transport : Transport
+        To the server. Closed with the model.
+    model_name : str
+    inputs, outputs : sequence of (str, shape, dtype)
+        Shapes are those of a row.
+    max_batch_size : int
+        Rows in one request.
+    pool_size : int
+        Requests at once.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        model_name: str,
+        inputs: Sequence[TensorDeclaration],
+        outputs: Sequence[TensorDeclaration],
+        max_batch_size: int,
+        pool_size: int,
+    ) -> None:
+        self.model_name = model_name
+        self.max_batch_size = _positive("max_batch_size", max_batch_size)
+        self.pool_size = _positive("pool_size", pool_size)
+        self.inputs = _declared("input", inputs)
+        for name, (_, dtype) in self.inputs.items():
+            _check_is_for_a_model(name, dtype)
+        self.outputs = _declared("output", outputs)
+        rows = [_byte_size(row, self.max_batch_size) for row in (*self.inputs.values(), *self.outputs.values())]
+        self._byte_size = sum(aligned(byte_size) for byte_size in rows)
+        self._permits = threading.BoundedSemaphore(self.pool_size)
+        self._memory = ClientMemory(
+            PoolOptions(
+                max_bytes=self.pool_size * region_size(Need(self._byte_size)), max_batch_bytes=0, idle_s=_FOREVER_S
+            ),
+            CudaAccess(),
+        )
+        self._memory.end_with(self)
+        self._driver = BlockingDriver(transport, self.pool_size)
+        self._core = Core(transport.codec, transport.host, self._memory)
+        with ExitStack() as on_error:
+            on_error.callback(self.close)
+            self._take_memory()
+            on_error.pop_all()
+
+    def infer(
+        self,
+        inputs: Mapping[str, npt.NDArray[Any] | list[Any]],
+        client_timeout: float | None,
+        options: RequestOptions,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Run the model on rows, as many requests as that takes; return arrays of the caller's own.
+
+        Raises
+        ------
+        ValueError, TypeError, KeyError
+            These are no inputs for this model.
+        InferShmError
+            A request failed. Those that had not begun are not sent.
+        """
+        if self._memory.pool.is_a_forks:  # where others than this thread may have held permits, for ever
+            raise _as_infer_shm_error(ForkedError("this client"))
+        row_count = self._checked(inputs)
+        patience_s = _FOREVER_S if client_timeout is None else min(float(client_timeout), _FOREVER_S)
+        results = {name: np.empty((row_count, *shape), dtype) for name, (shape, dtype) in self.outputs.items()}
+        origin = Origin("infer_shm", depth=3)
+        failure: dict[str, BaseException] = {}
+
+        def one_request(begin: int) -> Steps[None]:
+            rows = slice(begin, begin + self.max_batch_size)
+            given = {name: Rows(name, data[rows], *self.inputs[name]) for name, data in inputs.items()}
+            targets = {name: array[rows] for name, array in results.items()}
+            with self._permits:
+                if failure:
+                    return
+                deadline = time.monotonic() + patience_s
+                try:
+                    yield from self._infer(self._settings(deadline, options, origin), given, targets)
+                except BaseException as error:
+                    traceback.clear_frames(error.__traceback__)  # one that the caller keeps must not keep the slot
+                    failure.setdefault("first", error)
+
+        begins = range(0, row_count, self.max_batch_size)
+        try:
+            if len(begins) == 1 or options.get("sequence_id"):  # a sequence has an order
+                for begin in begins:
+                    self._driver.run(one_request(begin))
+            else:
+                self._driver.run(_together([one_request(begin) for begin in begins]))
+        except BaseException as error:  # an interrupt
+            failure.setdefault("first", error)
+        if failure:
+            raise _as_infer_shm_error(failure.pop("first"))  # no local of its own frames may refer to it: a cycle
+        return results
+
+    def abandon(self) -> None:
+        """Remove the memory, from a finalizer. What the server knows of it stays until :meth:`close`."""
+        self._memory.abandon()
+
+    def close(self) -> None:
+        """Remove the memory, and unregister what the server knows of it. Twice is fine."""
+        if not self._memory.pool.is_a_forks:
+            self._driver.run(self._core.close())
+            self._driver.close()
+        self._memory.end()
+
+    def _settings(self, deadline: float, options: RequestOptions, origin: Origin) -> CallSettings:
+        return CallSettings(self.model_name, options.get("model_version", ""), "auto", deadline, options, origin)
+
+    def _infer(
+        self, settings: CallSettings, given: Mapping[str, Rows], targets: Mapping[str, npt.NDArray[Any]]
+    ) -> Steps[None]:
+        hints = {name: array.nbytes for name, array in targets.items()}
+        with (yield from self._core.infer(settings, given, hints)) as result:
+            for name, target in targets.items():
+                _put(name, result[name], target)
+
+    def _take_memory(self) -> None:
+        """Make all slots, so that a machine with too little memory says so now."""
+        settings = self._settings(time.monotonic() + _REGISTRATION_S, RequestOptions(), Origin("register_shm_model"))
+        self._driver.run(self._core.check_server_answers(settings.left_s))
+        try:
+            known = self._driver.run(self._core.catalog.look_up(self.model_name, "", settings.left_s))
+        except InferenceError as error:
+            if error.status() not in _NOT_LOADED:
+                raise
+            return  # it may be later
+        path = self._driver.run(self._core.paths.choose(known, "auto", settings.left_s))
+        if path != InlineExchange.path:
+            end = data_offset(1, known.record_byte_size) + self._byte_size
+            taken = [self._driver.run(self._slot(settings, known, end, path)) for _ in range(self.pool_size)]
+            taken.clear()  # given back, they stay in the pool
+
+    def _slot(self, settings: CallSettings, known: KnownModel, end: int, path: str) -> Steps[Any]:
+        return self._core.opening.take(settings, known, end, 1, path)
+
+    def _checked(self, inputs: Mapping[str, npt.NDArray[Any] | list[Any]]) -> int:
+        """Return how many rows there are, after looking at all that can be wrong before anything is sent."""
+        lengths = {name: len(data) for name, data in inputs.items()}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"inputs of model {self.model_name!r} must have one number of rows each; found {lengths}")
+        row_count = next(iter(lengths.values()))
+        if row_count == 0:
+            return 0  # of nothing, nothing can be wrong
+        for name, data in inputs.items():
+            if name not in self.inputs:
+                known = ", ".join(self.inputs)
+                raise TensorNameError(name, f"model {self.model_name!r} was registered without input {name!r}: {known}")
+            if not isinstance(data, np.ndarray | list):
+                raise TensorTypeError(
+                    name, f"input {name!r} is a {type(data).__name__}; expected a NumPy array, or a list of rows"
+                )
+            check_rows(name, data, self.inputs[name][0], self.max_batch_size)
+        return row_count
+
+
+def _together(operations: list[Steps[None]]) -> Steps[None]:
+    yield Together(operations)
+
+
+def _positive(what: str, value: int) -> int:
+    if operator.index(value) <= 0:
+        raise ValueError(f"{what} must be greater than 0; found {value}")
+    return operator.index(value)
+
+
+def _declared(what: str, tensors: Sequence[TensorDeclaration]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Return shape and dtype by name."""
+    found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+    for name, given_shape, given_dtype in tensors:
+        shape, dtype = tuple(operator.index(size) for size in given_shape), np.dtype(given_dtype)
+        if name in found:
+            raise ValueError(f"{what} {name!r} is declared twice")
+        if any(size <= 0 for size in shape):
+            raise ValueError(f"{what} {name!r} is declared with shape {list(shape)}; expected dimensions above 0")
+        if dtype.hasobject or dtype.itemsize == 0:
+            raise TensorTypeError(name, f"{what} {name!r} is declared as {dtype}, {_NO_FIXED_SIZE}")
+        found[name] = shape, dtype
+    return found
+
+
+def _check_is_for_a_model(name: str, dtype: np.dtype[Any]) -> None:
+    """Raise TensorTypeError unless models have inputs of this dtype; an output may be read as any other."""
+    if dtypes.from_numpy(dtype, name) is BYTES:
+        raise TensorTypeError(name, f"input {name!r} is declared as {dtype}, {_NO_FIXED_SIZE}")
+
+
+def _byte_size(tensor: tuple[tuple[int, ...], np.dtype[Any]], rows: int) -> int:
+    shape, dtype = tensor
+    return rows * math.prod(shape) * dtype.itemsize
+
+
+def _put(name: str, array: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
+    """Copy an output to where it belongs: as it is; as a part of it; or by its bytes, if it was declared otherwise.
+
+    What it does not reach is zero.
+
+    Raises
+    ------
+    PeerError
+        There are more bytes than were declared.
+    """
+    if array.dtype.hasobject:
+        array = Strings.of(name, array).encoded
+    if array.shape == target.shape and array.dtype == target.dtype:
+        target[...] = array
+    elif array.nbytes > target.nbytes:
+        raise PeerError(
+            f"output {name!r} is {array.dtype} of shape {list(array.shape)}, but was registered as {target.dtype}, "
+            f"which makes {list(target.shape)} for these rows"
+        )
+    elif (
+        array.dtype == target.dtype
+        and array.ndim == target.ndim
+        and all(size <= room for size, room in zip(array.shape, target.shape, strict=True))
+    ):
+        target[...] = 0
+        target[tuple(slice(size) for size in array.shape)] = array
+    else:
+        room = _bytes_of(target)
+        room[: array.nbytes] = _bytes_of(array)
+        room[array.nbytes :] = 0
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _as_infer_shm_error(error: BaseException) -> BaseException:
+    if not isinstance(error, ShmError):
+        return error
+    if isinstance(error, InferenceServerException):
+        failure = InferShmError(f"a request of infer_shm failed: {error.message()}", error.status())
+    else:
+        failure = InferShmError(f"a request of infer_shm failed: {error}")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,329 @@
+"""What a client does, without I/O: find the path, take memory, fill it, make the request, repair what can be repaired.
+
+Each operation is a generator of :mod:`.steps`, for both clients.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Generator, Mapping
+from typing import Any, Final
+
+from ..errors import ClosedError, ShmError, TensorError
+from ..memory import reaper
+from ..memory.cuda.memory import CudaAccess
+from ..protocol.call_layout import AnyInput, CallInput
+from .client_memory import ClientMemory
+from .errors import InferenceError, MemoryRefusedError, PathUnavailableError, ServerUnavailableError
+from .inputs.descriptions import InputDescription, Outputs, described_inputs, hinted_sizes, output_devices
+from .inputs.devices import sources_anywhere
+from .inputs.sources import Source
+from .known_model import Catalog, KnownModel
+from .paths.choice import PathChooser
+from .paths.direct import PreparedExchange
+from .paths.exchange import Exchange, is_answer
+from .paths.explanation import Explanation
+from .paths.inline import InlineExchange
+from .paths.opening import Opening
+from .paths.staging import on_devices
+from .paths.stream import DirectStream, check_frames, ring_end
+from .paths.triton_shm import Registrations
+from .result import Result
+from .settings import CallSettings
+from .stats import ClientStats, Tally
+from .steps import Offload, Pause, Send, Steps
+from .transports.messages import Codec
+
+__all__ = ["Core", "OpenCall", "OpenStream"]
+
+_LOG: Final = logging.getLogger(__name__)
+_LONG_COPY: Final = 4 * 2**20
+_CLOSING_S: Final = 5.0
+_CLOSING_ROUND_S: Final = 0.02
+_MOST_ATTEMPTS: Final = 3
+
+
+class OpenCall:
+    """A call that has its memory."""
+
+    __slots__ = ("exchange", "known", "output_devices", "settings", "wanted")
+
+    def __init__(
+        self,
+        settings: CallSettings,
+        known: KnownModel,
+        exchange: Exchange,
+        wanted: Mapping[str, int | None] | None,
+        devices: Mapping[str, int],
+    ) -> None:
+        self.settings = settings
+        self.known = known
+        self.exchange = exchange
+        self.wanted = wanted
+        self.output_devices = devices
+
+
+class OpenStream:
+    """A stream that has its memory."""
+
+    __slots__ = ("exchange", "known", "output_devices")
+
+    def __init__(self, known: KnownModel, exchange: DirectStream | InlineExchange, devices: Mapping[str, int]) -> None:
+        self.known = known
+        self.exchange = exchange
+        self.output_devices = devices
+
+
+class Core:
+    """One client's memory and knowledge.
+
+    Parameters
+    ----------
+    codec : Codec
+        Of the client's transport.
+    host : str
+        The server's.
+    memory : ClientMemory
+    """
+
+    def __init__(self, codec: Codec, host: str, memory: ClientMemory) -> None:
+        options = memory.pool.options
+        self.codec = codec
+        self.catalog = Catalog(codec, options.head_room)
+        self.tally = Tally()
+        self._memory = memory
+        self.cuda: CudaAccess = memory.bank.cuda
+        self._registrations = Registrations(codec)
+        self.paths = PathChooser(host, self._registrations, options.access)
+        self.opening = Opening(codec, memory, self._registrations)
+        self._is_closed = False
+        reaper.reap()
+
+    @property
+    def is_a_forks(self) -> bool:
+        """Whether this is a copy, in a forked child, of its parent's client."""
+        return self._memory.pool.is_a_forks
+
+    def check_server_answers(self, timeout_s: float) -> Steps[None]:
+        """Raise ServerUnavailableError or DeadlineExceededError unless there is a server."""
+        try:
+            yield Send(self.codec.model_config("", ""), timeout_s)
+        except InferenceError as error:
+            if not is_answer(error):
+                raise  # else it has no model of that name, but it is there
+
+    def infer(self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs) -> Steps[Result]:
+        """Make one request of these inputs, which are copied once."""
+        try:
+            call = yield from self.begin(settings, inputs, outputs)
+            return (yield from self.finish(call))
+        except BaseException:
+            self.tally.failed()
+            raise
+
+    def begin(self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs) -> Steps[OpenCall]:
+        """Take memory for a call and copy its inputs there."""
+        wanted, devices = hinted_sizes(outputs), output_devices(outputs)
+        known = self.catalog.recall(settings.model, settings.version) or (yield from self._look_again(settings))
+        try:
+            given = sources_anywhere(known.spec, inputs, self.cuda)
+            layout = known.lay_out(given, wanted, output_devices=devices)
+        except TensorError:
+            renewed = yield from self._look_again(settings)
+            if renewed is known:
+                raise
+            known, given = renewed, sources_anywhere(renewed.spec, inputs, self.cuda)
+            layout = known.lay_out(given, wanted, output_devices=devices)
+        path = yield from self._path(settings, known)
+        exchange = yield from self.opening.open(settings, known, path, layout, given, wanted)
+        try:
+            yield from _copy(exchange, given)
+        except BaseException as error:
+            exchange.close()
+            traceback.clear_frames(error.__traceback__)  # an error that somebody keeps must not keep the slot
+            raise
+        return OpenCall(settings, known, exchange, wanted, devices)
+
+    def prepare(
+        self, settings: CallSettings, inputs: Mapping[str, InputDescription], outputs: Outputs
+    ) -> Steps[OpenCall]:
+        """Take memory for a call that the user fills."""
+        given = described_inputs(inputs)
+        wanted, devices = hinted_sizes(outputs), output_devices(outputs)
+        known = self.catalog.recall(settings.model, settings.version) or (yield from self._look_again(settings))
+        try:
+            layout = known.lay_out(given, wanted, output_devices=devices)
+        except TensorError:
+            renewed = yield from self._look_again(settings)
+            if renewed is known:
+                raise
+            known, layout = renewed, renewed.lay_out(given, wanted, output_devices=devices)
+        path = yield from self._path(settings, known)
+        exchange = yield from self.opening.open(settings, known, path, layout, given, wanted, PreparedExchange)
+        return OpenCall(settings, known, exchange, wanted, devices)
+
+    def finish(self, call: OpenCall) -> Steps[Result]:
+        """Send a call that was begun, again where that is certain to be right; the call is over then."""
+        for attempt in range(_MOST_ATTEMPTS):
+            try:
+                return (yield from self.send(call, call.settings.left_s))
+            except ShmError as error:
+                known = yield from self.repair(call, error, attempt)
+                if known is None or attempt == _MOST_ATTEMPTS - 1:
+                    raise
+                _LOG.info("a request to model %r is sent again, as it had not started: %s", known.spec.name, error)
+                again = yield from self._reopen(call, known)
+            finally:
+                call.exchange.close()
+            call = again
+        raise AssertionError("the last attempt returns or raises")
+
+    def send(self, call: OpenCall, timeout_s: float) -> Steps[Result]:
+        """Make one request of a call, and learn from it."""
+        if self._is_closed:
+            raise ClosedError("this client")
+        try:
+            result = yield from call.exchange.send(timeout_s)
+        except ServerUnavailableError:
+            self.catalog.forget()  # when it is back, it may have other models, and other flags
+            self.paths.forget_server()
+            raise
+        if result.overflowed:
+            call.known.learn(result.overflowed, call.exchange.layout.batch_size or 1)
+        if call.output_devices:
+            result = on_devices(result, call.output_devices, self.cuda)
+        self.tally.succeeded(result.path, result.bytes_avoided)
+        return result
+
+    def repair(self, call: OpenCall, error: ShmError, attempt: int) -> Steps[KnownModel | None]:
+        """Return the model to try again, if the request had certainly not started and something is different now.
+
+        Memory that could not be opened, or not any more, is replaced; if the next one cannot be opened either, another
+        path is taken.
+        """
+        if not is_answer(error):
+            return None
+        exchange, settings = call.exchange, call.settings
+        if isinstance(error, MemoryRefusedError):
+            if attempt == 0:
+                return call.known
+            self.paths.refuse(call.known, exchange.path, str(error))
+            return call.known if settings.path == "auto" else None
+        renewed = yield from self._look_again(settings)
+        if renewed is call.known:
+            return None
+        refused = renewed.refuses(_inputs_of(exchange), call.wanted, exchange.path)
+        return renewed if exchange.did_not_start(error) or refused else None
+
+    def open_stream(
+        self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs, frames: int
+    ) -> Steps[OpenStream]:
+        """Take memory for a request to a decoupled model, and for its responses; copy the inputs there.
+
+        Triton's own shared memory has no room for more than one response.
+        """
+        wanted, devices = hinted_sizes(outputs), output_devices(outputs)
+        known = self.catalog.recall(settings.model, settings.version) or (yield from self._look_again(settings))
+        given = sources_anywhere(known.spec, inputs, self.cuda)
+        on_host = {name: _on_host(source) for name, source in given.items()}
+        path = yield from self.paths.choose(known, settings.path, settings.left_s)
+        exchange: DirectStream | InlineExchange
+        if path == DirectStream.path and known.spec.is_decoupled:
+            check_frames(frames)
+            layout = known.lay_out(on_host, wanted, slot_count=1 + frames)
+            end = ring_end(layout, frames)
+            region, memory = yield from self.opening.take(settings, known, end, 1 + frames, f"a stream of {frames}")
+            exchange = DirectStream(self.codec, known.spec, layout, settings.options, region, memory)
+            del memory
+        else:
+            if settings.path not in ("auto", InlineExchange.path):
+                raise PathUnavailableError(
+                    f"a stream of model {known.spec.name!r} cannot take the path {settings.path!r}: "
+                    "triton-shm has room for one response, and direct needs a decoupled model"
+                )
+            yield from self.paths.choose(known, InlineExchange.path, settings.left_s)
+            exchange = InlineExchange(self.codec, known.spec, known.lay_out(on_host, wanted), settings.options)
+        try:
+            exchange.write(given)
+        except BaseException as error:
+            exchange.close()
+            traceback.clear_frames(error.__traceback__)
+            raise
+        return OpenStream(known, exchange, devices)
+
+    def responses_of(self, stream: OpenStream, answer: Any) -> list[Result]:
+        """Return the results of a stream's next answer, one or none, and learn from it.
+
+        The caller alone holds what is in the list.
+        """
+        result = stream.exchange.result(answer)
+        if result.overflowed:
+            stream.known.learn(result.overflowed, stream.exchange.layout.batch_size or 1)
+        if stream.output_devices:
+            result = on_devices(result, stream.output_devices, self.cuda)
+        # Triton ends some streams by a response without outputs.
+        return [result] if result or stream.exchange.path != InlineExchange.path else []
+
+    def explain(self, model: str, version: str, timeout_s: float) -> Steps[Explanation]:
+        """Check everything anew and tell which path a model's calls take, and why."""
+        self.paths.forget_server()
+        known = yield from self.catalog.look_up(model, version, timeout_s)
+        known.refusals.clear()
+        return (yield from self.paths.explain(known, timeout_s))
+
+    def stats(self) -> ClientStats:
+        """Return the figures so far."""
+        pool = self._memory.pool
+        return self.tally.stats(self.catalog.reasons, pool.wait_count, pool.status)
+
+    def close(self) -> Steps[None]:
+        """Remove the memory, and unregister what is registered.
+
+        In this order: a registration that the server has not answered to finds no memory any more. The server may still
+        be busy with requests that this client has given up; it is waited for, but not long.
+        """
+        self._is_closed = True
+        self._memory.pool.close()
+        deadline = time.monotonic() + _CLOSING_S
+        while (yield from self._registrations.drop_all(_CLOSING_S)) and time.monotonic() < deadline:
+            yield Pause(_CLOSING_ROUND_S)
+
+    def _path(self, settings: CallSettings, known: KnownModel) -> Steps[str]:
+        path = known.path if settings.path == "auto" else None
+        return path or (yield from self.paths.choose(known, settings.path, settings.left_s))
+
+    def _look_again(self, settings: CallSettings) -> Steps[KnownModel]:
+        return self.catalog.look_up(settings.model, settings.version, settings.left_s)
+
+    def _reopen(self, call: OpenCall, known: KnownModel) -> Steps[OpenCall]:
+        """Return the same call, with the same inputs, but of the model as it is now, and in other memory."""
+        given = call.exchange.sources()
+        layout = known.lay_out(given, call.wanted, output_devices=call.output_devices)
+        path = yield from self._path(call.settings, known)
+        exchange = yield from self.opening.open(call.settings, known, path, layout, given, call.wanted)
+        try:
+            exchange.write(given)
+        except BaseException:
+            exchange.close()
+            raise
+        self.tally.retried()
+        return OpenCall(call.settings, known, exchange, call.wanted, call.output_devices)
+
+
+def _copy(exchange: Exchange, given: Mapping[str, Source]) -> Generator[Offload, None, None]:
+    """Copy inputs to where they belong; in another thread if that takes long and the client has one."""
+    # On a GPU, another thread has another current stream.
+    if exchange.layout.end < _LONG_COPY or any(source.device is not None for source in given.values()):
+        exchange.write(given)
+    else:
+        yield Offload(lambda: exchange.write(given))
+
+
+def _inputs_of(exchange: Exchange) -> dict[str, AnyInput]:
+    return dict(exchange.sources())
+
+
+def _on_host(source: Source) -> AnyInput:
+    return CallInput(source.dtype, source.shape, source.byte_size)

@@ -1,0 +1,1 @@
+"""What users pass as inputs, made ready to be written where it belongs, in one copy."""

@@ -1,0 +1,122 @@
+"""What users say of tensors that are not there yet: inputs that they will fill, outputs that they want."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import dtypes
+from ...dtypes import BYTES, LENGTH_SIZE
+from ...errors import TensorError, TensorShapeError
+from ...protocol.call_layout import CallInput
+
+__all__ = ["InputDescription", "OutputHint", "Outputs", "described_inputs", "hinted_sizes", "output_devices"]
+
+OutputHint = int | str | tuple[tuple[int, ...], npt.DTypeLike] | tuple[tuple[int, ...], npt.DTypeLike, str] | None
+"""Room to keep for an output: bytes, or a shape and a dtype, maybe with a device; None if the user does not know.
+
+A device alone, for example ``"cuda:0"``, says where the output shall be, and not how large it is.
+"""
+
+Outputs = Sequence[str] | Mapping[str, OutputHint] | None
+"""The outputs that are wanted, with or without hints of their size; None for all."""
+
+InputDescription = tuple[Sequence[int], npt.DTypeLike] | tuple[Sequence[int], npt.DTypeLike, str]
+"""Shape and dtype of an input, and maybe a device, for example ``"cuda:0"``."""
+
+_STRINGS: Final = "OSU"
+_USUAL_STRING: Final = 60
+_DEVICE: Final = re.compile(r"cuda(?::(\d{1,4}))?")
+
+
+def described_inputs(inputs: Mapping[str, InputDescription]) -> dict[str, CallInput]:
+    """Return the inputs of a call as a user describes them.
+
+    Raises
+    ------
+    TensorError
+        A shape has a size that is no number of 0 or more, or a dtype has no counterpart.
+    """
+    found = {}
+    for name, (given_shape, given_dtype, *device) in inputs.items():
+        shape, dtype = _checked_shape(name, given_shape), dtypes.from_numpy(given_dtype, name)
+        is_strings = dtype is BYTES
+        size = _room_for_strings(shape, np.dtype(given_dtype)) if is_strings else math.prod(shape) * dtype.itemsize
+        found[name] = CallInput(dtype, shape, size, *[_device_of(name, each) for each in device])
+    return found
+
+
+def hinted_sizes(outputs: Outputs) -> dict[str, int | None] | None:
+    """Return the outputs that are wanted, each with the bytes hinted at; None for all.
+
+    Raises
+    ------
+    TensorError
+        A hint is no number of bytes, and no shape and dtype.
+    """
+    if outputs is None:
+        return None
+    if isinstance(outputs, Mapping):
+        return {name: _hinted(name, hint) for name, hint in outputs.items()}
+    if isinstance(outputs, str):
+        raise TensorError(outputs, f"outputs is the string {outputs!r}; expected a list of names, or a mapping")
+    return dict.fromkeys(outputs)
+
+
+def output_devices(outputs: Outputs) -> dict[str, int]:
+    """Return which outputs are wanted on a GPU; raises TensorError as :func:`hinted_sizes`."""
+    if not isinstance(outputs, Mapping):
+        return {}
+    devices = {name: _device_hint(name, hint) for name, hint in outputs.items()}
+    return {name: device for name, device in devices.items() if device is not None}
+
+
+def _device_of(name: str, device: object) -> int:
+    found = _DEVICE.fullmatch(device) if isinstance(device, str) else None
+    if found is None:
+        raise TensorError(name, f"the device of tensor {name!r} is {device!r}; expected for example 'cuda:0'")
+    return int(found[1] or 0)
+
+
+def _hinted(name: str, hint: object) -> int | None:
+    if hint is None or isinstance(hint, str):
+        return None
+    if isinstance(hint, int | np.integer) and hint >= 0:
+        return int(hint)
+    if isinstance(hint, tuple) and len(hint) in (2, 3):
+        shape, dtype = hint[:2]
+        checked, row = _checked_shape(name, shape), dtypes.from_numpy(dtype, name)
+        return _room_for_strings(checked, np.dtype(dtype)) if row is BYTES else math.prod(checked) * row.itemsize
+    raise TensorError(
+        name,
+        f"the hint for output {name!r} is {hint!r}; expected bytes, 0 or more, or (shape, dtype), or a device such as "
+        "'cuda:0', or (shape, dtype, device), or None",
+    )
+
+
+def _device_hint(name: str, hint: object) -> int | None:
+    if isinstance(hint, tuple) and len(hint) == 3:
+        return _device_of(name, hint[2])
+    return _device_of(name, hint) if isinstance(hint, str) else None
+
+
+def _room_for_strings(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Return the bytes that strings of a dtype take at most; of objects, whose size it does not tell, on average."""
+    longest = {"S": dtype.itemsize, "U": dtype.itemsize, "O": _USUAL_STRING}[dtype.kind]
+    return math.prod(shape) * (LENGTH_SIZE + longest)
+
+
+def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
+    try:
+        checked = tuple([operator.index(size) for size in shape])
+    except TypeError:
+        checked = (-1,)
+    if any(size < 0 for size in checked):
+        raise TensorShapeError(name, f"tensor {name!r} has shape {shape!r}; expected whole numbers, 0 or more")
+    return checked

@@ -1,0 +1,151 @@
+"""What a client has learned of a model: its configuration, how large its outputs get, and which path its calls take."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from ..errors import TensorError
+from ..model_spec import ModelSpec
+from ..protocol.call_layout import AnyInput, CallLayout, lay_out, record_byte_size
+from ..protocol.layout import data_offset
+from .paths.explanation import Explanation
+from .steps import Send, Steps
+from .transports.messages import Codec
+
+__all__ = ["Catalog", "KnownModel"]
+
+_LOG: Final = logging.getLogger(__name__)
+
+_SECOND_LOOK_S: Final = 30.0
+_ANY_BATCH_SIZE: Final = 2**31
+
+
+class KnownModel:
+    """One model in one version, as the server described it.
+
+    Attributes
+    ----------
+    spec : ModelSpec
+    record_byte_size : int
+        Of the slot records that have room for any call of it.
+    refusals : dict of str to str
+        Paths that turned out to be closed, with what was said.
+    explanation : Explanation or None
+        Which path its calls take, and why; None until somebody has found out.
+    path : str or None
+        That path.
+    seen : float
+        When the server was asked last, by ``time.monotonic()``.
+    """
+
+    def __init__(self, spec: ModelSpec, head_room: float) -> None:
+        self.spec = spec
+        self.record_byte_size = record_byte_size(spec)
+        self.refusals: dict[str, str] = {}
+        self.explanation: Explanation | None = None
+        self.path: str | None = None
+        self.seen = time.monotonic()
+        self._head_room = head_room
+        self._learned: dict[str, int] = {}  # one number for each output at most
+
+    def lay_out(
+        self,
+        inputs: Mapping[str, AnyInput],
+        wanted: Mapping[str, int | None] | None,
+        *,
+        output_devices: Mapping[str, int] | None = None,
+        slot_count: int = 1,
+        is_one_request: bool = True,
+    ) -> CallLayout:
+        """Lay a call out in a region with so many slots.
+
+        Parameters
+        ----------
+        inputs, wanted, output_devices
+            As for :func:`shm_backend_utils.protocol.call_layout.lay_out`.
+        slot_count : int
+            Of the region.
+        is_one_request : bool
+            Whether it may have no more rows than the model takes at once.
+
+        Raises
+        ------
+        TensorError
+            The model does not take these tensors.
+        """
+        return lay_out(
+            self.spec,
+            inputs,
+            wanted,
+            data_offset(slot_count, self.record_byte_size),
+            learned=self._learned,
+            most_rows=self.spec.max_batch_size if is_one_request else _ANY_BATCH_SIZE,
+            output_devices=output_devices,
+        )
+
+    def refuses(self, inputs: Mapping[str, AnyInput], wanted: Mapping[str, int | None] | None, path: str) -> bool:
+        """Return whether the model certainly does not run for such a call on such a path."""
+        if self.spec.paths is not None and path not in self.spec.paths:
+            return True
+        try:
+            self.lay_out(inputs, wanted)
+        except TensorError:
+            return True
+        return False
+
+    @property
+    def is_worth_another_look(self) -> bool:
+        """Whether its calls might take a better path, had its configuration changed meanwhile."""
+        return self.path not in (None, "direct") and time.monotonic() - self.seen > _SECOND_LOOK_S
+
+    def learn(self, byte_sizes: Mapping[str, int], rows: int) -> None:
+        """Take note of how large outputs were that found too little room, in a call of so many rows."""
+        for name, byte_size in byte_sizes.items():
+            per_row = math.ceil(byte_size / rows * self._head_room)
+            self._learned[name] = max(per_row, self._learned.get(name, 0))
+
+
+class Catalog:
+    """The models that a client has called."""
+
+    def __init__(self, codec: Codec, head_room: float) -> None:
+        self._codec = codec
+        self._head_room = head_room
+        self._known: dict[tuple[str, str], KnownModel] = {}
+
+    def recall(self, model: str, version: str) -> KnownModel | None:
+        """Return a model that was looked up before, unless it is time to look again."""
+        known = self._known.get((model, version))
+        return None if known is None or known.is_worth_another_look else known
+
+    def look_up(self, model: str, version: str, timeout_s: float) -> Steps[KnownModel]:
+        """Ask the server for a model, and return it; the same object as before if nothing has changed.
+
+        Raises
+        ------
+        InferenceError
+            The server has no such model.
+        """
+        answer = yield Send(self._codec.model_config(model, version), timeout_s)
+        spec = ModelSpec.from_config(self._codec.config(answer))
+        known = self._known.get((model, version))
+        if known is None or known.spec != spec:
+            if known is not None:
+                _LOG.info("model %r has another configuration now", model)
+            known = self._known[model, version] = KnownModel(spec, self._head_room)
+        known.seen = time.monotonic()
+        return known
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """For each model: which path its calls take, and why not a better one."""
+        found = [(known.spec.name, known.explanation) for known in list(self._known.values())]
+        return {name: f"{why.path}: {why.reason}" for name, why in found if why is not None}
+
+    def forget(self) -> None:
+        """Forget all models: the server may have others by now."""
+        self._known.clear()

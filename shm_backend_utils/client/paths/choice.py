@@ -1,0 +1,192 @@
+"""Which way a model's tensors go, and why: every check by name, with its outcome and what to do about it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any, Final, Literal, get_args
+
+from ...errors import CallerError, MachineError
+from ...memory.pool.slot import SlotRegion
+from ...memory.segment import Access
+from ...model_spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
+from ...protocol.layout import PAGE_SIZE
+from ..errors import MemoryRefusedError, PathUnavailableError
+from ..known_model import KnownModel
+from ..steps import Steps
+from .direct import DirectExchange
+from .explanation import Check, Explanation
+from .inline import InlineExchange
+from .triton_shm import RegisteredExchange, Registrations
+
+__all__ = ["PathChooser", "PathName", "check_path"]
+
+PathName = Literal["auto", "direct", "triton-shm", "inline"]
+
+_LOG: Final = logging.getLogger(__name__)
+_DIRECT: Final = DirectExchange.path
+_TRITON_SHM: Final = RegisteredExchange.path
+_INLINE: Final = InlineExchange.path
+_BY_PREFERENCE: Final = (_DIRECT, _TRITON_SHM, _INLINE)
+_NAMES: Final = get_args(PathName)
+_PROBE_BYTES: Final = 4096
+_ANOTHER_MACHINE: Final = (
+    "another machine, which shares no memory with this one (containers: --ipc=host, or one shared volume)"
+)
+
+
+class PathChooser:
+    """Knows what is possible between this process, one server and its models.
+
+    Whether client and server share memory is tried once, by registering a page at the server, whatever its address: in
+    another container it may share memory all the same. What a model then refuses nevertheless is remembered, until the
+    server or the model changes.
+    """
+
+    def __init__(self, host: str, registrations: Registrations, access: Access) -> None:
+        self._host = host
+        self._registrations = registrations
+        self._access = access
+        self._of_server: tuple[Check, ...] | None = None
+
+    def choose(self, model: KnownModel, wanted: str, timeout_s: float) -> Steps[str]:
+        """Return the path of a call.
+
+        Raises
+        ------
+        PathUnavailableError
+            The wanted path is closed, or with ``"auto"`` all are.
+        """
+        explanation = model.explanation or (yield from self.explain(model, timeout_s))
+        path = explanation.path if wanted == "auto" else wanted
+        if path is None or not explanation.open(path):
+            obstacles = explanation.obstacles(_DIRECT if path is None else path)
+            raise PathUnavailableError(
+                f"model {model.spec.name!r} cannot be called on the path {wanted!r}: "
+                + "; ".join(check.detail for check in obstacles)
+            )
+        return path
+
+    def explain(self, model: KnownModel, timeout_s: float) -> Steps[Explanation]:
+        """Check everything that is not known yet."""
+        spec = model.spec
+        of_server = self._of_server or (yield from self._check_server(timeout_s))
+        checks = (*of_server, *_check_model(spec), *_refused(model))
+        unexplained = Explanation(spec.name, None, "", checks)
+        path = next((path for path in _BY_PREFERENCE if unexplained.open(path)), None)
+        better = _BY_PREFERENCE[: _BY_PREFERENCE.index(path)] if path else _BY_PREFERENCE
+        reason = "; ".join(
+            check.detail for check in checks if check.outcome is False and set(better) & {*check.needed_by}
+        )
+        explanation = Explanation(spec.name, path, reason or "nothing stands against it", checks)
+        if model.explanation != explanation:
+            _LOG.info("model %r takes the path %s: %s", spec.name, path, explanation.reason)
+        if not any(check.is_passing for check in checks):
+            self._of_server = of_server
+            model.explanation = explanation
+            model.path = path
+        return explanation
+
+    def refuse(self, model: KnownModel, path: str, reason: str) -> None:
+        """Take note that a path turned out to be closed for a model."""
+        model.refusals[path] = reason
+        model.explanation = model.path = None
+
+    def forget_server(self) -> None:
+        """Forget what was found out about the server: it may be another one by now."""
+        self._of_server = None
+
+    def _check_server(self, timeout_s: float) -> Steps[tuple[Check, ...]]:
+        shared = (_DIRECT, _TRITON_SHM)
+        host = self._host
+        is_here = is_this_machine(host)
+        here = Check("same machine?", is_here, f"{host} is this machine", shared)
+        elsewhere = Check("same machine?", False, f"{host} is {_ANOTHER_MACHINE}", shared)
+        try:
+            probe = SlotRegion(_PROBE_BYTES, 1, PAGE_SIZE, self._access)
+        except MachineError as error:
+            obstacle = Check("memory to share?", False, str(error), shared, is_passing=True)
+            return (here, obstacle) if is_here else (elsewhere,)
+        try:
+            yield from self._registrations.add(probe, timeout_s)
+            yield from self._registrations.drop([probe.key], timeout_s)
+        except MemoryRefusedError as error:
+            return (here, *_refused_registration(str(error))) if is_here else (elsewhere,)
+        finally:
+            probe.destroy()
+        return (
+            here if is_here else Check("same machine?", True, f"{host} shares memory with this machine", shared),
+            Check("region registered?", True, "the server has opened memory of this process", shared),
+            Check("server flag?", True, "the server registers clients' memory", (_TRITON_SHM,)),
+        )
+
+
+def check_path(path: str) -> str:
+    """Return the path if it is one, else raise :class:`CallerError`."""
+    if path not in _NAMES:
+        raise CallerError(f"path is {path!r}; expected one of {', '.join(_NAMES)}")
+    return path
+
+
+def is_this_machine(host: str) -> bool:
+    """Return whether a host's address is one of this machine's: only to those can a socket be bound."""
+    try:
+        addresses: Sequence[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False  # what the name means, the first request will tell
+    return any(_can_bind(family, address) for family, _, _, _, address in addresses)
+
+
+def _can_bind(family: int, address: tuple[Any, ...]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
+
+
+def _refused_registration(message: str) -> tuple[Check, ...]:
+    if "Unable to open" in message:
+        detail = (
+            "the server cannot open memory of this process: either they do not share /dev/shm (containers: --ipc=host, "
+            "or one shared volume), or they run as different users (PoolOptions(access=...))"
+        )
+        return (Check("region registered?", False, detail, (_DIRECT, _TRITON_SHM)),)
+    detail = "the server registers no clients' memory; since 26.04 it must be started with --allow-client-shm=true"
+    return (
+        Check("region registered?", None, "only the model can tell whether it opens memory of this process", ()),
+        Check("server flag?", False, f"{detail} (it says: {message})", (_TRITON_SHM,)),
+    )
+
+
+def _check_model(spec: ModelSpec) -> list[Check]:
+    checks = []
+    for path in (_TRITON_SHM, _INLINE):
+        if spec.paths is not None and path not in spec.paths:
+            detail = f"{PATHS_PARAMETER} of model {spec.name!r} does not name {path}"
+            checks.append(Check(f"declares {path}?", False, detail, (path,)))
+    obstacle = spec.obstacle_in_paths()
+    checks.append(Check("declares direct?", obstacle is None, obstacle or "it does", (_DIRECT,)))
+    obstacle = spec.obstacle_in_inputs()
+    checks.append(Check("inputs optional?", obstacle is None, obstacle or "they are", (_DIRECT,)))
+    checks.append(_check_user(spec))
+    return checks
+
+
+def _refused(model: KnownModel) -> list[Check]:
+    return [
+        Check(f"tried {path}?", False, f"it was tried: {reason}", (path,)) for path, reason in model.refusals.items()
+    ]
+
+
+def _check_user(spec: ModelSpec) -> Check:
+    name, me = "user allowed?", str(os.geteuid())
+    if spec.allowed_uids is None:
+        return Check(name, None, f"{UIDS_PARAMETER} is not set: root and the server's own user are", (_DIRECT,))
+    words = [word.strip() for word in spec.allowed_uids.split(",")]
+    if words == ["any"] or me in words:
+        return Check(name, True, f"{UIDS_PARAMETER} names user {me}", (_DIRECT,))
+    return Check(name, False, f"add user {me} to the parameter {UIDS_PARAMETER} of model {spec.name!r}", (_DIRECT,))

@@ -1,0 +1,286 @@
+"""The direct path: the request names a slot, and the slot says everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtypes import BYTES
+from ...errors import PeerError, SlotInDoubtError, TensorError
+from ...memory.cuda.bank import DeviceMemory
+from ...memory.pool.slot import Slot, SlotRegion
+from ...model_spec import ModelSpec
+from ...protocol import results
+from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
+from ...protocol.call_layout import CallLayout
+from ...protocol.claims import CudaRegionClaim
+from ...protocol.refusals import code_in
+from ...protocol.results import Event, broken_results, completed_generation, unused_memory
+from ...protocol.spans import InputSpan, Table
+from ...tensors.strings import Strings
+from ..errors import InferenceError, MemoryRefusedError
+from ..inputs.devices import DeviceSource, is_on_device
+from ..inputs.sources import Source
+from ..options import RequestOptions
+from ..result import Result
+from ..steps import Send, Steps
+from ..transports.messages import Codec, Request
+from .exchange import Exchange, batch_carrier, is_answer, missing_output, wanted_outputs
+from .inline import no_strings, source_of
+
+__all__ = ["DirectExchange", "PreparedExchange", "result_of"]
+
+Memory = npt.NDArray[np.uint8]
+
+_BYTE: Final = np.dtype(np.uint8)
+_NO_MEMORY: Final[Memory] = np.empty(0, np.uint8)
+_MEMORY_REFUSED: Final = frozenset({"shm:gone", "shm:refused"})
+
+
+class DirectExchange(Exchange):
+    """A call whose tensors lie in a slot. Its generation fences one request from the next.
+
+    Parameters
+    ----------
+    codec : Codec
+    spec : ModelSpec
+    layout : CallLayout
+        Where in the region the tensors lie.
+    options : RequestOptions
+    region : SlotRegion
+    slot : Slot
+        One of the region's.
+    memory : numpy.ndarray of uint8
+        The whole region. When it, and every array made from it, are gone, the slot is given back.
+    """
+
+    path = "direct"
+
+    def __init__(
+        self,
+        codec: Codec,
+        spec: ModelSpec,
+        layout: CallLayout,
+        options: RequestOptions,
+        region: SlotRegion,
+        slot: Slot,
+        memory: Memory,
+    ) -> None:
+        super().__init__(spec, layout, options)
+        self._codec = codec
+        self._region = region
+        self._slot = slot
+        self._memory = memory
+        self._devices: Sequence[DeviceMemory] = ()
+        self._table = layout.table
+        if layout.devices:
+            self._devices = [region.device_memory[device] for device in layout.devices]
+            claims = [
+                CudaRegionClaim(each.handle, each.byte_size, each.device_uuid, 0)
+                for each in [held.allocation for held in self._devices]
+            ]
+            self._table = Table(layout.table.inputs, layout.table.outputs, tuple(claims), layout.table.ring)
+
+    def arrays(self) -> dict[str, Any]:
+        memory, inputs = self._memory, self._table.inputs
+        return {name: self._input(memory, span) for name, span in inputs.items()} | no_strings(self.layout)
+
+    def write(self, given: Mapping[str, Source]) -> None:
+        memory = self._memory  # keeps the slot, if the exchange is closed while another thread copies
+        if self._is_closed:
+            return
+        spans = self._table.inputs
+        for name, source in given.items():
+            source.write_to(self._input(memory, spans[name]))
+
+    def sources(self) -> dict[str, Source]:
+        found: dict[str, Source] = {}
+        for name, span in self._table.inputs.items():
+            array = self._input(self._memory, span)
+            if span.dtype is BYTES:
+                array = Strings.encoded_as(name, array, span.shape).numpy()
+            if is_on_device(array):
+                allocation = self._devices[span.region - 1].allocation
+                found[name] = DeviceSource(name, array, allocation.runtime, allocation.device)
+            else:
+                found[name] = source_of(name, array)
+        return found
+
+    def did_not_start(self, error: BaseException) -> bool:
+        """Return whether the server refused the request, and the model has not begun with it."""
+        return is_answer(error) and not self._slot.is_started
+
+    def send(self, timeout_s: float) -> Steps[Result]:
+        self._check_is_open()
+        slot, layout = self._slot, self.layout
+        if slot.is_in_doubt:
+            self._take_back()
+        for device in self._devices:
+            device.finish_writing()
+        generation = slot.begin(self._table)
+        try:
+            parameters = {SLOT_PARAMETER: slot.address(self.spec.name), GENERATION_PARAMETER: generation}
+            request = Request(self.spec.name, batch_carrier(layout), wanted_outputs(layout), parameters, self.options)
+            answer = yield Send(self._codec.infer(request), timeout_s)
+            data = slot.record.copy_results()
+            if completed_generation(data) != generation:
+                raise unused_memory(self.spec.name)
+            found = results.decode(data, self._byte_sizes())
+            if found.events:
+                self._wait_on_streams(found.events)
+            return self._result(found.outputs, self._codec.result(answer))
+        except BaseException as error:
+            slot.is_in_doubt = not slot.is_completed
+            if isinstance(error, InferenceError) and self.did_not_start(error):
+                refused = self._refused(error)
+                if refused is not None:
+                    raise refused from None
+            raise
+
+    def close(self) -> None:
+        super().close()
+        self._memory = _NO_MEMORY
+
+    def _input(self, memory: Memory, span: InputSpan) -> Any:
+        dtype, shape, region, offset, byte_size = span
+        if dtype is BYTES:
+            return memory[offset : offset + byte_size]
+        if region:
+            return self._devices[region - 1].array_at(memory, offset, dtype.numpy, shape)
+        return np.ndarray(shape, dtype.numpy, memory, offset)
+
+    def _byte_sizes(self) -> list[int]:
+        return [self._region.byte_size, *[device.allocation.byte_size for device in self._devices]]
+
+    def _result(self, places: Sequence[results.OutputPlace], response: Any) -> Result:
+        missing = missing_output(self.spec, self.layout, [place.name for place in places])
+        if missing is not None:
+            raise missing
+        avoided = sum([span.byte_size for span in self._table.inputs.values()])
+        return result_of(places, self._memory, self._devices, response, avoided)
+
+    def _take_back(self) -> None:
+        """Make sure that no model is at work in the slot, after a request that got no answer."""
+        if not self._slot.reclaim():
+            raise SlotInDoubtError(
+                "a request of this call got no answer, and a model is still executing it in this call's memory; infer "
+                "again later, or prepare another call"
+            )
+        if self._devices:  # a model that has ended may have left the rest to its GPU, and said so by events
+            events = results.decode(self._slot.record.copy_results(), self._byte_sizes()).events
+            self._devices[0].listener.wait(events)
+
+    def _wait_on_streams(self, events: Sequence[Event]) -> None:
+        if not self._devices:
+            raise PeerError("the model's results break the protocol: an event for a call without memory on a GPU")
+        self._devices[0].listener.wait_on_streams(events)
+
+    def _refused(self, error: InferenceError) -> MemoryRefusedError | None:
+        """Return the error for memory that the model could not open, or not any more; None if it was something else."""
+        if code_in(str(error)) not in _MEMORY_REFUSED:
+            return None
+        self._region.is_spoiled = True
+        return MemoryRefusedError(
+            f"{error.message()}; this call's memory is lost: prepare another call", error.status()
+        )
+
+
+class PreparedExchange(DirectExchange):
+    """One whose inputs the user fills. Strings are objects there, and become bytes with each request."""
+
+    def __init__(
+        self,
+        codec: Codec,
+        spec: ModelSpec,
+        layout: CallLayout,
+        options: RequestOptions,
+        region: SlotRegion,
+        slot: Slot,
+        memory: Memory,
+    ) -> None:
+        super().__init__(codec, spec, layout, options, region, slot, memory)
+        self._filled: dict[str, Any] = super().arrays()
+
+    def arrays(self) -> dict[str, Any]:
+        return dict(self._filled)
+
+    def send(self, timeout_s: float) -> Steps[Result]:
+        self._check_is_open()
+        for name, span in self._table.inputs.items():
+            if span.dtype is BYTES:
+                self._write_strings(name, span)
+        return (yield from super().send(timeout_s))
+
+    def close(self) -> None:
+        super().close()
+        self._filled = {}
+
+    def _write_strings(self, name: str, span: InputSpan) -> None:
+        encoded = Strings.of(name, self._filled[name]).encoded
+        if encoded.nbytes > span.byte_size:
+            raise TensorError(
+                name,
+                f"the strings of input {name!r} take {encoded.nbytes} bytes, but the call was prepared for "
+                f"{span.byte_size}; describe them as (shape, 'S100') if 100 is the length of the longest",
+            )
+        self._memory[span.offset : span.offset + encoded.nbytes] = encoded
+
+
+def result_of(
+    places: Sequence[results.OutputPlace],
+    memory: Memory,
+    devices: Sequence[DeviceMemory],
+    response: Any,
+    bytes_avoided: int = 0,
+) -> Result:
+    """Return the outputs that lie in these places, or in the response.
+
+    Parameters
+    ----------
+    places : sequence of OutputPlace
+        Where the model left them.
+    memory : numpy.ndarray of uint8
+        The slot's whole region; the arrays keep it.
+    devices : sequence of DeviceMemory
+        The call's further regions.
+    response : InferResult
+        Holds those that came back through Triton.
+    bytes_avoided : int
+        Bytes of inputs that the request did not carry.
+
+    Raises
+    ------
+    PeerError
+        The response does not have an output that came back through Triton.
+    """
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    overflowed: dict[str, int] = {}
+    for name, dtype, shape, region, offset, byte_size, is_in_response in places:
+        try:
+            if is_in_response:
+                array = response.as_numpy(name)
+                if array is None:
+                    raise broken_results(name)
+                overflowed[name] = array.nbytes
+                if dtype is BYTES:
+                    array = _strings(name, array, shape)
+            elif dtype is BYTES:
+                array = _strings(name, memory[offset : offset + byte_size], shape)
+            elif region:
+                array = devices[region - 1].array_at(memory, offset, dtype.numpy, shape)
+            else:
+                array = np.ndarray(shape, dtype.numpy, memory, offset)
+        except ValueError as error:  # TensorError is one; or more dimensions, or larger ones, than NumPy has
+            raise broken_results(error) from None
+        arrays[name] = array
+        bytes_avoided += byte_size
+    return Result(arrays, DirectExchange.path, response, overflowed, bytes_avoided)
+
+
+def _strings(name: str, encoded: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    if encoded.dtype != _BYTE:
+        raise broken_results(f"{name} as {encoded.dtype}")
+    return Strings.encoded_as(name, encoded, shape).numpy()

@@ -1,0 +1,108 @@
+"""A call's memory and its request: the shape that all paths share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import ClosedError, PeerError
+from ...model_spec import BATCH_CARRIER, ModelSpec
+from ...protocol.call_layout import CallLayout
+from ..errors import DeadlineExceededError, InferenceError
+from ..inputs.sources import Source
+from ..options import RequestOptions
+from ..result import Result
+from ..steps import Steps
+from ..transports.messages import InputTensor, OutputTensor
+
+__all__ = ["Exchange", "batch_carrier", "is_answer", "missing_output", "wanted_outputs"]
+
+
+class Exchange(ABC):
+    """Memory for a call's inputs, and the requests that are made of them, one after another.
+
+    Attributes
+    ----------
+    path : str
+        ``"direct"``, ``"triton-shm"`` or ``"inline"``.
+    spec : ModelSpec
+    layout : CallLayout
+    options : RequestOptions
+    """
+
+    path: str
+
+    def __init__(self, spec: ModelSpec, layout: CallLayout, options: RequestOptions) -> None:
+        self.spec = spec
+        self.layout = layout
+        self.options = options
+        self._is_closed = False
+
+    @abstractmethod
+    def arrays(self) -> dict[str, Any]:
+        """Return arrays where the inputs lie, to be filled; strings are objects there. Not cleared."""
+
+    @abstractmethod
+    def write(self, given: Mapping[str, Source]) -> None:
+        """Copy inputs to where they belong; nothing happens if the exchange was closed meanwhile."""
+
+    @abstractmethod
+    def send(self, timeout_s: float) -> Steps[Result]:
+        """Run the model on what lies in the inputs now. May be done again; arrays of the last result change then.
+
+        Raises
+        ------
+        InferenceError
+            The server refused or failed the request.
+        DeadlineExceededError, ServerUnavailableError
+            It did not answer. The model may still be executing, or begin to.
+        SlotInDoubtError
+            It may still be executing an earlier request of this call, which got no answer.
+        PeerError
+            The model answered, but not by this protocol.
+        """
+
+    @abstractmethod
+    def sources(self) -> dict[str, Source]:
+        """Return the inputs as they lie here, to be written elsewhere."""
+
+    def did_not_start(self, error: BaseException) -> bool:
+        """Return whether it is certain that the model has not run, and will not, for the request that failed so."""
+        return False
+
+    def close(self) -> None:
+        """Give the memory back, as soon as no array needs it. Twice is fine."""
+        self._is_closed = True
+
+    def _check_is_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("this call")
+
+
+def is_answer(error: BaseException) -> bool:
+    """Return whether this is what a server answered, so that nothing of the request is under way any more."""
+    return isinstance(error, InferenceError) and not isinstance(error, DeadlineExceededError)
+
+
+def batch_carrier(layout: CallLayout) -> list[InputTensor]:
+    """Return the input that tells Triton's batcher the batch size in no bytes, where the model has one."""
+    size = layout.batch_size
+    return [] if size is None else [InputTensor(BATCH_CARRIER, "UINT8", (size, 0), _NO_ROWS)]
+
+
+_NO_ROWS: npt.NDArray[np.uint8] = np.empty((0, 0), np.uint8)
+
+
+def wanted_outputs(layout: CallLayout) -> list[OutputTensor] | None:
+    """Return the outputs that a request names; None for all."""
+    return None if layout.requested is None else [OutputTensor(name) for name in layout.requested]
+
+
+def missing_output(spec: ModelSpec, layout: CallLayout, found: Iterable[str]) -> PeerError | None:
+    """Return the error for an answer without one of the wanted outputs; None if all are there."""
+    missing = set(spec.outputs if layout.requested is None else layout.requested).difference(found)
+    return PeerError(f"model {spec.name!r} answered without output {min(missing)!r}") if missing else None

@@ -1,0 +1,89 @@
+"""Tensors travel with the request and its response: for clients anywhere, and data types of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtypes import BYTES
+from ...model_spec import ModelSpec
+from ...protocol.call_layout import CallLayout
+from ...tensors.strings import Strings
+from ..inputs.sources import Source, StringSource
+from ..options import RequestOptions
+from ..result import Result
+from ..steps import Send, Steps
+from ..transports.messages import Codec, InputTensor, Request
+from .exchange import Exchange, missing_output, wanted_outputs
+
+__all__ = ["InlineExchange", "in_band", "no_strings", "source_of"]
+
+
+class InlineExchange(Exchange):
+    """A call whose tensors are in the message."""
+
+    path = "inline"
+
+    def __init__(self, codec: Codec, spec: ModelSpec, layout: CallLayout, options: RequestOptions) -> None:
+        super().__init__(spec, layout, options)
+        self._codec = codec
+        self._arrays: dict[str, npt.NDArray[Any]] = {
+            name: np.empty(span.shape, span.dtype.numpy) for name, span in layout.table.inputs.items()
+        } | no_strings(layout)
+
+    def arrays(self) -> dict[str, Any]:
+        return dict(self._arrays)
+
+    def write(self, given: Mapping[str, Source]) -> None:
+        for name, source in given.items():
+            source.write_to(self._arrays[name])
+
+    def sources(self) -> dict[str, Source]:
+        return {name: source_of(name, array) for name, array in self._arrays.items()}
+
+    def message(self) -> Any:
+        """Return the message of a request for what lies in the inputs now."""
+        inputs = [in_band(name, array, self.layout) for name, array in self._arrays.items()]
+        return self._codec.infer(Request(self.spec.name, inputs, wanted_outputs(self.layout), {}, self.options))
+
+    def result(self, answer: Any) -> Result:
+        """Return a response's outputs; those that it does not have are left out."""
+        response = self._codec.result(answer)
+        wanted = self.spec.outputs if self.layout.requested is None else self.layout.requested
+        arrays = {name: response.as_numpy(name) for name in wanted}
+        return Result({name: array for name, array in arrays.items() if array is not None}, self.path, response)
+
+    def send(self, timeout_s: float) -> Steps[Result]:
+        self._check_is_open()
+        result = self.result((yield Send(self.message(), timeout_s)))
+        missing = missing_output(self.spec, self.layout, result)
+        if missing is not None:
+            raise missing
+        return result
+
+    def close(self) -> None:
+        super().close()
+        self._arrays = {}
+
+
+def in_band(name: str, array: npt.NDArray[Any], layout: CallLayout) -> InputTensor:
+    """Return an input that travels with the request."""
+    dtype = layout.table.inputs[name].dtype
+    if dtype is BYTES:
+        array = Strings.of(name, array).numpy()  # tritonclient would send whatever else as it prints
+    return InputTensor(name, dtype.name, array.shape, array)
+
+
+def no_strings(layout: CallLayout) -> dict[str, npt.NDArray[Any]]:
+    """Return arrays of empty strings for the inputs that are strings, for the user to fill."""
+    spans = layout.table.inputs
+    return {name: np.full(span.shape, b"", object) for name, span in spans.items() if span.dtype is BYTES}
+
+
+def source_of(name: str, array: npt.NDArray[Any]) -> Source:
+    """Return an array on the host, of objects if it holds strings, as a source."""
+    source = Source.of(name, array)
+    return StringSource(name, source) if source.dtype is BYTES else source

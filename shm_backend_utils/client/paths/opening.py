@@ -1,0 +1,270 @@
+"""Taking memory for a call, on the path that it goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtypes import BYTES
+from ...errors import BudgetError, PeerError, PoolExhaustedError
+from ...memory.cuda.bank import ShortOfMemoryError, rounded_up
+from ...memory.pool.pool import Need, Ticket
+from ...memory.pool.rows import Row, RowBlocks
+from ...memory.pool.slot import SlotRegion
+from ...protocol import results
+from ...protocol.call_layout import AnyInput, CallInput, CallLayout, rows_of
+from ...protocol.layout import data_offset
+from ..client_memory import ClientMemory
+from ..known_model import KnownModel
+from ..settings import CallSettings
+from ..steps import Offload, Pause, Steps, Wait
+from ..transports.messages import Codec
+from .direct import DirectExchange
+from .exchange import Exchange
+from .inline import InlineExchange
+from .staging import StagedExchange
+from .triton_shm import RegisteredExchange, Registrations
+
+__all__ = ["Opening"]
+
+Memory = npt.NDArray[np.uint8]
+
+_ROUND_S: Final = 0.05
+_MOST_ROWS: Final = 64
+
+
+class Opening:
+    """Opens the exchanges of one client.
+
+    Parameters
+    ----------
+    codec : Codec
+    memory : ClientMemory
+    registrations : Registrations
+    """
+
+    def __init__(self, codec: Codec, memory: ClientMemory, registrations: Registrations) -> None:
+        self._codec = codec
+        self._pool = memory.pool
+        self._bank = memory.bank
+        self._registrations = registrations
+        self._blocks: RowBlocks[CallLayout] = RowBlocks()
+
+    def open(
+        self,
+        settings: CallSettings,
+        known: KnownModel,
+        path: str,
+        layout: CallLayout,
+        given: Mapping[str, AnyInput],
+        wanted: Mapping[str, int | None] | None,
+        kind: type[DirectExchange] = DirectExchange,
+    ) -> Steps[Exchange]:
+        """Take memory for a call.
+
+        Parameters
+        ----------
+        settings : CallSettings
+            The call's.
+        known : KnownModel
+            Its model.
+        path : str
+            As chosen.
+        layout : CallLayout
+            In a region with one slot.
+        given, wanted
+            What the layout was made of.
+        kind : type
+            Of the exchange on the direct path.
+
+        Raises
+        ------
+        PoolExhaustedError, BudgetError, MachineError
+            There is not enough shared memory: now, ever, or on this machine.
+        """
+        options = settings.options
+        if path == DirectExchange.path:
+            region, slot, layout, memory = yield from self._direct(settings, known, layout, given, wanted)
+            return kind(self._codec, known.spec, layout, options, region, slot, memory)
+        input_devices = {name: each.device for name, each in given.items() if each.device is not None}
+        if layout.devices:
+            on_host = {name: CallInput(each.dtype, each.shape, each.byte_size) for name, each in given.items()}
+            layout = known.lay_out(on_host, wanted)
+        exchange: Exchange
+        if path == InlineExchange.path:
+            exchange = InlineExchange(self._codec, known.spec, layout, options)
+        else:
+            region, memory = yield from self.take(settings, known, layout.end, 1, path)
+            yield from self._registrations.drop(self._pool.take_unregistered(), settings.left_s)
+            exchange = RegisteredExchange(self._codec, known.spec, layout, options, region, memory, self._registrations)
+        return StagedExchange(exchange, input_devices, self._bank.cuda) if input_devices else exchange
+
+    def take(
+        self, settings: CallSettings, known: KnownModel, end: int, slot_count: int, group: str
+    ) -> Steps[tuple[SlotRegion, Memory]]:
+        """Take a region for a model's calls, until the deadline.
+
+        Parameters
+        ----------
+        settings : CallSettings
+            The call's.
+        known : KnownModel
+            Its model.
+        end : int
+            Where the last tensor ends in the region.
+        slot_count : int
+            Of the region.
+        group : str
+            Regions of different groups are never exchanged.
+
+        Returns
+        -------
+        SlotRegion, numpy.ndarray of uint8
+            When the array, which is the whole region, and all arrays made from it are gone, the region is given back.
+        """
+        need = _need(known, end, slot_count, group)
+        return self._pool.take_idle(need, settings.origin) or (
+            yield from self._wait(settings, self._pool.request(need, settings.origin))
+        )
+
+    def _direct(
+        self,
+        settings: CallSettings,
+        known: KnownModel,
+        layout: CallLayout,
+        given: Mapping[str, AnyInput],
+        wanted: Mapping[str, int | None] | None,
+    ) -> Steps[Row[CallLayout]]:
+        """Return memory for a call: a region of its own, or a row of a block beside calls like it."""
+        spec = known.spec
+        if layout.devices:
+            region, memory = yield from self._with_devices(settings, known, layout)
+        elif spec.has_batcher and (count := self._row_count(known, layout)) > 1:
+            return (yield from self._beside_others(settings, known, layout, given, wanted, count))
+        else:
+            need = _need(known, layout.end, 1, DirectExchange.path)
+            taken = self._pool.take_idle(need, settings.origin)
+            region, memory = taken or (yield from self._wait(settings, self._pool.request(need, settings.origin)))
+        return Row(region, region.slots[0], layout, memory)
+
+    def _row_count(self, known: KnownModel, layout: CallLayout) -> int:
+        """Return how many calls like this may lie side by side; less than 2 for calls of which no batches are made."""
+        if layout.batch_size is None or any(span.dtype is BYTES for span in layout.table.inputs.values()):
+            return 0
+        size = layout.end - data_offset(1, known.record_byte_size)
+        most = min(_MOST_ROWS, self._pool.options.max_batch_bytes // max(size, 1))
+        return min(known.spec.max_batch_size // layout.batch_size, most)
+
+    def _beside_others(
+        self,
+        settings: CallSettings,
+        known: KnownModel,
+        layout: CallLayout,
+        given: Mapping[str, AnyInput],
+        wanted: Mapping[str, int | None] | None,
+        count: int,
+    ) -> Steps[Row[CallLayout]]:
+        table = layout.table
+        key = (settings.model, settings.version, tuple(table.inputs.items()), tuple(table.outputs.items()))
+        row = self._blocks.take(key)
+        if row is not None:
+            return row
+        if self._blocks.is_wanted(key):
+            whole = known.lay_out(
+                {name: _times(each, count) for name, each in given.items()},
+                None
+                if wanted is None
+                else {name: None if size is None else size * count for name, size in wanted.items()},
+                slot_count=count,
+                is_one_request=False,
+            )
+            taken = yield from self._at_once(settings, _need(known, whole.end, count, "direct, side by side"))
+            if taken is not None:
+                rows = layout.batch_size or 1
+                parts = [rows_of(whole, index * rows, (index + 1) * rows) for index in range(count)]
+                return self._blocks.begin(key, *taken, parts)
+        region, memory = yield from self.take(settings, known, layout.end, 1, DirectExchange.path)
+        self._blocks.note_alone(key, memory)
+        return Row(region, region.slots[0], layout, memory)
+
+    def _at_once(self, settings: CallSettings, need: Need) -> Steps[tuple[SlotRegion, Memory] | None]:
+        """Take a region if there is room for it now."""
+        taken = self._pool.take_idle(need, settings.origin)
+        if taken is not None:
+            return taken
+        try:
+            ticket = self._pool.request(need, settings.origin)
+        except BudgetError:
+            return None
+        if not ticket.granted.done():
+            self._pool.withdraw(ticket)
+            return None
+        return (yield from self._wait(settings, ticket))
+
+    def _wait(self, settings: CallSettings, ticket: Ticket) -> Steps[tuple[SlotRegion, Memory]]:
+        try:
+            if not ticket.granted.done():
+                timeout_s = settings.left_s
+                try:
+                    yield Wait(ticket.granted, timeout_s)
+                except TimeoutError:
+                    raise self._pool.exhausted(ticket, timeout_s) from None
+            return (yield Offload(lambda: self._pool.redeem(ticket)))  # type: ignore[no-any-return]
+        except BaseException:
+            self._pool.withdraw(ticket)
+            raise
+
+    def _with_devices(
+        self, settings: CallSettings, known: KnownModel, layout: CallLayout
+    ) -> Steps[tuple[SlotRegion, Memory]]:
+        """Take a region, with what the call needs on GPUs."""
+        sizes = [rounded_up(byte_size) for byte_size in layout.device_byte_sizes]
+        where = [f"cuda:{device}={byte_size}" for device, byte_size in zip(layout.devices, sizes, strict=True)]
+        group = " ".join([DirectExchange.path, *where])
+        while True:
+            region, memory = yield from self.take(settings, known, layout.end, 1, group)
+            try:
+                yield from self._provide(settings, region, layout, sizes)
+                yield from self._wait_for_models(region)
+            except PeerError:  # nobody will ever know when the last model's GPU has finished here
+                region.is_spoiled = True
+            except BaseException:
+                region.is_spoiled = True
+                del memory  # an error that somebody keeps must not keep the slot
+                raise
+            else:
+                return region, memory
+            del memory
+
+    def _provide(self, settings: CallSettings, region: SlotRegion, layout: CallLayout, sizes: list[int]) -> Steps[None]:
+        """Let a region have memory on GPUs, until the deadline."""
+        while True:
+            try:
+                return self._bank.provide(region, layout.devices, sizes)
+            except ShortOfMemoryError as error:
+                self._pool.drop_idle()
+                if time.monotonic() > settings.deadline:
+                    raise PoolExhaustedError(f"no device memory became free in time: {error}") from None
+                yield Pause(_ROUND_S)
+
+    def _wait_for_models(self, region: SlotRegion) -> Steps[None]:
+        """Wait until no model's GPU works in a region any more: models may leave that to their clients."""
+        held: list[Any] = list(region.device_memory.values())
+        sizes = [region.byte_size, *[each.allocation.byte_size for each in held]]
+        used = [slot for slot in region.slots if slot.generation]
+        events = [event for slot in used for event in results.decode(slot.record.copy_results(), sizes).events]
+        if events:
+            yield Offload(lambda: held[0].listener.wait(events))
+
+
+def _need(known: KnownModel, end: int, slot_count: int, group: str) -> Need:
+    size = known.record_byte_size
+    return Need(end - data_offset(slot_count, size), slot_count, size, group)
+
+
+def _times(each: AnyInput, count: int) -> CallInput:
+    return CallInput(each.dtype, (each.shape[0] * count, *each.shape[1:]), each.byte_size * count, each.device)

@@ -1,0 +1,138 @@
+"""A stream on the direct path: responses arrive in a ring of frames, whose places are free when nobody reads them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import CallerError
+from ...memory.pool.slot import SlotRegion
+from ...model_spec import ModelSpec
+from ...protocol import results
+from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
+from ...protocol.call_layout import CallLayout
+from ...protocol.layout import SlotRecord
+from ...protocol.results import completed_generation, unused_memory
+from ...protocol.spans import MAX_FRAMES, Ring, Table, frame_number
+from ..inputs.sources import Source
+from ..options import RequestOptions
+from ..result import Result
+from ..transports.messages import Codec, Request
+from .direct import result_of
+from .exchange import batch_carrier, wanted_outputs
+
+__all__ = ["DirectStream", "check_frames", "ring_end"]
+
+Memory = npt.NDArray[np.uint8]
+
+
+def check_frames(frames: int) -> None:
+    """Raise CallerError unless a ring may have so many frames."""
+    if not 1 <= frames <= MAX_FRAMES:
+        raise CallerError(f"a stream of {frames} frames was asked for; expected 1 to {MAX_FRAMES}")
+
+
+def ring_end(layout: CallLayout, frames: int) -> int:
+    """Return where a stream's last tensor ends in its region: there is room for the inputs, and for all frames."""
+    return layout.end + (frames - 1) * _stride(layout)
+
+
+class DirectStream:
+    """One request to a decoupled model. The first slot of its region is the request's, the others are the frames'.
+
+    Parameters
+    ----------
+    codec : Codec
+    spec : ModelSpec
+    layout : CallLayout
+    options : RequestOptions
+    region : SlotRegion
+    memory : numpy.ndarray of uint8
+        The whole region, with room for all frames.
+    """
+
+    path = "direct"
+
+    def __init__(
+        self,
+        codec: Codec,
+        spec: ModelSpec,
+        layout: CallLayout,
+        options: RequestOptions,
+        region: SlotRegion,
+        memory: Memory,
+    ) -> None:
+        self.spec = spec
+        self.layout = layout
+        self._codec = codec
+        self._options = options
+        self._region = region
+        self._memory = memory
+        self._slot = region.slots[0]
+        self._records = [slot.record for slot in region.slots[1:]]
+        self._byte_size = region.byte_size
+        self._index = 0
+        self._released: dict[int, weakref.ref[Memory]] = {}
+        ring = Ring(1, len(self._records), _stride(layout))
+        self._table = Table(layout.table.inputs, layout.table.outputs, (), ring)
+
+    def write(self, given: Mapping[str, Source]) -> None:
+        """Copy inputs to where they belong."""
+        for name, source in given.items():
+            span = self._table.inputs[name]
+            if span.dtype.itemsize:
+                source.write_to(np.ndarray(span.shape, span.dtype.numpy, self._memory, span.offset))
+            else:
+                source.write_to(self._memory[span.offset : span.offset + span.byte_size])
+
+    def message(self) -> Any:
+        """Begin the request, and return its message."""
+        parameters = {SLOT_PARAMETER: self._slot.address(self.spec.name)}
+        request = Request(
+            self.spec.name,
+            batch_carrier(self.layout),
+            wanted_outputs(self.layout),
+            parameters | {GENERATION_PARAMETER: self._slot.begin(self._table)},
+            self._options,
+        )
+        return self._codec.infer(request)
+
+    def result(self, answer: Any) -> Result:
+        """Return the outputs of the next response.
+
+        Raises
+        ------
+        PeerError
+            The model has not written its frame, or by another protocol.
+        """
+        place = self._index % len(self._records)
+        number = frame_number(self._slot.generation, self._index)
+        record = self._records[place]
+        data = record.copy_results()
+        if completed_generation(data) != number:
+            raise unused_memory(self.spec.name)
+        found = results.decode(data, [self._byte_size])
+        # What this frame's arrays keep. NumPy has arrays keep the first of a chain of arrays, hence the memoryview.
+        memory = np.frombuffer(self._memory.data, np.uint8)
+        result = result_of(found.outputs, memory, (), self._codec.result(answer))
+        self._released[place] = weakref.ref(memory, lambda _: _release(record, number))
+        self._index += 1
+        return result
+
+    def close(self) -> None:
+        """Give the memory back, as soon as no array needs it. Twice is fine."""
+        self._slot.is_in_doubt = not self._slot.is_completed
+        self._memory = np.empty(0, np.uint8)
+
+
+def _release(record: SlotRecord, number: int) -> None:
+    record.generation = number
+
+
+def _stride(layout: CallLayout) -> int:
+    """Return how far the frames lie apart: the outputs lie behind the inputs, and end where a tensor may begin."""
+    return layout.end - min((span.offset for span in layout.table.outputs.values()), default=layout.end)

@@ -1,0 +1,235 @@
+"""Triton's own shared memory: slots that are registered at the server, and calls that refer to them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import dtypes
+from ...dtypes import BYTES
+from ...errors import PeerError, ShmError, SlotInDoubtError
+from ...memory.managed import array_at
+from ...memory.pool.slot import SlotRegion
+from ...model_spec import ModelSpec
+from ...protocol.call_layout import CallLayout
+from ..errors import InferenceError, MemoryRefusedError, OutputRoomError
+from ..inputs.sources import Source
+from ..options import RequestOptions
+from ..result import Result
+from ..steps import Send, Steps
+from ..transports.messages import Codec, InputTensor, OutputTensor, Place, Request
+from .exchange import Exchange, is_answer
+from .inline import in_band, no_strings, source_of
+
+__all__ = ["RegisteredExchange", "Registrations"]
+
+_UNKNOWN_REGION: Final = "Unable to find shared memory region"
+_ALREADY_THERE: Final = "already in manager"
+_IN_USE: Final = "currently in use"
+_TOO_SMALL: Final = "should be at least"
+
+
+class Registrations:
+    """What this client has registered at the server: each region under its own random key.
+
+    It never unregisters anything else, and never everything at once, which would take other clients' regions away.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._known: set[str] = set()
+        self._unwanted: set[str] = set()  # a part of these
+
+    def add(self, region: SlotRegion, timeout_s: float) -> Steps[None]:
+        """Register the region if it is not.
+
+        Raises
+        ------
+        MemoryRefusedError
+            The server cannot open the memory, or registers none.
+        """
+        key = region.key
+        if key in self._known:
+            return
+        region.is_registered = True
+        self._known.add(key)  # before it is: if the answer does not come in time, it may be nevertheless
+        try:
+            yield Send(self._codec.register(key, f"/{key}", region.byte_size), timeout_s)
+        except InferenceError as error:
+            if not is_answer(error):
+                raise
+            if _ALREADY_THERE not in str(error):  # by an earlier attempt, whose answer came too late
+                self._known.discard(key)
+                region.is_spoiled = True
+                reason = str(error.message()).replace(key, "…")
+                message = f"the server does not register the call's memory: {reason}"
+                raise MemoryRefusedError(message, error.status()) from None
+
+    def forget(self, region: SlotRegion) -> None:
+        """Take note that the server does not know the region any more."""
+        self._known.discard(region.key)
+
+    def drop(self, keys: Iterable[str], timeout_s: float) -> Steps[bool]:
+        """Unregister those of these keys that are registered, so that the server lets go of their memory.
+
+        What the server does not answer to, or still has a request in, is tried again the next time. Return whether
+        there is a request left in one.
+        """
+        are_in_use = False
+        self._unwanted |= self._known.intersection(keys)
+        for key in list(self._unwanted):
+            try:
+                yield Send(self._codec.unregister(key), timeout_s)
+            except ShmError as error:
+                if not is_answer(error):
+                    return are_in_use
+                if _IN_USE in str(error):
+                    are_in_use = True
+                    continue
+            self._unwanted.discard(key)
+            self._known.discard(key)
+        return are_in_use
+
+    def drop_all(self, timeout_s: float) -> Steps[bool]:
+        """Unregister every region of this client; return as :meth:`drop`."""
+        return (yield from self.drop(list(self._known), timeout_s))
+
+
+class RegisteredExchange(Exchange):
+    """Tensors lie in a registered region, from which the server copies. Nothing fences one request from the next.
+
+    Outputs whose size is not certain before the model has run travel with the response: the server fails a request
+    whose output does not fit its place, and the model must not run twice.
+    """
+
+    path = "triton-shm"
+
+    def __init__(
+        self,
+        codec: Codec,
+        spec: ModelSpec,
+        layout: CallLayout,
+        options: RequestOptions,
+        region: SlotRegion,
+        memory: npt.NDArray[np.uint8],
+        registrations: Registrations,
+    ) -> None:
+        super().__init__(spec, layout, options)
+        self._codec = codec
+        self._region = region
+        self._memory = memory
+        self._registrations = registrations
+        self._arrays: dict[str, npt.NDArray[Any]] = {
+            name: np.ndarray(span.shape, span.dtype.numpy, memory, span.offset)
+            for name, span in layout.table.inputs.items()
+            if span.dtype is not BYTES
+        } | no_strings(layout)
+
+    def arrays(self) -> dict[str, Any]:
+        return dict(self._arrays)
+
+    def write(self, given: Mapping[str, Source]) -> None:
+        arrays = self._arrays  # they keep the region, if the exchange is closed while another thread copies
+        if self._is_closed:
+            return
+        for name, source in given.items():
+            source.write_to(arrays[name])
+
+    def sources(self) -> dict[str, Source]:
+        return {name: source_of(name, array) for name, array in self._arrays.items()}
+
+    def send(self, timeout_s: float) -> Steps[Result]:
+        self._check_is_open()
+        if self._region.is_spoiled:
+            raise SlotInDoubtError(
+                "a request of this call got no answer, and the server may still write to this call's memory; prepare "
+                "another call"
+            )
+        yield from self._registrations.add(self._region, timeout_s)
+        try:
+            answer = yield from self._ask(timeout_s)
+        except BaseException as error:
+            self._region.is_spoiled |= not is_answer(error)
+            if is_answer(error) and _TOO_SMALL in str(error):
+                raise OutputRoomError(
+                    f"an output of model {self.spec.name!r} needs more bytes than its hint gave it, and on the "
+                    f"path triton-shm it cannot come back another way: {error}; give a larger hint, or none",
+                ) from None
+            raise
+        response = self._codec.result(answer)
+        arrays = {name: self._output(name, response) for name in self._wanted}
+        placed = sum(array.nbytes for name, array in arrays.items() if self._is_placed(name))
+        placed += sum(span.byte_size for span in self.layout.table.inputs.values() if span.dtype is not BYTES)
+        return Result(arrays, self.path, response, bytes_avoided=placed)
+
+    def did_not_start(self, error: BaseException) -> bool:
+        return isinstance(error, MemoryRefusedError)
+
+    def close(self) -> None:
+        super().close()
+        self._memory = np.empty(0, np.uint8)
+        self._arrays = {}
+
+    def _ask(self, timeout_s: float) -> Steps[Any]:
+        message = self._codec.infer(self._request())
+        try:
+            return (yield Send(message, timeout_s))
+        except InferenceError as error:
+            if not self._does_not_know_the_region(error):
+                raise
+        self._registrations.forget(self._region)
+        yield from self._registrations.add(self._region, timeout_s)
+        return (yield Send(message, timeout_s))
+
+    def _does_not_know_the_region(self, error: InferenceError) -> bool:
+        """Return whether the server has no such region, which it looks for before anything else runs.
+
+        A model may say the same of regions of its own: only the server says it of this one, and nothing else.
+        """
+        pattern = rf"(\[request id: [^]]*\] )?{_UNKNOWN_REGION}: '{re.escape(self._region.key)}'"
+        return re.fullmatch(pattern, str(error.message())) is not None
+
+    @property
+    def _wanted(self) -> Iterable[str]:
+        return self.spec.outputs if self.layout.requested is None else self.layout.requested
+
+    def _request(self) -> Request:
+        table = self.layout.table
+        inputs = [
+            InputTensor(name, span.dtype.name, span.shape, self._place(span.offset, span.byte_size))
+            if span.byte_size and span.dtype is not BYTES
+            else in_band(name, self._arrays[name], self.layout)  # the server places nothing empty, and no strings
+            for name, span in table.inputs.items()
+        ]
+        outputs = []
+        for name in self._wanted:
+            place = None
+            if self._is_placed(name):
+                room = table.outputs[name]
+                place = self._place(room.offset, room.byte_size)
+            outputs.append(OutputTensor(name, place))
+        return Request(self.spec.name, inputs, outputs, {}, self.options)
+
+    def _place(self, offset: int, byte_size: int) -> Place:
+        return Place(self._region.key, offset, byte_size)
+
+    def _is_placed(self, name: str) -> bool:
+        is_strings = self.spec.outputs[name].dtype is BYTES
+        return name in self.layout.certain and self.layout.table.outputs[name].byte_size > 0 and not is_strings
+
+    def _output(self, name: str, response: Any) -> npt.NDArray[Any]:
+        described = self._codec.output_of(response, name)
+        array: npt.NDArray[Any] | None = None
+        if described is not None and self._is_placed(name):
+            datatype, shape = described
+            room = self.layout.table.outputs[name]
+            array = array_at(self._memory, room.offset, dtypes.BY_NAME[datatype].numpy, shape, room.byte_size)
+        elif described is not None:
+            array = response.as_numpy(name)
+        if array is None:
+            raise PeerError(f"model {self.spec.name!r} answered without output {name!r}, or with too much of it")
+        return array

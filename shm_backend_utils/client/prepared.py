@@ -1,0 +1,122 @@
+"""Prepared calls: memory that the user fills in place, inferred once or many times."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
+from typing import Any, TypeVar
+
+import numpy.typing as npt
+
+from ..errors import CallerError
+from .core import Core, OpenCall
+from .errors import ForkedError
+from .options import check_timeout
+from .result import Result
+from .steps import AsyncioDriver, BlockingDriver, Steps
+
+__all__ = ["AsyncPreparedCall", "PreparedCall"]
+
+Self = TypeVar("Self", bound="_Prepared")
+
+
+class _Prepared:
+    """A call with its own memory. A context manager; leaving it gives the memory back once no array needs it."""
+
+    def __init__(self, core: Core, call: OpenCall, timeout_s: float) -> None:
+        self._core = core
+        self._call = call
+        self._timeout_s = timeout_s
+        self._inputs: Mapping[str, Any] = MappingProxyType(call.exchange.arrays())
+        self._in_use = threading.Lock()
+
+    @property
+    def inputs(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Arrays to be filled before :meth:`infer`: C-contiguous, writable, not cleared.
+
+        They are views of shared memory, unless the path is inline; strings are arrays of objects. They serve until the
+        call is closed, and stay valid after that.
+        """
+        return self._inputs
+
+    @property
+    def path(self) -> str:
+        """``"direct"``, ``"triton-shm"`` or ``"inline"``: the way that the tensors go."""
+        return self._call.exchange.path
+
+    def close(self) -> None:
+        """Give the memory back, as soon as no array needs it. Twice is fine."""
+        self._inputs = MappingProxyType({})
+        self._call.exchange.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _send(self, timeout_s: float | None) -> Steps[Result]:
+        patience_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
+        if self._core.is_a_forks:
+            raise ForkedError("this call")
+        if not self._in_use.acquire(blocking=False):
+            raise CallerError(
+                "this prepared call is being inferred already, and has one memory; prepare one call for each thread "
+                "or task"
+            )
+        try:
+            with self._core.tally.failures():
+                return (yield from self._core.send(self._call, patience_s))
+        finally:
+            self._in_use.release()
+
+
+class PreparedCall(_Prepared):
+    """A call with its own memory, of a :class:`ShmClient`. One thread at a time may infer it."""
+
+    def __init__(self, core: Core, call: OpenCall, timeout_s: float, driver: BlockingDriver) -> None:
+        super().__init__(core, call, timeout_s)
+        self._driver = driver
+
+    def infer(self, *, timeout_s: float | None = None) -> Result:
+        """Run the model on what is in :attr:`inputs` now. May be called again; arrays of the last result change then.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            How long to wait for the answer; by default what was given to ``prepare``.
+
+        Returns
+        -------
+        Result
+            Its arrays are views of this call's memory.
+
+        Raises
+        ------
+        InferenceError
+            The server refused or failed the request.
+        DeadlineExceededError, ServerUnavailableError
+            It did not answer. The model may still be executing, or begin to.
+        SlotInDoubtError
+            It may still be executing an earlier request of this call, which got no answer.
+        CallerError
+            Another thread is inferring this call.
+        PeerError
+            The model answered, but not by this protocol.
+        """
+        return self._driver.run(self._send(timeout_s))
+
+
+class AsyncPreparedCall(_Prepared):
+    """A call with its own memory, of an :class:`AsyncShmClient`. Its context manager needs no ``async``."""
+
+    def __init__(self, core: Core, call: OpenCall, timeout_s: float, driver: AsyncioDriver) -> None:
+        super().__init__(core, call, timeout_s)
+        self._driver = driver
+
+    async def infer(self, *, timeout_s: float | None = None) -> Result:
+        """Run the model on what is in :attr:`inputs` now. As :meth:`PreparedCall.infer`."""
+        return await self._driver.run(self._send(timeout_s))

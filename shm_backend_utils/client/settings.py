@@ -1,0 +1,98 @@
+"""What one call says beside its tensors, checked; and what its client says where the call does not."""
+
+from __future__ import annotations
+
+import time
+from typing import Final, NamedTuple
+
+from ..errors import CallerError
+from .options import RequestOptions, Tls, check_options, check_timeout, check_tls
+from .origin import Origin
+from .paths.choice import PathName, check_path
+from .transports.messages import split_url
+
+__all__ = ["CallSettings", "ClientSettings"]
+
+_NO_OPTIONS: Final = RequestOptions()
+
+
+class CallSettings(NamedTuple):
+    """One call's settings.
+
+    Attributes
+    ----------
+    model : str
+    version : str
+        Empty if the server chooses.
+    path : str
+        ``"auto"``, or one by name.
+    deadline : float
+        By ``time.monotonic()``.
+    options : RequestOptions
+        A copy: the user's own objects may change.
+    origin : Origin
+        Where in the user's code.
+    """
+
+    model: str
+    version: str
+    path: str
+    deadline: float
+    options: RequestOptions
+    origin: Origin
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline; always a little, so that what is ready is taken."""
+        return max(self.deadline - time.monotonic(), 1e-3)
+
+
+class ClientSettings:
+    """A client's settings.
+
+    Attributes
+    ----------
+    url : str
+    timeout_s : float
+    tls : Tls or None
+
+    Raises
+    ------
+    CallerError
+        They contradict each other, or cannot be.
+    """
+
+    def __init__(self, url: str, timeout_s: float, path: PathName, tls: Tls | None) -> None:
+        _, is_secure, _, _ = split_url(url)
+        if tls is not None and not is_secure:
+            raise CallerError(f"tls was given, but URL {url!r} is without TLS; write grpcs:// or https://")
+        if tls is not None:
+            check_tls(tls)
+        self.url = url
+        self.timeout_s = check_timeout(timeout_s)
+        self.tls = tls
+        self._path = check_path(path)
+
+    def patience_s(self, timeout_s: float | None) -> float:
+        """Return how long to wait, in seconds, where a call says so or not."""
+        return self.timeout_s if timeout_s is None else check_timeout(timeout_s)
+
+    def of_call(
+        self, what: str, model: str, path: PathName | None, timeout_s: float | None, options: RequestOptions
+    ) -> CallSettings:
+        """Check what a call says beside its tensors.
+
+        Raises
+        ------
+        CallerError, TypeError
+            It cannot be said so.
+        """
+        checked = check_options(options) if options else _NO_OPTIONS
+        return CallSettings(
+            model,
+            checked.get("model_version", ""),
+            self._path if path is None else check_path(path),
+            time.monotonic() + (self.timeout_s if timeout_s is None else check_timeout(timeout_s)),
+            checked,
+            Origin(what, depth=3),
+        )

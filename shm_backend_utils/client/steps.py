@@ -1,0 +1,183 @@
+"""What a client's core asks for, and who does it: by blocking a thread, or by giving way to other tasks.
+
+The core has no I/O. Each of its operations is a generator: it yields a step where something must be sent or waited for,
+is sent what came of it, and returns the operation's result. So everything but this module and the transports is the
+same for both clients, and written once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+from ..errors import ClosedError
+from .transports.transport import AsyncTransport, Transport
+
+__all__ = ["AsyncioDriver", "BlockingDriver", "Offload", "Pause", "Send", "Steps", "Together", "Wait"]
+
+T = TypeVar("T")
+
+_USUAL_THREADS: Final = 16
+
+
+class Send(NamedTuple):
+    """Send a message; what comes of it is the answer."""
+
+    message: Any
+    timeout_s: float
+
+
+class Wait(NamedTuple):
+    """Wait for a future; what comes of it is its result, or a TimeoutError."""
+
+    future: concurrent.futures.Future[Any]
+    timeout_s: float
+
+
+class Pause(NamedTuple):
+    """Wait for some seconds."""
+
+    pause_s: float
+
+
+class Offload(NamedTuple):
+    """Do work that takes long; what comes of it is what it returns."""
+
+    work: Callable[[], Any]
+
+
+class Together(NamedTuple):
+    """Do several operations side by side; when all have ended, what comes of it is a list of their results.
+
+    If some have failed, it is the first one's error.
+    """
+
+    operations: Sequence[Generator[Any, Any, Any]]
+
+
+Step = Send | Wait | Pause | Offload | Together
+Steps = Generator[Step, Any, T]
+"""An operation of the core that returns a ``T``."""
+
+
+class BlockingDriver:
+    """Does the steps of operations in the threads that call for them.
+
+    Parameters
+    ----------
+    transport : Transport
+    thread_count : int
+        How many operations are done side by side.
+    """
+
+    def __init__(self, transport: Transport, thread_count: int = _USUAL_THREADS) -> None:
+        self.transport = transport
+        self._threads = concurrent.futures.ThreadPoolExecutor(thread_count, "shm together")
+        self._is_closed = False
+
+    def run(self, operation: Steps[T]) -> T:
+        """Do an operation, and return what it returns."""
+        try:
+            step = next(operation)
+            while True:
+                try:
+                    outcome = self._do(step)
+                except BaseException as error:  # the operation decides what it means
+                    step = operation.throw(error)
+                else:
+                    step = operation.send(outcome)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+    def close(self) -> None:
+        """Let go of the threads and of the connection."""
+        self._is_closed = True
+        self._threads.shutdown(wait=False)
+        self.transport.close()
+
+    def _do(self, step: Step) -> Any:
+        if isinstance(step, Send):
+            return self.transport.send(step.message, step.timeout_s)
+        if isinstance(step, Wait):
+            try:
+                return step.future.result(step.timeout_s)
+            except concurrent.futures.TimeoutError:  # before Python 3.11 not the builtin one
+                raise TimeoutError from None
+        if isinstance(step, Offload):
+            return step.work()
+        if isinstance(step, Pause):
+            return time.sleep(step.pause_s)
+        return self._do_together(step.operations)
+
+    def _do_together(self, operations: Sequence[Steps[Any]]) -> list[Any]:
+        futures: list[concurrent.futures.Future[Any]] = []
+        try:
+            for operation in operations:
+                futures.append(self._threads.submit(self.run, operation))
+        except RuntimeError:
+            concurrent.futures.wait(futures)
+            if self._is_closed:
+                raise ClosedError("this client") from None
+            raise
+        concurrent.futures.wait(futures)
+        return [future.result() for future in futures]
+
+
+class AsyncioDriver:
+    """Does the steps of operations in tasks of one event loop."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self.transport = transport
+
+    async def run(self, operation: Steps[T]) -> T:
+        """Do an operation, and return what it returns."""
+        try:
+            step = next(operation)
+            while True:
+                try:
+                    outcome = await self._do(step)
+                except BaseException as error:  # the operation decides what it means
+                    step = operation.throw(error)
+                else:
+                    step = operation.send(outcome)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        await self.transport.close()
+
+    async def _do(self, step: Step) -> Any:
+        if isinstance(step, Send):
+            return await self.transport.send(step.message, step.timeout_s)
+        if isinstance(step, Wait):
+            if step.future.done():
+                return step.future.result()
+            try:
+                return await asyncio.wait_for(asyncio.wrap_future(step.future), step.timeout_s)
+            except asyncio.TimeoutError:  # before Python 3.11 not the builtin one
+                raise TimeoutError from None
+        if isinstance(step, Offload):
+            return await asyncio.to_thread(step.work)
+        if isinstance(step, Pause):
+            return await asyncio.sleep(step.pause_s)
+        return await self._do_together(step.operations)
+
+    async def _do_together(self, operations: Sequence[Steps[Any]]) -> list[Any]:
+        tasks = [asyncio.ensure_future(self.run(operation)) for operation in operations]
+        try:
+            await asyncio.wait(tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            raise
+        for error in [task.exception() for task in tasks]:  # of all: asyncio complains of those that nobody looks at
+            if error is not None:
+                raise error
+        return [task.result() for task in tasks]

@@ -1,0 +1,1 @@
+"""gRPC and HTTP, blocking and not: messages of one shape, sent and answered."""

@@ -1,0 +1,55 @@
+"""From a URL to a transport. What only one protocol needs is imported only for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..options import Tls
+from .messages import split_url
+from .transport import AsyncTransport, Transport
+
+if TYPE_CHECKING:
+    from .grpc.address import GrpcAddress
+
+__all__ = ["connect", "connect_async"]
+
+
+def connect(url: str, tls: Tls | None) -> Transport:
+    """Return a transport for threads. Sends nothing.
+
+    Raises
+    ------
+    CallerError
+        The URL is none.
+    """
+    protocol, address, host, tls = _read(url, tls)
+    if protocol == "grpc":
+        from .grpc.transport import GrpcTransport  # noqa: PLC0415
+
+        return GrpcTransport(_grpc_address(address, host, tls))
+    from .http.transport import HttpTransport  # noqa: PLC0415
+
+    return HttpTransport(address, host, tls)
+
+
+def connect_async(url: str, tls: Tls | None) -> AsyncTransport:
+    """Return a transport for tasks of the running event loop; otherwise as :func:`connect`."""
+    protocol, address, host, tls = _read(url, tls)
+    if protocol == "grpc":
+        from .grpc.transport import AsyncGrpcTransport  # noqa: PLC0415
+
+        return AsyncGrpcTransport(_grpc_address(address, host, tls))
+    from .http.transport import AsyncHttpTransport  # noqa: PLC0415
+
+    return AsyncHttpTransport(address, host, tls)
+
+
+def _grpc_address(target: str, host: str, tls: Tls | None) -> GrpcAddress:
+    from .grpc.address import GrpcAddress, tls_credentials  # noqa: PLC0415
+
+    return GrpcAddress(target, host, None if tls is None else tls_credentials(tls))
+
+
+def _read(url: str, tls: Tls | None) -> tuple[str, str, str, Tls | None]:
+    protocol, is_secure, address, host = split_url(url)
+    return protocol, address, host, (tls or Tls()) if is_secure else None

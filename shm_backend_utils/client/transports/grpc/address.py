@@ -1,0 +1,65 @@
+"""Where a server is over gRPC, and how a channel to it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from ...options import Tls
+
+__all__ = ["CHANNEL_OPTIONS", "GrpcAddress", "tls_credentials"]
+
+CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+"""Messages of any size, as tritonclient has it; and a server that was restarted is found again at once: by default gRPC
+waits longer after each attempt, up to two minutes."""
+
+
+@dataclass(frozen=True)
+class GrpcAddress:
+    """Where a server is, and how a channel to it is made.
+
+    Attributes
+    ----------
+    target : str
+        As gRPC takes it: ``HOST:PORT``, or with a scheme of gRPC's in front.
+    host : str
+        The machine in it.
+    credentials : grpc.ChannelCredentials or None
+        None for a connection without TLS.
+    options : sequence of (str, object)
+        The channel's arguments, in gRPC's words.
+    """
+
+    target: str
+    host: str
+    credentials: Any = None
+    options: Sequence[tuple[str, Any]] = CHANNEL_OPTIONS
+
+    def channel(self, module: Any) -> Any:
+        """Open a channel of ``grpc`` or ``grpc.aio``."""
+        if self.credentials is None:
+            return module.insecure_channel(self.target, options=self.options)
+        return module.secure_channel(self.target, self.credentials, options=self.options)
+
+    def __str__(self) -> str:
+        return f"{'grpc' if self.credentials is None else 'grpcs'}://{self.target}"
+
+
+def tls_credentials(tls: Tls) -> Any:
+    """Return certificates as gRPC takes them; raises OSError if one cannot be read."""
+    return grpc.ssl_channel_credentials(
+        _content(tls.root_certificates), _content(tls.private_key), _content(tls.certificate_chain)
+    )
+
+
+def _content(file: str | None) -> bytes | None:
+    return None if file is None else Path(file).read_bytes()

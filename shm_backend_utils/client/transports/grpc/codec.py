@@ -1,0 +1,146 @@
+"""Messages of the KServe v2 protocol over gRPC, which is what Triton speaks (``grpc_service.proto``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import grpc
+import numpy.typing as npt
+from google.protobuf import json_format
+from tritonclient.grpc import InferResult, service_pb2
+from tritonclient.utils import serialize_byte_tensor
+
+from ....errors import CallerError
+from ..messages import Codec, InputTensor, Place, Request
+
+__all__ = ["GrpcCodec", "GrpcMessage", "Metadata"]
+
+Metadata = Sequence[tuple[str, str]] | None
+
+_COMPRESSION: Final = {None: None, "gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
+_FIELDS: Final = ((bool, "bool_param"), (int, "int64_param"), (float, "double_param"), (str, "string_param"))
+
+
+class GrpcMessage(NamedTuple):
+    """What one call of the service takes.
+
+    Attributes
+    ----------
+    procedure : str
+        Of the service.
+    request : protobuf message
+    metadata : sequence of (str, str), or None
+    compression : grpc.Compression or None
+    """
+
+    procedure: str
+    request: Any
+    metadata: Metadata = None
+    compression: Any = None
+
+
+class GrpcCodec(Codec):
+    """Makes the messages of one client.
+
+    Parameters
+    ----------
+    complete : callable, optional
+        Takes the metadata of a call, and returns what to send with it instead.
+    """
+
+    def __init__(self, complete: Callable[[Metadata], Metadata] | None = None) -> None:
+        self._complete = complete
+
+    def infer(self, request: Request) -> GrpcMessage:
+        message = service_pb2.ModelInferRequest(model_name=request.model)
+        for tensor in request.inputs:
+            _add_input(message, tensor)
+        for name, place in request.outputs or ():
+            added = message.outputs.add(name=name)
+            if place is not None:
+                _set_place(added, place)
+        for name, value in request.parameters.items():
+            _set(message.parameters[name], name, value)
+        if not request.options:
+            return self._message("ModelInfer", message)
+        _add_options(message, request.options)
+        headers = request.options.get("headers")
+        metadata = None if headers is None else [(name.lower(), value) for name, value in headers.items()]
+        return self._message("ModelInfer", message, metadata, _COMPRESSION[request.options.get("compression")])
+
+    def model_config(self, model: str, version: str) -> GrpcMessage:
+        return self._message("ModelConfig", service_pb2.ModelConfigRequest(name=model, version=version))
+
+    def register(self, name: str, key: str, byte_size: int) -> GrpcMessage:
+        order = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=byte_size)
+        return self._message("SystemSharedMemoryRegister", order)
+
+    def unregister(self, name: str) -> GrpcMessage:
+        order = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
+        return self._message("SystemSharedMemoryUnregister", order)
+
+    def result(self, answer: Any) -> Any:
+        return InferResult(answer)
+
+    def config(self, answer: Any) -> dict[str, Any]:
+        config: dict[str, Any] = json_format.MessageToDict(answer.config, preserving_proto_field_name=True)
+        return config
+
+    def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:
+        output = response.get_output(name)
+        return None if output is None else (output.datatype, tuple(output.shape))
+
+    def _message(self, procedure: str, request: Any, metadata: Metadata = None, compression: Any = None) -> GrpcMessage:
+        if self._complete is not None:
+            metadata = self._complete(metadata)
+        return GrpcMessage(procedure, request, metadata, compression)
+
+
+def _add_input(message: Any, tensor: InputTensor) -> None:
+    added = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+    if isinstance(tensor.content, Place):
+        _set_place(added, tensor.content)
+    else:
+        message.raw_input_contents.append(_raw(tensor.datatype, tensor.content))
+
+
+def _set_place(tensor: Any, place: Place) -> None:
+    tensor.parameters["shared_memory_region"].string_param = place.region
+    tensor.parameters["shared_memory_byte_size"].int64_param = place.byte_size
+    if place.offset:
+        tensor.parameters["shared_memory_offset"].int64_param = place.offset
+
+
+def _raw(datatype: str, array: npt.NDArray[Any]) -> bytes:
+    if datatype != "BYTES":
+        return array.tobytes()
+    serialized = serialize_byte_tensor(array)
+    return bytes(serialized.item()) if serialized.size else b""
+
+
+def _add_options(message: Any, options: Mapping[str, Any]) -> None:
+    message.model_version = options.get("model_version", "")
+    message.id = options.get("request_id", "")
+    for name, value in options.get("parameters", {}).items():
+        _set(message.parameters[name], name, value)
+    sequence_id = options.get("sequence_id")
+    if sequence_id:
+        _set(message.parameters["sequence_id"], "sequence_id", sequence_id)
+        message.parameters["sequence_start"].bool_param = options.get("sequence_start", False)
+        message.parameters["sequence_end"].bool_param = options.get("sequence_end", False)
+    if options.get("priority"):
+        message.parameters["priority"].uint64_param = options["priority"]
+    if options.get("timeout") is not None:
+        message.parameters["timeout"].int64_param = options["timeout"]
+
+
+def _set(parameter: Any, name: str, value: Any) -> None:
+    for kind, field in _FIELDS:
+        if isinstance(value, kind):
+            try:
+                setattr(parameter, field, value)
+            except ValueError:  # an int of more than 64 bits
+                break
+            return
+    raise CallerError(f"parameter {name!r} is {value!r}; expected a str, a bool, an int of 64 bits, or a float")

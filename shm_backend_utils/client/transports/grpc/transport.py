@@ -1,0 +1,142 @@
+"""Connections over gRPC. They call the service that tritonclient brings, without its client in between."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any
+
+import grpc
+import grpc.aio
+from tritonclient.grpc import service_pb2_grpc
+
+from ....errors import ClosedError, ShmError
+from ...errors import deadline_exceeded, translated
+from ..transport import AsyncTransport, Transport
+from .address import GrpcAddress
+from .codec import GrpcCodec, GrpcMessage, Metadata
+
+__all__ = ["AsyncGrpcTransport", "GrpcTransport"]
+
+
+class GrpcTransport(Transport):
+    """For threads. May be used from several at once.
+
+    Parameters
+    ----------
+    address : GrpcAddress
+    complete : callable, optional
+        See :class:`GrpcCodec`.
+    """
+
+    def __init__(self, address: GrpcAddress, complete: Callable[[Metadata], Metadata] | None = None) -> None:
+        self.codec = GrpcCodec(complete)
+        self.host = address.host
+        self.address = str(address)
+        self._channel = address.channel(grpc)
+        self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def send(self, message: GrpcMessage, timeout_s: float) -> Any:
+        procedure, request, metadata, compression = message
+        try:
+            return getattr(self._service, procedure)(
+                request, timeout=timeout_s, metadata=metadata, compression=compression
+            )
+        except grpc.RpcError as error:
+            raise _error(error, self.address) from None
+        except ValueError as error:
+            if "closed channel" in str(error):
+                raise ClosedError("this client") from None
+            raise
+
+    def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
+        _, request, metadata, compression = message
+        try:
+            # No more requests will come, so the server ends the stream after the last response.
+            call = self._service.ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
+        except ValueError as error:
+            if "closed channel" in str(error):
+                raise ClosedError("this client") from None
+            raise
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # gRPC's own iterator has no timeout.
+        threading.Thread(target=_read_into, args=(answers, call), name="shm stream", daemon=True).start()
+        try:
+            while True:
+                try:
+                    answer = answers.get(timeout=patience_s)
+                except queue.Empty:
+                    raise deadline_exceeded() from None
+                if answer is None:
+                    return
+                if isinstance(answer, BaseException):
+                    raise _error(answer, self.address) from None
+                yield _response(answer, self.address)
+        finally:
+            call.cancel()
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class AsyncGrpcTransport(AsyncTransport):
+    """For tasks of one event loop, which must be running when it is made. Parameters as of :class:`GrpcTransport`."""
+
+    def __init__(self, address: GrpcAddress) -> None:
+        self.codec = GrpcCodec()
+        self.host = address.host
+        self.address = str(address)
+        self._channel = address.channel(grpc.aio)
+        self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    async def send(self, message: GrpcMessage, timeout_s: float) -> Any:
+        procedure, request, metadata, compression = message
+        try:
+            return await getattr(self._service, procedure)(
+                request, timeout=timeout_s, metadata=metadata, compression=compression
+            )
+        except grpc.RpcError as error:
+            raise _error(error, self.address) from None
+        except grpc.aio.UsageError:
+            raise ClosedError("this client") from None
+
+    async def stream(self, message: GrpcMessage, patience_s: float) -> AsyncGenerator[Any, None]:
+        _, request, metadata, compression = message
+        call = self._service.ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
+        try:
+            while True:
+                answer = await asyncio.wait_for(call.read(), patience_s)
+                if answer is grpc.aio.EOF:
+                    return
+                yield _response(answer, self.address)
+        except asyncio.TimeoutError:
+            raise deadline_exceeded() from None
+        except grpc.RpcError as error:
+            raise _error(error, self.address) from None
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def _read_into(answers: queue.SimpleQueue[Any], call: Any) -> None:
+    try:
+        for answer in call:
+            answers.put(answer)
+        answers.put(None)
+    except grpc.RpcError as error:
+        answers.put(error)
+
+
+def _response(answer: Any, address: str) -> Any:
+    """Return what one message of a stream carries; raise its error, if it has one."""
+    if answer.error_message:
+        raise translated(None, answer.error_message, address)
+    return answer.infer_response
+
+
+def _error(error: Any, address: str) -> ShmError:
+    return translated(str(error.code()), error.details() or "", address)

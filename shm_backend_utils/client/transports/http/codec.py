@@ -1,0 +1,171 @@
+"""Messages of the KServe v2 protocol over HTTP: JSON, followed by the tensors' bytes.
+
+Triton's extension for binary tensors wants the size of the JSON in a header of its own, ``_JSON_SIZE``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from tritonclient.http import InferResult
+from tritonclient.utils import serialize_byte_tensor
+
+from ....errors import CallerError, ShmError
+from ...errors import InferenceError, translated
+from ..messages import Codec, InputTensor, OutputTensor, Place, Request
+
+__all__ = ["Answer", "HttpCodec", "HttpMessage"]
+
+_JSON_SIZE: Final = "Inference-Header-Content-Length"
+_COMPRESS: Final[Mapping[str, Callable[[bytes], bytes]]] = {"gzip": gzip.compress, "deflate": zlib.compress}
+_NO_HEADERS: Final[Mapping[str, str]] = {}
+_MAX_INT64: Final = 2**63 - 1
+
+
+class HttpMessage(NamedTuple):
+    """What one exchange sends.
+
+    Attributes
+    ----------
+    method, path : str
+    body : bytes or None
+    headers : mapping of str to str
+    """
+
+    method: str
+    path: str
+    body: bytes | None = None
+    headers: Mapping[str, str] = _NO_HEADERS
+
+
+class Answer(NamedTuple):
+    """What a server answers; the names of headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """Return what the body says."""
+        return json.loads(self.body)
+
+    def error(self, address: str) -> ShmError | None:
+        """Return the error, if the answer is one; ``address`` is for the message."""
+        if self.status == 200:
+            return None
+        try:
+            reason = self.json()["error"]
+        except (ValueError, LookupError, TypeError):  # something between us and Triton answers in words of its own
+            text = self.body[:200].decode(errors="replace").strip()
+            return InferenceError(f"{address} answered {text!r}, which is not Triton's way", str(self.status))
+        return translated(str(self.status), str(reason), address)
+
+
+class HttpCodec(Codec):
+    """Makes the messages of one client."""
+
+    def infer(self, request: Request) -> HttpMessage:
+        options = request.options
+        tensors: list[bytes] = []
+        head: dict[str, Any] = {}
+        if options.get("request_id"):
+            head["id"] = options["request_id"]
+        head["inputs"] = [_input(tensor, tensors) for tensor in request.inputs]
+        parameters: dict[str, Any] = {**_checked(options.get("parameters", {})), **request.parameters}
+        if request.outputs is None:
+            parameters["binary_data_output"] = True
+        else:
+            head["outputs"] = [_output(output) for output in request.outputs]
+        if options:
+            parameters |= _scheduling(options)
+        if parameters:
+            head["parameters"] = parameters
+        text = json.dumps(head, separators=(",", ":")).encode()
+        headers = {**options.get("headers", {}), _JSON_SIZE: str(len(text))}
+        body = b"".join((text, *tensors)) if tensors else text
+        compression = options.get("compression")
+        if compression is not None:
+            headers |= {"Content-Encoding": compression, "Accept-Encoding": compression}
+            body = _COMPRESS[compression](body)
+        path = f"{_path_of('models', request.model, options.get('model_version', ''))}/infer"
+        return HttpMessage("POST", path, body, headers)
+
+    def model_config(self, model: str, version: str) -> HttpMessage:
+        return HttpMessage("GET", f"{_path_of('models', model, version)}/config")
+
+    def register(self, name: str, key: str, byte_size: int) -> HttpMessage:
+        order = json.dumps({"key": key, "offset": 0, "byte_size": byte_size}).encode()
+        return HttpMessage("POST", f"{_path_of('systemsharedmemory/region', name)}/register", order)
+
+    def unregister(self, name: str) -> HttpMessage:
+        return HttpMessage("POST", f"{_path_of('systemsharedmemory/region', name)}/unregister", b"")
+
+    def result(self, answer: Answer) -> Any:
+        size = answer.headers.get(_JSON_SIZE.lower())
+        encoding = answer.headers.get("content-encoding")
+        length = None if size is None else int(size)
+        return InferResult.from_response_body(answer.body, header_length=length, content_encoding=encoding)
+
+    def config(self, answer: Answer) -> dict[str, Any]:
+        config: dict[str, Any] = answer.json()
+        return config
+
+    def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:
+        output = response.get_output(name)
+        return None if output is None else (output["datatype"], tuple(output["shape"]))
+
+
+def _input(tensor: InputTensor, tensors: list[bytes]) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype}
+    if isinstance(tensor.content, Place):
+        made["parameters"] = _placed(tensor.content)
+        return made
+    if tensor.datatype == "BYTES":
+        serialized = serialize_byte_tensor(tensor.content)
+        data = bytes(serialized.item()) if serialized.size else b""
+    else:
+        data = tensor.content.tobytes()
+    made["parameters"] = {"binary_data_size": len(data)}
+    tensors.append(data)
+    return made
+
+
+def _output(output: OutputTensor) -> dict[str, Any]:
+    parameters = {"binary_data": True} if output.place is None else _placed(output.place)
+    return {"name": output.name, "parameters": parameters}
+
+
+def _placed(place: Place) -> dict[str, Any]:
+    parameters = {"shared_memory_region": place.region, "shared_memory_byte_size": place.byte_size}
+    return {**parameters, "shared_memory_offset": place.offset} if place.offset else parameters
+
+
+def _scheduling(options: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if options.get("sequence_id"):
+        found["sequence_id"] = options["sequence_id"]
+        found["sequence_start"] = options.get("sequence_start", False)
+        found["sequence_end"] = options.get("sequence_end", False)
+    if options.get("priority"):
+        found["priority"] = options["priority"]
+    if options.get("timeout") is not None:
+        found["timeout"] = options["timeout"]
+    return found
+
+
+def _checked(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name, value in parameters.items():
+        if isinstance(value, int) and not -_MAX_INT64 - 1 <= value <= _MAX_INT64:
+            raise CallerError(f"parameter {name!r} is {value!r}; expected a str, a bool, an int of 64 bits, or a float")
+    return parameters
+
+
+def _path_of(kind: str, name: str, version: str = "") -> str:
+    """Return the path of something that the server has under a name."""
+    path = f"/v2/{kind}/{quote(name, safe='')}"
+    return f"{path}/versions/{quote(version, safe='')}" if version else path

@@ -1,0 +1,142 @@
+"""Connections to one server over HTTP, kept open from call to call, for any number of threads."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Final
+
+from ....errors import ClosedError
+from ...errors import deadline_exceeded, unavailable
+from .codec import Answer
+
+__all__ = ["TLS_HANDSHAKE", "TLS_HANDSHAKE_BREAKS", "HttpConnections"]
+
+TLS_HANDSHAKE: Final = "TLS handshake: "
+# How a server without TLS ends a handshake; which, is chance.
+TLS_HANDSHAKE_BREAKS: Final = (ssl.SSLError, ConnectionResetError, HTTPException)
+_PIECE: Final = 1 << 22  # bytes of an answer that are read between two looks at the clock
+
+
+class HttpConnections:
+    """The connections of one client. A thread takes the one that was used last, or opens another.
+
+    Parameters
+    ----------
+    address : str
+        ``HOST:PORT``, and a path where Triton is not at the server's root.
+    shown_address : str
+        For messages.
+    tls : ssl.SSLContext, optional
+    """
+
+    def __init__(self, address: str, shown_address: str, tls: ssl.SSLContext | None) -> None:
+        self._server, _, base = address.partition("/")
+        self._base = f"/{base}" if base else ""
+        self._shown_address = shown_address
+        self._tls = tls
+        self._idle: list[HTTPConnection] = []
+        self._is_closed = False
+
+    def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float) -> Answer:
+        """Send one request and return the answer, whatever it says.
+
+        Raises
+        ------
+        DeadlineExceededError
+            There was none in time.
+        ServerUnavailableError
+            The server cannot be reached, or not any more.
+        ClosedError
+            The client was closed.
+        """
+        if self._is_closed:
+            raise ClosedError("this client")
+        deadline = time.monotonic() + timeout_s
+        connection = self._take()
+        doing = ""
+        try:
+            if connection.sock is None:
+                doing = TLS_HANDSHAKE if self._tls is not None else ""
+                connection.timeout = timeout_s
+                connection.connect()
+                doing = ""
+            _wait_at_most_until(deadline, connection)
+            connection.request(method, f"{self._base}{path}", body, {**headers})
+            _wait_at_most_until(deadline, connection)
+            response = connection.getresponse()
+            answer = Answer(
+                response.status,
+                {name.lower(): value for name, value in response.getheaders()},
+                _read(response, connection, deadline),
+            )
+        except TimeoutError:
+            connection.close()  # the late answer must not be taken for the next one's
+            raise deadline_exceeded() from None
+        except (OSError, HTTPException) as error:  # no server, one that died, or one that does not speak HTTP
+            connection.close()
+            reason = getattr(error, "strerror", None) or str(error)
+            if not isinstance(error, TLS_HANDSHAKE_BREAKS):
+                doing = ""
+            raise unavailable(self._shown_address, f"{doing}{type(error).__name__}: {reason}") from None
+        except BaseException:  # a key was pressed: nobody knows how far the exchange came
+            connection.close()
+            raise
+        self._give_back(connection)
+        return answer
+
+    def close(self) -> None:
+        """Close the connections; those in use, as soon as they are not. May be called again."""
+        self._is_closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def _take(self) -> HTTPConnection:
+        while True:
+            try:
+                connection = self._idle.pop()  # a list's pop and append are atomic
+            except IndexError:
+                break
+            if _is_open(connection):
+                return connection
+            connection.close()
+        if self._tls is None:
+            return HTTPConnection(self._server)
+        return HTTPSConnection(self._server, context=self._tls)
+
+    def _give_back(self, connection: HTTPConnection) -> None:
+        self._idle.append(connection)
+        if self._is_closed:
+            self.close()
+
+
+def _is_open(connection: HTTPConnection) -> bool:
+    """Return whether the server has neither closed the connection nor sent what nobody asked for."""
+    if connection.sock is None:  # it said "Connection: close"
+        return False
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    return not poll.poll(0)
+
+
+def _wait_at_most_until(deadline: float, connection: HTTPConnection) -> None:
+    sock: socket.socket | None = connection.sock
+    if sock is not None:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        sock.settimeout(left_s)
+
+
+def _read(response: HTTPResponse, connection: HTTPConnection, deadline: float) -> bytes:
+    if response.length is not None and response.length <= _PIECE:
+        return response.read()
+    pieces = []
+    while piece := response.read1(_PIECE):
+        pieces.append(piece)
+        _wait_at_most_until(deadline, connection)
+    return b"".join(pieces)

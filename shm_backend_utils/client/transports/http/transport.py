@@ -1,0 +1,109 @@
+"""Connections over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import ssl
+from collections.abc import AsyncGenerator, Generator
+from typing import Any, Final, NoReturn
+
+import aiohttp
+
+from ....errors import CallerError
+from ...errors import deadline_exceeded, unavailable
+from ...options import Tls
+from ..transport import AsyncTransport, Transport
+from .codec import Answer, HttpCodec, HttpMessage
+from .connections import TLS_HANDSHAKE, TLS_HANDSHAKE_BREAKS, HttpConnections
+
+__all__ = ["AsyncHttpTransport", "HttpTransport"]
+
+_LARGE: Final = 1 << 16  # bytes; aiohttp sends a file piece by piece, and bytes in one
+
+
+class HttpTransport(Transport):
+    """For threads. May be used from several at once.
+
+    tritonclient's own blocking client is bound to the thread that made it, and leaves gevent's descriptors behind in
+    every thread.
+    """
+
+    def __init__(self, address: str, host: str, tls: Tls | None) -> None:
+        self.codec = HttpCodec()
+        self.host = host
+        self.address = _shown(address, tls)
+        self._connections = HttpConnections(address, self.address, None if tls is None else _context(tls))
+
+    def send(self, message: HttpMessage, timeout_s: float) -> Answer:
+        method, path, body, headers = message
+        return _checked(self._connections.send(method, path, body, headers, timeout_s), self.address)
+
+    def stream(self, message: Any, patience_s: float) -> Generator[Any, None, None]:
+        _refuse_streams(self.address)
+
+    def close(self) -> None:
+        self._connections.close()
+
+
+class AsyncHttpTransport(AsyncTransport):
+    """For tasks of one event loop, which must be running when it is made."""
+
+    def __init__(self, address: str, host: str, tls: Tls | None) -> None:
+        self.codec = HttpCodec()
+        self.host = host
+        self.address = _shown(address, tls)
+        self._is_secure = tls is not None
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=True if tls is None else _context(tls)),
+            timeout=aiohttp.ClientTimeout(),  # none; each call has one of its own
+            auto_decompress=False,  # tritonclient does
+        )
+
+    async def send(self, message: HttpMessage, timeout_s: float) -> Answer:
+        try:
+            answer = await asyncio.wait_for(self._exchange(message), timeout_s)
+        except asyncio.TimeoutError:
+            raise deadline_exceeded() from None
+        except aiohttp.ClientConnectorError as error:
+            doing = TLS_HANDSHAKE if self._is_secure and isinstance(error.os_error, TLS_HANDSHAKE_BREAKS) else ""
+            raise unavailable(self.address, f"{doing}{type(error).__name__}: {error}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise unavailable(self.address, f"{type(error).__name__}: {error}") from None
+        return _checked(answer, self.address)
+
+    def stream(self, message: Any, patience_s: float) -> AsyncGenerator[Any, None]:
+        _refuse_streams(self.address)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _exchange(self, message: HttpMessage) -> Answer:
+        method, path, body, headers = message
+        content = io.BytesIO(body) if body is not None and len(body) > _LARGE else body
+        async with self._session.request(method, f"{self.address}{path}", data=content, headers=headers) as response:
+            names = {name.lower(): value for name, value in response.headers.items()}
+            return Answer(response.status, names, await response.read())
+
+
+def _shown(address: str, tls: Tls | None) -> str:
+    return f"{'http' if tls is None else 'https'}://{address}"
+
+
+def _checked(answer: Answer, address: str) -> Answer:
+    if answer.status != 200:
+        error = answer.error(address)
+        assert error is not None
+        raise error
+    return answer
+
+
+def _refuse_streams(address: str) -> NoReturn:
+    raise CallerError(f"{address} is HTTP, which has no streams; use a gRPC URL for decoupled models")
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=tls.root_certificates)
+    if tls.certificate_chain is not None:
+        context.load_cert_chain(tls.certificate_chain, tls.private_key)
+    return context

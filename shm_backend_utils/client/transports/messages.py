@@ -1,0 +1,116 @@
+"""Requests and their codec: what a client says to a server, whichever protocol carries it."""
+
+from __future__ import annotations
+
+import urllib.parse
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from ...errors import CallerError
+from ..options import RequestOptions
+
+__all__ = ["Codec", "InputTensor", "OutputTensor", "Place", "Request", "split_url"]
+
+
+class Place(NamedTuple):
+    """Bytes of a region that is registered at the server."""
+
+    region: str
+    offset: int
+    byte_size: int
+
+
+class InputTensor(NamedTuple):
+    """One input; ``content`` travels with the request, unless it is a place. Strings are an array of ``bytes``."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    content: npt.NDArray[Any] | Place
+
+
+class OutputTensor(NamedTuple):
+    """One output that is wanted; it travels with the response, unless it has a place."""
+
+    name: str
+    place: Place | None = None
+
+
+class Request(NamedTuple):
+    """One request; ``outputs`` is None for all that the model has. ``parameters`` are added to those of the options."""
+
+    model: str
+    inputs: Sequence[InputTensor]
+    outputs: Sequence[OutputTensor] | None
+    parameters: Mapping[str, Any]
+    options: RequestOptions
+
+
+class Codec(ABC):
+    """Turns what a client wants to say into messages of one protocol, and answers into what they mean. No I/O.
+
+    A message is what a transport of the same protocol sends; it is sent once.
+    """
+
+    @abstractmethod
+    def infer(self, request: Request) -> Any:
+        """Return the message of a request.
+
+        Raises
+        ------
+        CallerError
+            A parameter has a value that cannot be sent.
+        """
+
+    @abstractmethod
+    def model_config(self, model: str, version: str) -> Any:
+        """Return the message that asks for a model's configuration."""
+
+    @abstractmethod
+    def register(self, name: str, key: str, byte_size: int) -> Any:
+        """Return the message that registers shared memory at the server, as a whole."""
+
+    @abstractmethod
+    def unregister(self, name: str) -> Any:
+        """Return the message that undoes a registration."""
+
+    @abstractmethod
+    def result(self, answer: Any) -> Any:
+        """Return the answer to a request as tritonclient's ``InferResult``."""
+
+    @abstractmethod
+    def config(self, answer: Any) -> dict[str, Any]:
+        """Return a model's configuration in JSON's types."""
+
+    @abstractmethod
+    def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:
+        """Return an output's data type and shape as the result says; None if it does not have this output."""
+
+
+def split_url(url: str) -> tuple[str, bool, str, str]:
+    """Return protocol (``"grpc"`` or ``"http"``), whether with TLS, the address, and the host in it.
+
+    Raises
+    ------
+    CallerError
+        The URL is not one of a server.
+    """
+    scheme, separator, address = url.partition("://")
+    if not separator:
+        scheme, address = "grpc", url
+    protocol = scheme.removesuffix("s")
+    address = address.rstrip("/")
+    try:
+        parts = urllib.parse.urlsplit(f"//{address}")
+        host, _ = parts.hostname, parts.port
+    except ValueError:  # no number, or too large a one
+        host = None
+    if protocol not in ("grpc", "http") or not host:
+        raise CallerError(
+            f"URL {url!r} is not one of a server; expected HOST:PORT or grpc://HOST:PORT for gRPC, http://HOST:PORT "
+            "for HTTP, grpcs:// or https:// with TLS"
+        )
+    return protocol, scheme.endswith("s"), address, host
