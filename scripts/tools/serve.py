@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
-from sample_models import copy_sample_models
-from signals import Interrupted, raise_on_signals
-
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.server import EmbeddedServer, Ports
+from shm_backend_utils.server import Ports
+
+from .common.command_line import Interrupted, raise_on_signals
+from .common.sample_models import copy_sample_models
+from .common.server import temporary_server
 
 
 def serve(model_repository: Path | None, ports: Ports) -> int:
@@ -19,14 +19,9 @@ def serve(model_repository: Path | None, ports: Ports) -> int:
 
     Without a repository, the sample models are served.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="shm-backend-utils-serve-") as scratch,
-        EmbeddedServer.start(
-            model_repository or copy_sample_models(Path(scratch) / "models"),
-            ports=ports,
-            log_file=Path(scratch) / "server.log",
-        ) as server,
-    ):
+    with temporary_server(
+        "serve", lambda folder: model_repository or copy_sample_models(folder), ports=ports
+    ) as server:
         addresses = f"grpc={server.grpc_url} http={server.http_url} metrics={server.metrics_url}"
         print(f"READY {addresses}", flush=True)
         status = server.wait()

@@ -1,103 +1,33 @@
-"""What the bench reports: figures, most of them next to what they are held to."""
+"""How the bench writes its figures: as a table for people, and as JSON."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
-__all__ = ["AtLeast", "AtMost", "Figure", "ForInformation", "table_of"]
+from ..common.figures import Figure
+
+__all__ = ["as_json", "table_of"]
 
 
-@dataclass(frozen=True)
-class Figure(ABC):
-    """One figure.
-
-    Attributes
-    ----------
-    name : str
-    value : float
-    unit : str
-    basis : str
-        What it was worked out from.
-    """
-
-    name: str
-    value: float
-    unit: str
-    basis: str
-
-    @property
-    @abstractmethod
-    def held_to(self) -> str:
-        """What it must be, in words."""
-
-    @property
-    @abstractmethod
-    def holds(self) -> bool:
-        """Whether it is what it must be."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it in JSON's types."""
-        return {
-            "name": self.name,
-            "figure": self.value,
-            "unit": self.unit,
-            "held_to": self.held_to,
-            "holds": self.holds,
-            "basis": self.basis,
-        }
-
-
-@dataclass(frozen=True)
-class AtMost(Figure):
-    """A figure that is better the lower it is."""
-
-    limit: float
-
-    @property
-    def held_to(self) -> str:
-        return f"at most {self.limit:g}"
-
-    @property
-    def holds(self) -> bool:
-        return self.value <= self.limit
-
-
-@dataclass(frozen=True)
-class AtLeast(Figure):
-    """A figure that is better the higher it is."""
-
-    limit: float
-
-    @property
-    def held_to(self) -> str:
-        return f"at least {self.limit:g}"
-
-    @property
-    def holds(self) -> bool:
-        return self.value >= self.limit
-
-
-@dataclass(frozen=True)
-class ForInformation(Figure):
-    """A figure that is held to nothing."""
-
-    @property
-    def held_to(self) -> str:
-        return ""
-
-    @property
-    def holds(self) -> bool:
-        return True
+def as_json(figure: Figure) -> dict[str, Any]:
+    """Return a figure in JSON's types."""
+    return {
+        "name": figure.name,
+        "figure": figure.figure,
+        "unit": figure.unit,
+        "held_to": figure.held_to,
+        "holds": figure.is_held is not False,
+        "basis": figure.basis,
+    }
 
 
 def table_of(figures: list[Figure]) -> Table:
     """Return the figures as a table for people."""
     table = Table("figure", "measured", "held to", "unit", "from")
+    styles = {True: "green", False: "red", None: "default"}
     for figure in figures:
-        style = ("green" if figure.holds else "red") if figure.held_to else "default"
-        table.add_row(figure.name, f"[{style}]{figure.value:.2f}[/]", figure.held_to, figure.unit, figure.basis)
+        style = styles[figure.is_held]
+        table.add_row(figure.name, f"[{style}]{figure.figure:.2f}[/]", figure.held_to, figure.unit, figure.basis)
     return table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import resource
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
@@ -13,7 +13,10 @@ from rich.progress import Progress
 
 from shm_backend_utils.server import EmbeddedServer
 
-__all__ = ["WARM_UP_ROUNDS", "AsyncCases", "Bench", "Cases", "Medians"]
+from ..common.figures import Figure
+from ..common.rounds import Times, rotated
+
+__all__ = ["AsyncCases", "Bench", "Cases", "Medians", "allow_many_descriptors"]
 
 Cases = Mapping[str, Callable[[], object]]
 AsyncCases = Mapping[str, Callable[[], Awaitable[object]]]
@@ -27,6 +30,19 @@ class Medians(dict[str, float]):
     def pair(self, one: str, other: str) -> str:
         """Return two of them in words."""
         return f"{self[one]:.3f} ms / {self[other]:.3f} ms"
+
+    def ratio(
+        self,
+        name: str,
+        one: str,
+        other: str,
+        unit: str,
+        *,
+        at_most: float | None = None,
+        at_least: float | None = None,
+    ) -> Figure:
+        """Return what one case takes over what another one does, as a figure of this name."""
+        return Figure(name, self[one] / self[other], unit, self.pair(one, other), at_most, at_least)
 
 
 class Bench:
@@ -73,9 +89,9 @@ class Bench:
 
     def measure(self, what: str, cases: Cases, rounds: int | None = None) -> Medians:
         """Run every case once per round, so that whatever the machine does meanwhile hits all alike."""
-        times = _Times(cases)
+        times = Times(cases)
         for number in self.rounds_with_warm_up(what, rounds):
-            for name in _rotated(cases, number):
+            for name in rotated(cases, number):
                 case = cases[name]
                 begin = time.perf_counter()
                 case()
@@ -84,34 +100,21 @@ class Bench:
 
     async def measure_async(self, what: str, cases: AsyncCases, rounds: int | None = None) -> Medians:
         """As :meth:`measure`, for cases that are awaited, one after another."""
-        times = _Times(cases)
+        times = Times(cases)
         for number in self.rounds_with_warm_up(what, rounds):
-            for name in _rotated(cases, number):
+            for name in rotated(cases, number):
                 case = cases[name]
                 begin = time.perf_counter()
                 await case()
                 times.add(name, number, begin)
         return self._medians(what, times)
 
-    def _medians(self, what: str, times: _Times) -> Medians:
-        medians = self.medians[what] = times.medians()
+    def _medians(self, what: str, times: Times) -> Medians:
+        medians = self.medians[what] = Medians(times.medians())
         return medians
 
 
-def _rotated(names: Cases | AsyncCases, round_number: int) -> list[str]:
-    """Return the names, beginning with another one in each round: the first finds the caches coldest."""
-    order = list(names)
-    first = round_number % len(order)
-    return order[first:] + order[:first]
-
-
-class _Times:
-    def __init__(self, names: Cases | AsyncCases) -> None:
-        self._milliseconds: dict[str, list[float]] = {name: [] for name in names}
-
-    def add(self, name: str, round_number: int, begin: float) -> None:
-        if round_number >= 0:
-            self._milliseconds[name].append((time.perf_counter() - begin) * 1e3)
-
-    def medians(self) -> Medians:
-        return Medians({name: statistics.median(values) for name, values in self._milliseconds.items()})
+def allow_many_descriptors() -> None:
+    """Let this process and its children open as many files as they may: slots and their mappings are files."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -7,25 +7,22 @@ import contextlib
 import json
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 
-from arguments import positive
-from measurement import WARM_UP_ROUNDS, Measurement, measure, measure_wire_bytes
-from photographs import load_photographs
-from picture import draw
-from request_paths import PATHS
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from sample_models import copy_sample_models
-from signals import Interrupted, raise_on_signals
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.errors import ShmError
-from shm_backend_utils.server import EmbeddedServer
 
-ROOT = Path(__file__).resolve().parents[2]
+from .. import ROOT
+from ..common.command_line import exit_status, positive
+from ..common.photographs import load_photographs
+from ..common.server import temporary_server
+from .measurement import WARM_UP_ROUNDS, Measurement, measure, measure_wire_bytes
+from .paths import PATHS
+from .picture import draw
 
 
 def run(url: str | None, rounds: int, picture: Path) -> int:
@@ -43,9 +40,7 @@ def run(url: str | None, rounds: int, picture: Path) -> int:
         stack.enter_context(bar)
         task = bar.add_task("starting the server", total=None)
         if url is None:
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shm-backend-utils-demo-")))
-            server = EmbeddedServer.start(copy_sample_models(scratch / "models"), log_file=scratch / "server.log")
-            url = stack.enter_context(server).grpc_url
+            url = stack.enter_context(temporary_server("demo")).grpc_url
         bar.update(task, description="measuring, all paths in every round", total=WARM_UP_ROUNDS + rounds)
         measurement = measure(url, photographs, rounds, lambda: bar.advance(task))
         bar.update(task, description="counting bytes")
@@ -102,14 +97,9 @@ def main() -> int:
         "--picture", type=Path, metavar="FILE", default=ROOT / "demo.png", help="default: demo.png in the checkout"
     )
     arguments = parser.parse_args()
-    raise_on_signals()
-    try:
-        return run(arguments.url, arguments.rounds, arguments.picture)
-    except (ShmError, InferenceServerException) as error:
-        print(error, file=sys.stderr)
-        return 1
-    except Interrupted as interrupted:
-        return 128 + interrupted.number
+    return exit_status(
+        lambda: run(arguments.url, arguments.rounds, arguments.picture), ShmError, InferenceServerException
+    )
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from photographs import Photograph
-from request_paths import PATHS, EmptyRequest, InlinePath, Request
-from wire import relay_to
+
+from ..common.photographs import Photograph
+from .paths import PATHS, EmptyRequest, InlinePath, Request
+from .wire import relay_to
 
 __all__ = ["Measurement", "measure", "measure_wire_bytes"]
 

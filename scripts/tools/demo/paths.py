@@ -18,11 +18,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc as grpcclient
-from photographs import Photograph
 from tritonclient.utils import shared_memory
 
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.testing.unregistering import unregister_when_free
+
+from ..common.photographs import Photograph
 
 __all__ = ["PATHS", "DirectPath", "EmptyRequest", "InlinePath", "Request", "RequestPath", "TritonShmPath"]
 

@@ -8,8 +8,9 @@ from typing import Any, Final
 import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
-from measurement import Measurement
-from photographs import Photograph
+
+from ..common.photographs import Photograph
+from .measurement import Measurement
 
 mpl.use("agg")
 from matplotlib import pyplot as plt  # after the choice of a backend that needs no display

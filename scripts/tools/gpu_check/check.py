@@ -1,12 +1,7 @@
-"""Check and measure this library on a real GPU. Needs NumPy and CuPy, and no network.
-
-Level 1 is a client's and a model's process; level 2 is a real server, which needs tritonclient as well. The exit status
-is 0 if all that was checked held, 1 if something failed, and 2 if there is no GPU or no CuPy.
-"""
+"""The whole check: both levels, and a report of what they found."""
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import time
@@ -14,19 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gpu_check_fake import load_fake_gpu
-from gpu_check_gpu import Gpu, LoadGpu, load_gpu
-from gpu_check_machine import describe, gpu_name
-from gpu_check_measuring import FULL, SMALL, Amounts
-from gpu_check_processes import check_processes
-from gpu_check_report import Report
-from gpu_check_server import check_server
-
 from shm_backend_utils.errors import MachineError
 
-__all__ = ["check", "default_folder", "main"]
+from .. import ROOT
+from .gpu import Gpu, LoadGpu
+from .machine import describe, gpu_name
+from .measuring import Amounts
+from .processes.checks import check_processes
+from .report import Report
+from .server.checks import check_server
 
-RESULTS: Final = Path(__file__).resolve().parents[2] / "docs" / "gpu"
+__all__ = ["LEVELS", "check", "default_folder"]
+
+RESULTS: Final = ROOT / "docs" / "gpu"
 TITLE: Final = "shm_backend_utils on a GPU"
 TITLE_OF_A_FAKE: Final = "REHEARSAL ON A FAKE GPU: nothing here was measured on a GPU"
 LEVELS: Final = (1, 2)
@@ -75,35 +70,3 @@ def default_folder(gpu: Gpu, date: str) -> Path:
     """Return where the reports of a GPU are kept."""
     name = re.sub(r"[^a-z0-9]+", "-", gpu_name(gpu).lower()).strip("-")
     return RESULTS / f"{date}-{name}"
-
-
-def main() -> int:
-    """Run the program; return its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/gpu_check",
-        description=__doc__,
-        epilog="scripts/gpu_check --python PYTHON ... runs it with another Python than python3.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where the report goes (default: docs/gpu/<date>-<GPU>)"
-    )
-    parser.add_argument("--level", type=int, choices=LEVELS, help="run one level (default: both)")
-    parser.add_argument(
-        "--server", type=Path, metavar="DIR", help="where a server is installed (default: where this package does that)"
-    )
-    parser.add_argument(
-        "--rehearse",
-        action="store_true",
-        help="do little, on a fake GPU: to see whether this program works; needs --out",
-    )
-    arguments = parser.parse_args()
-    if arguments.rehearse and arguments.out is None:
-        parser.error("--rehearse needs --out: its report is none of a GPU")
-    load, amounts = (load_fake_gpu, SMALL) if arguments.rehearse else (load_gpu, FULL)
-    levels = LEVELS if arguments.level is None else (arguments.level,)
-    return check(load, amounts, arguments.out, levels, arguments.server)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,12 +12,13 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
-from gpu_check_gpu import Gpu
 
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import device_guard
 from shm_backend_utils.testing.fake_cuda.memory import KEY_PREFIX
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, FakeStream, kernel
+
+from .gpu import Gpu
 
 __all__ = ["gpu_on", "load_fake_gpu"]
 

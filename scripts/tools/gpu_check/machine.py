@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from gpu_check_gpu import Gpu
+
+from .gpu import Gpu
 
 __all__ = ["describe", "gpu_name"]
 

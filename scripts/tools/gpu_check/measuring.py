@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpu_check_report import Figure
+from ..common.rounds import Times, rotated
+from .report import Figure
 
 __all__ = ["FULL", "SMALL", "Amounts", "identity_figures", "medians_ms", "multiply_figure", "name_of"]
 
@@ -49,15 +49,14 @@ SMALL: Final = Amounts(3, (2**10, 2**12, 2**16), 2**16, 2, 30, 6, 2**14)
 
 
 def medians_ms(cases: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Run every case once per round, so that whatever the machine does meanwhile hits all alike; return medians."""
-    times: dict[str, list[float]] = {name: [] for name in cases}
+    """Run every case once per round, after some rounds to warm up; return medians."""
+    times = Times(cases)
     for round_number in range(-min(_WARM_UP_ROUNDS, rounds), rounds):
-        for name in _rotated(list(cases), round_number):
+        for name in rotated(cases, round_number):
             begin = time.perf_counter()
             cases[name]()
-            if round_number >= 0:
-                times[name].append((time.perf_counter() - begin) * 1e3)
-    return {name: statistics.median(values) for name, values in times.items()}
+            times.add(name, round_number, begin)
+    return times.medians()
 
 
 def identity_figures(
@@ -66,12 +65,12 @@ def identity_figures(
     """Return what identity takes at each size, over an empty request; medians are by :func:`name_of` and "empty"."""
     return [
         Figure(
-            group,
             f"{what} of {name}",
             medians[name] / medians["empty"],
             "× an empty request",
             f"{medians[name]:.4f} ms / {medians['empty']:.4f} ms",
             at_most=MOST_OF_EMPTY if is_held else None,
+            group=group,
             binds=binds,
         )
         for name in map(name_of, sizes)
@@ -82,12 +81,12 @@ def multiply_figure(group: str, medians: Mapping[str, float], byte_size: int, *,
     """Return what gpu_multiply takes, over its parts; medians are of "multiply", "kernel" and "empty"."""
     floor = medians["kernel"] + medians["empty"]
     return Figure(
-        group,
         f"gpu_multiply of {name_of(byte_size)}",
         medians["multiply"] / floor,
         "× (the kernel alone + an empty request)",
         f"{medians['multiply']:.4f} ms / ({medians['kernel']:.4f} ms + {medians['empty']:.4f} ms)",
         at_most=MOST_OF_THE_FLOOR,
+        group=group,
         binds=binds,
     )
 
@@ -98,9 +97,3 @@ def name_of(byte_size: int) -> str:
         if byte_size >= factor:
             return f"{byte_size / factor:g} {unit}"
     return f"{byte_size} B"
-
-
-def _rotated(names: list[str], round_number: int) -> list[str]:
-    """Begin with another one in each round: the first finds the caches coldest."""
-    first = round_number % len(names)
-    return names[first:] + names[:first]

@@ -6,9 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from gpu_check_report import require
 
-__all__ = ["COUNT", "HEIGHT", "WIDTH", "compared", "photographs"]
+from .report import require
+
+__all__ = ["COUNT", "HEIGHT", "WIDTH", "compared", "noise"]
 
 COUNT: Final = 2
 HEIGHT: Final = 48
@@ -18,14 +19,14 @@ STD: Final = np.array([0.229, 0.224, 0.225])
 MOST: Final = 1e-5
 
 
-def photographs() -> npt.NDArray[np.uint8]:
-    """Return some: always the same noise."""
+def noise() -> npt.NDArray[np.uint8]:
+    """Return some: always the same, and all noise."""
     return np.random.default_rng(1).integers(0, 256, (COUNT, HEIGHT, WIDTH, 3), np.uint8)
 
 
 def compared(normalized: npt.NDArray[Any]) -> str:
     """Return in words how far this is from what NumPy makes of them; raises CheckFailedError if that is too far."""
-    expected = ((photographs() / 255 - MEAN) / STD).transpose(0, 3, 1, 2)
+    expected = ((noise() / 255 - MEAN) / STD).transpose(0, 3, 1, 2)
     error = float(np.abs(normalized - expected).max())
     require(error < MOST, f"the results differ by up to {error:g}")
     return f"they differ by at most {error:.1e}"

@@ -10,11 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from .. import ROOT
+from ..common import figures as common
+
 __all__ = ["CheckFailedError", "Figure", "Outcome", "Report", "SkippedError", "require"]
 
 TEXT_FILE: Final = "report.txt"
 JSON_FILE: Final = "report.json"
-_ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 class CheckFailedError(Exception):
@@ -44,40 +46,26 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One figure: a ratio of two medians of one run, which are its basis.
+class Figure(common.Figure):
+    """A figure of the check.
 
     Attributes
     ----------
-    at_most, at_least : float or None
-        Its limit, if it has one.
+    group : str
+        The level that it was measured at.
     binds : bool
         Whether a figure beyond its limit fails the check.
     """
 
-    group: str
-    name: str
-    figure: float
-    unit: str
-    basis: str
-    at_most: float | None = None
-    at_least: float | None = None
+    group: str = ""
     binds: bool = True
 
     @property
-    def is_held(self) -> bool | None:
-        """Whether the limit is held; None if there is none."""
-        if self.at_most is not None:
-            return self.figure <= self.at_most
-        return None if self.at_least is None else self.figure >= self.at_least
-
-    @property
     def limit(self) -> str:
-        """The limit in words."""
+        """The limit in words, and whether it is held."""
         if self.is_held is None:
             return "no limit"
-        words = f"at least {self.at_least:g}" if self.at_most is None else f"at most {self.at_most:g}"
-        return f"{words}, {'held' if self.is_held else 'NOT HELD'}{'' if self.binds else ' (not binding here)'}"
+        return f"{self.held_to}, {'held' if self.is_held else 'NOT HELD'}{'' if self.binds else ' (not binding here)'}"
 
     def __str__(self) -> str:
         return f"{self.group}: {self.name}: {self.figure:.3g} {self.unit} ({self.basis}); {self.limit}"
@@ -121,7 +109,7 @@ class Report:
             status, detail = "FAIL", str(error)
         except Exception as error:
             status, detail = "FAIL", f"{type(error).__name__}: {error}"
-            trace = traceback.format_exc().replace(f"{_ROOT}/", "")
+            trace = traceback.format_exc().replace(f"{ROOT}/", "")
         outcome = Outcome(group, name, status, detail, round(time.perf_counter() - begin, 3), trace)
         self.outcomes.append(outcome)
         self._say(f"{status}  {group}: {name}{f' ({detail})' if detail else ''}".replace("\n", " "))

@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import tritonclient.grpc as grpcclient
-from arguments import positive
-from perf_analyzer_cases import CASES, Case
-from perf_analyzer_install import VERSION, install_perf_analyzer
-from perf_analyzer_region import expected_output, prepared_region
-from perf_analyzer_report import WAYS, Measured, table_of
-from perf_analyzer_runs import PerfAnalyzerError, Runs
 from rich.console import Console
 from rich.progress import Progress
-from sample_models import copy_sample_models
-from signals import Interrupted, raise_on_signals
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.errors import ShmError
-from shm_backend_utils.server import EmbeddedServer, install
+from shm_backend_utils.server import install
+
+from ..common.command_line import exit_status, positive
+from ..common.server import temporary_server
+from .cases import CASES, Case
+from .install import VERSION, install_perf_analyzer
+from .region import expected_output, prepared_region
+from .report import WAYS, Measured, table_of
+from .runs import PerfAnalyzerError, Runs
 
 
 def measure(cases: list[Case], window_ms: int, concurrency: int, progress: Progress) -> list[Measured]:
@@ -38,10 +38,7 @@ def measure(cases: list[Case], window_ms: int, concurrency: int, progress: Progr
         stack.enter_context(analyzer.alone())
         progress.update(task, description="starting the server")
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shm-backend-utils-perf-analyzer-")))
-        models = copy_sample_models(scratch / "models")
-        server = stack.enter_context(
-            EmbeddedServer.start(models, installation=server_installation, log_file=scratch / "server.log")
-        )
+        server = stack.enter_context(temporary_server("perf-analyzer", installation=server_installation))
         client = stack.enter_context(grpcclient.InferenceServerClient(server.grpc_url))
         runs = Runs(analyzer, server.grpc_url, window_ms, concurrency, scratch)
         measured = []
@@ -65,6 +62,22 @@ def measure_case(case: Case, runs: Runs, client: Any, on_way_done: Callable[[], 
     return Measured(case, in_band, system, direct)
 
 
+def run(cases: list[Case], window_ms: int, concurrency: int, file: Path | None) -> int:
+    """Measure the cases, and print the figures; write them to a file, too, if there is one."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        measured = measure(cases, window_ms, concurrency, progress)
+    Console().print(table_of(measured, window_ms, concurrency))
+    if file:
+        report = {
+            "perf_analyzer": VERSION,
+            "window_ms": window_ms,
+            "concurrency": concurrency,
+            "cases": [each.as_json() for each in measured],
+        }
+        file.write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
 def main() -> int:
     """Run the program; return its exit status."""
     parser = argparse.ArgumentParser(prog="scripts/perf_analyzer", description=__doc__)
@@ -86,25 +99,12 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     cases = [CASES[arguments.only]] if arguments.only else list(CASES.values())
-    raise_on_signals()
-    try:
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            measured = measure(cases, arguments.window_ms, arguments.concurrency, progress)
-    except (ShmError, InferenceServerException, PerfAnalyzerError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    except Interrupted as interrupted:
-        return 128 + interrupted.number
-    Console().print(table_of(measured, arguments.window_ms, arguments.concurrency))
-    if arguments.json:
-        report = {
-            "perf_analyzer": VERSION,
-            "window_ms": arguments.window_ms,
-            "concurrency": arguments.concurrency,
-            "cases": [each.as_json() for each in measured],
-        }
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
-    return 0
+    return exit_status(
+        lambda: run(cases, arguments.window_ms, arguments.concurrency, arguments.json),
+        ShmError,
+        InferenceServerException,
+        PerfAnalyzerError,
+    )
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc as grpcclient
-from perf_analyzer_cases import Case
 from tritonclient.utils import shared_memory
+
+from .cases import Case
 
 __all__ = ["Region", "expected_output", "prepared_region"]
 

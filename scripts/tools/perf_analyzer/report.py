@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from perf_analyzer_cases import Case
-from perf_analyzer_runs import Figures
 from rich.table import Table
+
+from .cases import Case
+from .runs import Figures
 
 __all__ = ["WAYS", "Measured", "table_of"]
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from perf_analyzer_cases import Case
-from perf_analyzer_install import PerfAnalyzer
-from perf_analyzer_region import Region
-
 from shm_backend_utils.errors import MachineError
+
+from .cases import Case
+from .install import PerfAnalyzer
+from .region import Region
 
 __all__ = ["Figures", "PerfAnalyzerError", "Runs", "own_names"]
 

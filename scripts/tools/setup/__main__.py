@@ -1,4 +1,4 @@
-"""Make an environment with everything that the scripts need, and install the embedded server. Standard library only.
+"""Make an environment with everything that the tools need, and install the embedded server. Standard library only.
 
 Says nothing when there is nothing to do. An environment counts as made when its stamp says so, which is written last:
 whatever was interrupted or failed is started over.
@@ -18,12 +18,11 @@ import sys
 import tempfile
 import venv
 from collections.abc import Callable
-from pathlib import Path
 
-from progress import Progress
+from .. import ROOT
+from .progress import Progress
 
-ROOT = Path(__file__).resolve().parents[2]
-INSTALL_SERVER = Path(__file__).with_name("install_server.py")
+INSTALL_SERVER = "scripts.tools.setup.install_server"
 # What scripts/bench and tests compare with. It requires all of tritonclient's extras, CUDA's packages among them, and
 # another NumPy; it uses none of that.
 OTHER_CLIENT = "triton-shm-client==0.1.0"
@@ -86,7 +85,7 @@ class Environment:
 
     def install_server(self) -> None:
         """Install the embedded server for its Python."""
-        run([str(self.python), str(INSTALL_SERVER)], lambda line: None)
+        run([str(self.python), "-m", INSTALL_SERVER], lambda line: None)
 
     def _fingerprint(self) -> str:
         packages = [*self.requirements, *self.alone, *self.where_found]

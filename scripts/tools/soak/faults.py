@@ -10,20 +10,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
-
-from soak_board import Phase
-from soak_clients import ClientProcess
-from soak_machine import fill
-from soak_server import SoakServer
-from soak_tally import Tally
 
 from shm_backend_utils.memory import reaper
 
+from .client.board import Phase
+from .client.process import ClientProcess
+from .client.tally import Tally
+from .machine import fill
+from .server import SoakServer
+
 __all__ = ["Saboteur"]
 
-SACRIFICE: Final = Path(__file__).with_name("soak_sacrifice.py")
+SACRIFICE: Final = "scripts.tools.soak.client.sacrifice"
 SACRIFICE_S: Final = 60.0
 AIM_S: Final = 5.0
 DEAD_STUB_S: Final = 1.5
@@ -117,7 +116,7 @@ class Saboteur:
 
     def _sacrifice(self, deed: str) -> None:
         process = subprocess.Popen(
-            [sys.executable, str(SACRIFICE), deed, self._server.grpc_url], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", SACRIFICE, deed, self._server.grpc_url], stdout=subprocess.PIPE, text=True
         )
         try:
             outcome, _ = process.communicate(timeout=SACRIFICE_S)

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from soak_tally import Tally
+
+from .client.tally import Tally
 
 __all__ = ["Leaks", "SoakReport"]
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import random
 import re
-import shutil
 import signal
 from pathlib import Path
 from typing import Final
 
-from soak_machine import SHM, children, command_line, free_ports, held_shared_memory
-from soak_tally import Tally
-
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import EmbeddedServer, Ports
 
+from ..common.sample_models import REPOSITORY, copy_models, models_in
+from .client.tally import Tally
+from .machine import SHM, children, command_line, free_ports, held_shared_memory
+
 __all__ = ["SoakServer"]
 
-MODEL_FOLDERS: Final = (Path(__file__).resolve().parents[2] / "model_repository", Path(__file__).parent / "soak_models")
-MODELS: Final = ("identity", "multiply", "halves")
+OWN_MODELS: Final = Path(__file__).resolve().parent / "models"
+SAMPLE_MODELS: Final = ("identity", "multiply")
 START_ATTEMPTS: Final = 3
 
 
@@ -36,14 +36,7 @@ class SoakServer:
         self._folder = folder
         self._tally = tally
         self._prefixes: list[str] = []
-        for models in MODEL_FOLDERS:
-            for config in models.glob("*/config.pbtxt"):
-                if config.parent.name in MODELS:
-                    shutil.copytree(
-                        config.parent,
-                        folder / "models" / config.parent.name,
-                        ignore=shutil.ignore_patterns("__pycache__"),
-                    )
+        copy_models([*models_in(OWN_MODELS), *(REPOSITORY / name for name in SAMPLE_MODELS)], folder / "models")
         self._ports = Ports(*free_ports(chance, 3))
         self._server = self._start()
         self.grpc_url = self._server.grpc_url

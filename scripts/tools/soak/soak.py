@@ -1,36 +1,26 @@
-"""Send checked requests through a real server for a while, and break everything that can break meanwhile.
-
-The exit status is 1 if a byte was wrong, something leaked or hung, or the server died of what it should survive.
-"""
+"""One soak: keeps clients sending and faults coming, and looks at last what is left that nobody needs."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
 import random
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from signals import Interrupted, raise_on_signals
-from soak_clients import ClientProcess
-from soak_faults import Saboteur
-from soak_machine import SHM, take_private_shm
-from soak_report import Leaks, SoakReport
-from soak_server import SoakServer
-from soak_tally import Tally
-
-from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory import reaper
 
-SHM_BYTES: Final = 512 << 20
+from .client.process import ClientProcess
+from .client.tally import Tally
+from .faults import Saboteur
+from .machine import SHM
+from .report import Leaks, SoakReport
+from .server import SoakServer
+
+__all__ = ["Soak"]
+
 HANG_S: Final = 60.0
 SWEEP_S: Final = 12.0
 LONGEST_PAUSE_S: Final = 1.5
@@ -148,52 +138,3 @@ class Soak:
         requests, faults = self._tally.total("requests"), self._tally.total("faults")
         wrong, errors = self._tally.total("wrong bytes"), self._tally.total("errors")
         return f"{requests:,} requests, {faults} faults, {errors} errors, {wrong} wrong"
-
-
-@contextlib.contextmanager
-def shown(seconds: float) -> Iterator[Callable[[float, str], None]]:
-    """Show progress on standard error."""
-    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("starting the server", total=seconds)
-        yield lambda elapsed, text: progress.update(task, completed=elapsed, description=text)
-
-
-def positive(text: str) -> float:
-    """Read a number above 0."""
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError("expected more than 0")
-    return number
-
-
-def main() -> int:
-    """Run the program; return its exit status."""
-    parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
-    parser.add_argument("--seconds", type=positive, default=60.0, help="default: %(default)s")
-    parser.add_argument("--clients", type=int, default=3, metavar="K", help="default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE")
-    parser.add_argument("--seed", type=int, metavar="N", help="of all that is left to chance; a new one if not given")
-    arguments = parser.parse_args()
-    seed = random.SystemRandom().getrandbits(32) if arguments.seed is None else arguments.seed
-    raise_on_signals()
-    has_private_shm = take_private_shm(SHM_BYTES)
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="shm-backend-utils-soak-") as folder,
-            shown(arguments.seconds) as on_tick,
-        ):
-            report = Soak(seed, arguments.clients, has_private_shm, Path(folder)).run(arguments.seconds, on_tick)
-    except MachineError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except Interrupted as interrupted:
-        return 128 + interrupted.number
-    report.show(Console())
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
-    return 0 if report.is_good else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import numpy as np
 import tritonclient.grpc.aio
-from bench_figures import AtMost, Figure, ForInformation
-from bench_rounds import AsyncCases, Bench, Medians
 
 from shm_backend_utils.client import AsyncShmClient, ShmClient
 from shm_backend_utils.memory.managed import ManagedRegion
+
+from ...common.figures import Figure
+from ..rounds import AsyncCases, Bench, Medians
 
 __all__ = ["client_time"]
 
@@ -113,6 +114,6 @@ def _figures(medians: Medians, client: str, call: str, limit_us: float) -> list[
         return over_us, "µs above tritonclient", f"{medians[case] * 1e3:.0f} µs - {medians['bare'] * 1e3:.0f} µs"
 
     return [
-        AtMost(f"{client}.infer, own time, 64 B", *above_bare("infer"), limit_us),
-        ForInformation(f"{call}.infer, own time, 64 B", *above_bare("prepared")),
+        Figure(f"{client}.infer, own time, 64 B", *above_bare("infer"), at_most=limit_us),
+        Figure(f"{call}.infer, own time, 64 B", *above_bare("prepared")),
     ]

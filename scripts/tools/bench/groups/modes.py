@@ -15,12 +15,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import tritonclient.grpc
-from bench_figures import AtLeast, AtMost, Figure, ForInformation
-from bench_rounds import Bench
-from cores import models_on_a_core_of_their_own
-from photographs import load_photographs
 
 from shm_backend_utils.client import PreparedCall, ShmClient
+
+from ...common.figures import Figure
+from ...common.photographs import load_photographs
+from ..rounds import Bench
+from ..server import models_on_a_core_of_their_own
 
 __all__ = ["modes"]
 
@@ -69,20 +70,26 @@ def _batch(bench: Bench, shape: str, row_size: int) -> list[Figure]:
     per_second = _median(lambda rates: rates.per_second, each), _median(lambda rates: rates.per_second, together)
     execute_us = _median(lambda rates: rates.execute_us, each), _median(lambda rates: rates.execute_us, together)
     return [
-        AtLeast(
+        Figure(
             f"{name}: serve_batch",
             per_second[1] / per_second[0],
             "× the requests per second of serve",
             f"{per_second[1]:,.0f} /s / {per_second[0]:,.0f} /s",
-            LEAST_BATCH_GAIN,
+            at_least=LEAST_BATCH_GAIN,
         ),
-        ForInformation(
+        Figure(
             f"{name}: execute with serve",
             execute_us[0] / execute_us[1],
             "× the time of serve_batch",
             f"{execute_us[0]:.0f} µs / {execute_us[1]:.0f} µs",
         ),
-        AtMost(f"{name}: gathered", max(rates.gathered_bytes for rates in together), "bytes", "the largest batch", 0),
+        Figure(
+            f"{name}: gathered",
+            max(rates.gathered_bytes for rates in together),
+            "bytes",
+            "the largest batch",
+            at_most=0,
+        ),
     ]
 
 
@@ -149,12 +156,8 @@ def _pipeline(bench: Bench) -> Figure:
 
         cases = {"over call.forward": calls_of("pipeline"), "over BLS": calls_of("pipeline_over_bls")}
         medians = bench.measure(name, cases, max(bench.rounds // 10, 1))
-    return AtLeast(
-        name,
-        medians["over BLS"] / medians["over call.forward"],
-        "× as fast as over ordinary BLS",
-        medians.pair("over BLS", "over call.forward"),
-        LEAST_PIPELINE_GAIN,
+    return medians.ratio(
+        name, "over BLS", "over call.forward", "× as fast as over ordinary BLS", at_least=LEAST_PIPELINE_GAIN
     )
 
 
@@ -175,12 +178,12 @@ def _identity(bench: Bench) -> Figure:
                     assert result["LAST"][0] == number
                     took_ms[over_bls].append(int(result["TOOK_NS"][0]) / 1e6)
     forwarded, ordinary = (statistics.median(times[-rounds:]) for times in took_ms.values())
-    return AtLeast(
+    return Figure(
         name,
         ordinary / forwarded,
         "× as fast as over ordinary BLS",
         f"{ordinary:.3f} ms / {forwarded:.3f} ms",
-        LEAST_IDENTITY_GAIN,
+        at_least=LEAST_IDENTITY_GAIN,
     )
 
 
@@ -204,7 +207,7 @@ def _stream(bench: Bench) -> Figure:
             pairs.append((_plain_stream_s(plain, count), in_a_ring()))
     theirs, ours = (statistics.median(times) for times in zip(*pairs[1:], strict=True))
     basis = f"{theirs * 1e3:,.0f} ms / {ours * 1e3:,.0f} ms"
-    return AtLeast(name, theirs / ours, "× as fast as Triton's own responses", basis, LEAST_STREAM_GAIN)
+    return Figure(name, theirs / ours, "× as fast as Triton's own responses", basis, at_least=LEAST_STREAM_GAIN)
 
 
 def _plain_stream_s(plain: Any, count: Any) -> float:

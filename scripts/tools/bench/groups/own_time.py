@@ -9,9 +9,6 @@ from typing import Final
 
 import numpy as np
 import tritonclient.grpc
-from bench_figures import AtMost, Figure
-from bench_rounds import Bench
-from cores import models_on_a_core_of_their_own
 
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.memory.cuda.memory import CudaAccess
@@ -22,6 +19,10 @@ from shm_backend_utils.model.regions import Resolver
 from shm_backend_utils.model.settings import Settings
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.descriptor import Descriptor, SystemRegionClaim
+
+from ...common.figures import Figure
+from ..rounds import Bench
+from ..server import models_on_a_core_of_their_own
 
 __all__ = ["own_time"]
 
@@ -61,7 +62,8 @@ def _in_execute(bench: Bench, where: str) -> list[Figure]:
             bare_us = bare.infer("bare_time", [ask]).as_numpy("TIMES_NS") / 1e3
             whole = statistics.median(whole_us[-bench.rounds :])
             without = float(np.median(bare_us[-bench.rounds :]))
-            figures.append(AtMost(name, whole - without, "µs", f"{whole:.1f} µs - {without:.1f} µs", limit_us))
+            basis = f"{whole:.1f} µs - {without:.1f} µs"
+            figures.append(Figure(name, whole - without, "µs", basis, at_most=limit_us))
     return figures
 
 
@@ -88,4 +90,4 @@ def _fencing(bench: Bench) -> Figure:
         manager.unregister_all()
         region.segment.unlink()
         region.close()
-    return AtMost(name, statistics.median(times_us[-bench.rounds :]), "µs", "in a loop", FENCING_US)
+    return Figure(name, statistics.median(times_us[-bench.rounds :]), "µs", "in a loop", at_most=FENCING_US)

@@ -7,10 +7,11 @@ from contextlib import ExitStack
 from typing import Final
 
 import numpy as np
-from bench_figures import AtMost, Figure
-from bench_rounds import Bench
 
 from shm_backend_utils.client import PreparedCall, ShmClient
+
+from ...common.figures import Figure
+from ..rounds import Bench
 
 __all__ = ["round_trips"]
 
@@ -41,13 +42,13 @@ def _of_protocol(bench: Bench, protocol: str) -> list[Figure]:
         cases["multiply"] = multiply.infer
         cases["the multiply alone"] = lambda: np.multiply(x, 2, out=y)  # the same work on the same memory
         medians = bench.measure(f"round trips, {protocol}", cases)
-    figures: list[Figure] = [
-        AtMost(
+    figures = [
+        medians.ratio(
             f"{protocol}: identity of {size}, in place",
-            medians[f"identity {size}"] / medians["empty"],
+            f"identity {size}",
+            "empty",
             "× an empty request",
-            medians.pair(f"identity {size}", "empty"),
-            MOST_OF_EMPTY,
+            at_most=MOST_OF_EMPTY,
         )
         for size in IDENTITY_BYTES
     ]
@@ -60,7 +61,7 @@ def _of_protocol(bench: Bench, protocol: str) -> list[Figure]:
     for unit, floor in floors.items():
         name = f"{protocol}: multiply {list(BATCH)}, in place"
         basis = f"{medians['multiply']:.3f} ms / {floor:.3f} ms"
-        figures.append(AtMost(name, medians["multiply"] / floor, unit, basis, MOST_OF_THE_FLOOR))
+        figures.append(Figure(name, medians["multiply"] / floor, unit, basis, at_most=MOST_OF_THE_FLOOR))
     return figures
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from bench_figures import AtMost, Figure
-from bench_rounds import Bench
 
 from shm_backend_utils.client import Result, ShmClient
 
-__all__ = ["allow_many_descriptors", "slots"]
+from ...common.figures import Figure
+from ..rounds import Bench
+
+__all__ = ["slots"]
 
 SLOTS: Final = 1000
 LIMITS: Final = {
@@ -44,12 +45,6 @@ def slots(bench: Bench) -> list[Figure]:
     ]
 
 
-def allow_many_descriptors() -> None:
-    """Let this process and its children open as many files as they may: slots and their mappings are files."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def _take_and_release(bench: Bench, client: ShmClient) -> None:
     held: list[Result] = []
     for _ in bench.shown(f"{SLOTS:,} slots", SLOTS):
@@ -60,12 +55,12 @@ def _take_and_release(bench: Bench, client: ShmClient) -> None:
 
 def _growth(how: str, before: Held, after: Held) -> list[Figure]:
     return [
-        AtMost(
+        Figure(
             f"{SLOTS:,} slots {how}: {what}",
             after[what] - before[what],
             "more than before",
             f"{after[what]:,.6g} - {before[what]:,.6g}",
-            limit,
+            at_most=limit,
         )
         for what, limit in LIMITS.items()
     ]

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from bench_figures import AtMost, Figure
-from bench_rounds import Bench
 
 from shm_backend_utils.server import install
 from shm_backend_utils.tensors.strings import Strings
+
+from ...common.figures import Figure
+from ..rounds import Bench
 
 __all__ = ["strings"]
 
@@ -38,13 +39,7 @@ def strings(bench: Bench) -> list[Figure]:
         },
     )
     return [
-        AtMost(
-            f"{what} {case}, of what {TRITONS} takes",
-            medians[case] / medians[TRITONS],
-            "×",
-            medians.pair(case, TRITONS),
-            TIMES_AS_LONG,
-        )
+        medians.ratio(f"{what} {case}, of what {TRITONS} takes", case, TRITONS, "×", at_most=TIMES_AS_LONG)
         for case in (OURS, AS_LIST)
     ]
 

@@ -14,10 +14,11 @@ from typing import Any, Final
 import numpy as np
 import tritonclient.grpc.aio
 import tritonclient.http.aio
-from bench_figures import AtLeast, Figure, ForInformation
-from bench_rounds import Bench
 
 from shm_backend_utils.client import AsyncShmClient, ShmClient
+
+from ...common.figures import Figure
+from ..rounds import Bench
 
 __all__ = ["throughput"]
 
@@ -47,9 +48,7 @@ def _figure(name: str, pairs: Pairs) -> Figure:
     share = statistics.median(ours / theirs for ours, theirs in pairs)
     ours, theirs = (statistics.median(rates) for rates in zip(*pairs, strict=True))
     unit, basis = "× tritonclient's empty requests", f"{ours:,.0f} /s / {theirs:,.0f} /s"
-    if name.startswith("grpc"):
-        return AtLeast(name, share, unit, basis, LEAST_SHARE)
-    return ForInformation(name, share, unit, basis)
+    return Figure(name, share, unit, basis, at_least=LEAST_SHARE if name.startswith("grpc") else None)
 
 
 def _threads(bench: Bench, protocol: str, stack: ExitStack) -> Pairs:

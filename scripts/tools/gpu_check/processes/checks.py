@@ -6,21 +6,18 @@ import functools
 from collections.abc import Mapping
 from typing import Final
 
-import gpu_check_events
-import gpu_check_figures
-import gpu_check_memory
-import gpu_check_pinned
-from gpu_check_client import Check, Client, ModelProcess
-from gpu_check_gpu import Gpu, LoadGpu
-from gpu_check_measuring import Amounts
-from gpu_check_report import Report
+from ..gpu import Gpu, LoadGpu
+from ..measuring import Amounts
+from ..report import Report
+from . import events, figures, memory, pinned
+from .client import Check, Client, ModelProcess
 
 __all__ = ["CHECKS", "check_processes"]
 
 CHECKS: Final[Mapping[str, Check]] = {
-    **gpu_check_memory.CHECKS,
-    **gpu_check_events.CHECKS,
-    **gpu_check_pinned.CHECKS,
+    **memory.CHECKS,
+    **events.CHECKS,
+    **pinned.CHECKS,
 }
 _GROUP: Final = "two processes"
 
@@ -34,7 +31,7 @@ def check_processes(report: Report, gpu: Gpu, load_gpu: LoadGpu, amounts: Amount
         report.run(
             _GROUP,
             f"{amounts.requests} requests over {amounts.regions} regions leave nothing behind",
-            lambda: gpu_check_figures.many_requests(client, amounts),
+            lambda: figures.many_requests(client, amounts),
         )
-        for figures in (gpu_check_figures, gpu_check_pinned, gpu_check_events):
-            figures.measure(report, _GROUP, client, amounts)
+        for measured in (figures, pinned, events):
+            measured.measure(report, _GROUP, client, amounts)

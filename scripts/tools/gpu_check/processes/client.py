@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-import gpu_check_model
 import numpy as np
 import numpy.typing as npt
-from gpu_check_gpu import Gpu, LoadGpu
-from gpu_check_model import Answer
-from gpu_check_report import CheckFailedError, require
-from gpu_check_slots import DeviceSlot, HostSlot, Slot
 
 from shm_backend_utils.memory.cuda.runtime import device_guard
+
+from ..gpu import Gpu, LoadGpu
+from ..report import CheckFailedError, require
+from .model import Answer, serve
+from .slots import DeviceSlot, HostSlot, Slot
 
 __all__ = ["Check", "Client", "ModelProcess"]
 
@@ -75,7 +75,7 @@ class ModelProcess:
     def _start(self) -> tuple[Any, Any]:
         context = multiprocessing.get_context("spawn")  # a forked child can use no CUDA
         ours, theirs = context.Pipe()
-        process = context.Process(target=gpu_check_model.serve, args=(theirs, self._load_gpu), daemon=True)
+        process = context.Process(target=serve, args=(theirs, self._load_gpu), daemon=True)
         process.start()
         theirs.close()
         self._running = process, ours

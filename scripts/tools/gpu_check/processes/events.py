@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-from gpu_check_client import Check, Client
-from gpu_check_measuring import Amounts, name_of
-from gpu_check_model import ADDITIONS
-from gpu_check_report import Figure, Report, require
-from gpu_check_slots import DeviceSlot
 
 from shm_backend_utils.memory.cuda.events import EventListener
+
+from ..measuring import Amounts, name_of
+from ..report import Figure, Report, require
+from .client import Check, Client
+from .model import ADDITIONS
+from .slots import DeviceSlot
 
 __all__ = ["CHECKS", "measure"]
 
@@ -102,7 +103,7 @@ def _seconds(client: Client, model: str, slot: DeviceSlot, listener: EventListen
 
 def _ratio(group: str, name: str, seconds: Mapping[str, list[float]]) -> Figure:
     plain, by_event = (statistics.median(seconds[model]) * 1e3 for model in ("count_up", "count_up_by_event"))
-    return Figure(group, name, by_event / plain, "× without", f"{by_event:.4f} ms / {plain:.4f} ms")
+    return Figure(name, by_event / plain, "× without", f"{by_event:.4f} ms / {plain:.4f} ms", group=group)
 
 
 def _waits(counts: Counter[str]) -> int:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-from gpu_check_client import Client
-from gpu_check_measuring import Amounts, identity_figures, medians_ms, multiply_figure, name_of
-from gpu_check_report import Figure, Report, require
-from gpu_check_slots import DeviceSlot
+
+from ..measuring import Amounts, identity_figures, medians_ms, multiply_figure, name_of
+from ..report import Figure, Report, require
+from .client import Client
+from .slots import DeviceSlot
 
 __all__ = ["many_requests", "measure"]
 
@@ -39,12 +40,12 @@ def _identity(report: Report, group: str, client: Client, amounts: Amounts) -> s
     return report.measured(
         *identity_figures(group, "identity", medians, amounts.identity_bytes, is_held=True, binds=False),
         Figure(
-            group,
             f"identity of {last}",
             medians[last] / medians[first],
             f"× identity of {first}",
             f"{medians[last]:.4f} ms / {medians[first]:.4f} ms",
             at_most=MOST_OF_THE_SMALLEST,
+            group=group,
         ),
     )
 

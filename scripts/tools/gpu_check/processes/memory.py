@@ -7,15 +7,16 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-import gpu_check_images
 import numpy as np
-from gpu_check_client import Check, Client
-from gpu_check_report import CheckFailedError, SkippedError, require
-from gpu_check_slots import DeviceSlot
 
 from shm_backend_utils.errors import RegionRefusedError
 from shm_backend_utils.memory.cuda.memory import CudaMappings
 from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaError, device_guard
+
+from .. import photographs
+from ..report import CheckFailedError, SkippedError, require
+from .client import Check, Client
+from .slots import DeviceSlot
 
 __all__ = ["CHECKS"]
 
@@ -83,10 +84,10 @@ def _pass_through(client: Client) -> str:
 
 
 def _normalize(client: Client) -> str:
-    with client.image_slot(gpu_check_images.COUNT, gpu_check_images.HEIGHT, gpu_check_images.WIDTH) as slot:
-        client.gpu.upload(slot.x, gpu_check_images.photographs())
+    with client.image_slot(photographs.COUNT, photographs.HEIGHT, photographs.WIDTH) as slot:
+        client.gpu.upload(slot.x, photographs.noise())
         client.infer("gpu_normalize", slot)
-        return gpu_check_images.compared(client.gpu.download(slot.y))
+        return photographs.compared(client.gpu.download(slot.y))
 
 
 def _dlpack(client: Client) -> str:

@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
 
-import gpu_check_backend
 import numpy as np
-from gpu_check_gpu import Gpu, LoadGpu
-from sample_models import REPOSITORY
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.tensors.attributes import MemoryType
+
+from ...common.sample_models import REPOSITORY
+from ..gpu import Gpu, LoadGpu
+from . import backend
 
 __all__ = ["ADDITIONS", "Answer", "serve"]
 
@@ -41,7 +42,7 @@ def serve(connection: Connection, load_gpu: LoadGpu) -> None:
 
     No name at all asks how often the runtime has done what.
     """
-    gpu_check_backend.put_in_place()
+    backend.put_in_place()
     gpu = load_gpu()
     sys.modules["cupy"] = gpu.cupy  # the very same, unless it stands for CuPy
     counts = gpu.counts
@@ -84,7 +85,7 @@ class _Models:
     def answer(self, name: str, parameters: str) -> Answer:
         self._notes = {}
         outputs = self._outputs.get(name, ("OUTPUT0",))
-        (response,) = self._models[name].execute([gpu_check_backend.Request(parameters, outputs)])
+        (response,) = self._models[name].execute([backend.Request(parameters, outputs)])
         return Answer("" if response.error is None else f"[{response.error.code}] {response.error}", self._notes)
 
     def close(self) -> None:
@@ -196,7 +197,7 @@ class _Empty:
     """A model that does nothing, without this library."""
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        return [gpu_check_backend.InferenceResponse([]) for _ in requests]
+        return [backend.InferenceResponse([]) for _ in requests]
 
     def finalize(self) -> None:
         pass

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-from gpu_check_client import Check, Client
-from gpu_check_measuring import Amounts, name_of
-from gpu_check_report import Figure, Report, require
-from gpu_check_slots import HostSlot
+
+from ..measuring import Amounts, name_of
+from ..report import Figure, Report, require
+from .client import Check, Client
+from .slots import HostSlot
 
 __all__ = ["CHECKS", "measure"]
 
@@ -65,7 +66,7 @@ def _measure(report: Report, group: str, client: Client, amounts: Amounts) -> st
     name = f"pinned to_device of {name_of(amounts.large_bytes)}"
     basis = f"{slow:.4f} ms / {fast:.4f} ms"
     return report.measured(
-        Figure(group, name, slow / fast, "times as fast as from pageable memory", basis, at_least=TIMES_AS_FAST)
+        Figure(name, slow / fast, "times as fast as from pageable memory", basis, at_least=TIMES_AS_FAST, group=group)
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from gpu_check_gpu import Gpu
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.memory import locks as lease
@@ -26,6 +25,8 @@ from shm_backend_utils.protocol.descriptor import (
     RegionClaim,
     SystemRegionClaim,
 )
+
+from ..gpu import Gpu
 
 __all__ = ["DeviceSlot", "HostSlot", "Slot"]
 

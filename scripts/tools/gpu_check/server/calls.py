@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
-import gpu_check_images
 import numpy as np
 import numpy.typing as npt
-from gpu_check_measuring import Amounts, identity_figures, medians_ms, multiply_figure, name_of
-from gpu_check_report import Report, require
-from gpu_check_server_client import ServerCheck, ServerClient
 
 from shm_backend_utils.client import PreparedCall
+
+from .. import photographs
+from ..measuring import Amounts, identity_figures, medians_ms, multiply_figure, name_of
+from ..report import Report, require
+from .client import ServerCheck, ServerClient
 
 __all__ = ["CHECKS", "measure"]
 
@@ -66,11 +67,11 @@ def _from_the_host(client: ServerClient) -> str:
 
 
 def _normalize(client: ServerClient) -> str:
-    images = client.gpu.array(gpu_check_images.photographs())
-    shape = gpu_check_images.COUNT, 3, gpu_check_images.HEIGHT, gpu_check_images.WIDTH
+    images = client.gpu.array(photographs.noise())
+    shape = photographs.COUNT, 3, photographs.HEIGHT, photographs.WIDTH
     wanted = {"NORMALIZED": (shape, np.float32, DEVICE)}
     with client.shm.infer("gpu_normalize", {"IMAGES": images}, outputs=wanted) as result:
-        return gpu_check_images.compared(client.gpu.download(result["NORMALIZED"]))
+        return photographs.compared(client.gpu.download(result["NORMALIZED"]))
 
 
 CHECKS: Final[Mapping[str, ServerCheck]] = {

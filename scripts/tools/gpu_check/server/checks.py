@@ -7,16 +7,16 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gpu_check_gpu import Gpu
-from gpu_check_measuring import Amounts
-from gpu_check_report import CheckFailedError, Report, SkippedError
-
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import Installation
 from shm_backend_utils.server.install import default_folder
 
+from ..gpu import Gpu
+from ..measuring import Amounts
+from ..report import CheckFailedError, Report, SkippedError
+
 if TYPE_CHECKING:
-    from gpu_check_server_client import ServerClient
+    from .client import ServerClient
 
 __all__ = ["check_server", "find_server"]
 
@@ -53,7 +53,7 @@ def check_server(report: Report, gpu: Gpu, amounts: Amounts, folder: Path | None
         def start() -> str:
             installation = find_server(folder)
             try:
-                from gpu_check_server_client import running_server  # noqa: PLC0415  # needs tritonclient
+                from .client import running_server  # noqa: PLC0415  # needs tritonclient
             except ImportError as error:
                 raise SkippedError(f"the client needs tritonclient: {error}") from None
             started.append(stack.enter_context(running_server(gpu, installation)))
@@ -66,12 +66,10 @@ def check_server(report: Report, gpu: Gpu, amounts: Amounts, folder: Path | None
 
 
 def _check(report: Report, client: ServerClient, amounts: Amounts) -> None:
-    import gpu_check_calls  # noqa: PLC0415  # needs tritonclient
-    import gpu_check_native  # noqa: PLC0415
-    import gpu_check_shm_util  # noqa: PLC0415
+    from . import calls, native, shm_util  # noqa: PLC0415  # need tritonclient
 
-    checks = {**gpu_check_calls.CHECKS, **gpu_check_native.CHECKS, **gpu_check_shm_util.CHECKS}
+    checks = {**calls.CHECKS, **native.CHECKS, **shm_util.CHECKS}
     for name, check in checks.items():
         report.run(_GROUP, name, functools.partial(check, client))
-    for figures in (gpu_check_calls, gpu_check_native):
-        figures.measure(report, _GROUP, client, amounts)
+    for measured in (calls, native):
+        measured.measure(report, _GROUP, client, amounts)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tritonclient.grpc as grpcclient
-from gpu_check_gpu import Gpu
-from gpu_check_repository import write_repository
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.server import EmbeddedServer, Installation
+from shm_backend_utils.server import Installation
+
+from ...common.server import temporary_server
+from ..gpu import Gpu
+from .repository import write_repository
 
 __all__ = ["ServerCheck", "ServerClient", "running_server"]
 
@@ -52,13 +53,11 @@ ServerCheck = Callable[[ServerClient], str]
 @contextlib.contextmanager
 def running_server(gpu: Gpu, installation: Installation) -> Iterator[ServerClient]:
     """Run a server as long as the block."""
-    with tempfile.TemporaryDirectory(prefix="shm-backend-utils-gpu-check-") as folder:
-        repository = write_repository(Path(folder) / "models", is_fake=gpu.is_fake)
-        log_file = Path(folder) / "server.log"
-        with (
-            EmbeddedServer.start(repository, installation=installation, log_file=log_file) as server,
-            ShmClient(server.grpc_url, cuda=gpu.access) as shm,
-            grpcclient.InferenceServerClient(server.grpc_url) as bare,
-        ):
-            yield ServerClient(gpu, shm, bare)
-            server.stop()  # no model has the client's memory mapped then: the client frees it when it is closed
+    models = functools.partial(write_repository, is_fake=gpu.is_fake)
+    with (
+        temporary_server("gpu-check", models, installation=installation) as server,
+        ShmClient(server.grpc_url, cuda=gpu.access) as shm,
+        grpcclient.InferenceServerClient(server.grpc_url) as bare,
+    ):
+        yield ServerClient(gpu, shm, bare)
+        server.stop()  # no model has the client's memory mapped then: the client frees it when it is closed

@@ -11,14 +11,15 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc as grpcclient
-from gpu_check_measuring import Amounts, identity_figures, medians_ms, name_of
-from gpu_check_report import Report, SkippedError, require
-from gpu_check_server_client import ServerCheck, ServerClient
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.protocol import descriptor
 from shm_backend_utils.protocol.descriptor import CudaRegionClaim, Descriptor, InputSpan, OutputSpan
+
+from ..measuring import Amounts, identity_figures, medians_ms, name_of
+from ..report import Report, SkippedError, require
+from .client import ServerCheck, ServerClient
 
 __all__ = ["CHECKS", "measure"]
 

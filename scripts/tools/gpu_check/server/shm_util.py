@@ -8,8 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 import tritonclient.grpc
-from gpu_check_report import SkippedError, require
-from gpu_check_server_client import ServerCheck, ServerClient
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import attach
@@ -20,6 +18,9 @@ from shm_backend_utils.testing.shm_util import (
     create_set_cuda_shm_regions,
     unregister_cleanup_shm_regions,
 )
+
+from ..report import SkippedError, require
+from .client import ServerCheck, ServerClient
 
 __all__ = ["CHECKS"]
 

@@ -1,6 +1,6 @@
 """A rehearsal's ``model.py``: the real one, which lies beside it under another name, on a fake GPU.
 
-Triton finds it beside the modules that it imports.
+Triton finds it in the folder of the modules that it imports, which are copies, so their names are written in full.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib
 import sys
 from typing import Any
 
-from gpu_check_fake import load_fake_gpu
+from scripts.tools.gpu_check.fake import load_fake_gpu
 
 _GPU = load_fake_gpu()
 sys.modules["cupy"] = _GPU.cupy

@@ -14,13 +14,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numpy.typing as npt
-from soak_board import Board, Phase
-from soak_machine import held_shared_memory
-from soak_tally import Tally
-from soak_workload import WORKLOADS, HeldViews, Noise, Workload, is_right
 
 from shm_backend_utils.client import DeadlineExceededError, PreparedCall, Result, ServerUnavailableError, ShmClient
 from shm_backend_utils.errors import ShmError, SlotInDoubtError
+
+from ..machine import held_shared_memory
+from .board import Board, Phase
+from .tally import Tally
+from .workload import WORKLOADS, HeldViews, Noise, Workload, is_right
 
 REPORT_INTERVAL_S: Final = 0.25
 CALL_TIMEOUT_S: Final = 20.0

@@ -7,15 +7,14 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Final
 
-from soak_board import Board, Phase
-from soak_tally import Tally
+from .board import Board, Phase
+from .tally import Tally
 
 __all__ = ["ClientProcess"]
 
-PROGRAM: Final = Path(__file__).with_name("soak_client.py")
+PROGRAM: Final = "scripts.tools.soak.client"
 STOP_S: Final = 60.0
 
 
@@ -32,7 +31,7 @@ class ClientProcess:
         self._tally = tally
         self._process = subprocess.Popen(
             [
-                *(sys.executable, str(PROGRAM), "--grpc", grpc_url, "--http", http_url),
+                *(sys.executable, "-m", PROGRAM, "--grpc", grpc_url, "--http", http_url),
                 *("--seed", str(seed), "--board", str(self._board.fd)),
             ],
             stdin=subprocess.PIPE,

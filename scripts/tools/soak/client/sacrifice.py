@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from soak_machine import SHM
 
 from shm_backend_utils.client import PreparedCall, ShmClient
 from shm_backend_utils.errors import PeerError, ShmError
+
+from ..machine import SHM
 
 LENGTH: Final = 1 << 18
 ATTEMPTS: Final = 5
