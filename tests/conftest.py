@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from scripts.tools.common.sample_models import copy_models, copy_sample_models, models_in
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "scripts" / "programs"))  # for what tests share with scripts
 SHM = Path("/dev/shm")
 
 # A busy machine is no bug: no example has to be found or run within a time.
@@ -31,12 +29,9 @@ def _leaves_no_shared_memory() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def triton_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     """A server with every sample model that this machine can run and every test model, one for all tests here."""
-    from sample_models import copy_sample_models
-
     folder = tmp_path_factory.mktemp("server")
     repository = copy_sample_models(folder / "models")
-    for config in (ROOT / "tests" / "models").glob("*/config.pbtxt"):
-        shutil.copytree(config.parent, repository / config.parent.name, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_models(models_in(ROOT / "tests" / "models"), repository)
     with EmbeddedServer.start(repository, log_file=folder / "server.log") as server:
         yield server
     assert list(SHM.glob(f"{server.shm_prefix}*")) == []

@@ -6,14 +6,14 @@ import functools
 from collections.abc import Iterator
 
 import pytest
-from gpu_check_client import Client, ModelProcess
-from gpu_check_figures import many_requests
-from gpu_check_gpu import Gpu, load_gpu
-from gpu_check_measuring import SMALL
-from gpu_check_processes import CHECKS
-from gpu_check_report import Outcome, Report, SkippedError
-from gpu_check_server import find_server
 
+from scripts.tools.gpu_check.gpu import Gpu, load_gpu
+from scripts.tools.gpu_check.measuring import SMALL
+from scripts.tools.gpu_check.processes.checks import CHECKS
+from scripts.tools.gpu_check.processes.client import Client, ModelProcess
+from scripts.tools.gpu_check.processes.figures import many_requests
+from scripts.tools.gpu_check.report import Outcome, Report, SkippedError
+from scripts.tools.gpu_check.server.checks import find_server
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 
@@ -22,10 +22,10 @@ try:
 except MachineError as error:
     pytest.skip(f"no GPU was tested: {error}", allow_module_level=True)
 
-from gpu_check_calls import CHECKS as CALLS
-from gpu_check_native import CHECKS as NATIVE_CALLS
-from gpu_check_server_client import running_server
-from gpu_check_shm_util import CHECKS as SHM_UTIL_CALLS
+from scripts.tools.gpu_check.server.calls import CHECKS as CALLS
+from scripts.tools.gpu_check.server.client import running_server
+from scripts.tools.gpu_check.server.native import CHECKS as NATIVE_CALLS
+from scripts.tools.gpu_check.server.shm_util import CHECKS as SHM_UTIL_CALLS
 
 SERVER_CHECKS = {**CALLS, **NATIVE_CALLS, **SHM_UTIL_CALLS}
 

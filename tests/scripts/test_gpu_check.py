@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_check import check, default_folder
-from gpu_check_client import Check, Client, ModelProcess
-from gpu_check_fake import gpu_on, load_fake_gpu
-from gpu_check_figures import many_requests
-from gpu_check_gpu import Gpu, load_gpu
-from gpu_check_measuring import SMALL
-from gpu_check_processes import CHECKS
-from gpu_check_report import CheckFailedError, Figure, Report, SkippedError
 
+from scripts.tools.gpu_check.check import check, default_folder
+from scripts.tools.gpu_check.fake import gpu_on, load_fake_gpu
+from scripts.tools.gpu_check.gpu import Gpu, load_gpu
+from scripts.tools.gpu_check.measuring import SMALL
+from scripts.tools.gpu_check.processes.checks import CHECKS
+from scripts.tools.gpu_check.processes.client import Check, Client, ModelProcess
+from scripts.tools.gpu_check.processes.figures import many_requests
+from scripts.tools.gpu_check.report import CheckFailedError, Figure, Report, SkippedError
 from shm_backend_utils.memory.cuda.runtime import CudaError
 from shm_backend_utils.server.install import FOLDER_VARIABLE
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
@@ -243,7 +243,7 @@ def test_a_check_finds_a_gpu_that_is_not_as_it_must_be(
 def test_a_figure_beyond_its_limit_fails_its_check(
     limits: dict[str, float], is_held: bool | None, tmp_path: Path
 ) -> None:
-    figure = Figure("group", "figure", 1.2, "× something", "1.2 ms / 1 ms", **limits)  # type: ignore[arg-type]
+    figure = Figure("figure", 1.2, "× something", "1.2 ms / 1 ms", group="group", **limits)  # type: ignore[arg-type]
     report = Report("title", {}, tmp_path, is_fake=False)
     report.run("group", "name", lambda: report.measured(figure))
     report.finish()
@@ -255,7 +255,7 @@ def test_a_figure_beyond_its_limit_fails_its_check(
 
 
 def test_a_limit_that_does_not_bind_is_shown_and_fails_nothing(tmp_path: Path) -> None:
-    figure = Figure("group", "figure", 2, "× something", "2 ms / 1 ms", at_most=1.2, binds=False)
+    figure = Figure("figure", 2, "× something", "2 ms / 1 ms", at_most=1.2, group="group", binds=False)
     report = Report("title", {}, tmp_path, is_fake=False)
     assert report.run("group", "name", lambda: report.measured(figure)).status == "PASS"
     assert "at most 1.2, NOT HELD (not binding here)" in (tmp_path / "report.txt").read_text()

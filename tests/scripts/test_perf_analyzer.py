@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from perf_analyzer_cases import CASES
-from perf_analyzer_install import PerfAnalyzer, default_folder, install_perf_analyzer
-from perf_analyzer_runs import SHM, own_names
 
+from scripts.tools import ROOT
+from scripts.tools.perf_analyzer.cases import CASES
+from scripts.tools.perf_analyzer.install import PerfAnalyzer, default_folder, install_perf_analyzer
+from scripts.tools.perf_analyzer.runs import SHM, own_names
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import Installation
 
-PROGRAM = Path(__file__).resolve().parents[2] / "scripts" / "programs" / "perf_analyzer.py"
 QUANTITIES = {"inferences_per_s", "p50_ms", "p90_ms", "p99_ms"}
 DEADLINE_S = 60.0
 CASE = CASES["multiply-4"]
@@ -28,7 +28,8 @@ CASE = CASES["multiply-4"]
 
 def started(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(PROGRAM), "--only", CASE.name, *arguments],
+        [sys.executable, "-m", "scripts.tools.perf_analyzer", "--only", CASE.name, *arguments],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

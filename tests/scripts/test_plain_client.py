@@ -7,15 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+from scripts.tools import ROOT, plain_client
 from shm_backend_utils.server import EmbeddedServer
-
-PROGRAM = Path(__file__).resolve().parents[2] / "scripts" / "programs" / "plain_client.py"
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
     """Run it to its end, after which nothing of it is in shared memory; return exit status and both outputs."""
     with subprocess.Popen(
-        [sys.executable, str(PROGRAM), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", plain_client.__name__, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         out, error = process.communicate()
     assert list(Path("/dev/shm").glob(f"plain-client-{process.pid}*")) == []
@@ -49,4 +52,4 @@ def test_it_needs_a_server() -> None:
 
 
 def test_it_uses_nothing_of_this_package() -> None:
-    assert "shm_backend_utils" not in PROGRAM.read_text()
+    assert "shm_backend_utils" not in Path(plain_client.__file__).read_text()

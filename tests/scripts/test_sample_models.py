@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-import sample_models
-from sample_models import REPOSITORY
 
+from scripts.tools.common import sample_models
+from scripts.tools.common.sample_models import REPOSITORY
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime

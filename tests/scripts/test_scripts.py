@@ -1,7 +1,8 @@
-"""The programs behind ``scripts/serve`` and ``scripts/demo``, run as a user runs them."""
+"""The tools behind ``scripts/serve`` and ``scripts/demo``, run as a user runs them."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -16,9 +17,27 @@ from typing import Any
 import pytest
 import tritonclient.grpc as grpcclient
 
-PROGRAMS = Path(__file__).resolve().parents[2] / "scripts" / "programs"
+from scripts.tools import ROOT
+
 SHARED_MEMORY = Path("/dev/shm")
 DEADLINE_S = 60.0
+
+
+COMMANDS = {
+    command.name: re.findall(r'/tools/start" (\w+) "\$@"', command.read_text())
+    for command in (ROOT / "scripts").iterdir()
+    if command.is_file() and not command.suffix
+}
+
+
+@pytest.mark.parametrize("command", [name for name, tools in COMMANDS.items() if tools])
+def test_a_command_starts_the_tool_of_its_name(command: str) -> None:
+    assert COMMANDS[command] == [command]
+    assert importlib.util.find_spec(f"scripts.tools.{command}") is not None
+
+
+def test_only_three_commands_are_more_than_one_line() -> None:
+    assert {name for name, tools in COMMANDS.items() if not tools} == {"gpu_check", "setup", "test"}
 
 
 class Program:
@@ -26,7 +45,8 @@ class Program:
 
     def __init__(self, *command: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / command[0]), *command[1:]],
+            [sys.executable, "-m", f"scripts.tools.{command[0]}", *command[1:]],
+            cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -111,7 +131,7 @@ def failing_repository(tmp_path: Path) -> Path:
 
 
 def test_serve_prints_one_line_when_every_model_is_ready(start: Callable[..., Program]) -> None:
-    serve = start("serve.py")
+    serve = start("serve")
     line = serve.first_line()
     ready = re.fullmatch(r"READY grpc=(\S+:\d+) http=\S+:\d+ metrics=\S+:\d+\n", line)
     assert ready is not None
@@ -123,7 +143,7 @@ def test_serve_prints_one_line_when_every_model_is_ready(start: Callable[..., Pr
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_ends_cleanly_on_a_signal(start: Callable[..., Program], number: int) -> None:
-    serve = start("serve.py")
+    serve = start("serve")
     serve.first_line()
     server_pid, prefix = serve.server()
     assert shared_memory_of(prefix)  # or there would be nothing that could be left
@@ -135,7 +155,7 @@ def test_serve_ends_cleanly_on_a_signal(start: Callable[..., Program], number: i
 
 
 def test_serve_ends_cleanly_on_a_signal_while_the_server_starts(start: Callable[..., Program]) -> None:
-    serve = start("serve.py")
+    serve = start("serve")
     server_pid, prefix = serve.server()
     serve.signal(signal.SIGTERM)
     assert serve.finish() == (0, "", "")
@@ -146,7 +166,7 @@ def test_serve_ends_cleanly_on_a_signal_while_the_server_starts(start: Callable[
 def test_serve_fails_with_the_reason_when_a_model_does_not_load(
     start: Callable[..., Program], failing_repository: Path
 ) -> None:
-    status, out, error = start("serve.py", "--model-repository", str(failing_repository)).finish()
+    status, out, error = start("serve", "--model-repository", str(failing_repository)).finish()
     assert status != 0
     assert out == ""
     assert "this model has a fault of its own" in error
@@ -154,7 +174,7 @@ def test_serve_fails_with_the_reason_when_a_model_does_not_load(
 
 
 def test_serve_fails_with_the_end_of_the_log_when_the_server_dies(start: Callable[..., Program]) -> None:
-    serve = start("serve.py")
+    serve = start("serve")
     serve.first_line()
     server_pid, prefix = serve.server()
     os.kill(server_pid, signal.SIGKILL)
@@ -169,7 +189,7 @@ class DemoRun:
     """A demo that started its own server and ran to its end."""
 
     def __init__(self, picture: Path) -> None:
-        program = Program("demo.py", "--rounds", "1", "--picture", str(picture))
+        program = Program("demo", "--rounds", "1", "--picture", str(picture))
         _, prefix = program.server()
         self.picture = picture
         self.status, self.out, self.error = program.finish()
@@ -214,7 +234,7 @@ def test_demo_leaves_nothing_in_shared_memory(demo: DemoRun) -> None:
 
 @pytest.fixture
 def url(start: Callable[..., Program]) -> str:
-    ready = re.search(r"grpc=(\S+)", start("serve.py").first_line())
+    ready = re.search(r"grpc=(\S+)", start("serve").first_line())
     assert ready is not None
     return ready[1]
 
@@ -223,7 +243,7 @@ def test_an_interrupted_demo_leaves_nothing_in_shared_memory_or_at_the_server(
     start: Callable[..., Program], url: str
 ) -> None:
     with grpcclient.InferenceServerClient(url) as client:
-        demo = start("demo.py", "--url", url, "--rounds", "100000")
+        demo = start("demo", "--url", url, "--rounds", "100000")
         regions = regions_of_demo(demo.pid)
         eventually(lambda: len(shared_memory_of(*regions)) > 2)
         assert client.get_system_shared_memory_status().regions
@@ -238,7 +258,7 @@ def test_an_interrupted_demo_leaves_nothing_in_shared_memory_or_at_the_server(
 
 
 def test_a_demo_without_a_server_says_what_to_do(start: Callable[..., Program]) -> None:
-    status, out, error = start("demo.py", "--url", "127.0.0.1:1").finish()
+    status, out, error = start("demo", "--url", "127.0.0.1:1").finish()
     assert (status, out) == (1, "")
     assert "no Triton server answers at grpc://127.0.0.1:1; is it running" in error
     assert "Traceback" not in error

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Final
 
-import gpu_check_backend
 import numpy as np
 import pytest
 
+from scripts.tools.gpu_check.processes import backend
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.memory.cuda.events import Event
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
@@ -48,7 +48,7 @@ def session_on(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, **settings: Any)
     """Return a session of model `m`, with input X and outputs Y and Z of FP32, and of an instance on GPU 0."""
     name = "triton_python_backend_utils"
     monkeypatch.setitem(sys.modules, name, ModuleType(name))  # so that it is taken away again
-    gpu_check_backend.put_in_place()
+    backend.put_in_place()
     return ShmSession(_SPEC, Settings(**settings), CudaAccess(lambda: cuda), DEVICE)
 
 
@@ -60,9 +60,7 @@ class Client:
         self._allocations = [CudaAllocation(cuda, SLOTS * _SHARE, device) for device in range(cuda.device_count())]
         self._generations = [0] * SLOTS
 
-    def request(
-        self, slot: int, outputs: Mapping[str, int], room: int = 16, *, fenced: bool = True
-    ) -> gpu_check_backend.Request:
+    def request(self, slot: int, outputs: Mapping[str, int], room: int = 16, *, fenced: bool = True) -> backend.Request:
         """Return a request whose X is on the instance's GPU, and whose outputs are where it is said."""
         host: list[RegionClaim] = [claim_of_region(self.region, slot)] if fenced else []
         slot_region = 0 if fenced else None
@@ -79,7 +77,7 @@ class Client:
         self._generations[slot] += 1
         self.region.record(slot).generation = self._generations[slot]
         parameters = {"shm_io": text, "shm_generation": self._generations[slot]}
-        return gpu_check_backend.Request(json.dumps(parameters), list(outputs))
+        return backend.Request(json.dumps(parameters), list(outputs))
 
     def write(self, slot: int, value: float) -> None:
         """Fill a request's X."""

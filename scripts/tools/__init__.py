@@ -1,0 +1,14 @@
+"""What the commands in ``scripts`` start: a package for each tool, or a module; :mod:`.common` has what several use.
+
+Run from the root of the checkout, ``python -m scripts.tools.NAME`` starts a tool without setting anything up.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+__all__ = ["ROOT"]
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+"""The checkout."""

@@ -1,0 +1,1 @@
+"""Measure what this library costs, and hold the figures to their limits."""

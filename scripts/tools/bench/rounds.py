@@ -1,0 +1,120 @@
+"""How the bench measures: every case once per round, and medians over the rounds."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, Final
+
+import tritonclient.grpc
+import tritonclient.http
+from rich.progress import Progress
+
+from shm_backend_utils.server import EmbeddedServer
+
+from ..common.figures import Figure
+from ..common.rounds import Times, rotated
+
+__all__ = ["AsyncCases", "Bench", "Cases", "Medians", "allow_many_descriptors"]
+
+Cases = Mapping[str, Callable[[], object]]
+AsyncCases = Mapping[str, Callable[[], Awaitable[object]]]
+
+WARM_UP_ROUNDS: Final = 20
+
+
+class Medians(dict[str, float]):
+    """Median time of each case, in milliseconds."""
+
+    def pair(self, one: str, other: str) -> str:
+        """Return two of them in words."""
+        return f"{self[one]:.3f} ms / {self[other]:.3f} ms"
+
+    def ratio(
+        self,
+        name: str,
+        one: str,
+        other: str,
+        unit: str,
+        *,
+        at_most: float | None = None,
+        at_least: float | None = None,
+    ) -> Figure:
+        """Return what one case takes over what another one does, as a figure of this name."""
+        return Figure(name, self[one] / self[other], unit, self.pair(one, other), at_most, at_least)
+
+
+class Bench:
+    """A server to measure against, and how often to.
+
+    Attributes
+    ----------
+    server : EmbeddedServer
+    rounds : int
+        How often each case runs.
+    medians : dict of str to Medians
+        All that were measured, by what was measured.
+    """
+
+    def __init__(self, server: EmbeddedServer, rounds: int, progress: Progress) -> None:
+        self.server = server
+        self.rounds = rounds
+        self.medians: dict[str, Medians] = {}
+        self._progress = progress
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """The server's address for ShmClient, by protocol."""
+        return {"grpc": self.server.grpc_url, "http": f"http://{self.server.http_url}"}
+
+    def plain_client(self, protocol: str) -> Any:
+        """Return tritonclient's client, to be closed."""
+        if protocol == "grpc":
+            return tritonclient.grpc.InferenceServerClient(self.server.grpc_url)
+        return tritonclient.http.InferenceServerClient(self.server.http_url)
+
+    def shown(self, what: str, count: int) -> Iterator[int]:
+        """Count up to ``count``, showing progress."""
+        task = self._progress.add_task(what, total=count)
+        for number in range(count):
+            yield number
+            self._progress.advance(task)
+        self._progress.remove_task(task)
+
+    def rounds_with_warm_up(self, what: str, rounds: int | None = None) -> Iterator[int]:
+        """Count the rounds, from below 0 to warm up, showing progress."""
+        for number in self.shown(what, WARM_UP_ROUNDS + (rounds or self.rounds)):
+            yield number - WARM_UP_ROUNDS
+
+    def measure(self, what: str, cases: Cases, rounds: int | None = None) -> Medians:
+        """Run every case once per round, so that whatever the machine does meanwhile hits all alike."""
+        times = Times(cases)
+        for number in self.rounds_with_warm_up(what, rounds):
+            for name in rotated(cases, number):
+                case = cases[name]
+                begin = time.perf_counter()
+                case()
+                times.add(name, number, begin)
+        return self._medians(what, times)
+
+    async def measure_async(self, what: str, cases: AsyncCases, rounds: int | None = None) -> Medians:
+        """As :meth:`measure`, for cases that are awaited, one after another."""
+        times = Times(cases)
+        for number in self.rounds_with_warm_up(what, rounds):
+            for name in rotated(cases, number):
+                case = cases[name]
+                begin = time.perf_counter()
+                await case()
+                times.add(name, number, begin)
+        return self._medians(what, times)
+
+    def _medians(self, what: str, times: Times) -> Medians:
+        medians = self.medians[what] = Medians(times.medians())
+        return medians
+
+
+def allow_many_descriptors() -> None:
+    """Let this process and its children open as many files as they may: slots and their mappings are files."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,0 +1,44 @@
+"""What a tool reports of its measurements: a figure, what it was worked out from, and what it is held to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Figure"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure, as a rule a ratio of two medians of one run: those are its basis.
+
+    Attributes
+    ----------
+    name : str
+    figure : float
+    unit : str
+    basis : str
+        What it was worked out from, in words.
+    at_most, at_least : float or None
+        Its limit, if it has one.
+    """
+
+    name: str
+    figure: float
+    unit: str
+    basis: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def is_held(self) -> bool | None:
+        """Whether the limit is held; None if there is none."""
+        if self.at_most is not None:
+            return self.figure <= self.at_most
+        return None if self.at_least is None else self.figure >= self.at_least
+
+    @property
+    def held_to(self) -> str:
+        """The limit in words; empty if there is none."""
+        if self.at_most is not None:
+            return f"at most {self.at_most:g}"
+        return "" if self.at_least is None else f"at least {self.at_least:g}"

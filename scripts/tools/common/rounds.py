@@ -1,0 +1,35 @@
+"""How every tool measures: all cases once per round, each round in another order, and medians over the rounds.
+
+Whatever the machine does meanwhile hits all cases alike then. Standard library only, as the GPU check has little else.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable
+
+__all__ = ["Times", "rotated"]
+
+
+def rotated(names: Iterable[str], round_number: int) -> list[str]:
+    """Return the names, beginning with another one in each round: the first finds the caches coldest."""
+    order = list(names)
+    first = round_number % len(order)
+    return order[first:] + order[:first]
+
+
+class Times:
+    """What each case took in every round."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._milliseconds: dict[str, list[float]] = {name: [] for name in names}
+
+    def add(self, name: str, round_number: int, begin: float) -> None:
+        """Keep the time since ``begin``, by ``time.perf_counter``; a round below 0 only warms up."""
+        if round_number >= 0:
+            self._milliseconds[name].append((time.perf_counter() - begin) * 1e3)
+
+    def medians(self) -> dict[str, float]:
+        """Return the median of each case, in milliseconds."""
+        return {name: statistics.median(values) for name, values in self._milliseconds.items()}

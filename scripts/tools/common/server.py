@@ -1,0 +1,41 @@
+"""A server that lasts as long as a block, with its models and its log in a folder that is removed then."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shm_backend_utils.server import EmbeddedServer, Installation, Ports
+
+from .sample_models import copy_sample_models
+
+__all__ = ["temporary_server"]
+
+
+@contextmanager
+def temporary_server(
+    tool: str,
+    provide_models: Callable[[Path], Path] = copy_sample_models,
+    *,
+    ports: Ports | None = None,
+    installation: Installation | None = None,
+) -> Iterator[EmbeddedServer]:
+    """Start a server.
+
+    Parameters
+    ----------
+    tool : str
+        Who starts it; the folder's name says so, should it ever be left behind.
+    provide_models : callable
+        Takes a path to put models at, and returns where they are.
+    ports, installation
+        As for :meth:`EmbeddedServer.start`.
+    """
+    with tempfile.TemporaryDirectory(prefix=f"shm-backend-utils-{tool}-") as name:
+        folder = Path(name)
+        models = provide_models(folder / "models")
+        log_file = folder / "server.log"
+        with EmbeddedServer.start(models, ports=ports, installation=installation, log_file=log_file) as server:
+            yield server

@@ -1,0 +1,1 @@
+"""Send photographs through a model on every path, compare and measure."""

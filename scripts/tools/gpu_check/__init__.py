@@ -1,0 +1,1 @@
+"""Check and measure this library on a real GPU."""

@@ -1,0 +1,113 @@
+"""What requests with memory of a GPU cost between two processes, and what they leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from ..measuring import Amounts, identity_figures, medians_ms, multiply_figure, name_of
+from ..report import Figure, Report, require
+from .client import Client
+from .slots import DeviceSlot
+
+__all__ = ["many_requests", "measure"]
+
+MOST_OF_THE_SMALLEST: Final = 1.2
+
+
+def measure(report: Report, group: str, client: Client, amounts: Amounts) -> None:
+    """Measure what requests cost, next to an empty one over the same pipe.
+
+    An empty request costs a fraction of what it costs with a server. What is measured in empty requests is therefore
+    shown beside its limit here, and held to it where there is a server.
+    """
+    report.run(group, "identity on a GPU, by size", lambda: _identity(report, group, client, amounts))
+    report.run(group, "gpu_multiply and its parts", lambda: _multiply(report, group, client, amounts))
+
+
+def _identity(report: Report, group: str, client: Client, amounts: Amounts) -> str:
+    with contextlib.ExitStack() as stack:
+        cases = {"empty": _empty(client)}
+        for size in amounts.identity_bytes:
+            slot = stack.enter_context(client.slot("identity", size // 4, room=0))
+            cases[name_of(size)] = _case(client, "identity", slot)
+        medians = medians_ms(cases, amounts.rounds)
+    first, last = (name_of(amounts.identity_bytes[index]) for index in (0, -1))
+    return report.measured(
+        *identity_figures(group, "identity", medians, amounts.identity_bytes, is_held=True, binds=False),
+        Figure(
+            f"identity of {last}",
+            medians[last] / medians[first],
+            f"× identity of {first}",
+            f"{medians[last]:.4f} ms / {medians[first]:.4f} ms",
+            at_most=MOST_OF_THE_SMALLEST,
+            group=group,
+        ),
+    )
+
+
+def _multiply(report: Report, group: str, client: Client, amounts: Amounts) -> str:
+    gpu, count = client.gpu, amounts.large_bytes // 4
+    with client.slot("gpu_multiply", count) as slot:
+        gpu.upload(slot.x, np.ones(count, np.float32))
+
+        def kernel_alone() -> None:
+            gpu.double(slot.x, slot.y)
+            gpu.wait()
+
+        cases: dict[str, Callable[[], object]] = {
+            "empty": _empty(client),
+            "kernel": kernel_alone,
+            "multiply": _case(client, "gpu_multiply", slot),
+        }
+        medians = medians_ms(cases, amounts.rounds)
+    return report.measured(multiply_figure(group, medians, amounts.large_bytes, binds=False))
+
+
+def many_requests(client: Client, amounts: Amounts) -> str:
+    """Check that many requests over some regions open each once, and that nothing is left when they are given up."""
+    gpu, model = client.gpu, client.model
+    with client.slot("gpu_multiply", 1) as warm_up:  # what CUDA itself allocates at first use is no leak
+        client.infer("gpu_multiply", warm_up)
+        gpu.download(warm_up.y)
+    before, used_before = model.counts(), gpu.used_bytes()
+    slots: list[DeviceSlot] = []
+    try:
+        count = amounts.region_bytes // 8
+        for number in range(amounts.regions):
+            slots.append(DeviceSlot.of_numbers(gpu, "gpu_multiply", count))
+            gpu.upload(slots[-1].x, np.full(count, number, np.float32))
+        begin = time.perf_counter()
+        for number in range(amounts.requests):
+            client.infer("gpu_multiply", slots[number % len(slots)])
+        seconds = time.perf_counter() - begin
+        for number, slot in enumerate(slots):
+            require(bool((gpu.download(slot.y) == 2 * number).all()), f"the output of slot {number} is wrong")
+        opened = model.counts()["open"] - before["open"]
+        require(opened == amounts.regions, f"the model opened {opened} handles; expected {amounts.regions}")
+        client.wait_until_unmapped("gpu_multiply", slots)
+    except BaseException:
+        model.kill()
+        raise
+    finally:
+        for slot in slots:
+            slot.unlink()
+            slot.free()
+    after, used_after = model.counts(), gpu.used_bytes()
+    left = (after["open"] - after["close"]) - (before["open"] - before["close"])
+    require(left == 0, f"{left} handles are still open in the model's process")
+    grown = used_after - used_before
+    require(grown < amounts.region_bytes, f"{grown} bytes more of device memory are in use than at the start")
+    return f"{amounts.requests} requests in {seconds:.1f} s, {opened} handles opened, device memory {grown:+} bytes"
+
+
+def _empty(client: Client) -> Callable[[], object]:
+    return lambda: client.model.infer("empty", "{}")
+
+
+def _case(client: Client, model: str, slot: DeviceSlot) -> Callable[[], object]:
+    return lambda: client.infer(model, slot)

@@ -1,0 +1,168 @@
+"""Memory for the calls of the check: of a GPU or of the host, and one request in it at a time."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shm_backend_utils import dtypes
+from shm_backend_utils.memory import locks as lease
+from shm_backend_utils.memory.cuda.events import Event
+from shm_backend_utils.memory.cuda.memory import CudaAllocation
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.protocol import descriptor
+from shm_backend_utils.protocol.descriptor import (
+    CudaRegionClaim,
+    Descriptor,
+    InputSpan,
+    OutputSpan,
+    RegionClaim,
+    SystemRegionClaim,
+)
+
+from ..gpu import Gpu
+
+__all__ = ["DeviceSlot", "HostSlot", "Slot"]
+
+_ALIGNMENT: Final = 256
+
+
+class Slot:
+    """A managed region, through which requests are fenced one from the next.
+
+    Attributes
+    ----------
+    region : ManagedRegion
+    """
+
+    def __init__(self, byte_size: int = 0) -> None:
+        self.region = ManagedRegion.create(byte_size)
+        self._record = self.region.record(0)
+        self._generation = 0
+        self.text = ""
+
+    def describe(
+        self,
+        model: str,
+        inputs: Mapping[str, InputSpan],
+        outputs: Mapping[str, OutputSpan],
+        *others: RegionClaim,
+    ) -> None:
+        """Say what all requests from now on are; the regions of their spans are this one, and then the others."""
+        header = self.region.header
+        claim = SystemRegionClaim(self.region.segment.key, header.byte_size, header.token.hex(), 0)
+        self.text = descriptor.encode(Descriptor(model, (claim, *others), inputs, outputs))
+        self._parameters = _parameters(self.text)
+
+    def next_request(self, text: str | None = None) -> str:
+        """Begin a generation and return the parameters of its request, with another descriptor if one is given."""
+        self._generation += 1
+        self._record.generation = self._generation
+        begin = self._parameters if text is None else _parameters(text)
+        return f"{begin}{self._generation}}}"
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether the model has finished with the last request."""
+        return self._record.completed == self._generation
+
+    def results(self) -> dict[str, Any]:
+        """Return what the model has written of its outputs."""
+        results: dict[str, Any] = json.loads(self._record.results())
+        return results
+
+    def events(self) -> list[Event]:
+        """Return the events that tell when the outputs are complete."""
+        return [Event(uuid, base64.b64decode(handle)) for uuid, handle in self.results().get("", [])]
+
+    def unlink(self) -> None:
+        """Give the memory up: models let go of it now."""
+        self.region.segment.unlink()
+
+    @property
+    def is_mapped_elsewhere(self) -> bool:
+        """Whether some model has memory of a GPU mapped that this fences."""
+        return lease.has_users(self.region.segment.fileno())
+
+    def free(self) -> None:
+        """Free everything; nobody may have memory of a GPU mapped."""
+        del self._record
+        self.region.close()
+
+
+class DeviceSlot(Slot):
+    """Memory of a GPU for one input and one output, which is of FP32.
+
+    Attributes
+    ----------
+    x, y : array
+        Input and output.
+    allocation : CudaAllocation
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        model: str,
+        shape: tuple[int, ...],
+        out_shape: tuple[int, ...],
+        names: tuple[str, str],
+        dtype: np.dtype[Any],
+        device: int,
+    ) -> None:
+        super().__init__()
+        x_bytes, y_bytes = math.prod(shape) * dtype.itemsize, math.prod(out_shape) * 4
+        y_begin = -(-x_bytes // _ALIGNMENT) * _ALIGNMENT
+        self.allocation = CudaAllocation(gpu.runtime, y_begin + max(y_bytes, _ALIGNMENT), device)
+        self.x: Any = self.allocation.array_at(0, dtype, shape, x_bytes)
+        self.y: Any = self.allocation.array_at(y_begin, np.dtype(np.float32), out_shape, y_bytes)
+        self.describe(
+            model,
+            {names[0]: InputSpan(1, 0, x_bytes, dtypes.from_numpy(dtype, names[0]), shape)},
+            {names[1]: OutputSpan(1, y_begin, y_bytes)},
+            CudaRegionClaim(self.allocation.handle, self.allocation.byte_size, self.allocation.device_uuid, 0),
+        )
+
+    @classmethod
+    def of_numbers(cls, gpu: Gpu, model: str, count: int, *, room: int | None = None, device: int = 0) -> DeviceSlot:
+        """Make a slot for ``count`` numbers (FP32), and room for as many in the output unless told otherwise."""
+        out = (count if room is None else room,)
+        return cls(gpu, model, (count,), out, ("INPUT0", "OUTPUT0"), np.dtype(np.float32), device)
+
+    def claiming(self, **changes: object) -> str:
+        """Return the descriptor with other claims about the device memory."""
+        content = json.loads(self.text)
+        content["regions"][1].update(changes)
+        return json.dumps(content)
+
+    def free_on_device(self) -> None:
+        """Free the memory of the GPU alone."""
+        self.x = self.y = None
+        self.allocation.free()
+
+    def free(self) -> None:
+        """Free everything; nobody may have memory of the GPU mapped."""
+        self.free_on_device()
+        super().free()
+
+
+class HostSlot(Slot):
+    """Memory of the host with one input, INPUT0, and room for no output."""
+
+    def __init__(self, model: str, values: npt.NDArray[np.generic]) -> None:
+        super().__init__(values.nbytes)
+        begin = self.region.data_offset
+        self.region.bytes()[begin : begin + values.nbytes] = values.view(np.uint8)
+        dtype = dtypes.from_numpy(values.dtype, "INPUT0")
+        self.describe(model, {"INPUT0": InputSpan(0, begin, values.nbytes, dtype, values.shape)}, {})
+
+
+def _parameters(text: str) -> str:
+    """Return the request's parameters up to the generation."""
+    return f'{{"{descriptor.PARAMETER}":{json.dumps(text)},"{descriptor.GENERATION_PARAMETER}":'

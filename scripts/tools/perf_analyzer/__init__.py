@@ -1,0 +1,1 @@
+"""Have perf_analyzer measure the direct path next to what it knows itself."""

@@ -1,0 +1,66 @@
+"""Send checked requests through a real server for a while, and break everything that can break meanwhile.
+
+The exit status is 1 if a byte was wrong, something leaked or hung, or the server died of what it should survive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from shm_backend_utils.errors import MachineError
+
+from ..common.command_line import exit_status, positive_float
+from .machine import take_private_shm
+from .soak import Soak
+
+SHM_BYTES: Final = 512 << 20
+
+
+@contextlib.contextmanager
+def shown(seconds: float) -> Iterator[Callable[[float, str], None]]:
+    """Show progress on standard error."""
+    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("starting the server", total=seconds)
+        yield lambda elapsed, text: progress.update(task, completed=elapsed, description=text)
+
+
+def run(seconds: float, client_count: int, seed: int, file: Path | None) -> int:
+    """Soak, and show the report; write it to a file, too, if there is one. Return the exit status."""
+    has_private_shm = take_private_shm(SHM_BYTES)
+    with (
+        tempfile.TemporaryDirectory(prefix="shm-backend-utils-soak-") as folder,
+        shown(seconds) as on_tick,
+    ):
+        report = Soak(seed, client_count, has_private_shm, Path(folder)).run(seconds, on_tick)
+    report.show(Console())
+    if file:
+        file.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+    return 0 if report.is_good else 1
+
+
+def main() -> int:
+    """Run the program; return its exit status."""
+    parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
+    parser.add_argument("--seconds", type=positive_float, default=60.0, help="default: %(default)s")
+    parser.add_argument("--clients", type=int, default=3, metavar="K", help="default: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE")
+    parser.add_argument("--seed", type=int, metavar="N", help="of all that is left to chance; a new one if not given")
+    arguments = parser.parse_args()
+    seed = random.SystemRandom().getrandbits(32) if arguments.seed is None else arguments.seed
+    return exit_status(lambda: run(arguments.seconds, arguments.clients, seed, arguments.json), MachineError)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
