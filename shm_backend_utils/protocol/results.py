@@ -22,8 +22,7 @@ from typing import Final, NamedTuple
 
 from ..dtypes import BYTES, DType
 from ..errors import PeerError
-from .claims import padded
-from .table import BY_NUMBER, MAX_RANK, NUMBERS, TENSOR, shape_struct
+from .table import BY_NUMBER, MAX_RANK, NUMBERS, SHAPES, TENSOR
 
 __all__ = [
     "NO_RESULTS",
@@ -103,8 +102,9 @@ def encode(outputs: Iterable[OutputPlace], events: Iterable[Event] = ()) -> byte
         rank = len(shape)
         pieces += (
             TENSOR.pack(offset, byte_size, region, NUMBERS[dtype.name], rank, len(text), is_in_response),
-            shape_struct(rank).pack(*shape),
-            padded(text),
+            SHAPES[rank].pack(*shape),
+            text,
+            bytes(-len(text) % 8),
         )
         output_count += 1
     for event in events:
@@ -158,7 +158,7 @@ def _decode(data: bytes, byte_sizes: Sequence[int]) -> Results:
         at += TENSOR.size
         if rank > MAX_RANK:
             raise ValueError(f"an output of {rank} dimensions")
-        shape = shape_struct(rank).unpack_from(data, at)
+        shape = SHAPES[rank].unpack_from(data, at)
         at += 8 * rank
         name = data[at : at + name_length].decode()
         at += name_length + -name_length % 8

@@ -10,7 +10,17 @@ from ..dtypes import DType
 from ..errors import TableError
 from .claims import RegionClaim
 
-__all__ = ["MAX_FRAMES", "InputSpan", "OutputSpan", "Ring", "Table", "check_outputs_are_apart", "frame_number"]
+__all__ = [
+    "MAX_FRAMES",
+    "Extent",
+    "InputSpan",
+    "OutputSpan",
+    "Ring",
+    "Table",
+    "check_extents_are_apart",
+    "check_outputs_are_apart",
+    "frame_number",
+]
 
 MAX_FRAMES: Final = 64
 _FRAME_BITS: Final = 32
@@ -102,6 +112,10 @@ class Table:
     ring: Ring | None = None
 
 
+Extent = tuple[int, int, int, str]
+"""The bytes of a tensor: its region, where they begin and end there, and the name of an output, nothing of an input."""
+
+
 def check_outputs_are_apart(table: Table) -> None:
     """Raise :class:`TableError` if an output overlaps another tensor; with a ring, that of any place.
 
@@ -111,20 +125,25 @@ def check_outputs_are_apart(table: Table) -> None:
     places: Iterable[Mapping[str, OutputSpan]] = [table.outputs]
     if ring is not None:
         places = [ring.outputs(table.outputs, place) for place in range(ring.frames)]
-    spans = [
+    extents: list[Extent] = [
         (span.region, span.offset, span.offset + span.byte_size, name)
         for outputs in places
         for name, span in outputs.items()
         if span.byte_size
     ]
-    if not spans:
+    if not extents:
         return
-    spans += [
+    extents += [
         (span.region, span.offset, span.offset + span.byte_size, "") for span in table.inputs.values() if span.byte_size
     ]
-    spans.sort()
+    check_extents_are_apart(extents)
+
+
+def check_extents_are_apart(extents: list[Extent]) -> None:
+    """Raise :class:`TableError` if one of an output overlaps another one. None of them is empty. Sorts the list."""
+    extents.sort()
     last_region, reach, last_output = -1, 0, ""
-    for region, begin, end, output in spans:
+    for region, begin, end, output in extents:
         if region == last_region and begin < reach and (output or last_output):
             raise TableError(f"outputs.{output or last_output}", "bytes of another tensor", "bytes of its own")
         if region != last_region or end > reach:
