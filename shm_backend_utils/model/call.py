@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from types import TracebackType
@@ -56,6 +56,10 @@ _EVENT_LENGTH: Final = 80
 _NO_MEMORY: Final = HostMemory(np.empty(0, np.uint8))  # region 0 of a request without a slot; no span is in it
 
 _DIRECT_ALONE: Final = frozenset({DIRECT})
+
+# What a named tuple's own constructor does, without the function around it.
+_place: Final[Callable[[type[OutputPlace], tuple[Any, ...]], OutputPlace]] = tuple.__new__
+_output: Final[Callable[[type[Output], tuple[Any, ...]], Output]] = tuple.__new__
 
 _decode_json: Final = json.JSONDecoder().raw_decode
 
@@ -441,7 +445,7 @@ class Call:
             row = check_output(self._context.spec, name, numpy_dtype, shape)
             if row is BYTES:
                 raise ModelError(f"output {name!r} holds strings, of which nobody knows the size yet; use call.put()")
-        elif shape != tensor.shape:
+        elif len(shape) != len(tensor.shape) or not tensor.takes_any_size or min(shape, default=0) < 0:
             try:
                 tensor.check_shape(shape)
             except TensorError as error:
@@ -451,14 +455,14 @@ class Call:
             region, offset, room = span
             byte_size = math.prod(shape) * row.itemsize
             if byte_size <= room:
-                place = OutputPlace(name, row, shape, region, offset, byte_size, False)
+                place = _place(OutputPlace, (name, row, shape, region, offset, byte_size, False))
                 memory = self._memories[region]
                 if type(memory) is HostMemory:
                     array: npt.NDArray[Any] = np.ndarray(shape, numpy_dtype, memory.array, memory.begin + offset)
                     view = TensorView(name, array, row, DIRECT, memory.memory_type)
                 else:
                     view = self._view(place, writable=True)
-                self.outputs[name] = Output(place, view)
+                self.outputs[name] = _output(Output, (place, view, None, False))
                 return view
         return self._answer_in_band(name, row, np.empty(shape, numpy_dtype)).view
 
