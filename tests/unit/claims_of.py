@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shm_backend_utils.protocol.descriptor import CudaRegionClaim, SystemRegionClaim
-
 from shm_backend_utils.memory.cuda.memory import CudaAllocation
 from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.protocol.descriptor import CudaRegionClaim, SystemRegionClaim
 
 __all__ = ["claim_of_allocation", "claim_of_region"]
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shm_backend_utils.protocol.json_checks import MAX_INT64
 
 from shm_backend_utils.errors import DescriptorError
 from shm_backend_utils.protocol.claims import (
@@ -21,6 +20,7 @@ from shm_backend_utils.protocol.claims import (
     encode_region,
     parse_regions,
 )
+from shm_backend_utils.protocol.json_checks import MAX_INT64
 
 KEY = "shmbu-4711-5ec7e75ec7e7"
 TOKEN = "0123456789abcdef" * 2

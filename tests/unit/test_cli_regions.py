@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shm_backend_utils.protocol.region_layout import Header
 
 from shm_backend_utils import cli
 from shm_backend_utils.memory import reaper
 from shm_backend_utils.memory import segment as system
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import region_layout as layout
+from shm_backend_utils.protocol.region_layout import Header
 
 
 @pytest.fixture

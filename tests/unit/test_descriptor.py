@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from shm_backend_utils.protocol.descriptor import Descriptor, InputSpan, OutputSpan, SystemRegionClaim
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import DescriptorError
 from shm_backend_utils.protocol import descriptor
+from shm_backend_utils.protocol.descriptor import Descriptor, InputSpan, OutputSpan, SystemRegionClaim
 
 KEY = "shmbu-4711-5ec7e75ec7e7"
 TOKEN = "0123456789abcdef" * 2

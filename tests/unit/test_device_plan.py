@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shm_backend_utils.protocol.descriptor import InputSpan, OutputSpan
 
 from shm_backend_utils.client.plan import (
     CallPlan,
@@ -22,6 +21,7 @@ from shm_backend_utils.client.plan import (
 )
 from shm_backend_utils.errors import TensorError, TensorNameError
 from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.protocol.descriptor import InputSpan, OutputSpan
 
 FP32 = np.float32
 LEAST = 256

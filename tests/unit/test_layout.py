@@ -7,9 +7,9 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shm_backend_utils.protocol.region_layout import Header, SlotRecord
 
 from shm_backend_utils.protocol import region_layout as layout
+from shm_backend_utils.protocol.region_layout import Header, SlotRecord
 
 TOKEN = bytes(range(16))
 SLOTS = 2

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from shm_backend_utils.protocol.descriptor import InputSpan, OutputSpan
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.client.models import KnownModel
@@ -22,6 +21,7 @@ from shm_backend_utils.errors import (
     TensorTypeError,
 )
 from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.protocol.descriptor import InputSpan, OutputSpan
 
 FP32 = np.dtype(np.float32)
 BF16 = dtypes.BF16.numpy

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
 
 from shm_backend_utils.client.errors import BudgetError
 from shm_backend_utils.client.origin import Origin
@@ -21,6 +20,7 @@ from shm_backend_utils.client.pool_options import PoolOptions
 from shm_backend_utils.client.slot import Slot
 from shm_backend_utils.errors import CallerError, MachineError
 from shm_backend_utils.memory.segment import Access
+from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
 
 SHM = Path("/dev/shm")
 MEBIBYTE = 2**20

@@ -9,13 +9,13 @@ import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
-from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
 
 from shm_backend_utils.client.connect import connect_async
 from shm_backend_utils.client.engine import Engine
 from shm_backend_utils.client.pool_options import PoolOptions
 from shm_backend_utils.client.runtime import AsyncioRuntime
 from shm_backend_utils.client.terms import Terms
+from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
 
 SLOT = data_offset(1) + PAGE_SIZE
 LONG_S = 30.0

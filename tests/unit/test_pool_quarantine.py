@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
 
 from shm_backend_utils.client.origin import Origin
 from shm_backend_utils.client.pool import SlotPool
 from shm_backend_utils.client.pool_options import PoolOptions
 from shm_backend_utils.client.slot import Slot
 from shm_backend_utils.memory.locks import SlotLease
+from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
 
 SHM = Path("/dev/shm")
 SLOT = data_offset(2) + PAGE_SIZE

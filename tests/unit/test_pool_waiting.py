@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
 
 from shm_backend_utils.client.errors import PoolExhaustedError
 from shm_backend_utils.client.origin import Origin
@@ -21,6 +20,7 @@ from shm_backend_utils.client.pool import SlotPool, Ticket
 from shm_backend_utils.client.pool_options import PoolOptions
 from shm_backend_utils.client.slot import Slot
 from shm_backend_utils.errors import ClosedError
+from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
 
 SLOT = data_offset(1) + PAGE_SIZE
 """What the smallest slot takes of the budget."""

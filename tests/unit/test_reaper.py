@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from shm_backend_utils.protocol.region_layout import Header
 
 from shm_backend_utils.memory import locks as lease
 from shm_backend_utils.memory import reaper
@@ -22,6 +21,7 @@ from shm_backend_utils.memory import segment as system
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.reaper import RegionReport
 from shm_backend_utils.protocol import region_layout as layout
+from shm_backend_utils.protocol.region_layout import Header
 
 SHM = Path("/dev/shm")
 NOBODY = 65534

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from shm_backend_utils.protocol.region_layout import MAX_RESULTS_LENGTH
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.client.result import Result, result_of
 from shm_backend_utils.client.space import HostSpace
 from shm_backend_utils.errors import ClosedError, PeerError
+from shm_backend_utils.protocol.region_layout import MAX_RESULTS_LENGTH
 from shm_backend_utils.protocol.results import parse_results
 
 REGION = 8192

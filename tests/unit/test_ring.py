@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from shm_backend_utils.protocol.descriptor import OutputSpan
-from shm_backend_utils.protocol.ring import MOST_FRAMES, Ring, encode_ring, frame_number, parse_ring
 
 from shm_backend_utils.errors import DescriptorError
 from shm_backend_utils.protocol import descriptor
+from shm_backend_utils.protocol.descriptor import OutputSpan
+from shm_backend_utils.protocol.ring import MOST_FRAMES, Ring, encode_ring, frame_number, parse_ring
 
 RING = {"slot": 1, "frames": 4, "stride": 4096}
 LARGEST = (1 << 63) - 1

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
 
 from shm_backend_utils.client.origin import Origin
 from shm_backend_utils.client.pool import SlotPool
 from shm_backend_utils.client.pool_options import PoolOptions
 from shm_backend_utils.client.slot import Slot
 from shm_backend_utils.errors import ClosedError
+from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
 
 SHM = Path("/dev/shm")
 MEBIBYTE = 2**20
