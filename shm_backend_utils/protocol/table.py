@@ -41,7 +41,17 @@ from ..dtypes import BYTES, LENGTH_SIZE, DType
 from ..errors import TableError
 from .claims import RegionClaim, claimed_size, decode_claims, encode_claim, padded
 from .layout import MAX_SLOT_COUNT
-from .spans import MAX_FRAMES, InputSpan, OutputSpan, Ring, Table, check_outputs_are_apart
+from .spans import (
+    MAX_FRAMED_GENERATION,
+    MAX_FRAMES,
+    MAX_TENSORS,
+    InputSpan,
+    OutputSpan,
+    Ring,
+    Table,
+    brief,
+    check_outputs_are_apart,
+)
 
 __all__ = [
     "BY_NUMBER",
@@ -49,14 +59,16 @@ __all__ = [
     "MAX_RANK",
     "NUMBERS",
     "TENSOR",
+    "check_aligned",
     "check_element_count",
+    "check_shape",
     "decode",
     "encode",
     "shape_struct",
     "tensor_length",
 ]
 
-_HEAD: Final = struct.Struct("<QIHHHHHxxQ")
+_HEAD: Final = struct.Struct("<QIHHHHHHQ")
 HEAD_LENGTH: Final = _HEAD.size
 _WORD: Final = 8
 TENSOR: Final = struct.Struct("<QQHBBHH")
@@ -118,6 +130,7 @@ def encode(table: Table) -> bytes:
             len(table.regions),
             ring.frames,
             ring.slot,
+            0,
             ring.stride,
         )[_WORD:]
         + body
@@ -144,9 +157,17 @@ def decode(data: bytes, data_begin: int, byte_size: int) -> tuple[int, Table]:
     TableError
         The table breaks the protocol. The message names the field, and never a key, a token or a handle.
     """
-    generation, length, input_count, output_count, region_count, frames, frame_slot, stride = _HEAD.unpack_from(data)
+    (generation, length, input_count, output_count, region_count, frames, frame_slot, reserved, stride) = (
+        _HEAD.unpack_from(data)
+    )
     if not _HEAD.size <= length <= len(data):
         raise TableError("length", str(length), f"{_HEAD.size} to {len(data)}")
+    if reserved:
+        raise TableError("reserved", str(reserved), "0")
+    if input_count + output_count > MAX_TENSORS:
+        raise TableError(
+            "input_count and output_count", f"{input_count + output_count} tensors", f"at most {MAX_TENSORS}"
+        )
     at = _HEAD.size
     claims: tuple[RegionClaim, ...] = ()
     limits = [(data_begin, byte_size)]
@@ -160,6 +181,7 @@ def decode(data: bytes, data_begin: int, byte_size: int) -> tuple[int, Table]:
         if dtype is None:
             raise TableError(f"inputs[{index}].datatype", str(number), f"1 to {len(_ORDER)}, a TRITONSERVER_DataType")
         check_element_count(f"inputs[{index}]", dtype, shape, size)
+        check_aligned(f"inputs[{index}]", dtype, offset)
         inputs[name] = InputSpan(dtype, shape, region, offset, size)
     outputs: dict[str, OutputSpan] = {}
     for index in range(output_count):
@@ -169,7 +191,9 @@ def decode(data: bytes, data_begin: int, byte_size: int) -> tuple[int, Table]:
         outputs[name] = OutputSpan(region, offset, size)
     if len(inputs) != input_count or len(outputs) != output_count:
         raise TableError("inputs or outputs", "a name that is there twice", "every tensor once")
-    ring = _ring(frame_slot, frames, stride, outputs, limits) if frames else None
+    if at != length:
+        raise TableError("length", str(length), f"{at}, where the last of its tensors ends")
+    ring = _ring(generation, frame_slot, frames, stride, outputs, limits) if frames else None
     table = Table(inputs, outputs, claims, ring)
     if outputs:
         check_outputs_are_apart(table)
@@ -211,10 +235,7 @@ def check_element_count(field: str, dtype: DType, shape: tuple[int, ...], byte_s
     """Raise :class:`TableError` unless a tensor of this dtype and shape can exist, and has so many bytes."""
     count = math.prod(shape)
     if count == 0:
-        # No array can be made of some shapes, though it would have no element.
-        extent = math.prod([size or 1 for size in shape]) * (dtype.itemsize or 1)
-        if extent > _MAX_INT64:
-            raise TableError(f"{field}.shape", "dimensions whose product has more than 63 bits", "smaller ones")
+        check_shape(field, dtype, shape)
     if dtype is BYTES:
         if count * LENGTH_SIZE > byte_size:
             raise TableError(f"{field}.byte_size", str(byte_size), "room for the lengths of as many strings")
@@ -222,9 +243,28 @@ def check_element_count(field: str, dtype: DType, shape: tuple[int, ...], byte_s
         raise TableError(f"{field}.byte_size", str(byte_size), "the size of its data type and shape")
 
 
+def check_shape(field: str, dtype: DType, shape: tuple[int, ...]) -> None:
+    """Raise :class:`TableError` if no array can have this shape: of some there is none, although it had no element."""
+    if math.prod([size or 1 for size in shape]) * dtype.numpy.itemsize > _MAX_INT64:
+        raise TableError(f"{field}.shape", "dimensions whose product has more than 63 bits", "smaller ones")
+
+
+def check_aligned(field: str, dtype: DType, offset: int) -> None:
+    """Raise :class:`TableError` unless elements of this dtype may lie there."""
+    if dtype.itemsize > 1 and offset % dtype.itemsize:
+        raise TableError(f"{field}.offset", str(offset), f"a multiple of {dtype.itemsize}, the size of an element")
+
+
 def _ring(
-    slot: int, frames: int, stride: int, outputs: Mapping[str, OutputSpan], limits: Sequence[tuple[int, int]]
+    generation: int,
+    slot: int,
+    frames: int,
+    stride: int,
+    outputs: Mapping[str, OutputSpan],
+    limits: Sequence[tuple[int, int]],
 ) -> Ring:
+    if generation > MAX_FRAMED_GENERATION:
+        raise TableError("generation", str(generation), f"at most {MAX_FRAMED_GENERATION} for a stream")
     if frames > MAX_FRAMES:
         raise TableError("frame_count", str(frames), f"at most {MAX_FRAMES}")
     if slot + frames > MAX_SLOT_COUNT:
@@ -232,5 +272,7 @@ def _ring(
     ring = Ring(slot, frames, stride)
     for name, span in ring.outputs(outputs, frames - 1).items():
         if span.offset + span.byte_size > limits[span.region][1]:
-            raise TableError("frame_stride", str(stride), f"room for output {name!r} of {frames} frames in its region")
+            raise TableError(
+                "frame_stride", str(stride), f"room for {frames} frames of output '{brief(name)}' in its region"
+            )
     return ring
