@@ -207,13 +207,16 @@ def _check_fence(field: str, fence: int, earlier: tuple[RegionClaim, ...]) -> No
         raise TableError(field, str(fence), "0, or the number of an earlier region that is lent")
 
 
-def check_are_different(claims: tuple[RegionClaim, ...]) -> None:
-    """Raise :class:`TableError` if a region is named twice: spans that seem apart could then be the same bytes."""
+def check_are_different(claims: tuple[RegionClaim, ...], group: str = "regions", first: int = 1) -> None:
+    """Raise :class:`TableError` if a region is named twice: spans that seem apart could then be the same bytes.
+
+    ``group`` and ``first`` are for the message: what the peer calls its regions, and from which number on.
+    """
     seen: set[str | bytes] = set()
-    for index, claim in enumerate(claims):
+    for index, claim in enumerate(claims, first):
         name = _name_of(claim)
         if name in seen:
-            raise TableError(f"regions[{index + 1}]", "a region that is named before", "every region once")
+            raise TableError(f"{group}[{index}]", "a region that is named before", "every region once")
         seen.add(name)
 
 

@@ -93,7 +93,7 @@ def parse_descriptor(text: Any) -> tuple[str, Table]:
     if type(regions) is not list:
         raise TableError(_field("regions"), _kind_of(regions), "an array of regions")
     claims = tuple([_region(f"regions[{index}]", each) for index, each in enumerate(regions)])
-    check_are_different(claims)
+    check_are_different(claims, f"{PARAMETER}.regions", first=0)
     inputs = {name: _input(name, entry, claims) for name, entry in _entries("inputs", value["inputs"])}
     outputs = {name: _output(name, entry, claims) for name, entry in _entries("outputs", value["outputs"])}
     table = Table(inputs, outputs, claims)

@@ -143,7 +143,11 @@ def decode(data: bytes, byte_sizes: Sequence[int]) -> Results:
     """
     try:
         return _decode(data, byte_sizes)
-    except (ValueError, LookupError, struct.error) as error:
+    except UnicodeDecodeError:
+        raise broken_results("a name that is not UTF-8") from None
+    except struct.error:
+        raise broken_results("they end too early") from None
+    except ValueError as error:
         raise broken_results(error) from None
 
 
@@ -164,12 +168,14 @@ def _decode(data: bytes, byte_sizes: Sequence[int]) -> Results:
         at += 8 * rank
         name = data[at : at + name_length].decode()
         at += name_length + -name_length % 8
-        dtype = BY_NUMBER[number]
+        dtype = BY_NUMBER.get(number)
+        if dtype is None:
+            raise ValueError(f"data type {number}")
         is_in_response = flags == _IN_RESPONSE
         if is_in_response:
             check_shape("an output", dtype, shape)
         else:
-            if flags or offset + byte_size > byte_sizes[region]:
+            if flags or region >= len(byte_sizes) or offset + byte_size > byte_sizes[region]:
                 raise ValueError(f"{byte_size} bytes at offset {offset} that are not the request's")
             check_element_count("an output", dtype, shape, byte_size)
             check_aligned("an output", dtype, offset)
