@@ -180,6 +180,14 @@ class SlotRecord:
     def started(self, value: int) -> None:
         self._model_words[_STARTED] = value
 
+    def start(self, generation: int) -> bool:
+        """Note that a model begins to execute a generation; return False if it has begun with it, or a later one."""
+        words = self._model_words
+        if words[_STARTED] >= generation:
+            return False
+        words[_STARTED] = generation
+        return True
+
     @property
     def completed(self) -> int:
         """The generation that a model has finished last, well or not."""

@@ -18,7 +18,7 @@ from ..errors import TableError, VersionError
 from .claims import CudaRegionClaim, NamedRegionClaim, RegionClaim, check_are_different, claimed_size
 from .layout import VERSION as PROTOCOL_VERSION
 from .spans import InputSpan, OutputSpan, Table, brief, check_outputs_are_apart
-from .table import MAX_RANK, check_aligned, check_element_count
+from .table import MAX_RANK, check_element_count
 
 __all__ = ["MAX_DESCRIPTOR_LENGTH", "PARAMETER", "encode_descriptor", "parse_descriptor"]
 
@@ -181,7 +181,6 @@ def _input(name: str, entry: object, claims: tuple[RegionClaim, ...]) -> InputSp
         raise TableError(_field(f"{field}[4]"), _kind_of(shape), f"an array of at most {MAX_RANK} dimensions")
     dims = tuple([_integer(f"{field}[4]", size, 0) for size in shape])
     check_element_count(_field(field), dtype, dims, byte_size)
-    check_aligned(_field(field), dtype, offset)
     return InputSpan(dtype, dims, region, offset, byte_size)
 
 

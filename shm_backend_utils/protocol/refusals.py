@@ -13,8 +13,8 @@ from ..errors import ShmError
 
 __all__ = ["code_in", "refusal"]
 
-# Triton may put text of its own in front: a request's id, an ensemble's name. Nothing else may stand there, as an error of
-# model.py may quote that of another request.
+# Triton may put text of its own in front: a request's id, an ensemble's name. Nothing else may stand there: an error of
+# model.py may quote another request's.
 _CODE: Final = re.compile(r"(?:\[[^]]*\] |in ensemble '[^']*', )*(shm:[a-z]+): ")
 
 

@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 
 from ..dtypes import DType
 from ..errors import PeerError
-from .claims import MAX_REGIONS, padded
+from .claims import MAX_REGIONS
 from .spans import MAX_TENSORS
-from .table import BY_NUMBER, MAX_RANK, NUMBERS, TENSOR, check_aligned, check_element_count, check_shape, shape_struct
+from .table import BY_NUMBER, MAX_RANK, NUMBERS, SHAPES, TENSOR, check_element_count, check_shape
 
 __all__ = [
     "NO_RESULTS",
@@ -103,8 +103,9 @@ def encode(outputs: Iterable[OutputPlace], events: Iterable[Event] = ()) -> byte
         rank = len(shape)
         pieces += (
             TENSOR.pack(offset, byte_size, region, NUMBERS[dtype.name], rank, len(text), is_in_response),
-            shape_struct(rank).pack(*shape),
-            padded(text),
+            SHAPES[rank].pack(*shape),
+            text,
+            bytes(-len(text) % 8),
         )
         output_count += 1
     for event in events:
@@ -164,7 +165,7 @@ def _decode(data: bytes, byte_sizes: Sequence[int]) -> Results:
         at += TENSOR.size
         if rank > MAX_RANK:
             raise ValueError(f"an output of {rank} dimensions")
-        shape = shape_struct(rank).unpack_from(data, at)
+        shape = SHAPES[rank].unpack_from(data, at)
         at += 8 * rank
         name = data[at : at + name_length].decode()
         at += name_length + -name_length % 8
@@ -178,7 +179,8 @@ def _decode(data: bytes, byte_sizes: Sequence[int]) -> Results:
             if flags or region >= len(byte_sizes) or offset + byte_size > byte_sizes[region]:
                 raise ValueError(f"{byte_size} bytes at offset {offset} that are not the request's")
             check_element_count("an output", dtype, shape, byte_size)
-            check_aligned("an output", dtype, offset)
+            if dtype.itemsize and offset % dtype.itemsize:
+                raise ValueError(f"an output of {dtype.name} at offset {offset}")
         outputs.append(OutputPlace(name, dtype, shape, region, offset, byte_size, is_in_response))
     events = []
     for _ in range(event_count):

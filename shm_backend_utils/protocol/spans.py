@@ -14,11 +14,13 @@ __all__ = [
     "MAX_FRAMED_GENERATION",
     "MAX_FRAMES",
     "MAX_TENSORS",
+    "Extent",
     "InputSpan",
     "OutputSpan",
     "Ring",
     "Table",
     "brief",
+    "check_extents_are_apart",
     "check_outputs_are_apart",
     "frame_number",
 ]
@@ -26,9 +28,9 @@ __all__ = [
 MAX_TENSORS: Final = 512
 """Inputs and outputs of a table together; outputs of results. What a peer says is checked in bounded time."""
 MAX_FRAMES: Final = 64
-_FRAME_BITS: Final = 32
 MAX_FRAMED_GENERATION: Final = 2**32 - 1
 """The last generation whose frames have numbers of 64 bits."""
+_FRAME_BITS: Final = 32
 
 
 class InputSpan(NamedTuple):
@@ -118,45 +120,51 @@ class Table:
     ring: Ring | None = None
 
 
+Extent = tuple[int, int, int, str]
+"""The bytes of a tensor: its region, where they begin and end there, and the name of an output, nothing of an input."""
+
+
 def check_outputs_are_apart(table: Table) -> None:
     """Raise :class:`TableError` if an output overlaps another tensor; with a ring, that of any place.
 
     Inputs may overlap each other. Regions are taken to be different memory.
     """
-    spans = [
+    extents: list[Extent] = [
         (span.region, span.offset, span.offset + span.byte_size, name)
         for name, span in table.outputs.items()
         if span.byte_size
     ]
-    if not spans:
+    if not extents:
         return
-    inputs = [
+    inputs: list[Extent] = [
         (span.region, span.offset, span.offset + span.byte_size, "") for span in table.inputs.values() if span.byte_size
     ]
     if table.ring is not None:
-        _check_ring_is_apart(table.ring, spans, inputs)
-    spans += inputs
-    spans.sort()
+        _check_ring_is_apart(table.ring, extents, inputs)
+    check_extents_are_apart(extents + inputs)
+
+
+def check_extents_are_apart(extents: list[Extent]) -> None:
+    """Raise :class:`TableError` if one of an output overlaps another one. None of them is empty. Sorts the list."""
+    extents.sort()
     last_region, reach, last_output = -1, 0, ""
-    for region, begin, end, output in spans:
+    for region, begin, end, output in extents:
         if region == last_region and begin < reach and (output or last_output):
             raise _overlap(output or last_output)
         if region != last_region or end > reach:
             last_region, reach, last_output = region, end, output
 
 
-def _check_ring_is_apart(
-    ring: Ring, outputs: Iterable[tuple[int, int, int, str]], inputs: Iterable[tuple[int, int, int, str]]
-) -> None:
+def _check_ring_is_apart(ring: Ring, outputs: Iterable[Extent], inputs: Iterable[Extent]) -> None:
     """Check a ring's places against each other and against the inputs, but not the outputs of a place."""
     places: dict[int, tuple[int, int, str]] = {}
     for region, begin, end, name in outputs:
         first, last, _ = places.get(region, (begin, end, name))
         places[region] = (min(first, begin), max(last, end), name)
-    last_place = (ring.frames - 1) * ring.stride
     for begin, end, _ in places.values():
         if ring.frames > 1 and end - begin > ring.stride:
             raise TableError("frame_stride", str(ring.stride), f"at least {end - begin}, what a place's outputs take")
+    last_place = (ring.frames - 1) * ring.stride
     for region, begin, end, _ in inputs:
         if region in places:
             first, last, name = places[region]

@@ -45,11 +45,13 @@ from .spans import (
     MAX_FRAMED_GENERATION,
     MAX_FRAMES,
     MAX_TENSORS,
+    Extent,
     InputSpan,
     OutputSpan,
     Ring,
     Table,
     brief,
+    check_extents_are_apart,
     check_outputs_are_apart,
 )
 
@@ -58,13 +60,12 @@ __all__ = [
     "HEAD_LENGTH",
     "MAX_RANK",
     "NUMBERS",
+    "SHAPES",
     "TENSOR",
-    "check_aligned",
     "check_element_count",
     "check_shape",
     "decode",
     "encode",
-    "shape_struct",
     "tensor_length",
 ]
 
@@ -84,12 +85,8 @@ _ORDER: Final = (  # TRITONSERVER_DataType, from 1
 )
 NUMBERS: Final[Mapping[str, int]] = {name: number for number, name in enumerate(_ORDER, 1)}
 BY_NUMBER: Final[Mapping[int, DType]] = {number: dtypes.BY_NAME[name] for name, number in NUMBERS.items()}
-_SHAPES: Final = tuple(struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1))
-
-
-def shape_struct(rank: int) -> struct.Struct:
-    """Return how a shape of so many dimensions is packed."""
-    return _SHAPES[rank]
+SHAPES: Final = tuple(struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1))
+"""How a shape is packed, by its rank."""
 
 
 def tensor_length(name: str, rank: int) -> int:
@@ -113,7 +110,7 @@ def encode(table: Table) -> bytes:
         rank = len(shape)
         pieces += (
             pack(offset, byte_size, region, NUMBERS[dtype.name], rank, len(text), 0),
-            _SHAPES[rank].pack(*shape),
+            SHAPES[rank].pack(*shape),
             padded(text),
         )
     for name, (region, offset, byte_size) in table.outputs.items():
@@ -137,7 +134,9 @@ def encode(table: Table) -> bytes:
     )
 
 
-def decode(data: bytes, data_begin: int, byte_size: int) -> tuple[int, Table]:
+def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call of one costs each request a microsecond
+    data: bytes, data_begin: int, byte_size: int
+) -> tuple[int, Table]:
     """Check a table that was copied out of a slot's record.
 
     Parameters
@@ -165,9 +164,8 @@ def decode(data: bytes, data_begin: int, byte_size: int) -> tuple[int, Table]:
     if reserved:
         raise TableError("reserved", str(reserved), "0")
     if input_count + output_count > MAX_TENSORS:
-        raise TableError(
-            "input_count and output_count", f"{input_count + output_count} tensors", f"at most {MAX_TENSORS}"
-        )
+        found = f"{input_count + output_count} tensors"
+        raise TableError("input_count and output_count", found, f"at most {MAX_TENSORS}")
     at = _HEAD.size
     claims: tuple[RegionClaim, ...] = ()
     limits = [(data_begin, byte_size)]
@@ -175,57 +173,73 @@ def decode(data: bytes, data_begin: int, byte_size: int) -> tuple[int, Table]:
         claims, at = decode_claims(data, at, length, region_count)
         limits += [(0, claimed_size(claim)) for claim in claims]
     inputs: dict[str, InputSpan] = {}
-    for index in range(input_count):
-        at, name, number, shape, region, offset, size = _tensor(data, at, length, limits, "inputs", index)
-        dtype = BY_NUMBER.get(number)
-        if dtype is None:
-            raise TableError(f"inputs[{index}].datatype", str(number), f"1 to {len(_ORDER)}, a TRITONSERVER_DataType")
-        check_element_count(f"inputs[{index}]", dtype, shape, size)
-        check_aligned(f"inputs[{index}]", dtype, offset)
-        inputs[name] = InputSpan(dtype, shape, region, offset, size)
     outputs: dict[str, OutputSpan] = {}
-    for index in range(output_count):
-        at, name, number, shape, region, offset, size = _tensor(data, at, length, limits, "outputs", index)
-        if number or shape:
-            raise TableError(f"outputs[{index}]", "a data type or a shape", "neither: the model decides on them")
-        outputs[name] = OutputSpan(region, offset, size)
+    extents: list[Extent] = []
+    for index in range(input_count + output_count):
+        begin = at + TENSOR.size
+        if begin > length:
+            raise TableError(_field(index, input_count), "the table's end", "a tensor")
+        offset, size, region, number, rank, name_length, flags = TENSOR.unpack_from(data, at)
+        name_begin = begin + 8 * rank
+        name_end = name_begin + name_length
+        if rank > MAX_RANK or name_end > length:
+            found = f"rank {rank} and a name of {name_length} bytes"
+            expected = f"at most {MAX_RANK} dimensions, and a name inside the table"
+            raise TableError(_field(index, input_count), found, expected)
+        if region >= len(limits) or flags:
+            found = f"region {region}, flags {flags}"
+            raise TableError(_field(index, input_count), found, f"0 to {len(limits) - 1}, and 0")
+        least, limit = limits[region]
+        if not least <= offset <= limit - size:
+            found = f"{size} bytes at offset {offset}"
+            expected = f"bytes from {least} to {limit}, where its region has data"
+            raise TableError(_field(index, input_count), found, expected)
+        name = _text(data[name_begin:name_end]) if name_length else ""
+        if not name:
+            raise TableError(f"{_field(index, input_count)}.name", "bytes that are no name", "a name in UTF-8")
+        if index < input_count:
+            dtype = BY_NUMBER.get(number)
+            if dtype is None:
+                expected = f"1 to {len(_ORDER)}, a TRITONSERVER_DataType"
+                raise TableError(f"inputs[{index}].datatype", str(number), expected)
+            shape = SHAPES[rank].unpack_from(data, begin)
+            if not size or math.prod(shape) * dtype.itemsize != size:
+                check_element_count(f"inputs[{index}]", dtype, shape, size)
+            inputs[name] = InputSpan(dtype, shape, region, offset, size)
+            output = ""
+        elif number or rank:
+            found = "a data type or a shape"
+            raise TableError(_field(index, input_count), found, "neither: the model decides on them")
+        else:
+            outputs[name] = OutputSpan(region, offset, size)
+            output = name
+        if size:
+            extents.append((region, offset, offset + size, output))
+        at = name_end + -name_length % 8
     if len(inputs) != input_count or len(outputs) != output_count:
         raise TableError("inputs or outputs", "a name that is there twice", "every tensor once")
     if at != length:
         raise TableError("length", str(length), f"{at}, where the last of its tensors ends")
-    ring = _ring(generation, frame_slot, frames, stride, outputs, limits) if frames else None
-    table = Table(inputs, outputs, claims, ring)
-    if outputs:
+    if frames:
+        ring = _ring(generation, frame_slot, frames, stride, outputs, limits)
+        table = Table(inputs, outputs, claims, ring)
         check_outputs_are_apart(table)
-    return generation, table
+        return generation, table
+    if outputs:
+        check_extents_are_apart(extents)
+    return generation, Table(inputs, outputs, claims)
 
 
-def _tensor(
-    data: bytes, at: int, length: int, limits: Sequence[tuple[int, int]], group: str, index: int
-) -> tuple[int, str, int, tuple[int, ...], int, int, int]:
-    """Read a tensor at an offset of the table; return where it ends, and its fields."""
-    begin = at + TENSOR.size
-    if begin > length:
-        raise TableError(f"{group}[{index}]", "the table's end", "a tensor")
-    offset, size, region, number, rank, name_length, flags = TENSOR.unpack_from(data, at)
-    name_begin = begin + 8 * rank
-    if rank > MAX_RANK or name_begin + name_length > length:
-        found = f"rank {rank} and a name of {name_length} bytes"
-        raise TableError(f"{group}[{index}]", found, f"at most {MAX_RANK} dimensions, and a name inside the table")
-    if region >= len(limits) or flags:
-        raise TableError(f"{group}[{index}]", f"region {region}, flags {flags}", f"0 to {len(limits) - 1}, and 0")
-    least, end = limits[region]
-    if not least <= offset <= end - size:
-        found = f"{size} bytes at offset {offset}"
-        raise TableError(f"{group}[{index}]", found, f"bytes from {least} to {end}, where its region has data")
+def _field(index: int, input_count: int) -> str:
+    return f"inputs[{index}]" if index < input_count else f"outputs[{index - input_count}]"
+
+
+def _text(name: bytes) -> str:
+    """Return a name, or nothing if it is not UTF-8."""
     try:
-        name = data[name_begin : name_begin + name_length].decode()
+        return name.decode()
     except UnicodeDecodeError:
-        name = ""
-    if not name:
-        raise TableError(f"{group}[{index}].name", "bytes that are no name", "a name in UTF-8")
-    shape = _SHAPES[rank].unpack_from(data, begin)
-    return name_begin + name_length + -name_length % 8, name, number, shape, region, offset, size
+        return ""
 
 
 _NO_RING: Final = Ring(0, 0, 0)
@@ -249,12 +263,6 @@ def check_shape(field: str, dtype: DType, shape: tuple[int, ...]) -> None:
         raise TableError(f"{field}.shape", "dimensions whose product has more than 63 bits", "smaller ones")
 
 
-def check_aligned(field: str, dtype: DType, offset: int) -> None:
-    """Raise :class:`TableError` unless elements of this dtype may lie there."""
-    if dtype.itemsize > 1 and offset % dtype.itemsize:
-        raise TableError(f"{field}.offset", str(offset), f"a multiple of {dtype.itemsize}, the size of an element")
-
-
 def _ring(
     generation: int,
     slot: int,
@@ -272,7 +280,6 @@ def _ring(
     ring = Ring(slot, frames, stride)
     for name, span in ring.outputs(outputs, frames - 1).items():
         if span.offset + span.byte_size > limits[span.region][1]:
-            raise TableError(
-                "frame_stride", str(stride), f"room for {frames} frames of output '{brief(name)}' in its region"
-            )
+            expected = f"room for {frames} frames of output '{brief(name)}' in its region"
+            raise TableError("frame_stride", str(stride), expected)
     return ring

@@ -38,6 +38,10 @@ def claim(
     return head + bytes.fromhex(TOKEN) + name.ljust(-(-len(name) // 8) * 8, b"\0")
 
 
+def encoded(*claims: RegionClaim) -> bytes:
+    return b"".join([encode_claim(claim) for claim in claims])
+
+
 def decoded(data: bytes, count: int = 1) -> tuple[RegionClaim, ...]:
     claims, end = decode_claims(data, 0, len(data), count)
     assert end == len(data)
@@ -59,7 +63,7 @@ def refusal(data: bytes, count: int = 1) -> TableError:
     "claims", [(), (LENT,), (NAMED,), (UNFENCED,), (LENT, CUDA), (NAMED, LENT, UNFENCED, CUDA)], ids=str
 )
 def test_what_is_written_is_read(claims: tuple[RegionClaim, ...]) -> None:
-    assert decoded(b"".join(map(encode_claim, claims)), len(claims)) == claims
+    assert decoded(encoded(*claims), len(claims)) == claims
 
 
 def test_regions_lie_byte_by_byte_as_they_are_drawn() -> None:
@@ -74,12 +78,12 @@ def test_a_claim_tells_its_size_if_it_knows_it() -> None:
 
 def test_several_allocations_may_have_one_fence() -> None:
     fenced = [CudaRegionClaim(bytes([number]) * 64, 4096, UUID, 1) for number in range(3)]
-    assert decoded(b"".join(map(encode_claim, [LENT, *fenced])), 4) == (LENT, *fenced)
+    assert decoded(encoded(LENT, *fenced), 4) == (LENT, *fenced)
 
 
 def test_there_may_be_64_regions_and_no_more() -> None:
     regions = [NamedRegionClaim(str(number)) for number in range(MAX_REGIONS + 1)]
-    data = b"".join(map(encode_claim, regions))
+    data = encoded(*regions)
     assert len(decoded(data[:-40], MAX_REGIONS)) == MAX_REGIONS
     assert refusal(data, MAX_REGIONS + 1).field == "region_count"
 
@@ -135,7 +139,7 @@ def test_another_size_or_token_makes_no_other_memory() -> None:
 
 def test_a_name_may_be_that_of_a_key() -> None:
     regions = (LENT, NamedRegionClaim(KEY))
-    assert decoded(b"".join(map(encode_claim, regions)), 2) == regions
+    assert decoded(encoded(*regions), 2) == regions
 
 
 @pytest.mark.parametrize("length", range(0, 56, 8))

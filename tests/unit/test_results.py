@@ -27,11 +27,12 @@ def output(**changes: Any) -> bytes:
     fields = {"offset": 4096, "byte_size": 24, "region": 0, "number": 11, "shape": (2, 3), "name": b"Y", "flags": 0}
     offset, byte_size, region, number, shape, name, flags = list({**fields, **changes}.values())[:7]
     rank, name_length = changes.get("rank", len(shape)), changes.get("name_length", len(name))
-    fixed = struct.pack("<QQHBBHH", offset, byte_size, region, number, rank, name_length, flags)
-    return fixed + struct.pack(f"<{len(shape)}Q", *shape) + name.ljust(-(-len(name) // 8) * 8, b"\0")
+    fixed: bytes = struct.pack("<QQHBBHH", offset, byte_size, region, number, rank, name_length, flags)
+    packed: bytes = struct.pack(f"<{len(shape)}Q", *shape)
+    return fixed + packed + bytes(name).ljust(-(-len(name) // 8) * 8, b"\0")
 
 
-def record(*outputs: bytes, events: bytes = b"", **changes: int) -> bytes:
+def record(*outputs: bytes, events: bytes = b"", **changes: Any) -> bytes:
     """Return the model's half of a record."""
     body = b"".join(outputs) + events
     head = {
@@ -42,7 +43,7 @@ def record(*outputs: bytes, events: bytes = b"", **changes: int) -> bytes:
         "event_count": len(events) // 80,
         **changes,
     }
-    data = struct.pack("<QQIHH", *list(head.values())[:5]) + body
+    data: bytes = struct.pack("<QQIHH", *list(head.values())) + body
     return data.ljust(max(RECORD, len(data)), b"\0")
 
 
@@ -143,7 +144,7 @@ def test_an_output_that_is_not_as_the_protocol_says_is_the_peers_fault(changes: 
     ids=str,
 )
 def test_counts_and_lengths_that_are_wrong_are_the_peers_fault(changes: dict[str, int]) -> None:
-    broken(record(output(), **changes))
+    broken(record(output(), events=b"", **changes))
 
 
 def test_an_output_that_is_there_twice_is_the_peers_fault() -> None:
