@@ -277,9 +277,9 @@ def _ring(
         raise TableError("frame_count", str(frames), f"at most {MAX_FRAMES}")
     if slot + frames > MAX_SLOT_COUNT:
         raise TableError("frame_slot", str(slot), f"slots of the region, which has at most {MAX_SLOT_COUNT}")
-    ring = Ring(slot, frames, stride)
-    for name, span in ring.outputs(outputs, frames - 1).items():
-        if span.offset + span.byte_size > limits[span.region][1]:
+    last_place = (frames - 1) * stride
+    for name, (region, offset, byte_size) in outputs.items():
+        if offset + last_place + byte_size > limits[region][1]:
             expected = f"room for {frames} frames of output '{brief(name)}' in its region"
             raise TableError("frame_stride", str(stride), expected)
-    return ring
+    return Ring(slot, frames, stride)
