@@ -57,13 +57,17 @@ class TensorSpec:
                 self.name,
                 f"tensor {self.name!r} is {dtype.name}, but the model's configuration says {self.config_dtype}",
             )
-        self.check_shape(shape)
+        if shape != self.shape:
+            self.check_shape(shape)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise :class:`TensorShapeError` unless a tensor of this shape fits the configuration."""
-        if len(shape) != len(self.shape) or any(
-            want not in (-1, size) for size, want in zip(shape, self.shape, strict=True)
-        ):
+        fits = len(shape) == len(self.shape)
+        if fits:
+            for size, want in zip(shape, self.shape, strict=True):
+                if want != size and (want != -1 or size < 0):
+                    fits = False
+        if not fits:
             raise TensorShapeError(
                 self.name,
                 f"tensor {self.name!r} has shape {list(shape)}, "

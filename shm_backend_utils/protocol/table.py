@@ -175,6 +175,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
     inputs: dict[str, InputSpan] = {}
     outputs: dict[str, OutputSpan] = {}
     extents: list[Extent] = []
+    reach = 0  # where the last tensor ends, for as long as each lies behind the one before, in the slot's own region
     for index in range(input_count + output_count):
         begin = at + TENSOR.size
         if begin > length:
@@ -194,7 +195,10 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
             found = f"{size} bytes at offset {offset}"
             expected = f"bytes from {least} to {limit}, where its region has data"
             raise TableError(_field(index, input_count), found, expected)
-        name = _text(data[name_begin:name_end]) if name_length else ""
+        try:
+            name = data[name_begin:name_end].decode()
+        except UnicodeDecodeError:
+            name = ""
         if not name:
             raise TableError(f"{_field(index, input_count)}.name", "bytes that are no name", "a name in UTF-8")
         if index < input_count:
@@ -215,6 +219,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
             output = name
         if size:
             extents.append((region, offset, offset + size, output))
+            reach = offset + size if region == 0 and 0 <= reach <= offset else -1
         at = name_end + -name_length % 8
     if len(inputs) != input_count or len(outputs) != output_count:
         raise TableError("inputs or outputs", "a name that is there twice", "every tensor once")
@@ -225,21 +230,13 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
         table = Table(inputs, outputs, claims, ring)
         check_outputs_are_apart(table)
         return generation, table
-    if outputs:
+    if reach < 0 and outputs:
         check_extents_are_apart(extents)
     return generation, Table(inputs, outputs, claims)
 
 
 def _field(index: int, input_count: int) -> str:
     return f"inputs[{index}]" if index < input_count else f"outputs[{index - input_count}]"
-
-
-def _text(name: bytes) -> str:
-    """Return a name, or nothing if it is not UTF-8."""
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        return ""
 
 
 _NO_RING: Final = Ring(0, 0, 0)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ..errors import ModelError
 from ..model_spec import UIDS_PARAMETER
 
-__all__ = ["Settings"]
+__all__ = ["Config"]
 
 _ROOT: Final = 0
 _DEFAULT_HTTP_PORT: Final = "8000"
@@ -20,8 +20,8 @@ _DEFAULT_SERVER_URL: Final = f"http://localhost:{_DEFAULT_HTTP_PORT}"
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The settings of a session.
+class Config:
+    """What a session is configured to do.
 
     Attributes
     ----------
@@ -57,8 +57,8 @@ class Settings:
     metrics: bool = False
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Settings:
-        """Read the settings from a model's configuration in JSON.
+    def from_config(cls, config: Mapping[str, Any]) -> Config:
+        """Read it from a model's configuration in JSON.
 
         Raises
         ------
@@ -82,7 +82,7 @@ class Settings:
 def _allowed_uids(texts: Mapping[str, str]) -> frozenset[int] | None:
     text = texts.get(UIDS_PARAMETER)
     if text is None:
-        return Settings.allowed_uids
+        return Config.allowed_uids
     if text.strip() == "any":
         return None
     words = [word.strip() for word in text.split(",")]
@@ -117,7 +117,7 @@ def _max_mapped_bytes(texts: Mapping[str, str]) -> int | None:
 def _stream_patience_s(texts: Mapping[str, str]) -> float:
     text = texts.get("SHM_STREAM_PATIENCE_S")
     if text is None:
-        return Settings.stream_patience_s
+        return Config.stream_patience_s
     try:
         patience_s = float(text)
     except ValueError:

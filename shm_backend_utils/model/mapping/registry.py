@@ -1,4 +1,4 @@
-"""SharedMemoryManager: which regions this process has mapped, under which names, and who uses them.
+"""SharedMemoryManager: which regions this process has mapped, and under which names.
 
 A registry with the semantics of the server's class of the same name (``shared_memory_manager.cc``), but for mappings in
 this process. The session behind ``ShmSession`` uses it; it can be used alone.
@@ -6,20 +6,25 @@ this process. The session behind ``ShmSession`` uses it; it can be used alone.
 Every region is mapped once, however many names it has: what counts is the object (device and inode), not what it is
 called. A region that is unregistered, or that its owner has left, while a call uses it goes when its last use ends.
 What arrays still need stays mapped until they are gone, which nobody can prevent.
+
+This is all that a model remembers of requests. A slot is found by its whole address, which names region, token and
+number; what is found is checked with ``fstat`` for every request.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+import time
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
-from ..memory.cuda.memory import CudaAccess, CudaMapping
-from ..memory.segment import SystemSegment
-from ..tensors.attributes import BufferAttributes
-from .mapped import MappedRegion
+from ...errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
+from ...memory.cuda.memory import CudaAccess, CudaMapping
+from ...memory.segment import SystemSegment
+from ...tensors.attributes import BufferAttributes
+from .mapped import MappedRegion, Slot
 
 __all__ = ["MemoryInfo", "RegionStatus", "SharedMemoryManager"]
 
@@ -59,6 +64,11 @@ class SharedMemoryManager:
         How much may be mapped at once. Regions that nobody uses make room, the longest unused first.
     cuda : CudaAccess, optional
         For memory of GPUs.
+
+    Attributes
+    ----------
+    slots : dict of str to Slot
+        Slots of mapped regions, by their addresses, as requests say them. To be read without a lock.
     """
 
     def __init__(self, max_mapped_bytes: int | None = None, cuda: CudaAccess | None = None) -> None:
@@ -66,8 +76,8 @@ class SharedMemoryManager:
         self._max_mapped_bytes = max_mapped_bytes
         self._lock = threading.RLock()
         self._names: dict[str, _Named] = {}
-        self._regions: set[MappedRegion] = set()
-        self._clock = 0
+        self._regions: weakref.WeakSet[MappedRegion] = weakref.WeakSet()  # with those that only calls hold
+        self.slots: dict[str, Slot] = {}
 
     def register_system_shared_memory(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Map a POSIX shared-memory object and give a part of it a name.
@@ -137,21 +147,49 @@ class SharedMemoryManager:
             opened = opener()
             segment = opened.segment
             region = self._find_mapping_like(segment)
-            if region is not None:
-                opened.close()
-            else:
-                try:
-                    self._make_room(segment.byte_size)
-                except MachineError:
-                    opened.close()
-                    raise
+            if region is None:
+                self._make_room(segment.byte_size)
                 region = opened
                 region.keep()
                 self._regions.add(region)
             region.names.add(name)
             self._names[name] = _Named(region, RegionStatus(name, segment.key, offset, byte_size))
-            self._touch(region)
+            region.last_use = time.monotonic()
             return region
+
+    def obtain(
+        self, name: str, opener: Callable[[], MappedRegion], offset: int, byte_size: int, field: str
+    ) -> MappedRegion:
+        """Return what has this name, as :meth:`register` would make it, and make it if nothing has.
+
+        What was removed by its owner is made anew: the name may have another object by now. ``field`` is what to call
+        it in messages.
+
+        Raises
+        ------
+        RegionRefusedError
+            It was truncated.
+        """
+        with self._lock:
+            named = self._names.get(name)
+            if named is not None:
+                try:
+                    named.region.segment.check(0, field)
+                except RegionGoneError:
+                    self.unregister(name)
+                else:
+                    return named.region
+            self.drop_abandoned()  # what is mapped now should not have to wait until somebody looks after the others
+            return self.register(name, opener, offset, byte_size)
+
+    def add_slot(self, address: str, region: MappedRegion, number: int) -> Slot:
+        """Return a slot of a managed region, and remember it for as long as the region is registered."""
+        with self._lock:
+            slot = Slot(region, number)
+            if region.names:
+                region.addresses.append(address)
+                self.slots[address] = slot
+            return slot
 
     def find(self, name: str) -> tuple[MappedRegion, RegionStatus] | None:
         """Return the mapping that a name stands for, and which part of it; None if the name is free."""
@@ -185,19 +223,22 @@ class SharedMemoryManager:
             status = named.status
             _check_range(name, offset, byte_size, status.byte_size)
             named.region.segment.check(status.offset + status.byte_size, f"region {name!r}")
-            self._touch(named.region)
-            begin = status.offset + offset
-            memory = named.region.memory.part(begin, begin + byte_size)
+            named.region.last_use = time.monotonic()
+            memory = named.region.memory.part(status.offset + offset, byte_size)
             return MemoryInfo(memory.bytes(), memory.attributes())
 
     def unregister(self, name: str) -> None:
         """Free a name. Its region goes with its last name, or its last use after that. A free name is fine."""
         with self._lock:
             named = self._names.pop(name, None)
-            if named is not None:
-                named.region.names.discard(name)
-                if not named.region.names:
-                    self._drop(named.region)
+            if named is None:
+                return
+            region = named.region
+            region.names.discard(name)
+            if not region.names:
+                for address in region.addresses:
+                    self.slots.pop(address, None)
+                region.addresses.clear()
 
     def unregister_all(self) -> None:
         """Free every name."""
@@ -224,7 +265,7 @@ class SharedMemoryManager:
     def mapped_bytes(self) -> int:
         """How much is mapped."""
         with self._lock:
-            return sum(region.segment.byte_size for region in self._regions)
+            return sum(region.segment.byte_size for region in list(self._regions))
 
     @property
     def mapped_regions(self) -> int:
@@ -232,56 +273,41 @@ class SharedMemoryManager:
         with self._lock:
             return len(self._regions)
 
-    def begin_use(self, regions: Iterable[MappedRegion]) -> None:
-        """Keep these regions from being closed until :meth:`end_use`.
+    def mapped(self) -> tuple[int, int]:
+        """Return how many bytes are mapped, and how many regions."""
+        return self.mapped_bytes, self.mapped_regions
 
-        Raises
-        ------
-        RegionGoneError
-            One was closed before.
-        """
+    def begin_use(self, regions: Sequence[MappedRegion]) -> None:
+        """Keep these regions from making room for others until :meth:`end_use`."""
         with self._lock:
             for region in regions:
-                if region.segment.is_closed:
-                    raise RegionGoneError("a region was unmapped")
-            self._clock += 1
-            for region in regions:
                 region.use_count += 1
-                region.last_use = self._clock
+                region.last_use = time.monotonic()
 
-    def end_use(self, regions: Iterable[MappedRegion]) -> None:
+    def end_use(self, regions: Sequence[MappedRegion]) -> None:
         """End what :meth:`begin_use` began."""
         with self._lock:
             for region in regions:
                 region.use_count -= 1
-                if region.is_doomed:
-                    self._drop(region)
+
+    def drop(self, region: MappedRegion) -> None:
+        """Free every name of a region."""
+        with self._lock:
+            for name in list(region.names):
+                self.unregister(name)
 
     def drop_abandoned(self) -> None:
         """Free the names of regions that their owners have unlinked, or left behind when they died."""
         with self._lock:
             for region in list(self._regions):
                 if region.is_abandoned:
-                    for name in list(region.names):
-                        self.unregister(name)
-
-    def _touch(self, region: MappedRegion) -> None:
-        self._clock += 1
-        region.last_use = self._clock
-
-    def _drop(self, region: MappedRegion) -> None:
-        if region.use_count:
-            region.is_doomed = True
-            return
-        self._regions.discard(region)
-        region.close()
+                    self.drop(region)
 
     def _find_mapping_like(self, segment: SystemSegment | CudaMapping) -> MappedRegion | None:
         """Return the mapping of the same object, unless the object has grown since, or the mapping is going."""
-        for region in self._regions:
+        for region in list(self._regions):
             mapped = region.segment
-            same = mapped.identity == segment.identity and mapped.byte_size == segment.byte_size
-            if same and not region.is_doomed:
+            if region.names and mapped.identity == segment.identity and mapped.byte_size == segment.byte_size:
                 return region
         return None
 
@@ -289,16 +315,23 @@ class SharedMemoryManager:
         limit = self._max_mapped_bytes
         if limit is None:
             return
-        in_use = sum(region.segment.byte_size for region in self._regions if region.use_count)
+        mapped = list(self._regions)
+        in_use = sum(region.segment.byte_size for region in mapped if region.is_in_use)
         if in_use + byte_size > limit:
             raise MachineError(
                 f"a region of {byte_size} bytes cannot be mapped: {in_use} are mapped and in use, and the limit "
                 f"(SHM_MAX_MAPPED_BYTES) is {limit}; raise it, or use smaller regions"
             )
-        idle = sorted((r for r in self._regions if not r.use_count), key=lambda region: region.last_use, reverse=True)
-        while self.mapped_bytes + byte_size > limit:
-            for name in list(idle.pop().names):
-                self.unregister(name)
+        idle = sorted((region for region in mapped if not region.is_in_use), key=_last_use, reverse=True)
+        excess = sum(region.segment.byte_size for region in mapped) + byte_size - limit
+        while excess > 0:
+            region = idle.pop()
+            excess -= region.segment.byte_size
+            self.drop(region)
+
+
+def _last_use(region: MappedRegion) -> float:
+    return region.last_use
 
 
 def _check_range(name: str, offset: int, byte_size: int, size: int) -> None:

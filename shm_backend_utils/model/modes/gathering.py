@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import dtypes
-from ..memory.managed import array_at
-from ..tensors.attributes import MemoryType
-from ..tensors.strings import Strings
-from ..tensors.strings_view import StringsView
-from ..tensors.view import TensorView
-from .device_arrays import DeviceArrays
-from .device_view import DeviceView
-from .incoming import TRITON
-from .pinning import Pin, Pinning
+from ... import dtypes
+from ...memory.managed import array_at
+from ...tensors.attributes import MemoryType
+from ...tensors.device_view import DeviceView
+from ...tensors.strings import Strings
+from ...tensors.strings_view import StringsView
+from ...tensors.view import TRITON, TensorView
+from ..devices.arrays import DeviceArrays
+from ..mapping.pinning import Pin, Pinning
 
 __all__ = ["Buffers", "Gathering"]
 

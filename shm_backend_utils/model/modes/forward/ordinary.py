@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import dtypes
-from ..dtypes import BYTES
-from ..errors import ForwardError, ModelError
-from ..tensors.strings import Strings
-from ..tensors.strings_view import StringsView
-from ..tensors.view import TensorView
-from .device_arrays import DeviceArrays, is_on_device
-from .device_view import DeviceView
-from .incoming import TRITON
-from .triton import TritonBackend
+from .... import dtypes
+from ....dtypes import BYTES
+from ....errors import ForwardError, ModelError
+from ....tensors.device_view import DeviceView
+from ....tensors.strings import Strings
+from ....tensors.strings_view import StringsView
+from ....tensors.view import TRITON, TensorView
+from ...devices.arrays import DeviceArrays, is_on_device
+from ...triton import TritonBackend
 
-__all__ = ["Forwarding", "Given", "OrdinaryForwarding", "Outputs"]
+__all__ = ["ForwardOutputs", "Forwarding", "Given", "OrdinaryForwarding"]
 
 
-Outputs = Sequence[str] | Mapping[str, TensorView | int | None] | None
+ForwardOutputs = Sequence[str] | Mapping[str, TensorView | int | None] | None
 """The outputs that are wanted: names, or with what is known of each: a view to write to, or bytes; None for all."""
 
 
@@ -72,7 +71,7 @@ class Forwarding(ABC):
         The other's name.
     backend : TritonBackend
     arrays : DeviceArrays
-    outputs : Outputs
+    outputs : ForwardOutputs
         As the user wants them.
 
     Attributes
@@ -86,7 +85,7 @@ class Forwarding(ABC):
 
     request: Any
 
-    def __init__(self, model: str, backend: TritonBackend, arrays: DeviceArrays, outputs: Outputs) -> None:
+    def __init__(self, model: str, backend: TritonBackend, arrays: DeviceArrays, outputs: ForwardOutputs) -> None:
         self.model = model
         self.overflowed: dict[str, int] = {}
         self._backend = backend
@@ -157,7 +156,7 @@ class OrdinaryForwarding(Forwarding):
         backend: TritonBackend,
         arrays: DeviceArrays,
         given: Mapping[str, Given],
-        outputs: Outputs,
+        outputs: ForwardOutputs,
         names: Sequence[str],
         parameters: Mapping[str, Any],
     ) -> None:

@@ -9,15 +9,15 @@ from http.client import HTTPException
 from typing import Final
 from urllib.parse import quote
 
-from ..errors import ModelError
-from ..model_spec import ModelSpec
+from ....errors import ModelError
+from ....model_spec import ModelSpec
 
-__all__ = ["Neighbours"]
+__all__ = ["ModelSpecs"]
 
 _TIMEOUT_S: Final = 5.0
 
 
-class Neighbours:
+class ModelSpecs:
     """What is known of other models. Asked for once, until :meth:`forget`.
 
     Parameters

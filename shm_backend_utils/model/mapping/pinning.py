@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import MachineError
-from ..memory.cuda.memory import CudaAccess
+from ...errors import MachineError
+from ...memory.cuda.memory import CudaAccess
 
 __all__ = ["Pin", "Pinning"]
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..dtypes import DType
-from ..memory.cuda.memory import CudaAccess
-from ..memory.cuda.runtime import device_guard
-from ..tensors.view import TensorView
-from .device_view import DeviceView
+from ...dtypes import DType
+from ...memory.cuda.memory import CudaAccess
+from ...memory.cuda.runtime import device_guard
+from ...tensors.device_view import DeviceView
+from ...tensors.view import TensorView
 
 __all__ = ["DeviceArrays", "is_on_device"]
 

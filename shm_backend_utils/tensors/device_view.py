@@ -9,8 +9,8 @@ import numpy.typing as npt
 from ..dtypes import DType
 from ..errors import DeviceMemoryError
 from ..memory.cuda.runtime import CudaRuntime
-from ..tensors.attributes import BufferAttributes, MemoryType
-from ..tensors.view import TensorView
+from .attributes import BufferAttributes, MemoryType
+from .view import TensorView
 
 __all__ = ["DeviceView"]
 
