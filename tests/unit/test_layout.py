@@ -115,7 +115,7 @@ def test_data_begins_behind_the_header_page_and_the_records() -> None:
 def test_a_fresh_record_is_all_zero() -> None:
     record = SlotRecord(region(), 0, RECORD)
     assert (record.generation, record.started, record.completed) == (0, 0, 0)
-    assert record.copy_request() == record.copy_results() == bytes(RECORD // 2)
+    assert bytes(record.request) == record.copy_results() == bytes(RECORD // 2)
     assert record.room == RECORD // 2
 
 
@@ -130,7 +130,7 @@ def test_a_record_lies_where_it_is_drawn(slot: int) -> None:
     assert begin == 4096 + slot * RECORD
     drawn = struct.pack("<Q5s", 11, b"table").ljust(RECORD // 2, b"\0") + struct.pack("<QQ7s", 22, 33, b"results")
     assert bytes(buffer[begin : begin + RECORD]) == drawn.ljust(RECORD, b"\0")
-    assert record.copy_request() == drawn[: RECORD // 2]
+    assert bytes(record.request) == drawn[: RECORD // 2]
     assert record.copy_results() == drawn[RECORD // 2 :].ljust(RECORD // 2, b"\0")
 
 
@@ -146,6 +146,12 @@ def test_a_record_is_read_as_it_was_written(generation: int, started: int, compl
     record.complete(completed, b"")
     again = SlotRecord(buffer, 1, RECORD)
     assert (again.generation, again.started, again.completed) == (generation, started, completed)
+
+
+def test_a_generation_is_started_once_and_none_before_it() -> None:
+    record = SlotRecord(region(), 0, RECORD)
+    assert [record.start(generation) for generation in (5, 5, 4, 6)] == [True, False, False, True]
+    assert record.started == 6
 
 
 def test_a_record_shows_what_the_other_side_writes() -> None:
@@ -169,7 +175,7 @@ def test_a_full_record_touches_nothing_but_its_own_bytes() -> None:
 def test_what_was_copied_out_stays_as_it_was() -> None:
     record = SlotRecord(region(), 0, RECORD)
     record.begin(1, b"before")
-    copied = record.copy_request()
+    copied = bytes(record.request)
     record.begin(2, b"behind")
     assert copied[:14] == struct.pack("<Q6s", 1, b"before")
 
