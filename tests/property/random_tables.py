@@ -143,18 +143,18 @@ def _check_array(dtype: DType, shape: tuple[int, ...], byte_size: int) -> None:
 
 def _random_regions(rng: random.Random) -> tuple[RegionClaim, ...]:
     regions: list[RegionClaim] = []
-    for _ in range(rng.choice([0, 0, 0, 1, 2, 4])):
+    for number in range(rng.choice([0, 0, 0, 1, 2, 4])):
         kind = rng.choice(["lent", "cuda", "named"])
         size = rng.choice([1, 4096, 2**20, 2**63 - 1])
         if kind == "lent":
-            key = f"shmbu-{rng.randrange(2**63):x}"
+            key = f"shmbu-{number}-{rng.randrange(2**63):x}"
             regions.append(LentRegionClaim(key, size, rng.randbytes(16).hex(), rng.randrange(1024)))
         elif kind == "cuda":
             lent = [index for index, each in enumerate(regions, 1) if isinstance(each, LentRegionClaim)]
             fence = rng.choice([None, 0, *lent])
-            regions.append(CudaRegionClaim(rng.randbytes(64), size, rng.randbytes(16).hex(), fence))
+            regions.append(CudaRegionClaim(bytes([number]) + rng.randbytes(63), size, rng.randbytes(16).hex(), fence))
         else:
-            regions.append(NamedRegionClaim(f"region {len(regions)} é"))
+            regions.append(NamedRegionClaim(f"region {number} é"))
     return tuple(regions)
 
 
