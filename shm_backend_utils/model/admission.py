@@ -35,12 +35,8 @@ def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> No
     """
     for name, (dtype, shape, region, offset, byte_size) in table.inputs.items():
         tensor = spec.inputs.get(name) or spec.input(name)
-        if dtype is not tensor.dtype or shape != tensor.shape:
-            if dtype is not tensor.dtype or len(shape) != len(tensor.shape):
-                tensor.check(dtype, shape)
-            for size, want in zip(shape, tensor.shape, strict=True):
-                if want not in (size, -1):
-                    tensor.check(dtype, shape)
+        if dtype is not tensor.dtype or len(shape) != len(tensor.shape) or not tensor.takes_any_size:
+            tensor.check(dtype, shape)
         memory = memories[region]
         if dtype is not BYTES and (memory.address + offset) % dtype.itemsize:
             raise _odd_address(f"inputs.{name}.offset", offset, dtype.itemsize)

@@ -99,8 +99,7 @@ def frame_number(generation: int, index: int) -> int:
     return (generation << _FRAME_BITS) + index + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """What a client says of a request's tensors, checked.
 
     Attributes

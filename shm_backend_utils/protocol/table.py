@@ -33,8 +33,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from .. import dtypes
 from ..dtypes import BYTES, LENGTH_SIZE, DType
@@ -45,13 +45,11 @@ from .spans import (
     MAX_FRAMED_GENERATION,
     MAX_FRAMES,
     MAX_TENSORS,
-    Extent,
     InputSpan,
     OutputSpan,
     Ring,
     Table,
     brief,
-    check_extents_are_apart,
     check_outputs_are_apart,
 )
 
@@ -85,6 +83,10 @@ _ORDER: Final = (  # TRITONSERVER_DataType, from 1
 )
 NUMBERS: Final[Mapping[str, int]] = {name: number for number, name in enumerate(_ORDER, 1)}
 BY_NUMBER: Final[Mapping[int, DType]] = {number: dtypes.BY_NAME[name] for name, number in NUMBERS.items()}
+# What a named tuple's own constructor does, without the function around it.
+_input_span: Final[Callable[[type[InputSpan], tuple[Any, ...]], InputSpan]] = tuple.__new__
+_output_span: Final[Callable[[type[OutputSpan], tuple[Any, ...]], OutputSpan]] = tuple.__new__
+
 SHAPES: Final = tuple(struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1))
 """How a shape is packed, by its rank."""
 
@@ -174,7 +176,6 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
         limits += [(0, claimed_size(claim)) for claim in claims]
     inputs: dict[str, InputSpan] = {}
     outputs: dict[str, OutputSpan] = {}
-    extents: list[Extent] = []
     reach = 0  # where the last tensor ends, for as long as each lies behind the one before, in the slot's own region
     for index in range(input_count + output_count):
         begin = at + TENSOR.size
@@ -209,30 +210,24 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
             shape = SHAPES[rank].unpack_from(data, begin)
             if not size or math.prod(shape) * dtype.itemsize != size:
                 check_element_count(f"inputs[{index}]", dtype, shape, size)
-            inputs[name] = InputSpan(dtype, shape, region, offset, size)
-            output = ""
+            inputs[name] = _input_span(InputSpan, (dtype, shape, region, offset, size))
         elif number or rank:
             found = "a data type or a shape"
             raise TableError(_field(index, input_count), found, "neither: the model decides on them")
         else:
-            outputs[name] = OutputSpan(region, offset, size)
-            output = name
+            outputs[name] = _output_span(OutputSpan, (region, offset, size))
         if size:
-            extents.append((region, offset, offset + size, output))
             reach = offset + size if region == 0 and 0 <= reach <= offset else -1
         at = name_end + -name_length % 8
     if len(inputs) != input_count or len(outputs) != output_count:
         raise TableError("inputs or outputs", "a name that is there twice", "every tensor once")
     if at != length:
         raise TableError("length", str(length), f"{at}, where the last of its tensors ends")
-    if frames:
-        ring = _ring(generation, frame_slot, frames, stride, outputs, limits)
-        table = Table(inputs, outputs, claims, ring)
+    ring = _ring(generation, frame_slot, frames, stride, outputs, limits) if frames else None
+    table = Table(inputs, outputs, claims, ring)
+    if reach < 0 or frames:
         check_outputs_are_apart(table)
-        return generation, table
-    if reach < 0 and outputs:
-        check_extents_are_apart(extents)
-    return generation, Table(inputs, outputs, claims)
+    return generation, table
 
 
 def _field(index: int, input_count: int) -> str:
