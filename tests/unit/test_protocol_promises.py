@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call, ShmSession, StreamCall
 from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.address import SlotAddress
 from shm_backend_utils.protocol.refusals import code_in
@@ -278,3 +278,24 @@ def test_a_ring_needs_a_model_that_streams(session: ShmSession, client: Client) 
 def test_a_session_that_was_closed_says_so(session: ShmSession, client: Client) -> None:
     session.close()
     assert refusal(session, client.request({"X": X}, {"Y": 16})) == ("shm:closed", "UNAVAILABLE")
+
+
+@pytest.mark.parametrize(("stride", "is_right"), [(16, True), (20, True), (17, False), (18, False)])
+def test_every_place_of_a_ring_is_aligned(monkeypatch: pytest.MonkeyPatch, stride: int, is_right: bool) -> None:
+    fake_backend.put_in_place(monkeypatch)
+    decoupled = {"name": "m", "input": [tensor("X")], "output": [tensor("Y")]}
+    session = ShmSession.from_args({"model_config": json.dumps(decoupled)})
+    streaming = Client(slots=3)
+    request = streaming.request({"X": X}, {"Y": 16}, ring=Ring(1, 2, stride))
+
+    def twice(call: StreamCall) -> Iterator[None]:
+        for _ in range(2):
+            call.put("Y", X)
+            yield
+
+    session.serve_streams([request], twice)
+    first = request.sender.sent[0]
+    assert first is not None
+    assert (code_in(str(first.error)) == "shm:table") != is_right
+    session.close()
+    streaming.close()
