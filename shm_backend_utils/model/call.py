@@ -265,10 +265,12 @@ class Call:
         if self._slot is not None:
             encoded = results.encode(places)
             if len(encoded) > self._slot.record.results_room:
-                raise ModelError(
-                    f"the results of {len(places)} outputs take {len(encoded)} bytes, but the slot's record has room "
-                    f"for {self._slot.record.results_room}; request fewer outputs at once"
+                room = self._slot.record.results_room
+                found = f"{len(encoded)} bytes for the results of {len(places)} outputs"
+                expected = (
+                    f"at most {room}, as the slot's record has room for; make larger ones, or ask for less at once"
                 )
+                raise TableError("record", found, expected)
             self._results = encoded
             self._places = places
         self.response = self._context.backend.response(tensors)

@@ -42,11 +42,14 @@ from ..errors import TableError
 from .claims import RegionClaim, claimed_size, decode_claims, encode_claim, padded
 from .layout import MAX_SLOT_COUNT
 from .spans import (
+    MAX_FRAMED_GENERATION,
     MAX_FRAMES,
+    MAX_TENSORS,
     InputSpan,
     OutputSpan,
     Ring,
     Table,
+    brief,
     check_outputs_are_apart,
 )
 
@@ -58,12 +61,13 @@ __all__ = [
     "SHAPES",
     "TENSOR",
     "check_element_count",
+    "check_shape",
     "decode",
     "encode",
     "tensor_length",
 ]
 
-_HEAD: Final = struct.Struct("<QIHHHHHxxQ")
+_HEAD: Final = struct.Struct("<QIHHHHHHQ")
 HEAD_LENGTH: Final = _HEAD.size
 _WORD: Final = 8
 TENSOR: Final = struct.Struct("<QQHBBHH")
@@ -125,6 +129,7 @@ def encode(table: Table) -> bytes:
             len(table.regions),
             ring.frames,
             ring.slot,
+            0,
             ring.stride,
         )[_WORD:]
         + body
@@ -153,9 +158,16 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
     TableError
         The table breaks the protocol. The message names the field, and never a key, a token or a handle.
     """
-    generation, length, input_count, output_count, region_count, frames, frame_slot, stride = _HEAD.unpack_from(data)
+    (generation, length, input_count, output_count, region_count, frames, frame_slot, reserved, stride) = (
+        _HEAD.unpack_from(data)
+    )
     if not _HEAD.size <= length <= len(data):
         raise TableError("length", str(length), f"{_HEAD.size} to {len(data)}")
+    if reserved:
+        raise TableError("reserved", str(reserved), "0")
+    if input_count + output_count > MAX_TENSORS:
+        found = f"{input_count + output_count} tensors"
+        raise TableError("input_count and output_count", found, f"at most {MAX_TENSORS}")
     at = _HEAD.size
     claims: tuple[RegionClaim, ...] = ()
     limits = [(data_begin, byte_size)]
@@ -209,7 +221,9 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
         at = name_end + -name_length % 8
     if len(inputs) != input_count or len(outputs) != output_count:
         raise TableError("inputs or outputs", "a name that is there twice", "every tensor once")
-    ring = _ring(frame_slot, frames, stride, outputs, limits) if frames else None
+    if at != length:
+        raise TableError("length", str(length), f"{at}, where the last of its tensors ends")
+    ring = _ring(generation, frame_slot, frames, stride, outputs, limits) if frames else None
     table = Table(inputs, outputs, claims, ring)
     if reach < 0 or frames:
         check_outputs_are_apart(table)
@@ -227,10 +241,7 @@ def check_element_count(field: str, dtype: DType, shape: tuple[int, ...], byte_s
     """Raise :class:`TableError` unless a tensor of this dtype and shape can exist, and has so many bytes."""
     count = math.prod(shape)
     if count == 0:
-        # No array can be made of some shapes, though it would have no element.
-        extent = math.prod([size or 1 for size in shape]) * (dtype.itemsize or 1)
-        if extent > _MAX_INT64:
-            raise TableError(f"{field}.shape", "dimensions whose product has more than 63 bits", "smaller ones")
+        check_shape(field, dtype, shape)
     if dtype is BYTES:
         if count * LENGTH_SIZE > byte_size:
             raise TableError(f"{field}.byte_size", str(byte_size), "room for the lengths of as many strings")
@@ -238,15 +249,29 @@ def check_element_count(field: str, dtype: DType, shape: tuple[int, ...], byte_s
         raise TableError(f"{field}.byte_size", str(byte_size), "the size of its data type and shape")
 
 
+def check_shape(field: str, dtype: DType, shape: tuple[int, ...]) -> None:
+    """Raise :class:`TableError` if no array can have this shape: of some there is none, although it had no element."""
+    if math.prod([size or 1 for size in shape]) * dtype.numpy.itemsize > _MAX_INT64:
+        raise TableError(f"{field}.shape", "dimensions whose product has more than 63 bits", "smaller ones")
+
+
 def _ring(
-    slot: int, frames: int, stride: int, outputs: Mapping[str, OutputSpan], limits: Sequence[tuple[int, int]]
+    generation: int,
+    slot: int,
+    frames: int,
+    stride: int,
+    outputs: Mapping[str, OutputSpan],
+    limits: Sequence[tuple[int, int]],
 ) -> Ring:
+    if generation > MAX_FRAMED_GENERATION:
+        raise TableError("generation", str(generation), f"at most {MAX_FRAMED_GENERATION} for a stream")
     if frames > MAX_FRAMES:
         raise TableError("frame_count", str(frames), f"at most {MAX_FRAMES}")
     if slot + frames > MAX_SLOT_COUNT:
         raise TableError("frame_slot", str(slot), f"slots of the region, which has at most {MAX_SLOT_COUNT}")
-    ring = Ring(slot, frames, stride)
-    for name, span in ring.outputs(outputs, frames - 1).items():
-        if span.offset + span.byte_size > limits[span.region][1]:
-            raise TableError("frame_stride", str(stride), f"room for output {name!r} of {frames} frames in its region")
-    return ring
+    last_place = (frames - 1) * stride
+    for name, (region, offset, byte_size) in outputs.items():
+        if offset + last_place + byte_size > limits[region][1]:
+            expected = f"room for {frames} frames of output '{brief(name)}' in its region"
+            raise TableError("frame_stride", str(stride), expected)
+    return Ring(slot, frames, stride)
