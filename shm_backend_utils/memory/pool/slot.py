@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ClosedError
-from ...protocol import layout, table
+from ...protocol import table
 from ...protocol.address import SlotAddress
 from ...protocol.layout import SlotRecord
 from ...protocol.spans import Table
@@ -207,11 +207,3 @@ class SlotRegion:
         for slot in self.slots:
             slot.forget()
         self._region.close()
-
-
-def least_record_byte_size(byte_size: int) -> int:
-    """Return the size of records whose halves have room for so many bytes each: a page, or a power of two of them."""
-    size = layout.PAGE_SIZE
-    while size // 2 < byte_size:
-        size *= 2
-    return size
