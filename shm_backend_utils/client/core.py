@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import time
-import traceback
 from collections.abc import Generator, Mapping
 from typing import Any, Final
 
@@ -33,7 +32,7 @@ from .paths.triton_shm import Registrations
 from .result import Result
 from .settings import CallSettings
 from .stats import ClientStats, Tally
-from .steps import Offload, Pause, Send, Steps
+from .steps import Offload, Pause, Send, Steps, forget_locals
 from .transports.messages import Codec
 
 __all__ = ["Core", "OpenCall", "OpenStream"]
@@ -140,9 +139,8 @@ class Core:
         exchange = yield from self.opening.open(settings, known, path, layout, given, wanted)
         try:
             yield from _copy(exchange, given)
-        except BaseException as error:
+        except BaseException:
             exchange.close()
-            traceback.clear_frames(error.__traceback__)  # an error that somebody keeps must not keep the slot
             raise
         return OpenCall(settings, known, exchange, wanted, devices)
 
@@ -247,9 +245,8 @@ class Core:
             exchange = InlineExchange(self.codec, known.spec, known.lay_out(on_host, wanted), settings.options)
         try:
             exchange.write(given)
-        except BaseException as error:
+        except BaseException:
             exchange.close()
-            traceback.clear_frames(error.__traceback__)
             raise
         return OpenStream(known, exchange, devices)
 
@@ -258,7 +255,11 @@ class Core:
 
         The caller alone holds what is in the list.
         """
-        result = stream.exchange.result(answer)
+        try:
+            result = stream.exchange.result(answer)
+        except BaseException as error:
+            forget_locals(error)
+            raise
         if result.overflowed:
             stream.known.learn(result.overflowed, stream.exchange.layout.batch_size or 1)
         if stream.output_devices:

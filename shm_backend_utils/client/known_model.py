@@ -104,7 +104,8 @@ class KnownModel:
 
     def learn(self, byte_sizes: Mapping[str, int], rows: int) -> None:
         """Take note of how large outputs were that found too little room, in a call of so many rows."""
-        for name, byte_size in byte_sizes.items():
+        for name in self.spec.outputs.keys() & byte_sizes.keys():
+            byte_size = byte_sizes[name]
             per_row = math.ceil(byte_size / rows * self._head_room)
             self._learned[name] = max(per_row, self._learned.get(name, 0))
 

@@ -55,11 +55,9 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
     has_strings = any(isinstance(source, StringSource) for source in given.values())
     if path == DirectExchange.path and not has_strings and len(ranges) <= MAX_SLOT_COUNT:
         layout = known.lay_out(given, wanted, slot_count=len(ranges), is_one_request=False)
-        outcome = yield from _in_one_region(core, settings, known, given, wanted, layout, ranges)
-        if isinstance(outcome, ShmError):
-            raise outcome
-        if outcome is not None:
-            return outcome
+        result = yield from _in_one_region(core, settings, known, given, wanted, layout, ranges)
+        if result is not None:
+            return result
     return (yield from _one_by_one(core, settings, given, ranges, outputs))
 
 
@@ -71,8 +69,8 @@ def _in_one_region(
     wanted: Mapping[str, int | None] | None,
     layout: CallLayout,
     ranges: Sequence[range],
-) -> Steps[Result | ShmError | None]:
-    """Return the result, or what went wrong; None if no part of it has run, and another way may do."""
+) -> Steps[Result | None]:
+    """Return the result; None if no part of it has run, and another way may do."""
     region, memory = yield from core.opening.take(settings, known, layout.end, len(ranges), DirectExchange.path)
     exchanges = [
         DirectExchange(
@@ -82,7 +80,7 @@ def _in_one_region(
     ]
     whole = DirectExchange(core.codec, known.spec, layout, settings.options, region, region.slots[0], memory)
     calls = [OpenCall(settings, known, exchange, wanted, {}) for exchange in exchanges]
-    with contextlib.ExitStack() as at_end:  # an error that somebody keeps must not keep the slots
+    with contextlib.ExitStack() as at_end:
         for exchange in (whole, *exchanges):
             at_end.callback(exchange.close)
         yield Offload(lambda: whole.write(given))
@@ -94,7 +92,7 @@ def _in_one_region(
         if none_ran and (yield from core.repair(call, error, 0)) is not None:
             core.tally.retried()
             return None
-        return error
+        raise error
     results = [result for result in outcomes if isinstance(result, Result)]
     arrays = {name: _joined(name, [result[name] for result in results], memory) for name in results[0]}
     avoided = sum(result.bytes_avoided for result in results)

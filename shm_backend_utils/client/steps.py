@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import time
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ..errors import ClosedError
 from .transports.transport import AsyncTransport, Transport
 
-__all__ = ["AsyncioDriver", "BlockingDriver", "Offload", "Pause", "Send", "Steps", "Together", "Wait"]
+__all__ = ["AsyncioDriver", "BlockingDriver", "Offload", "Pause", "Send", "Steps", "Together", "Wait", "forget_locals"]
 
 T = TypeVar("T")
 
 _USUAL_THREADS: Final = 16
+_PACKAGE: Final = f"{Path(__file__).parents[1]}/"
 
 
 class Send(NamedTuple):
@@ -92,6 +95,9 @@ class BlockingDriver:
         except StopIteration as end:
             value: T = end.value
             return value
+        except BaseException as error:
+            forget_locals(error)
+            raise
 
     def close(self) -> None:
         """Let go of the threads and of the connection."""
@@ -132,6 +138,9 @@ class AsyncioDriver:
 
     def __init__(self, transport: AsyncTransport) -> None:
         self.transport = transport
+        # Not the loop's own threads: who keeps those busy would have every call wait for them.
+        self._threads = concurrent.futures.ThreadPoolExecutor(_USUAL_THREADS, "shm offload")
+        self._is_closed = False
 
     async def run(self, operation: Steps[T]) -> T:
         """Do an operation, and return what it returns."""
@@ -147,9 +156,14 @@ class AsyncioDriver:
         except StopIteration as end:
             value: T = end.value
             return value
+        except BaseException as error:
+            forget_locals(error)
+            raise
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Let go of the threads and of the connection."""
+        self._is_closed = True
+        self._threads.shutdown(wait=False)
         await self.transport.close()
 
     async def _do(self, step: Step) -> Any:
@@ -163,10 +177,15 @@ class AsyncioDriver:
             except asyncio.TimeoutError:  # before Python 3.11 not the builtin one
                 raise TimeoutError from None
         if isinstance(step, Offload):
-            return await asyncio.to_thread(step.work)
+            return await self._offload(step.work)
         if isinstance(step, Pause):
             return await asyncio.sleep(step.pause_s)
         return await self._do_together(step.operations)
+
+    async def _offload(self, work: Callable[[], Any]) -> Any:
+        if self._is_closed:
+            raise ClosedError("this client")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def _do_together(self, operations: Sequence[Steps[Any]]) -> list[Any]:
         tasks = [asyncio.ensure_future(self.run(operation)) for operation in operations]
@@ -181,3 +200,24 @@ class AsyncioDriver:
             if error is not None:
                 raise error
         return [task.result() for task in tasks]
+
+
+def forget_locals(error: BaseException) -> None:
+    """Have an error keep nothing of what this package's functions had in hand: who keeps the error keeps no slot.
+
+    Frames that still execute, and other people's, stay as they are.
+    """
+    errors: list[BaseException | None] = [error]
+    seen = set()
+    while errors:
+        each = errors.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        errors += (each.__cause__, each.__context__)
+        trace = each.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+                with contextlib.suppress(RuntimeError):
+                    trace.tb_frame.clear()
+            trace = trace.tb_next

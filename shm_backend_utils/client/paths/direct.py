@@ -120,6 +120,8 @@ class DirectExchange(Exchange):
             self._take_back()
         for device in self._devices:
             device.finish_writing()
+        memory = self._memory  # keeps the slot until there is an answer, whoever closes the exchange meanwhile
+        slot.is_in_doubt = True
         generation = slot.begin(self._table)
         try:
             parameters = {SLOT_PARAMETER: slot.address(self.spec.name), GENERATION_PARAMETER: generation}
@@ -131,7 +133,7 @@ class DirectExchange(Exchange):
             found = results.decode(data, self._byte_sizes())
             if found.events:
                 self._wait_on_streams(found.events)
-            return self._result(found.outputs, self._codec.result(answer))
+            result = self._result(memory, found.outputs, self._codec.result(answer))
         except BaseException as error:
             slot.is_in_doubt = not slot.is_completed
             if isinstance(error, InferenceError) and self.did_not_start(error):
@@ -139,6 +141,8 @@ class DirectExchange(Exchange):
                 if refused is not None:
                     raise refused from None
             raise
+        slot.is_in_doubt = False
+        return result
 
     def close(self) -> None:
         super().close()
@@ -155,12 +159,12 @@ class DirectExchange(Exchange):
     def _byte_sizes(self) -> list[int]:
         return [self._region.byte_size, *[device.allocation.byte_size for device in self._devices]]
 
-    def _result(self, places: Sequence[results.OutputPlace], response: Any) -> Result:
+    def _result(self, memory: Memory, places: Sequence[results.OutputPlace], response: Any) -> Result:
         missing = missing_output(self.spec, self.layout, [place.name for place in places])
         if missing is not None:
             raise missing
         avoided = sum([span.byte_size for span in self._table.inputs.values()])
-        return result_of(places, self._memory, self._devices, response, avoided)
+        return result_of(places, memory, self._devices, response, avoided)
 
     def _take_back(self) -> None:
         """Make sure that no model is at work in the slot, after a request that got no answer."""

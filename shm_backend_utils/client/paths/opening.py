@@ -169,7 +169,8 @@ class Opening:
         count: int,
     ) -> Steps[Row[CallLayout]]:
         table = layout.table
-        key = (settings.model, settings.version, tuple(table.inputs.items()), tuple(table.outputs.items()))
+        spans = tuple(table.inputs.items()), tuple(table.outputs.items())
+        key = (settings.model, settings.version, layout.requested, *spans)
         row = self._blocks.take(key)
         if row is not None:
             return row

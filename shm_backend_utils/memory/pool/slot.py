@@ -97,6 +97,14 @@ class Slot:
             self._record.generation = self.generation
             self.is_in_doubt = True
 
+    def release_frame(self, number: int) -> None:
+        """Let the model write here again; ``number`` is that of the frame that nobody reads any more.
+
+        Nothing happens once the region is destroyed, nor in a forked child: the frame is the parent's.
+        """
+        if self._record is not None:
+            self._record.generation = number
+
     def forget(self) -> None:
         """Let go of the memory, when the region is destroyed."""
         self._record = None
