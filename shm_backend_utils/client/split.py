@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CallerError, PeerError, ShmError, TensorError
+from ..errors import CallerError, PeerError, ShmError
 from ..memory.managed import array_at
 from ..protocol.call_layout import CallLayout, rows_of
 from ..protocol.layout import MAX_SLOT_COUNT
 from .core import Core, OpenCall
 from .inputs.descriptions import Outputs, hinted_sizes
-from .inputs.devices import sources_anywhere
-from .inputs.sources import Source, StringSource
+from .inputs.sources import Source, StringSource, sources
 from .known_model import KnownModel
 from .paths.direct import DirectExchange
 from .result import Result
@@ -33,18 +32,12 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
     after another in it: the result is a view. On other paths each request's outputs are copied to where they belong.
     """
     wanted = hinted_sizes(outputs)
-    known = core.catalog.recall(settings.model, settings.version) or (
-        yield from core.catalog.look_up(settings.model, settings.version, settings.left_s)
-    )
-    try:
-        given = sources_anywhere(known.spec, inputs, core.cuda)
-        whole = known.lay_out(given, wanted, is_one_request=False)
-    except TensorError:
-        renewed = yield from core.catalog.look_up(settings.model, settings.version, settings.left_s)
-        if renewed is known:
-            raise
-        known, given = renewed, sources_anywhere(renewed.spec, inputs, core.cuda)
-        whole = known.lay_out(given, wanted, is_one_request=False)
+
+    def look(known: KnownModel) -> tuple[dict[str, Source], CallLayout]:
+        given = sources(known.spec, inputs, core.on_gpus)
+        return given, known.lay_out(given, wanted, is_one_request=False)
+
+    known, (given, whole) = yield from core.fitting(settings, look)
     if whole.devices:
         raise CallerError("split=True takes tensors on the host alone; call the model once for each batch")
     ranges = _ranges(whole.batch_size, known.spec.max_batch_size)

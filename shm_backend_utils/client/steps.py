@@ -61,7 +61,8 @@ class Together(NamedTuple):
     operations: Sequence[Generator[Any, Any, Any]]
 
 
-Step = Send | Wait | Pause | Offload | Together
+OtherStep = Wait | Pause | Offload | Together
+Step = Send | OtherStep
 Steps = Generator[Step, Any, T]
 """An operation of the core that returns a ``T``."""
 
@@ -87,7 +88,10 @@ class BlockingDriver:
             step = next(operation)
             while True:
                 try:
-                    outcome = self._do(step)
+                    if isinstance(step, Send):
+                        outcome = self.transport.send(step.message, step.timeout_s)
+                    else:
+                        outcome = self._do(step)
                 except BaseException as error:  # the operation decides what it means
                     step = operation.throw(error)
                 else:
@@ -105,9 +109,7 @@ class BlockingDriver:
         self._threads.shutdown(wait=False)
         self.transport.close()
 
-    def _do(self, step: Step) -> Any:
-        if isinstance(step, Send):
-            return self.transport.send(step.message, step.timeout_s)
+    def _do(self, step: OtherStep) -> Any:
         if isinstance(step, Wait):
             try:
                 return step.future.result(step.timeout_s)
@@ -148,7 +150,10 @@ class AsyncioDriver:
             step = next(operation)
             while True:
                 try:
-                    outcome = await self._do(step)
+                    if isinstance(step, Send):
+                        outcome = await self.transport.send(step.message, step.timeout_s)
+                    else:
+                        outcome = await self._do(step)
                 except BaseException as error:  # the operation decides what it means
                     step = operation.throw(error)
                 else:
@@ -166,9 +171,7 @@ class AsyncioDriver:
         self._threads.shutdown(wait=False)
         await self.transport.close()
 
-    async def _do(self, step: Step) -> Any:
-        if isinstance(step, Send):
-            return await self.transport.send(step.message, step.timeout_s)
+    async def _do(self, step: OtherStep) -> Any:
         if isinstance(step, Wait):
             if step.future.done():
                 return step.future.result()

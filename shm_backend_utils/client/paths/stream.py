@@ -13,16 +13,15 @@ from ...errors import CallerError
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol import results
-from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...protocol.call_layout import CallLayout
 from ...protocol.results import completed_generation, unused_memory
 from ...protocol.spans import MAX_FRAMES, Ring, Table, frame_number
 from ..inputs.sources import Source
 from ..options import RequestOptions
 from ..result import Result
-from ..transports.messages import Codec, Request
+from ..transports.messages import Codec
 from .direct import result_of
-from .exchange import batch_carrier, wanted_outputs
+from .exchange import request_in_slot
 
 __all__ = ["DirectStream", "check_frames", "ring_end"]
 
@@ -90,15 +89,8 @@ class DirectStream:
 
     def message(self) -> Any:
         """Begin the request, and return its message."""
-        parameters = {SLOT_PARAMETER: self._slot.address(self.spec.name)}
-        request = Request(
-            self.spec.name,
-            batch_carrier(self.layout),
-            wanted_outputs(self.layout),
-            parameters | {GENERATION_PARAMETER: self._slot.begin(self._table)},
-            self._options,
-        )
-        return self._codec.infer(request)
+        generation = self._slot.begin(self._table)
+        return self._codec.infer(request_in_slot(self.spec, self.layout, self._options, self._slot, generation))
 
     def result(self, answer: Any) -> Result:
         """Return the outputs of the next response.

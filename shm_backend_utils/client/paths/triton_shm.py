@@ -118,7 +118,7 @@ class RegisteredExchange(Exchange):
         memory: npt.NDArray[np.uint8],
         registrations: Registrations,
     ) -> None:
-        super().__init__(spec, layout, options)
+        self.spec, self.layout, self.options = spec, layout, options
         self._codec = codec
         self._region = region
         self._memory = memory
@@ -134,7 +134,7 @@ class RegisteredExchange(Exchange):
 
     def write(self, given: Mapping[str, Source]) -> None:
         arrays = self._arrays  # they keep the region, if the exchange is closed while another thread copies
-        if self._is_closed:
+        if self.is_closed:
             return
         for name, source in given.items():
             source.write_to(arrays[name])
@@ -213,7 +213,7 @@ class RegisteredExchange(Exchange):
                 room = table.outputs[name]
                 place = self._place(room.offset, room.byte_size)
             outputs.append(OutputTensor(name, place))
-        return Request(self.spec.name, inputs, outputs, {}, self.options)
+        return Request(self.spec.name, inputs, outputs, self.options)
 
     def _place(self, offset: int, byte_size: int) -> Place:
         return Place(self._region.key, offset, byte_size)
