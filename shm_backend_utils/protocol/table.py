@@ -105,7 +105,7 @@ def encode(table: Table) -> bytes:
     table : Table
         Its shapes have at most :data:`MAX_RANK` dimensions, and its names at most 65,535 bytes.
     """
-    pieces = [encode_claim(claim) for claim in table.regions]
+    pieces = [*map(encode_claim, table.regions)]
     pack = TENSOR.pack
     for name, (dtype, shape, region, offset, byte_size) in table.inputs.items():
         text = name.encode()
