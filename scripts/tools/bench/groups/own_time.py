@@ -25,6 +25,8 @@ from ..server import models_on_a_core_of_their_own
 __all__ = ["MODEL", "own_time", "tensors"]
 
 MODEL: Final = "timed_identity"
+MODELS: Final = {1: MODEL, 8: "timed_identity_8"}
+"""By the number of inputs, and of outputs."""
 BARE_MODEL: Final = "timed_bare"
 MOST_US: Final = {1: 40.0, 8: 80.0}
 OTHER_SHAPES_OVER_REPEATED: Final = 1.15
@@ -58,38 +60,37 @@ def _times_us(bench: Bench, client: ShmClient, bare: Any) -> tuple[dict[str, lis
     def send(number: int, count: int, *, is_varied: bool) -> None:
         inputs = tensors(count, number if is_varied else 48)
         outputs = {name.replace("X", "Y"): (array.shape, array.dtype) for name, array in inputs.items()}
-        with client.infer(MODEL, inputs, outputs=outputs) as result:
+        with client.infer(MODELS[count], inputs, outputs=outputs) as result:
             if result.path != "direct" or (result["Y0"] != inputs["X0"]).any():
-                raise AssertionError(f"{MODEL} does not give back its input on the direct path")
+                raise AssertionError(f"{MODELS[count]} does not give back its input on the direct path")
 
     cases: dict[str, Callable[[int], None]] = {}
     for count in MOST_US:
         cases[f"{count} same"] = lambda number, count=count: send(number, count, is_varied=False)  # type: ignore[misc]
         cases[f"{count} other"] = lambda number, count=count: send(number, count, is_varied=True)  # type: ignore[misc]
-    _told(client)
-    order: list[tuple[str, int]] = []
+    for model in MODELS.values():
+        _told(client, model)
+    order: dict[int, list[tuple[str, int]]] = {count: [] for count in MODELS}
     rounds = ROUNDS_PER_ROUND * bench.amounts.rounds
     for number in bench.rounds_with_warm_up("own time in execute", rounds):
         for name in rotated(cases, number):
             cases[name](number)
-            order.append((name, number))
+            order[int(name[0])].append((name, number))
         bare.infer(BARE_MODEL, [], parameters={"x": 1})
     times_us: dict[str, list[float]] = defaultdict(list)
-    for (name, number), nanoseconds in zip(order, _told(client), strict=True):
-        if number >= 0:
-            times_us[name].append(nanoseconds / 1e3)
+    for count, model in MODELS.items():
+        for (name, number), nanoseconds in zip(order[count], _told(client, model), strict=True):
+            if number >= 0:
+                times_us[name].append(nanoseconds / 1e3)
     ask = tritonclient.grpc.InferInput("ASK", [1], "INT64")
     ask.set_data_from_numpy(np.zeros(1, np.int64))
-    bare_ns = bare.infer(BARE_MODEL, [ask]).as_numpy("TIMES_NS")
+    bare_ns = bare.infer(BARE_MODEL, [ask]).as_numpy("TIMES_NS").tolist()
     return times_us, [nanoseconds / 1e3 for nanoseconds in bare_ns[-rounds:]]
 
 
-def _told(client: ShmClient) -> list[int]:
-    """Return what each `execute` took since this was asked last, and forget it; the question itself counts to the next.
-
-    So it is the first of what is told, and dropped.
-    """
-    with client.infer(MODEL, {}, outputs={"TIMES_NS": 8 * 2**20}) as result:
+def _told(client: ShmClient, model: str) -> list[int]:
+    """Return what each `execute` of a model took since this was asked last; what that took itself is left out."""
+    with client.infer(model, {}, outputs={"TIMES_NS": 8 * 2**16}) as result:
         told: list[int] = result["TIMES_NS"].tolist()[1:]
         return told
 
