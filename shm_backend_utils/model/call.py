@@ -30,6 +30,7 @@ from ..errors import (
 from ..model_spec import BATCH_CARRIER, PATHS_PARAMETER, ModelSpec
 from ..protocol import results
 from ..protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address, parse_generation
+from ..protocol.claims import RegionClaim
 from ..protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
 from ..protocol.named import parse_descriptor
 from ..protocol.results import Event, OutputPlace
@@ -43,7 +44,7 @@ from .devices.arrays import DeviceArrays
 from .mapping.mapped import PATIENCE_S, Slot, stale
 from .mapping.memory import HostMemory, Memory
 from .mapping.resolver import FurtherRegions, Resolver
-from .modes.forward import CALLERS_PARAMETER, Forwarder, Forwarding, ForwardOutputs
+from .modes.forward import CALLERS_PARAMETER, Forwarder, Forwarding, ForwardOutputs, LentMemory
 from .outputs import Output, array_of, check_output, is_same_memory, may_not_write
 from .triton import TritonBackend
 
@@ -644,7 +645,7 @@ class Call:
             It failed.
         """
         forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)
-        return forwarding.result(self._context.backend.execute(forwarding.request))
+        return self._context.forwarder.finish(forwarding, self._context.backend.execute(forwarding.request))
 
     async def forward_async(
         self,
@@ -666,7 +667,7 @@ class Call:
             self._pending.discard(forwarding)
             raise
         self._pending.discard(forwarding)  # but not if it was cancelled: the other model goes on
-        return forwarding.result(response)
+        return self._context.forwarder.finish(forwarding, response)
 
     # What modes ask
 
@@ -914,7 +915,21 @@ class Call:
             self._context.arrays.synchronize(sorted(self.devices))
         own = self._parameters
         callers = "" if own is None else str(own.get(CALLERS_PARAMETER, ""))
-        return self._context.forwarder.begin(model, inputs, outputs, parameters or {}, version, callers)
+        lent = self._lendable()
+        return self._context.forwarder.begin(model, inputs, outputs, parameters or {}, version, callers, lent)
+
+    def _lendable(self) -> list[LentMemory | None]:
+        """Return the regions of this request, by their numbers, as another model's request names them."""
+        if self.table is None:
+            return []
+        claims: list[RegionClaim | None] = [
+            None if self._slot is None else self._slot.lent_claim(),
+            *self.table.regions,
+        ]
+        return [
+            None if claim is None else LentMemory(claim, memory)
+            for claim, memory in zip(claims, self._memories, strict=True)
+        ]
 
     def _abort(self) -> None:
         """End the call without results; if another model may be at work on its memory, the client finds out itself."""

@@ -131,10 +131,8 @@ def _on_device(name: str, value: Any, cuda: CudaAccess | None) -> InputTensor:
             f"input {name!r} lies on a GPU; expected an array on the host: copy it there, or use "
             "create_set_cuda_shm_regions",
         )
-    source = DeviceSource(value, cuda)
-    dtype = dtypes.from_numpy(source.dtype, name)
-    byte_size = int(np.prod(source.shape, dtype=int)) * dtype.itemsize
-    return InputTensor(name, dtype, source.shape, byte_size, source)
+    source = DeviceSource.adopt(name, value, cuda)
+    return InputTensor(name, source.dtype, source.shape, source.byte_size, source)
 
 
 def _on_host(name: str, value: Any) -> InputTensor:

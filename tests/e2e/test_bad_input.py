@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 from shm_backend_utils.client import InferenceError, PathUnavailableError, ServerUnavailableError, ShmClient
 from shm_backend_utils.errors import CallerError, ClosedError, PeerError, SlotInDoubtError, TensorError
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.protocol.descriptor import MAX_DESCRIPTOR_LENGTH
+from shm_backend_utils.protocol.named import MAX_DESCRIPTOR_LENGTH
 from shm_backend_utils.server import EmbeddedServer
 
 ROW = np.array([[1, 2, 3, 4]], np.float32)

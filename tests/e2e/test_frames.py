@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, PathUnavailableError, Result
 from shm_backend_utils.errors import CallerError
-from shm_backend_utils.protocol.ring import MOST_FRAMES
+from shm_backend_utils.protocol.spans import MAX_FRAMES
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import all_memory_comes_back, eventually
@@ -250,15 +250,15 @@ def test_http_has_no_streams(triton_server: EmbeddedServer, is_aio: bool) -> Non
         next(frames_of(client, 1))
 
 
-@pytest.mark.parametrize("frames", [0, -1, MOST_FRAMES + 1])
+@pytest.mark.parametrize("frames", [0, -1, MAX_FRAMES + 1])
 def test_a_ring_that_is_no_ring_is_refused(client: AnyClient, frames: int) -> None:
-    with pytest.raises(CallerError, match=f"a stream of {frames} frames was asked for; expected 1 to {MOST_FRAMES}"):
+    with pytest.raises(CallerError, match=f"a stream of {frames} frames was asked for; expected 1 to {MAX_FRAMES}"):
         next(frames_of(client, 1, frames=frames))
 
 
 def test_the_largest_ring(client: AnyClient) -> None:
-    kept = list(frames_of(client, MOST_FRAMES, frames=MOST_FRAMES))
-    assert [result["Y"][0] for result in kept] == [1 + index for index in range(MOST_FRAMES)]
+    kept = list(frames_of(client, MAX_FRAMES, frames=MAX_FRAMES))
+    assert [result["Y"][0] for result in kept] == [1 + index for index in range(MAX_FRAMES)]
 
 
 def test_a_ring_is_used_again_by_the_next_stream(client: AnyClient) -> None:
@@ -363,7 +363,7 @@ def test_a_ring_made_by_hand_works_as_long_as_nothing_breaks_it(by_hand: HandMad
         ({"slot": "1"}, "ring.slot"),
         ({"frames": 5}, "ring.slot"),
         ({"frames": 0}, "ring.frames"),
-        ({"frames": MOST_FRAMES + 1}, "ring.frames"),
+        ({"frames": MAX_FRAMES + 1}, "ring.frames"),
         ({"frames": True}, "ring.frames"),
         ({"stride": 1 << 40}, "ring.stride"),
         ({"stride": (1 << 63) - 1}, "ring.stride"),

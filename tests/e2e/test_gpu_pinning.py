@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.protocol.region_layout import data_offset
+from shm_backend_utils.protocol.layout import data_offset
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.tensors.attributes import MemoryType
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.errors import DescriptorError
+from shm_backend_utils.errors import TableError
 from shm_backend_utils.protocol import descriptor
 
 X = np.ones((1, 4), np.float32)
@@ -27,7 +27,7 @@ def test_a_call_that_cannot_be_described(
     client: ShmClient, monkeypatch: pytest.MonkeyPatch, call: Callable[[ShmClient], None]
 ) -> None:
     monkeypatch.setattr(descriptor, "MAX_DESCRIPTOR_LENGTH", 10)
-    with pytest.raises(DescriptorError, match="expected at most 10") as kept:
+    with pytest.raises(TableError, match="expected at most 10") as kept:
         call(client)
     assert client.stats().slots_held == 0
     assert kept.value.field == ""

@@ -1,7 +1,7 @@
 """Row blocks: regions of several slots, each for one call, whose tensors follow one another from call to call.
 
-A model that serves several of these calls as one batch then has one array over all their rows, without a copy. Each call
-holds the block's memory, so that the block goes back to its pool by itself when the last of its calls is over.
+A model that serves several of these calls as one batch then has one array over all their rows, without a copy. Each
+call holds the block's memory, so that the block goes back to its pool by itself when the last of its calls is over.
 """
 
 from __future__ import annotations

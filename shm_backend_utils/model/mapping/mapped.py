@@ -25,6 +25,7 @@ from ...memory.cuda.memory import CudaMapping
 from ...memory.managed import ManagedRegion
 from ...memory.segment import SystemSegment
 from ...protocol import table
+from ...protocol.claims import LentRegionClaim
 from ...protocol.layout import SlotRecord
 from ...protocol.spans import Table
 from ...tensors.attributes import MemoryType
@@ -198,6 +199,13 @@ class Slot:
         except BaseException:
             self.lease.give_back()
             raise
+
+    def lent_claim(self) -> LentRegionClaim:
+        """Return what a request to another model says of this slot's region, while this one's is executed."""
+        managed = self.region.managed
+        assert managed is not None
+        header = managed.header
+        return LentRegionClaim(managed.segment.key, header.byte_size, header.token.hex(), self.number)
 
     def _wait_for_lease(self, generation: int, patience_s: float) -> None:
         deadline = time.monotonic() + patience_s

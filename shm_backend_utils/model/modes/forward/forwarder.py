@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ....errors import ModelError
+from ....memory.pool.options import PoolOptions
+from ....memory.pool.pool import SlotPool
 from ....model_spec import ModelSpec
+from ....tensors.view import TensorView
 from ...devices.arrays import DeviceArrays
 from ...triton import TritonBackend
+from .direct import DirectForwarding
+from .lending import Lending, LentMemory
 from .model_specs import ModelSpecs
 from .ordinary import Forwarding, ForwardOutputs, Given, OrdinaryForwarding
 
@@ -36,6 +41,8 @@ class Forwarder:
         self._backend = backend
         self._arrays = arrays
         self._specs = ModelSpecs(server_url)
+        self._pool = SlotPool(PoolOptions())
+        self._learned: dict[tuple[str, str], int] = {}  # bytes per row, for each output of a model at most one
 
     def begin(
         self,
@@ -45,11 +52,12 @@ class Forwarder:
         parameters: Mapping[str, Any],
         version: str,
         callers: str,
+        own: Sequence[LentMemory | None],
     ) -> Forwarding:
         """Return a request that is ready to be executed.
 
         The rest is as for ``call.forward``; ``callers`` is what the request on whose behalf this one is made said in
-        :data:`CALLERS_PARAMETER`.
+        :data:`CALLERS_PARAMETER`, and ``own`` its regions, which may be lent.
 
         Raises
         ------
@@ -68,10 +76,39 @@ class Forwarder:
         given = {name: Given(name, value, self._arrays) for name, value in inputs.items()}
         extra = {**parameters, CALLERS_PARAMETER: "/".join(chain)}
         names = _names(model, spec, outputs)
+        if spec is not None and not spec.is_decoupled and spec.obstacle_to_direct() is None:
+            learned = {name: self._learned.get((model, name), 0) for name in names}
+            lending = Lending(own, self._pool)
+            return DirectForwarding(
+                spec,
+                version,
+                self._backend,
+                self._arrays,
+                given,
+                outputs,
+                names,
+                extra,
+                learned,
+                lending,
+                self._pool,
+            )
         return OrdinaryForwarding(model, version, self._backend, self._arrays, given, outputs, names, extra)
 
+    def finish(self, forwarding: Forwarding, response: Any) -> dict[str, TensorView]:
+        """Return the outputs, and learn how large they are; raises as :meth:`Forwarding.result`."""
+        try:
+            found = forwarding.result(response)
+        except Exception:
+            self._specs.forget(forwarding.model)  # maybe it is not what it was
+            raise
+        for name, byte_size in forwarding.overflowed.items():
+            key, per_row = (forwarding.model, name), -(-byte_size // (forwarding.batch_size or 1))
+            self._learned[key] = max(self._learned.get(key, 0), per_row + per_row // 8)
+        return found
+
     def close(self) -> None:
-        """Let go of what calls have needed. Twice is fine."""
+        """Remove this model's own regions. Arrays over them stay valid. Twice is fine."""
+        self._pool.close()
 
 
 def _names(model: str, spec: ModelSpec | None, outputs: ForwardOutputs) -> list[str]:

@@ -79,11 +79,14 @@ class Forwarding(ABC):
     model : str
     request : InferenceRequest
         To be executed.
+    batch_size : int or None
+        How many rows it has, where it says so.
     overflowed : dict of str to int
         After :meth:`result`: outputs that found too little room in shared memory, with their bytes.
     """
 
     request: Any
+    batch_size: int | None = None
 
     def __init__(self, model: str, backend: TritonBackend, arrays: DeviceArrays, outputs: ForwardOutputs) -> None:
         self.model = model
