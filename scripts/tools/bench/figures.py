@@ -34,7 +34,7 @@ def as_json(figure: Figure) -> dict[str, Any]:
         "figure": figure.figure,
         "unit": figure.unit,
         "held_to": figure.held_to,
-        "holds": figure.is_held is not False,
+        "holds": figure.is_held,
         "basis": figure.basis,
     }
 
