@@ -71,7 +71,7 @@ class TensorSpec:
         fits = len(shape) == len(self.shape)
         if fits:
             for size, want in zip(shape, self.shape, strict=True):
-                if want != size and (want != -1 or size < 0):
+                if size < 0 or want not in (size, -1):
                     fits = False
         if not fits:
             raise TensorShapeError(
