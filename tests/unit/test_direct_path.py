@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shm_backend_utils.dtypes import BYTES
 from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.protocol.spans import InputSpan
 from shm_backend_utils.tensors.attributes import MemoryType
 from tests.unit.fake_backend import Logger, Request
 from tests.unit.sessions import session_of, tensor
@@ -21,7 +24,7 @@ from tests.unit.table_client import Client
 MOST_FUNCTIONS = 20
 X = np.arange(4, dtype=np.float32)
 
-Infer = Callable[[Call], None]
+Infer = Callable[[Call], object]
 
 
 @pytest.fixture
@@ -103,9 +106,6 @@ def test_strings_lie_in_the_clients_memory_both_ways(session: ShmSession, client
     encoded = b"\x01\0\0\0a\x02\0\0\0bc"
     said = client.laid_out({}, {"WORDS": 64})
     client.region.data()[512 : 512 + len(encoded)] = np.frombuffer(encoded, np.uint8)
-    from shm_backend_utils.dtypes import BYTES
-    from shm_backend_utils.protocol.spans import InputSpan
-
     said.inputs["TEXT"] = InputSpan(BYTES, (2,), 0, client.data + 512, 30)
     seen: list[bytes] = []
 
@@ -174,7 +174,7 @@ def test_shapes_may_be_integers_of_numpy(session: ShmSession, client: Client, ki
 def test_an_output_that_the_model_may_not_write_is_its_error(
     session: ShmSession, client: Client, shape: Any, dtype: Any, message: str
 ) -> None:
-    response = served(session, client.request({}, {"Y": 16}), lambda call: call.output("Y", shape, dtype) and None)
+    response = served(session, client.request({}, {"Y": 16}), lambda call: call.output("Y", shape, dtype))
     assert response.error.code == "INTERNAL"
     assert str(response.error).startswith("shm:model: model.py wrote an output that it may not: tensor ")
     assert message in str(response.error)
@@ -212,8 +212,6 @@ def test_parameters_that_vary_without_end_leave_nothing_behind(session: ShmSessi
 
 
 def test_outputs_that_found_no_room_are_not_kept(session: ShmSession, client: Client) -> None:
-    import weakref
-
     kept: list[weakref.ref[Any]] = []
 
     def infer(call: Call) -> None:
@@ -325,7 +323,12 @@ def test_results_that_the_record_has_no_room_for_are_an_error(monkeypatch: pytes
 
 def test_a_call_that_is_over_is_closed(session: ShmSession, client: Client) -> None:
     kept: list[Call] = []
-    served(session, client.request({"X": X}, {"Y": 16}), lambda call: (kept.append(call), double(call)) and None)
+
+    def keep(call: Call) -> None:
+        kept.append(call)
+        double(call)
+
+    served(session, client.request({"X": X}, {"Y": 16}), keep)
     for use in (
         lambda: kept[0].input("X"),
         lambda: kept[0].inputs,
@@ -338,7 +341,12 @@ def test_a_call_that_is_over_is_closed(session: ShmSession, client: Client) -> N
 
 def test_a_call_that_is_kept_keeps_no_slot(session: ShmSession, client: Client) -> None:
     kept: list[Call] = []
-    served(session, client.request({"X": X}, {"Y": 16}), lambda call: (kept.append(call), double(call)) and None)
+
+    def keep(call: Call) -> None:
+        kept.append(call)
+        double(call)
+
+    served(session, client.request({"X": X}, {"Y": 16}), keep)
     assert client.is_over()
     assert served(session, client.request({"X": X}, {"Y": 16}), double).error is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,7 +46,7 @@ def pass_on(call: Call) -> None:
     call.put("Y", call.input("X"))
 
 
-def answer(session: ShmSession, request: Request, infer: Callable[[Call], None] = pass_on) -> tuple[str, str]:
+def answer(session: ShmSession, request: Request, infer: Callable[[Call], object] = pass_on) -> tuple[str, str]:
     """Return the code of Triton and the text that a request is answered with; nothing if it is served."""
     (response,) = session.serve([request], infer)
     return ("", "") if response.error is None else (response.error.code, str(response.error))
@@ -69,7 +70,12 @@ def refused(session: ShmSession, client: Client, said: Table | bytes, *outputs: 
 
 def test_the_lease_is_held_until_the_end(session: ShmSession, client: Client) -> None:
     free: list[bool] = []
-    assert answer(session, request_of(client), lambda call: (free.append(client.is_free()), pass_on(call)) and None)
+
+    def infer(call: Call) -> None:
+        free.append(client.is_free())
+        pass_on(call)
+
+    assert answer(session, request_of(client), infer) == ("", "")
     assert free == [False]
     assert client.is_free()
 
@@ -176,7 +182,7 @@ def test_an_address_that_leads_nowhere_is_refused(
 
 def test_a_slot_of_another_model_is_none_of_this_ones(session: ShmSession) -> None:
     other = Client("another")
-    code, text = answer(session, request_of(other))
+    _, text = answer(session, request_of(other))
     assert text == (
         "shm:missing: the request has no input 'X', which the model needs; its shm_slot speaks to another model"
     )
@@ -186,7 +192,7 @@ def test_a_slot_of_another_model_is_none_of_this_ones(session: ShmSession) -> No
 
 def test_a_client_of_version_1_is_told_both_versions(session: ShmSession) -> None:
     region = {"kind": "system", "key": "shmbu-1-00", "byte_size": 8192, "token": "0" * 32, "slot": 0}
-    said = '{"v": 1, "model": "m", "regions": [%s], "inputs": {}, "outputs": {}}' % str(region).replace("'", '"')
+    said = json.dumps({"v": 1, "model": "m", "regions": [region], "inputs": {}, "outputs": {}})
     code, text = answer(session, Request({"shm_io": said, "shm_generation": 1}, ["Y"]))
     assert (code, text.partition(": ")[0]) == ("INVALID_ARG", "shm:version")
     assert "found 1, expected 2" in text
@@ -321,7 +327,7 @@ def test_random_tables_are_refused_or_served_and_nothing_else(session: ShmSessio
         bad = bytearray(good)
         for _ in range(dice.integers(1, 4)):
             bad[dice.integers(len(bad))] = dice.integers(256)
-        code, text = answer(session, Request(client.begin(bytes(bad)), []), lambda call: call.inputs and None)
+        code, text = answer(session, Request(client.begin(bytes(bad)), []), lambda call: call.inputs)
         assert (code, text[:4]) in {("", ""), ("INVALID_ARG", "shm:"), ("NOT_FOUND", "shm:"), ("UNAVAILABLE", "shm:")}
         assert client.is_free()
     assert Logger.lines == []

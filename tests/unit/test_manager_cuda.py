@@ -8,9 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from shm_backend_utils.model.config import Config
-from shm_backend_utils.model.mapping.mapped import MappedRegion
-from shm_backend_utils.model.mapping.resolver import Resolver
 
 from shm_backend_utils.errors import CallerError, MachineError, RegionGoneError, RegionRefusedError, ShmError
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
@@ -18,6 +15,9 @@ from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import RegionStatus, SharedMemoryManager
+from shm_backend_utils.model.config import Config
+from shm_backend_utils.model.mapping.mapped import MappedRegion
+from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.claims import CudaRegionClaim
 from shm_backend_utils.protocol.spans import Table
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType

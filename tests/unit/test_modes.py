@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.dtypes import BY_NAME
+from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
 from shm_backend_utils.model.mapping import policy
@@ -23,7 +24,7 @@ from shm_backend_utils.model.mapping.mapped import PATIENCE_S
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.claims import LentRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table, frame_number
-from tests.unit.fake_backend import Logger, Request
+from tests.unit.fake_backend import Request
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
@@ -58,8 +59,12 @@ def double(call: Call) -> None:
 
 def test_a_plain_request_is_served_by_the_same_code(open_session: Open) -> None:
     paths: list[str] = []
-    request = Request("", ["Y"], {"X": X})
-    (response,) = open_session().serve([request], lambda call: (paths.append(call.path), double(call)) and None)
+
+    def infer(call: Call) -> None:
+        paths.append(call.path)
+        double(call)
+
+    (response,) = open_session().serve([Request("", ["Y"], {"X": X})], infer)
     assert response.error is None
     assert (response.tensors["Y"].tolist(), paths) == ([0, 2, 4, 6], ["triton"])
 
@@ -602,8 +607,6 @@ def test_memory_that_the_client_takes_back_is_not_borrowed(open_session: Open) -
 
 
 def test_a_lender_that_is_gone_has_lent_nothing(open_session: Open) -> None:
-    from shm_backend_utils.memory.managed import ManagedRegion
-
     lender, client = Client(), Client()
     request = borrowing(lender, client)
     session = open_session()
