@@ -202,3 +202,13 @@ def interlock(outputs: list[tuple[int, int, int]], stride: int) -> bool:
 def test_a_table_of_the_largest_size_is_decoded(seed: int) -> None:
     sample = random_table(random.Random(seed), 512)
     assert table.decode(record_of(sample), sample.data_begin, sample.byte_size)[1] == sample.table
+
+
+@given(samples, samples, st.data())
+def test_a_table_that_changes_while_it_is_copied_is_decoded_or_refused(
+    one: Sample, other: Sample, data: st.DataObject
+) -> None:
+    """Only the copy counts. At worst it has the beginning of one table and the end of another."""
+    first, second = record_of(one), record_of(other)
+    cut = data.draw(st.integers(8, min(len(first), len(second))))
+    decoded_or_refused(first[:cut] + second[cut:], one.data_begin, one.byte_size)

@@ -163,7 +163,7 @@ def test_the_kinds_of_regions_are_the_codes() -> None:
         f"kind 2 with fence {claims._NO_FENCE},",
         f"at most {named.MAX_DESCRIPTOR_LENGTH} characters.",
         f"has one more input, `{BATCH_CARRIER}` (",
-        f"`{UIDS_PARAMETER}` lists users.",
+        f"whom the model's `{UIDS_PARAMETER}` names",
         "`shmbu-`, then 1 to 64 of `0`-`9`, `a`-`z` and `-` |",
         f"{results._BEGIN} bytes, and for each wanted output {table.TENSOR.size}, 8 for each dimension and its padded "
         f"name, and {results._EVENT.size} for each GPU in use.",
