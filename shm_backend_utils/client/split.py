@@ -20,7 +20,7 @@ from .known_model import KnownModel
 from .paths.direct import DirectExchange
 from .result import Result
 from .settings import CallSettings
-from .steps import Offload, Steps, Together
+from .steps import Offload, Steps, Together, forget_locals
 
 __all__ = ["infer_split"]
 
@@ -96,6 +96,7 @@ def _outcome(core: Core, call: OpenCall) -> Steps[Result | ShmError]:
     try:
         return (yield from core.send(call, call.settings.left_s))
     except ShmError as error:
+        forget_locals(error)
         return error
 
 

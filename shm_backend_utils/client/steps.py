@@ -84,6 +84,7 @@ class BlockingDriver:
 
     def run(self, operation: Steps[T]) -> T:
         """Do an operation, and return what it returns."""
+        outcome: Any = None
         try:
             step = next(operation)
             while True:
@@ -100,6 +101,7 @@ class BlockingDriver:
             value: T = end.value
             return value
         except BaseException as error:
+            outcome = None
             forget_locals(error)
             raise
 
@@ -146,6 +148,7 @@ class AsyncioDriver:
 
     async def run(self, operation: Steps[T]) -> T:
         """Do an operation, and return what it returns."""
+        outcome: Any = None
         try:
             step = next(operation)
             while True:
@@ -162,6 +165,7 @@ class AsyncioDriver:
             value: T = end.value
             return value
         except BaseException as error:
+            outcome = None
             forget_locals(error)
             raise
 
@@ -206,9 +210,9 @@ class AsyncioDriver:
 
 
 def forget_locals(error: BaseException) -> None:
-    """Have an error keep nothing of what this package's functions had in hand: who keeps the error keeps no slot.
+    """Have an error keep nothing of what this package's functions, and those they called, had in hand.
 
-    Frames that still execute, and other people's, stay as they are.
+    So who keeps the error keeps no slot. Frames that still execute, and those of the package's callers, stay.
     """
     errors: list[BaseException | None] = [error]
     seen = set()
@@ -219,8 +223,10 @@ def forget_locals(error: BaseException) -> None:
         seen.add(id(each))
         errors += (each.__cause__, each.__context__)
         trace = each.__traceback__
+        is_ours = False
         while trace is not None:
-            if trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            is_ours = is_ours or trace.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+            if is_ours:
                 with contextlib.suppress(RuntimeError):
                     trace.tb_frame.clear()
             trace = trace.tb_next

@@ -144,9 +144,7 @@ class DirectExchange(Exchange):
         except BaseException as error:
             slot.is_in_doubt = not slot.is_completed
             if isinstance(error, InferenceError) and self.did_not_start(error):
-                refused = self._refused(error)
-                if refused is not None:
-                    raise refused from None
+                self._check_memory_was_opened(error)
             raise
         slot.is_in_doubt = False
         return result
@@ -179,14 +177,12 @@ class DirectExchange(Exchange):
             raise PeerError("the model's results break the protocol: an event for a call without memory on a GPU")
         self._devices[0].listener.wait_on_streams(events)
 
-    def _refused(self, error: InferenceError) -> MemoryRefusedError | None:
-        """Return the error for memory that the model could not open, or not any more; None if it was something else."""
-        if code_in(str(error)) not in _MEMORY_REFUSED:
-            return None
-        self._region.is_spoiled = True
-        return MemoryRefusedError(
-            f"{error.message()}; this call's memory is lost: prepare another call", error.status()
-        )
+    def _check_memory_was_opened(self, error: InferenceError) -> None:
+        """Raise MemoryRefusedError if an answer says that the model could not open the memory, or not any more."""
+        if code_in(str(error)) in _MEMORY_REFUSED:
+            self._region.is_spoiled = True
+            message = f"{error.message()}; this call's memory is lost: prepare another call"
+            raise MemoryRefusedError(message, error.status()) from None
 
 
 class PreparedExchange(DirectExchange):
