@@ -56,6 +56,8 @@ __all__ = [
     "BY_NUMBER",
     "HEAD_LENGTH",
     "MAX_RANK",
+    "MAX_REGIONS",
+    "MAX_TENSORS",
     "NUMBERS",
     "SHAPES",
     "TENSOR",
@@ -73,6 +75,10 @@ TENSOR: Final = struct.Struct("<QQHBBHH")
 
 MAX_RANK: Final = 32
 """What every NumPy can hold."""
+
+MAX_TENSORS: Final = 1024
+MAX_REGIONS: Final = 256
+"""Of a table, so that looking through the largest record takes no longer than a request does."""
 
 _MAX_INT64: Final = 2**63 - 1
 _ORDER: Final = (  # TRITONSERVER_DataType, from 1
@@ -154,10 +160,14 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
     generation, length, input_count, output_count, region_count, frames, frame_slot, stride = _HEAD.unpack_from(data)
     if not _HEAD.size <= length <= len(data):
         raise TableError("length", str(length), f"{_HEAD.size} to {len(data)}")
+    if input_count + output_count > MAX_TENSORS:
+        raise TableError("input_count", f"{input_count + output_count} tensors", f"at most {MAX_TENSORS}")
     at = _HEAD.size
     claims: tuple[RegionClaim, ...] = ()
     limits = [(data_begin, byte_size)]
     if region_count:
+        if region_count > MAX_REGIONS:
+            raise TableError("region_count", str(region_count), f"at most {MAX_REGIONS}")
         claims, at = decode_claims(data, at, length, region_count)
         limits += [(0, claimed_size(claim)) for claim in claims]
     inputs: dict[str, InputSpan] = {}
