@@ -62,6 +62,8 @@ def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> No
 def check_batch_size(table: Table, carried: int | None) -> None:
     """Raise BatchSizeError unless the table's inputs have as many rows as Triton's batcher was told."""
     for name, span in table.inputs.items():
+        if not span.shape:
+            raise BatchSizeError(name, f"tensor {name!r} has no dimension; its first one is the batch")
         rows = span.shape[0]
         if rows != carried:
             told = "none" if carried is None else f"one of {carried}"

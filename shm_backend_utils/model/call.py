@@ -216,6 +216,8 @@ class Call:
                     if self._context.spec.max_batch_size and table.inputs:
                         check_batch_size(table, self._carried_batch_size())
                     check_table(self._context.spec, table, self._memories)
+                    if DESCRIPTOR_PARAMETER in parameters:
+                        self._begin_named(parameters.pop(DESCRIPTOR_PARAMETER))
                     if not slot.record.start(generation):
                         raise ReplayedRequestError(
                             "request parameter shm_generation was executed before: every request needs a generation "
@@ -226,7 +228,7 @@ class Call:
                     raise
                 self.table = table
                 self._rooms = table.outputs
-            if DESCRIPTOR_PARAMETER in parameters:
+            elif DESCRIPTOR_PARAMETER in parameters:
                 self._begin_named(parameters.pop(DESCRIPTOR_PARAMETER))
         if self.table is None and self._context.spec.paths == _DIRECT_ALONE:
             allowed = f"{PATHS_PARAMETER} of model {self._context.spec.name!r} allows only the direct path"

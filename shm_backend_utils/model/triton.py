@@ -28,6 +28,9 @@ from ..tensors import dlpack
 __all__ = ["TritonBackend"]
 
 _NEWEST: Final = -1
+_MOST_TEXT: Final = 2000
+"""Bytes of an error's text. gRPC drops status and text where its header is longer than 8 KiB, in which a byte may take
+three."""
 _CODES: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (ClosedError, "UNAVAILABLE"),
     (CallerError, "INVALID_ARG"),
@@ -103,12 +106,16 @@ class TritonBackend:
     def error_response(self, error: BaseException) -> Any:
         """Return a response that fails one request, with the code that fits the error.
 
-        Over HTTP Triton drops its own codes, so the text of the package's errors begins with one of theirs.
+        Over HTTP Triton drops its own codes, so the text of the package's errors begins with one of theirs. What is
+        longer than gRPC can carry is cut.
         """
         codes = self._pb_utils.TritonError
         name = next((code for kind, code in _CODES if isinstance(error, kind)), "INTERNAL")
         text = refusal(error) if isinstance(error, ShmError) else f"{type(error).__name__}: {error}"
-        message = text.encode(errors="backslashreplace").decode()  # the backend takes nothing that is not UTF-8
+        encoded = text.encode(errors="backslashreplace")  # the backend takes nothing that is not UTF-8
+        message = encoded.decode()
+        if len(encoded) > _MOST_TEXT:
+            message = f"{encoded[:_MOST_TEXT].decode(errors='ignore')} … (cut)"
         return self._pb_utils.InferenceResponse([], codes(message, getattr(codes, name)))
 
     def request(

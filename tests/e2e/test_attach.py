@@ -27,7 +27,7 @@ from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from shm_backend_utils.testing.unregistering import unregister_when_free
 
-from .fake_gpus import MODEL, Y_OFFSET, HandMade, X, hand_made_for
+from .fake_gpus import MODEL, Y_OFFSET, GpuRequest, X, hand_made_for
 
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
 B = np.full((1, 16), 3, np.int32)
@@ -234,12 +234,12 @@ def test_the_tensors_are_left_as_they_were(user: User) -> None:
 
 
 @pytest.fixture
-def gpu(triton_server: EmbeddedServer) -> Iterator[HandMade]:
+def gpu(triton_server: EmbeddedServer) -> Iterator[GpuRequest]:
     with hand_made_for(triton_server) as made:
         yield made
 
 
-def test_memory_of_a_gpu(gpu: HandMade) -> None:
+def test_memory_of_a_gpu(gpu: GpuRequest) -> None:
     handle = base64.b64encode(gpu.allocation.handle)
     x = tritonclient.grpc.InferInput("X", [X.size], "FP32").set_shared_memory("on_gpu", X.nbytes)
     y = tritonclient.grpc.InferRequestedOutput("Y")
