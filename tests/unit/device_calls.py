@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from shm_backend_utils.model.settings import Settings
+from shm_backend_utils.protocol.descriptor import Descriptor, InputSpan, OutputSpan, RegionClaim
 
 from scripts.tools.gpu_check.processes import backend
 from shm_backend_utils.dtypes import BY_NAME
@@ -17,10 +19,8 @@ from shm_backend_utils.memory.cuda.events import Event
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import ShmSession
-from shm_backend_utils.model.settings import Settings
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import descriptor
-from shm_backend_utils.protocol.descriptor import Descriptor, InputSpan, OutputSpan, RegionClaim
 from shm_backend_utils.protocol.results import OutputPlace, parse_events, parse_results
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray
 from tests.unit.claims_of import claim_of_allocation, claim_of_region

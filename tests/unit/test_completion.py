@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from shm_backend_utils.model.completion import Completion
+from shm_backend_utils.model.device_arrays import DeviceArrays
+from shm_backend_utils.model.settings import Settings
 
 from shm_backend_utils.errors import ModelError
 from shm_backend_utils.memory.cuda.events import EventListener, EventRecorder
@@ -18,9 +21,6 @@ from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaError
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.model.completion import Completion
-from shm_backend_utils.model.device_arrays import DeviceArrays
-from shm_backend_utils.model.settings import Settings
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
 from tests.unit.device_calls import DEVICE, HOST, LONG_NAME, Client, session_on
 from tests.unit.fake_gpu import objects_of, runtime_that_gives_all_back

@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from shm_backend_utils.model.mapped import MappedRegion
+from shm_backend_utils.model.regions import ResolvedRegion, Resolver
+from shm_backend_utils.model.settings import Settings
+from shm_backend_utils.protocol.descriptor import CudaRegionClaim
 
 from shm_backend_utils.errors import CallerError, MachineError, RegionGoneError, RegionRefusedError, ShmError
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
@@ -15,10 +19,6 @@ from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import RegionStatus, SharedMemoryManager
-from shm_backend_utils.model.mapped import MappedRegion
-from shm_backend_utils.model.regions import ResolvedRegion, Resolver
-from shm_backend_utils.model.settings import Settings
-from shm_backend_utils.protocol.descriptor import CudaRegionClaim
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, LiveCounts
 from tests.unit.claims_of import claim_of_allocation, claim_of_region

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from shm_backend_utils.errors import MachineError
 from shm_backend_utils.model.completion import Completion
 from shm_backend_utils.model.instance import Instance
 from shm_backend_utils.model.measured_call import MeasuredCall
 from shm_backend_utils.model.plans import OrdinaryRequest
+
+from shm_backend_utils.errors import MachineError
 from shm_backend_utils.model_spec import ModelSpec
 
 SPEC = ModelSpec.from_config({"name": "m"})

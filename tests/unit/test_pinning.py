@@ -9,13 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from shm_backend_utils.dtypes import BY_NAME
-from shm_backend_utils.errors import MachineError, ModelError
-from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
-from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.memory.registrations import Registration
-from shm_backend_utils.model import policy
 from shm_backend_utils.model.manager import SharedMemoryManager
 from shm_backend_utils.model.mapped import MappedRegion
 from shm_backend_utils.model.pinning import Pinning
@@ -23,6 +16,13 @@ from shm_backend_utils.model.regions import ResolvedRegion, Resolver
 from shm_backend_utils.model.settings import Settings
 from shm_backend_utils.protocol.descriptor import NamedRegionClaim, RegionClaim
 from shm_backend_utils.protocol.region_layout import PAGE_SIZE
+
+from shm_backend_utils.dtypes import BY_NAME
+from shm_backend_utils.errors import MachineError, ModelError
+from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.registrations import Registration
+from shm_backend_utils.model import policy
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, LiveCounts
 from tests.unit.claims_of import claim_of_allocation, claim_of_region

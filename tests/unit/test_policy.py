@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shm_backend_utils.model.settings import Settings
+from shm_backend_utils.protocol.descriptor import NamedRegionClaim, SystemRegionClaim
 
 from shm_backend_utils.errors import DescriptorError, MachineError, RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model import policy
-from shm_backend_utils.model.settings import Settings
 from shm_backend_utils.protocol import region_layout as layout
-from shm_backend_utils.protocol.descriptor import NamedRegionClaim, SystemRegionClaim
 
 SHM = Path("/dev/shm")
 PAGE = layout.PAGE_SIZE

@@ -1,4 +1,4 @@
-"""The client's slots: how they are taken, given back, used again, and destroyed."""
+"""The client's regions: how they are taken, given back, used again, and destroyed."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.client.origin import Origin
-from shm_backend_utils.client.pool import SlotPool
-from shm_backend_utils.client.pool_options import PoolOptions
-from shm_backend_utils.client.slot import Slot
 from shm_backend_utils.errors import ClosedError
-from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
+from shm_backend_utils.memory.pool.options import PoolOptions
+from shm_backend_utils.memory.pool.pool import Need, SlotPool
+from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 
 SHM = Path("/dev/shm")
 MEBIBYTE = 2**20
-SLOT = data_offset(1) + PAGE_SIZE
-"""What the smallest slot takes of the budget."""
+REGION = data_offset(1, PAGE_SIZE) + PAGE_SIZE
+"""What the smallest region takes of the budget."""
 
 Memory = npt.NDArray[np.uint8]
 
 
 @pytest.fixture
 def pool() -> Iterator[SlotPool]:
-    """A pool that may have three of the smallest slots."""
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * SLOT))) as pool:
+    """A pool that may have three of the smallest regions."""
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * REGION))) as pool:
         yield pool
 
 
-def take(pool: SlotPool, byte_size: int = 1, turn_count: int = 1, group: str = "direct") -> tuple[Slot, Memory]:
-    """Take a slot that there is room for, as a call does."""
-    ticket = pool.request(byte_size, turn_count, group, Origin("take"))
+def take(pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "direct") -> tuple[SlotRegion, Memory]:
+    """Take a region that there is room for, as a call does."""
+    ticket = pool.request(Need(byte_size, slot_count, group=group), Origin("take"))
     assert ticket.granted.done()
     return pool.redeem(ticket)
 
 
-def used(pool: SlotPool, byte_size: int = 1, turn_count: int = 1, group: str = "direct") -> Slot:
-    """Return a slot that was taken and given back."""
-    slot, _ = take(pool, byte_size, turn_count, group)
-    return slot
+def used(pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "direct") -> SlotRegion:
+    """Return a region that was taken and given back."""
+    region, _ = take(pool, byte_size, slot_count, group)
+    return region
 
 
-def is_there(slot: Slot) -> bool:
-    return (SHM / slot.key).exists()
+def is_there(region: SlotRegion) -> bool:
+    return (SHM / region.key).exists()
 
 
 def resident_bytes(inode: int) -> int:
@@ -62,17 +62,17 @@ def resident_bytes(inode: int) -> int:
     return resident
 
 
-def test_a_slot_has_the_room_that_was_asked_for(pool: SlotPool) -> None:
-    slot, memory = take(pool, PAGE_SIZE)
-    assert slot.capacity >= PAGE_SIZE
-    assert memory.nbytes == slot.byte_size == pool.status.byte_size
+def test_a_region_has_the_room_that_was_asked_for(pool: SlotPool) -> None:
+    region, memory = take(pool, PAGE_SIZE)
+    assert region.capacity >= PAGE_SIZE
+    assert memory.nbytes == region.byte_size == pool.status.byte_size
 
 
-def test_a_slot_has_as_many_turns_as_were_asked_for(pool: SlotPool) -> None:
-    assert [turn.index for turn in used(pool, turn_count=2).turns] == [0, 1]
+def test_a_region_has_as_many_slots_as_were_asked_for(pool: SlotPool) -> None:
+    assert [slot.index for slot in used(pool, slot_count=2).slots] == [0, 1]
 
 
-def test_a_slot_is_held_until_its_memory_dies(pool: SlotPool) -> None:
+def test_a_region_is_held_until_its_memory_dies(pool: SlotPool) -> None:
     _, memory = take(pool)
     assert (pool.status.held, pool.status.idle) == (1, 0)
     del memory
@@ -104,7 +104,7 @@ def test_a_slot_is_held_until_its_memory_dies(pool: SlotPool) -> None:
         "iterator",
     ],
 )
-def test_whatever_is_made_of_the_memory_holds_the_slot(pool: SlotPool, derived: Callable[[Memory], Any]) -> None:
+def test_whatever_is_made_of_the_memory_holds_the_region(pool: SlotPool, derived: Callable[[Memory], Any]) -> None:
     _, memory = take(pool)
     last = derived(memory)
     del memory
@@ -113,7 +113,7 @@ def test_whatever_is_made_of_the_memory_holds_the_slot(pool: SlotPool, derived: 
     assert (pool.status.held, pool.status.idle) == (0, 1)
 
 
-def test_a_copy_of_the_memory_does_not_hold_the_slot(pool: SlotPool) -> None:
+def test_a_copy_of_the_memory_does_not_hold_the_region(pool: SlotPool) -> None:
     _, memory = take(pool)
     copy = memory.copy()
     del memory
@@ -121,106 +121,112 @@ def test_a_copy_of_the_memory_does_not_hold_the_slot(pool: SlotPool) -> None:
     assert copy.nbytes
 
 
-def test_a_slot_that_came_back_is_used_again(pool: SlotPool) -> None:
+def test_a_region_that_came_back_is_used_again(pool: SlotPool) -> None:
     assert used(pool) is used(pool)
 
 
-def test_an_idle_slot_is_to_be_had_without_a_ticket(pool: SlotPool) -> None:
-    slot = used(pool)
-    taken = pool.take_idle(1, 1, "direct", Origin("take"))
+def test_an_idle_region_is_to_be_had_without_a_ticket(pool: SlotPool) -> None:
+    region = used(pool)
+    taken = pool.take_idle(Need(1), Origin("take"))
     assert taken is not None
-    assert taken[0] is slot
+    assert taken[0] is region
     assert (pool.status.held, pool.status.idle) == (1, 0)
     del taken
     assert (pool.status.held, pool.status.idle) == (0, 1)
 
 
 def test_without_a_ticket_nothing_is_made(pool: SlotPool) -> None:
-    assert pool.take_idle(1, 1, "direct", Origin("take")) is None
+    assert pool.take_idle(Need(1), Origin("take")) is None
     assert pool.status.byte_size == 0
 
 
 @pytest.mark.parametrize(
-    ("byte_size", "turn_count", "group"), [(2 * PAGE_SIZE, 1, "direct"), (1, 2, "direct"), (1, 1, "triton-shm")]
+    ("byte_size", "slot_count", "group"), [(2 * PAGE_SIZE, 1, "direct"), (1, 2, "direct"), (1, 1, "triton-shm")]
 )
-def test_without_a_ticket_no_slot_is_to_be_had_that_does_not_fit(
-    pool: SlotPool, byte_size: int, turn_count: int, group: str
+def test_without_a_ticket_no_region_is_to_be_had_that_does_not_fit(
+    pool: SlotPool, byte_size: int, slot_count: int, group: str
 ) -> None:
     used(pool)
-    assert pool.take_idle(byte_size, turn_count, group, Origin("take")) is None
+    assert pool.take_idle(Need(byte_size, slot_count, group=group), Origin("take")) is None
     assert pool.status.idle == 1
 
 
-def test_two_calls_at_once_have_slots_of_their_own(pool: SlotPool) -> None:
+def test_two_calls_at_once_have_regions_of_their_own(pool: SlotPool) -> None:
     first, first_memory = take(pool)
     second, second_memory = take(pool)
     assert first is not second
     assert not np.shares_memory(first_memory, second_memory)
 
 
-def test_the_smallest_slot_that_fits_is_used() -> None:
+def test_the_smallest_region_that_fits_is_used() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
         taken = [take(pool, pages * PAGE_SIZE) for pages in (8, 2, 4)]
-        slots = [slot for slot, _ in taken]
+        regions = [region for region, _ in taken]
         del taken
-        assert used(pool, 3 * PAGE_SIZE) is slots[2]
+        assert used(pool, 3 * PAGE_SIZE) is regions[2]
 
 
-def test_of_several_idle_slots_the_one_that_was_used_last_is_used(pool: SlotPool) -> None:
+def test_of_several_idle_regions_the_one_that_was_used_last_is_used(pool: SlotPool) -> None:
     taken = [take(pool) for _ in range(3)]
-    slots = [slot for slot, _ in taken]
+    regions = [region for region, _ in taken]
     for index in (1, 2, 0):
-        taken[index] = (slots[index], np.empty(0, np.uint8))
+        taken[index] = (regions[index], np.empty(0, np.uint8))
         pool.status  # noqa: B018  # looks at what was given back
-    assert used(pool) is slots[0]
-    assert used(pool) is slots[0]
+    assert used(pool) is regions[0]
+    assert used(pool) is regions[0]
     held, _memory = take(pool)
-    assert held is slots[0]
-    assert used(pool) is slots[2]
+    assert held is regions[0]
+    assert used(pool) is regions[2]
 
 
-def test_a_slot_with_too_few_turns_does_not_fit() -> None:
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1)])
+def test_regions_of_different_slot_counts_are_never_exchanged(first: int, second: int) -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
-        of_one_turn = used(pool, 8 * PAGE_SIZE)
-        of_two_turns = used(pool, turn_count=2)
-        assert of_two_turns is not of_one_turn
-        assert len(of_two_turns.turns) == 2
+        other = used(pool, 8 * PAGE_SIZE, first)
+        region = used(pool, 1, second)
+        assert region is not other
+        assert len(region.slots) == second
 
 
-def test_a_slot_with_more_turns_than_needed_fits(pool: SlotPool) -> None:
-    assert used(pool, turn_count=2) is used(pool, turn_count=1)
+def test_regions_of_different_record_sizes_are_never_exchanged() -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
+        used(pool)
+        assert pool.take_idle(Need(1, record_byte_size=2 * PAGE_SIZE), Origin("take")) is None
+        region, memory = pool.redeem(pool.request(Need(1, record_byte_size=2 * PAGE_SIZE), Origin("take")))
+        assert region.slots[0].record.room == PAGE_SIZE
+        assert memory.nbytes == data_offset(1, 2 * PAGE_SIZE) + region.capacity
 
 
-def test_calls_of_about_the_same_size_fit_each_others_slots() -> None:
+def test_calls_of_about_the_same_size_fit_each_others_regions() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=4 * MEBIBYTE))) as pool:
         assert used(pool, MEBIBYTE - 1000) is used(pool, MEBIBYTE)
 
 
-def test_slots_of_different_groups_are_never_exchanged(pool: SlotPool) -> None:
-    assert used(pool, group="direct") is not used(pool, group="triton-shm")
+def test_regions_of_different_groups_are_never_exchanged(pool: SlotPool) -> None:
+    assert used(pool) is not used(pool, group="triton-shm")
     assert pool.status.idle == 2
 
 
-def test_a_spoiled_slot_is_destroyed_and_not_used_again(pool: SlotPool) -> None:
-    slot, memory = take(pool)
-    slot.is_spoiled = True
+def test_a_spoiled_region_is_destroyed_and_not_used_again(pool: SlotPool) -> None:
+    region, memory = take(pool)
+    region.is_spoiled = True
     del memory
     assert (pool.status.held, pool.status.idle, pool.status.byte_size) == (0, 0, 0)
-    assert not is_there(slot)
+    assert not is_there(region)
 
 
 def test_a_pool_that_is_closed_has_nothing_left(pool: SlotPool) -> None:
-    slots = [used(pool), used(pool, group="triton-shm")]
+    regions = [used(pool), used(pool, group="triton-shm")]
     pool.close()
-    assert not any(map(is_there, slots))
+    assert not any(map(is_there, regions))
     assert pool.status.byte_size == 0
 
 
 def test_memory_of_a_closed_pool_stays_valid(pool: SlotPool) -> None:
-    slot, memory = take(pool)
+    region, memory = take(pool)
     memory[-1] = 42
     pool.close()
-    assert not is_there(slot)
+    assert not is_there(region)
     assert memory[-1] == 42
 
 
@@ -239,11 +245,11 @@ def test_a_pool_may_be_closed_twice(pool: SlotPool) -> None:
 def test_a_closed_pool_gives_nothing(pool: SlotPool) -> None:
     pool.close()
     with pytest.raises(ClosedError):
-        pool.request(1, 1, "direct", Origin("take"))
+        pool.request(Need(1), Origin("take"))
 
 
-def test_a_slot_that_was_granted_before_the_pool_was_closed_is_not_made(pool: SlotPool) -> None:
-    ticket = pool.request(1, 1, "direct", Origin("take"))
+def test_a_region_that_was_granted_before_the_pool_was_closed_is_not_made(pool: SlotPool) -> None:
+    ticket = pool.request(Need(1), Origin("take"))
     pool.close()
     with pytest.raises(ClosedError):
         pool.redeem(ticket)
@@ -253,8 +259,8 @@ def test_a_slot_that_was_granted_before_the_pool_was_closed_is_not_made(pool: Sl
 @pytest.mark.parametrize("prefault", [True, False])
 def test_new_memory_is_in_the_page_tables_at_once_only_if_asked_for(prefault: bool) -> None:
     with contextlib.closing(SlotPool(PoolOptions(prefault=prefault))) as pool:
-        slot, memory = take(pool, MEBIBYTE)
-        assert (resident_bytes((SHM / slot.key).stat().st_ino) >= MEBIBYTE) is prefault
+        region, memory = take(pool, MEBIBYTE)
+        assert (resident_bytes((SHM / region.key).stat().st_ino) >= MEBIBYTE) is prefault
         assert memory.nbytes > MEBIBYTE
 
 
@@ -273,8 +279,8 @@ def is_no_more_than(before: tuple[int, int, int]) -> bool:
     return all(now <= then for now, then in zip(held_by_this_process(), before, strict=True))
 
 
-def test_a_thousand_slots_made_one_after_another_leave_nothing() -> None:
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=SLOT))) as pool:
+def test_a_thousand_regions_made_one_after_another_leave_nothing() -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
         used(pool)
         before = held_by_this_process()
         keys = {used(pool, group=str(number)).key for number in range(1000)}
@@ -282,13 +288,13 @@ def test_a_thousand_slots_made_one_after_another_leave_nothing() -> None:
         assert is_no_more_than(before)
 
 
-def test_a_thousand_slots_taken_by_hundreds_are_hundreds_and_end_with_the_pool() -> None:
+def test_a_thousand_regions_taken_by_hundreds_are_hundreds_and_end_with_the_pool() -> None:
     before = held_by_this_process()
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=200 * SLOT))) as pool:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=200 * REGION))) as pool:
         keys = set()
         for _ in range(5):
             taken = [take(pool) for _ in range(200)]
-            keys |= {slot.key for slot, _ in taken}
+            keys |= {region.key for region, _ in taken}
             del taken
         assert len(keys) == pool.status.idle == 200
     assert is_no_more_than(before)
