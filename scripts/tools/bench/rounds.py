@@ -14,7 +14,7 @@ from rich.progress import Progress
 from shm_backend_utils.server import EmbeddedServer
 
 from ..common.figures import Figure
-from ..common.rounds import Times, rotated
+from ..common.rounds import Times, shuffled
 from .amounts import Amounts
 
 __all__ = ["AsyncCases", "Bench", "Cases", "Medians", "allow_many_descriptors"]
@@ -106,7 +106,7 @@ class Bench:
         """Run every case once per round, so that whatever the machine does meanwhile hits all alike."""
         times = Times(cases)
         for number in self.rounds_with_warm_up(what, rounds, warm_up_rounds):
-            for name in rotated(cases, number):
+            for name in shuffled(cases, number):
                 case = cases[name]
                 begin = time.perf_counter()
                 case()
@@ -117,7 +117,7 @@ class Bench:
         """As :meth:`measure`, for cases that are awaited, one after another."""
         times = Times(cases)
         for number in self.rounds_with_warm_up(what, rounds):
-            for name in rotated(cases, number):
+            for name in shuffled(cases, number):
                 case = cases[name]
                 begin = time.perf_counter()
                 await case()

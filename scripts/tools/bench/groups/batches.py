@@ -56,12 +56,13 @@ class _SessionCalls:
     def __init__(self, bench: Bench, stack: ExitStack) -> None:
         pool = PoolOptions(max_batch_bytes=4 * REQUESTS * ROW_BYTES)
         client = stack.enter_context(ShmClient(bench.server.grpc_url, pool=pool))
-        self._calls: list[PreparedCall] = []
         self._results: list[Images] = [np.empty(0, np.float32)] * REQUESTS
         self.gathered_bytes = 0
-        for number in range(REQUESTS):
-            call = client.prepare("session_batch", {"X": (ROW, np.float32)})
-            self._calls.append(stack.enter_context(call))
+        for call in self._prepared(client):  # from now on the client knows that these calls come together
+            call.close()
+        self._calls = self._prepared(client)
+        for number, call in enumerate(self._calls):
+            stack.callback(call.close)
             call.inputs["X"][:] = number
 
     def infer(self, number: int) -> None:
@@ -75,6 +76,10 @@ class _SessionCalls:
         for number, images in enumerate(self._results):
             if not (images == 2 * number).all():
                 raise AssertionError("session_batch does not double its rows")
+
+    @staticmethod
+    def _prepared(client: ShmClient) -> list[PreparedCall]:
+        return [client.prepare("session_batch", {"X": (ROW, np.float32)}) for _ in range(REQUESTS)]
 
 
 class _StockCalls:

@@ -18,7 +18,7 @@ import tritonclient.grpc
 from shm_backend_utils.client import ShmClient
 
 from ...common.figures import Figure
-from ...common.rounds import rotated
+from ...common.rounds import shuffled
 from ..rounds import Bench
 from ..server import models_on_a_core_of_their_own
 
@@ -73,10 +73,12 @@ def _times_us(bench: Bench, client: ShmClient, bare: Any) -> tuple[dict[str, lis
     order: dict[int, list[tuple[str, int]]] = {count: [] for count in MODELS}
     rounds = ROUNDS_PER_ROUND * bench.amounts.rounds
     for number in bench.rounds_with_warm_up("own time in execute", rounds):
-        for name in rotated(cases, number):
-            cases[name](number)
-            order[int(name[0])].append((name, number))
-        bare.infer(BARE_MODEL, [], parameters={"x": 1})
+        for name in shuffled([*cases, BARE_MODEL], number):
+            if name == BARE_MODEL:
+                bare.infer(BARE_MODEL, [], parameters={"x": 1})
+            else:
+                cases[name](number)
+                order[int(name[0])].append((name, number))
     times_us: dict[str, list[float]] = defaultdict(list)
     for count, model in MODELS.items():
         for (name, number), nanoseconds in zip(order[count], _told(client, model), strict=True):

@@ -31,32 +31,35 @@ def _of_protocol(bench: Bench, protocol: str) -> list[Figure]:
         client = stack.enter_context(ShmClient(bench.urls[protocol]))
         bare = bench.plain_client(protocol)
         stack.callback(bare.close)
-        cases: dict[str, Callable[[], object]] = {
-            "empty": lambda: bare.infer("empty", []),
+        empty: dict[str, Callable[[], object]] = {"empty": lambda: bare.infer("empty", [])}
+        identity = {
+            size: _prepared(stack, client, "identity", (byte_size // 4,)).infer
+            for size, byte_size in IDENTITY_BYTES.items()
+        }
+        multiply: dict[str, Callable[[], object]] = {
             "bare multiply": lambda: bare.infer("bare_multiply", []),
             "multiply": _prepared(stack, client, "multiply", BATCH).infer,
         }
-        for size, nbytes in IDENTITY_BYTES.items():
-            cases[f"identity {size}"] = _prepared(stack, client, "identity", (nbytes // 4,)).infer
-        medians = bench.measure(f"round trips, {protocol}", cases)
+        medians = bench.measure(f"identity, {protocol}", {**empty, **identity})
+        multiply_medians = bench.measure(f"×2, {protocol}", multiply)
     identities = [
         medians.ratio(
             f"{protocol}: identity of {size}, in place",
-            f"identity {size}",
+            size,
             "empty",
             "× an empty request",
             at_most=MOST_OF_EMPTY,
         )
         for size in IDENTITY_BYTES
     ]
-    multiply = medians.ratio(
+    doubled = multiply_medians.ratio(
         f"{protocol}: ×2 on {list(BATCH)}, in place",
         "multiply",
         "bare multiply",
         "× an empty request whose model multiplies its own memory",
         at_most=MOST_OF_EMPTY_THAT_MULTIPLIES,
     )
-    return [*identities, multiply]
+    return [*identities, doubled]
 
 
 def _prepared(stack: ExitStack, client: ShmClient, model: str, shape: tuple[int, ...]) -> PreparedCall:

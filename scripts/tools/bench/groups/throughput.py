@@ -18,7 +18,7 @@ import tritonclient.grpc.aio
 from shm_backend_utils.client import AsyncShmClient, ShmClient
 
 from ...common.figures import Figure
-from ...common.rounds import rotated
+from ...common.rounds import shuffled
 from ..payloads import Floats, endless, in_band, varying
 from ..rounds import Bench
 
@@ -82,7 +82,7 @@ def _threads(bench: Bench, arrays: list[Floats]) -> Rates:
         cases = {"ours": infer, "stock": plain_infer}
         rates: Rates = {name: [] for name in cases}
         for number in bench.shown("throughput of threads", 1 + bench.amounts.periods):
-            for name in rotated(cases, number):
+            for name in shuffled(cases, number):
                 rates[name].append(rate(cases[name]))
     return {name: values[1:] for name, values in rates.items()}
 
@@ -115,7 +115,7 @@ async def _tasks(bench: Bench, arrays: list[Floats]) -> Rates:
         cases = {"ours": infer, "stock": plain_infer}
         rates: Rates = {name: [] for name in cases}
         for number in bench.shown("throughput of tasks", 1 + bench.amounts.periods):
-            for name in rotated(cases, number):
+            for name in shuffled(cases, number):
                 rates[name].append(await rate(cases[name]))
     return {name: values[1:] for name, values in rates.items()}
 

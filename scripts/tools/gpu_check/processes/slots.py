@@ -140,7 +140,7 @@ class DeviceSlot(Slot):
     def claiming(self, **changes: Any) -> bytes:
         """Return the table with other claims about the device memory."""
         (claim,) = self._table.regions
-        return table.encode(replace(self._table, regions=(replace(claim, **changes),)))
+        return table.encode(self._table._replace(regions=(replace(claim, **changes),)))
 
     def claiming_handle_length(self, length: int) -> bytes:
         """Return the table with a handle that is said to have so many bytes."""
