@@ -22,7 +22,14 @@ from shm_backend_utils.errors import (
 )
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import layout, results, table
-from shm_backend_utils.protocol.call_layout import CallLayout, aligned, lay_out, record_byte_size, rows_of
+from shm_backend_utils.protocol.call_layout import (
+    CallLayout,
+    aligned,
+    lay_out,
+    obstacle_in_tensors,
+    record_byte_size,
+    rows_of,
+)
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan
 
@@ -199,6 +206,24 @@ def test_records_are_a_page_or_a_power_of_two_of_them() -> None:
     sizes = {record_byte_size(model_of(30, count)) for count in range(1, 256, 10)}
     assert len(sizes) > 3
     assert all(size % layout.PAGE_SIZE == 0 and size & (size - 1) == 0 for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("spec", "obstacle"),
+    [
+        (SIMPLE, None),
+        (model_of(3, 256, 32), None),
+        (model_of(3, 257), "has 514 inputs and outputs, and a slot tells of 512"),
+        (model_of(3, 1, 33), "tensor '000' has 33 dimensions, and a slot tells of 32"),
+        (model_of(2**16, 1), "has a name of more than 65535 bytes"),
+        (model_of(2**15, 10), "the names of the tensors of model 'many' are longer than a slot has room for"),
+    ],
+    ids=["few", "as many as can be", "too many", "too many dimensions", "too long a name", "too long together"],
+)
+def test_a_model_whose_tensors_no_slot_can_tell_of_is_told_before_a_call(spec: ModelSpec, obstacle: str | None) -> None:
+    found = obstacle_in_tensors(spec)
+    assert found is None if obstacle is None else obstacle in (found or "")
+    assert record_byte_size(spec) <= layout.MAX_RECORD_BYTE_SIZE
 
 
 def test_strings_and_bf16_lie_beside_the_others() -> None:

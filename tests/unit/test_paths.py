@@ -145,6 +145,7 @@ def test_a_model_without_any_open_path_cannot_be_called(far_away: PathChooser) -
         (model(input=[X | {"optional": False}]), "inputs optional?", False),
         (model(max_batch_size=8), "inputs optional?", False),
         (model(max_batch_size=8, input=[X, CARRIER]), "inputs optional?", True),
+        (model(input=[X | {"dims": [-1] * 33}]), "tensors fit a slot?", False),
         (model(), "user allowed?", None),
         (model(uids="any"), "user allowed?", True),
         (model(uids=f"1000000, {os.geteuid()}"), "user allowed?", True),
