@@ -34,6 +34,7 @@ __all__ = [
     "completed_generation",
     "decode",
     "encode",
+    "events_left",
     "results_length",
     "unused_memory",
 ]
@@ -150,6 +151,16 @@ def decode(data: bytes, byte_sizes: Sequence[int]) -> Results:
         raise broken_results("they end too early") from None
     except ValueError as error:
         raise broken_results(error) from None
+
+
+def events_left(data: bytes, byte_sizes: Sequence[int]) -> tuple[Event, ...]:
+    """Return what to wait for before the memory of a request that is over is used again.
+
+    A request that failed, and one that never began, leaves no results: there is nothing to wait for. Parameters and
+    errors are those of :func:`decode`.
+    """
+    length, _, _ = _HEAD.unpack_from(data, _STAMPS.size)
+    return decode(data, byte_sizes).events if length else ()
 
 
 def _decode(data: bytes, byte_sizes: Sequence[int]) -> Results:
