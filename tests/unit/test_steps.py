@@ -1,0 +1,397 @@
+"""The two ways to do an operation's steps: by blocking a thread, and by giving way to other tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client.options import check_timeout
+from shm_backend_utils.client.steps import (
+    AsyncioDriver,
+    BlockingDriver,
+    Offload,
+    Pause,
+    Send,
+    Steps,
+    Together,
+    Wait,
+    forget_locals,
+)
+from shm_backend_utils.client.transports.transport import AsyncTransport, Transport
+from shm_backend_utils.errors import CallerError, ClosedError
+
+LONG_S = 30.0
+Future = concurrent.futures.Future[Any]
+Run = Callable[[Steps[Any]], Any]
+
+
+class Echo(Transport):
+    """Answers with the message, or raises it."""
+
+    def send(self, message: Any, timeout_s: float) -> Any:
+        if isinstance(message, BaseException):
+            raise message
+        return message
+
+    def stream(self, message: Any, patience_s: float) -> Generator[Any, None, None]:
+        yield message
+
+    def close(self) -> None:
+        pass
+
+
+class AsyncEcho(AsyncTransport):
+    """As :class:`Echo`, a little later."""
+
+    async def send(self, message: Any, timeout_s: float) -> Any:
+        await asyncio.sleep(0)
+        if isinstance(message, BaseException):
+            raise message
+        return message
+
+    async def stream(self, message: Any, patience_s: float) -> Any:
+        yield message
+
+    async def close(self) -> None:
+        pass
+
+
+def run_blocking(operation: Steps[Any]) -> Any:
+    with contextlib.closing(BlockingDriver(Echo())) as driver:
+        return driver.run(operation)
+
+
+def run_asyncio(operation: Steps[Any]) -> Any:
+    async def main() -> Any:
+        driver = AsyncioDriver(AsyncEcho())
+        try:
+            return await driver.run(operation)
+        finally:
+            await driver.close()
+
+    return asyncio.run(main())
+
+
+@pytest.fixture(params=[run_blocking, run_asyncio], ids=["blocking", "asyncio"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs an operation with a driver of either kind."""
+    chosen: Run = request.param
+    return chosen
+
+
+@pytest.fixture
+def thread() -> Iterator[concurrent.futures.ThreadPoolExecutor]:
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        yield thread
+
+
+def one(step: Any) -> Steps[Any]:
+    """Return the outcome of one step."""
+    return (yield step)
+
+
+def value(of: Any) -> Steps[Any]:
+    """Return a value without any step."""
+    yield from ()
+    return of
+
+
+def failure(error: BaseException) -> Steps[Any]:
+    yield from ()
+    raise error
+
+
+def test_an_operation_without_steps_is_done(run: Run) -> None:
+    assert run(value(42)) == 42
+
+
+def test_an_error_of_an_operation_is_raised(run: Run) -> None:
+    with pytest.raises(KeyError, match="it"):
+        run(failure(KeyError("it")))
+
+
+def test_the_outcome_of_each_step_is_sent_to_the_operation(run: Run) -> None:
+    def operation() -> Steps[Any]:
+        outcomes = [(yield Send("message", 1.0))]
+        outcomes.append((yield Offload(lambda: "work")))
+        outcomes.append((yield Pause(0.0)))
+        outcomes.append((yield Together([value(1), one(Send(2, 1.0))])))
+        return outcomes
+
+    assert run(operation()) == ["message", "work", None, [1, 2]]
+
+
+STEPS = [
+    lambda: Send(KeyError("it"), 1.0),
+    lambda: Offload(lambda: {}["it"]),
+    lambda: Together([value(1), failure(KeyError("it"))]),
+    lambda: Wait(failed(KeyError("it")), 1.0),
+]
+
+
+def failed(error: BaseException) -> Future:
+    future = Future()
+    future.set_exception(error)
+    return future
+
+
+@pytest.mark.parametrize("step", STEPS, ids=["send", "offload", "together", "wait"])
+def test_the_error_of_a_step_is_thrown_into_the_operation_which_may_go_on(run: Run, step: Callable[[], Any]) -> None:
+    def operation() -> Steps[Any]:
+        with pytest.raises(KeyError):
+            yield step()
+        return (yield Send("again", 1.0))
+
+    assert run(operation()) == "again"
+
+
+@pytest.mark.parametrize("step", STEPS, ids=["send", "offload", "together", "wait"])
+def test_an_operation_that_fails_has_ended(run: Run, step: Callable[[], Any]) -> None:
+    ended = []
+
+    def operation() -> Steps[Any]:
+        try:
+            yield step()
+        finally:
+            ended.append(True)
+
+    with pytest.raises(KeyError):
+        run(operation())
+    assert ended == [True]
+
+
+def test_a_future_that_is_done_is_not_waited_for(run: Run) -> None:
+    future = Future()
+    future.set_result(42)
+    assert run(one(Wait(future, 1e-9))) == 42
+
+
+def test_a_future_is_waited_for(run: Run, thread: concurrent.futures.ThreadPoolExecutor) -> None:
+    go = threading.Event()
+    future = thread.submit(lambda: go.wait(LONG_S) and 42)
+    threading.Timer(0.01, go.set).start()
+    assert run(one(Wait(future, LONG_S))) == 42
+
+
+def test_waiting_ends(run: Run) -> None:
+    with pytest.raises(TimeoutError):
+        run(one(Wait(Future(), 0.01)))
+
+
+@pytest.mark.parametrize("timeout_s", [1e7, 1e10, float("inf")])
+def test_a_time_that_is_accepted_can_be_waited(
+    run: Run, thread: concurrent.futures.ThreadPoolExecutor, timeout_s: float
+) -> None:
+    try:
+        patience_s = check_timeout(timeout_s)
+    except CallerError:
+        return
+    go = threading.Event()
+    future = thread.submit(go.wait, LONG_S)
+    threading.Timer(0.01, go.set).start()
+    assert run(one(Wait(future, patience_s)))
+
+
+def test_a_thread_does_itself_what_takes_long() -> None:
+    assert run_blocking(one(Offload(threading.get_ident))) == threading.get_ident()
+
+
+def test_an_event_loop_goes_on_while_something_takes_long() -> None:
+    async def main() -> Any:
+        driver, go = AsyncioDriver(AsyncEcho()), threading.Event()
+        task = asyncio.ensure_future(driver.run(one(Offload(lambda: go.wait(LONG_S)))))
+        await asyncio.sleep(0)
+        go.set()
+        try:
+            return await task
+        finally:
+            await driver.close()
+
+    assert asyncio.run(main())
+
+
+def test_work_does_not_wait_for_the_loops_own_threads() -> None:
+    async def main() -> float:
+        driver, go, loop = AsyncioDriver(AsyncEcho()), threading.Event(), asyncio.get_running_loop()
+        with concurrent.futures.ThreadPoolExecutor(1) as busy:
+            loop.set_default_executor(busy)
+            before = loop.run_in_executor(None, go.wait, LONG_S)
+            try:
+                begin = time.monotonic()
+                assert await asyncio.wait_for(driver.run(one(Offload(lambda: 42))), 5) == 42
+                return time.monotonic() - begin
+            finally:
+                go.set()
+                await before
+                await driver.close()
+
+    assert asyncio.run(main()) < 1
+
+
+def test_results_come_together_in_order(run: Run) -> None:
+    assert run(one(Together([value(number) for number in range(40)]))) == list(range(40))
+
+
+def test_threads_run_side_by_side() -> None:
+    barrier = threading.Barrier(8, timeout=LONG_S)
+
+    def meet() -> Steps[Any]:
+        yield Offload(barrier.wait)
+
+    assert run_blocking(one(Together([meet() for _ in range(8)]))) == [None] * 8
+
+
+def test_tasks_run_side_by_side() -> None:
+    barrier = threading.Barrier(8, timeout=LONG_S)
+
+    def meet() -> Steps[Any]:
+        yield Offload(barrier.wait)
+
+    assert run_asyncio(one(Together([meet() for _ in range(8)]))) == [None] * 8
+
+
+def test_the_first_error_is_raised_when_all_have_ended(run: Run) -> None:
+    ended = []
+
+    def end(number: int) -> Steps[None]:
+        yield Pause(0.01 * (3 - number))
+        ended.append(number)
+        if number in (1, 2):
+            raise KeyError(number)
+
+    with pytest.raises(KeyError, match="1"):
+        run(one(Together([end(number) for number in range(4)])))
+    assert sorted(ended) == [0, 1, 2, 3]
+
+
+def test_nothing_comes_together_once_a_driver_is_closed() -> None:
+    driver = BlockingDriver(Echo())
+    driver.close()
+    with pytest.raises(ClosedError):
+        driver.run(one(Together([value(1)])))
+
+
+def test_nothing_is_done_in_a_thread_once_a_driver_is_closed() -> None:
+    async def main() -> None:
+        driver = AsyncioDriver(AsyncEcho())
+        await driver.close()
+        with pytest.raises(ClosedError):
+            await driver.run(one(Offload(lambda: 42)))
+
+    asyncio.run(main())
+
+
+def test_a_task_that_is_cancelled_cancels_what_it_does_together_and_waits_for_its_end() -> None:
+    ended = []
+
+    def stay() -> Steps[None]:
+        try:
+            yield Pause(LONG_S)
+        finally:
+            ended.append(True)
+
+    async def main() -> None:
+        driver = AsyncioDriver(AsyncEcho())
+        task = asyncio.ensure_future(driver.run(one(Together([stay(), stay()]))))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended == [True, True]
+        await driver.close()
+
+    asyncio.run(main())
+    assert ended
+
+
+@pytest.mark.parametrize(
+    "step", [Send("message", 1.0), Wait(Future(), LONG_S), Pause(LONG_S), Offload(lambda: time.sleep(0.05))], ids=repr
+)
+def test_cancellation_reaches_the_operation_at_every_step(step: Any) -> None:
+    seen: list[BaseException] = []
+
+    def operation() -> Steps[None]:
+        try:
+            yield step
+        except BaseException as error:
+            seen.append(error)
+            raise
+
+    async def main() -> None:
+        driver = AsyncioDriver(AsyncEcho())
+        task = asyncio.ensure_future(driver.run(operation()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await driver.close()
+
+    asyncio.run(main())
+    assert [type(error) for error in seen] == [asyncio.CancelledError]
+
+
+def test_waiting_that_is_cancelled_cancels_the_future() -> None:
+    future = Future()
+
+    async def main() -> None:
+        driver = AsyncioDriver(AsyncEcho())
+        task = asyncio.ensure_future(driver.run(one(Wait(future, LONG_S))))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await driver.close()
+
+    asyncio.run(main())
+    assert future.cancelled()
+
+
+def test_an_error_keeps_nothing_of_what_an_operation_had_in_hand(run: Run) -> None:
+    alive: list[weakref.ref[Any]] = []
+
+    def memory() -> Any:
+        array = np.zeros(8)
+        alive.append(weakref.ref(array))
+        return array
+
+    def operation() -> Steps[None]:
+        held = yield Offload(memory)
+        parts = held[1:]
+        try:
+            raise ValueError(parts.nbytes)
+        except ValueError as error:
+            raise KeyError("it") from error
+
+    gc.disable()
+    try:
+        with pytest.raises(KeyError) as kept:
+            run(operation())
+        assert [reference() for reference in alive] == [None], kept
+    finally:
+        gc.enable()
+
+
+def test_what_the_callers_had_in_hand_stays() -> None:
+    def of_the_caller() -> None:
+        treasure = 42
+        raise KeyError(treasure)
+
+    try:
+        of_the_caller()
+    except KeyError as error:
+        assert error.__traceback__ is not None
+        assert error.__traceback__.tb_next is not None
+        frame = error.__traceback__.tb_next.tb_frame
+        forget_locals(error)
+        assert frame.f_locals == {"treasure": 42}
