@@ -147,23 +147,34 @@ class SlotLease:
 
     def take(self) -> bool:
         """Take the lease, if no thread and no process has it. Never waits. Return whether it was taken."""
-        return self._take(self._lock)
+        if not self._in_process.acquire(False):
+            return False
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, self._lock)
+        except BaseException as error:
+            self._in_process.release()
+            if isinstance(error, OSError) and error.errno in _BUSY:
+                return False
+            raise
+        return True
 
     def take_back(self) -> bool:
         """As :meth:`take`, for the client: if besides nobody has borrowed the memory."""
-        return self._take(self._lock_both)
-
-    def _take(self, lock: bytes) -> bool:
-        if not self._in_process.acquire(blocking=False):
+        if not self._in_process.acquire(False):
             return False
         try:
-            taken = _try_lock(self._fd, lock)
+            taken = _try_lock(self._fd, self._lock_both)
         except BaseException:
             self._in_process.release()
             raise
         if not taken:
             self._in_process.release()
         return taken
+
+    @property
+    def is_taken_here(self) -> bool:
+        """Whether a thread of this process holds it."""
+        return self._in_process.locked()
 
     def give_back(self) -> None:
         """Give the lease back. Only its holder may."""

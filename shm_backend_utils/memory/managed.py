@@ -160,6 +160,11 @@ class ManagedRegion:
             lease = self._leases.setdefault(slot, SlotLease(self.segment.fileno(), self.record_offset(slot)))
         return lease
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether this process holds the lease of a slot."""
+        return any(lease.is_taken_here for lease in list(self._leases.values()))
+
     def record_offset(self, slot: int) -> int:
         """Return where the record of a slot begins, which is also the byte of its lease."""
         return layout.record_offset(slot, self.header.record_byte_size)

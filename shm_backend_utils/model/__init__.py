@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from .auto_complete import auto_complete
-from .batch import BatchCall
-from .call import Call
-from .incoming import SequencePart
-from .manager import MemoryInfo, RegionStatus, SharedMemoryManager
+from .call import Call, SequencePart
+from .mapping.registry import MemoryInfo, RegionStatus, SharedMemoryManager
+from .modes.batch import BatchCall
+from .modes.stream import StreamCall
 from .session import ShmSession
-from .stream import StreamCall
 
 __all__ = [
     "BatchCall",

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from ..errors import ModelError
 from ..model_spec import BATCH_CARRIER, ModelSpec
-from .places import DIRECT
+from ..tensors.view import DIRECT
 
 __all__ = ["auto_complete"]
 

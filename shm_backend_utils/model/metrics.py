@@ -16,22 +16,28 @@ kind takes one value in a round trip.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from time import perf_counter
+from types import TracebackType
 from typing import Any, Final, NamedTuple
 
+from ..dtypes import BYTES
 from ..errors import ShmError
+from ..memory.cuda.events import Event
 from ..memory.repeater import Repeater
-from .incoming import TRITON
-from .places import DIRECT
+from ..tensors.view import DIRECT, TRITON
+from .call import Call
+from .mapping.mapped import PATIENCE_S
 from .triton import TritonBackend
 
-__all__ = ["Metrics"]
+__all__ = ["MeasuredCall", "Metrics"]
 
 _INTERVAL_S: Final = 0.5
 _PREFIX: Final = "shm_backend_utils_"
@@ -184,3 +190,93 @@ class _Sums:
         for bucket, count in reversed(cumulative):
             if count:
                 yield ("own_seconds_bucket", bucket), count
+
+
+class MeasuredCall(Call):
+    """A call that counts what it does. Sessions without metrics make plain calls, and pay nothing.
+
+    Its own time is that of beginning, committing and ending it, without the model's code, and without what is waited
+    for GPUs.
+
+    Parameters
+    ----------
+    metrics : Metrics
+        Are told.
+    arguments
+        Those of :class:`Call`.
+    """
+
+    __slots__ = ("_metrics", "_own_s")
+
+    def __init__(self, metrics: Metrics, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._metrics = metrics
+        self._own_s = 0.0
+
+    def begin(self, patience_s: float = PATIENCE_S) -> None:
+        begin = perf_counter()
+        super().begin(patience_s)
+        self._own_s = perf_counter() - begin
+
+    def commit(self, *, needs_all: bool = True) -> None:
+        begin = perf_counter()
+        super().commit(needs_all=needs_all)
+        self._own_s += perf_counter() - begin
+
+    def end(self, events: Sequence[Event] = ()) -> None:
+        begin = perf_counter()
+        was_open, counted = self._is_open, self._bytes() if self._is_open else (0, 0)
+        super().end(events)
+        if was_open:
+            self._metrics.took(self._own_s + perf_counter() - begin)
+            self._metrics.answered(self.path, *counted)
+
+    def fail(self, error: BaseException) -> None:
+        super().fail(error)
+        self._metrics.refused(error)
+
+    def __enter__(self) -> MeasuredCall:
+        try:
+            return super().__enter__()
+        except BaseException as error:
+            self._metrics.refused(error)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        except BaseException as own:
+            self._metrics.refused(own)
+            raise
+        if error is not None:
+            self._metrics.refused(error)
+
+    def _abort(self) -> None:
+        self._is_open = False  # what ends now is no answer
+        super()._abort()
+
+    def _bytes(self) -> tuple[int, int]:
+        """Return how many bytes of tensors were not copied, and how many were.
+
+        What Triton delivers has been copied, but for memory of a GPU. Strings that it delivers do not count: to know
+        their size would take as long as to decode them.
+        """
+        zero_copy = copied = 0
+        spec = self._context.spec
+        if self.table is not None:
+            zero_copy += sum(span.byte_size for span in self.table.inputs.values())
+        for name, tensor in self._delivered_tensors().items():
+            dtype = spec.inputs[name].dtype if name in spec.inputs else None
+            if dtype is not None and dtype is not BYTES:
+                size = math.prod(tensor.shape()) * dtype.itemsize
+                copied += size if tensor.is_cpu() else 0
+                zero_copy += 0 if tensor.is_cpu() else size
+        requested = self._request.requested_output_names()
+        for name, output in self.outputs.items():
+            if name in requested:
+                size = output.view.attributes.byte_size
+                copied += size if output.was_copied else 0
+                zero_copy += 0 if output.was_copied else size
+        return zero_copy, copied

@@ -6,32 +6,35 @@ import asyncio
 import concurrent.futures
 import contextlib
 import json
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any, Final
 
-from ..errors import ClosedError, ModelError, ShmError
+from ..errors import ClosedError, ModelError, ShmError, SlotInUseError
 from ..memory.cuda.events import EventRecorder
 from ..memory.cuda.memory import CudaAccess
 from ..model_spec import ModelSpec
-from .batch import BatchCall
-from .call import Call
-from .completion import Completion
-from .device_arrays import DeviceArrays
-from .forward import Forwarder
-from .gathering import Buffers, Gathering
-from .instance import Instance
-from .measured_call import MeasuredCall
-from .metrics import Metrics
-from .pinning import Pinning
-from .places import DIRECT
-from .plans import Plans
-from .settings import Settings
-from .stream import StreamCall
+from ..tensors.view import DIRECT
+from .call import Call, Context
+from .config import Config
+from .devices.arrays import DeviceArrays
+from .devices.completion import complete
+from .mapping.mapped import PATIENCE_S, PAUSE_S
+from .mapping.pinning import Pinning
+from .mapping.resolver import Resolver
+from .metrics import MeasuredCall, Metrics
+from .modes.batch import BatchCall, batches_of
+from .modes.forward import Forwarder
+from .modes.gathering import Buffers, Gathering
+from .modes.stream import StreamCall
 from .triton import TritonBackend
 
 __all__ = ["ShmSession"]
+
+_responses_of: Final = attrgetter("response")
 
 
 class ShmSession:
@@ -41,7 +44,7 @@ class ShmSession:
     ----------
     spec : ModelSpec
         The model's configuration.
-    settings : Settings
+    config : Config
         What the configuration says of regions.
     cuda : CudaAccess, optional
         By default CuPy's, loaded when a request uses a GPU first.
@@ -57,7 +60,7 @@ class ShmSession:
     """
 
     def __init__(
-        self, spec: ModelSpec, settings: Settings, cuda: CudaAccess | None = None, device: int = 0, version: str = ""
+        self, spec: ModelSpec, config: Config, cuda: CudaAccess | None = None, device: int = 0, version: str = ""
     ) -> None:
         obstacle = spec.obstacle_to_direct()
         if obstacle is not None and spec.paths is not None and DIRECT in spec.paths:
@@ -65,23 +68,49 @@ class ShmSession:
         backend = TritonBackend()
         cuda = cuda or CudaAccess()
         arrays = DeviceArrays(cuda, device)
-        pinning = Pinning(cuda, backend.log_warning) if settings.pin_host_memory else None
-        forwarder = Forwarder(spec.name, backend, arrays, settings.server_url)
-        plans = Plans(spec, settings, cuda, pinning)
-        self._instance: Instance | None = Instance(spec, backend, plans, arrays, forwarder)
+        pinning = Pinning(cuda, backend.log_warning) if config.pin_host_memory else None
+        resolver = Resolver(config, cuda, pinning)
+        registry = resolver.registry
+        self._context: Context | None = Context(
+            spec,
+            backend,
+            resolver,
+            registry.slots,
+            arrays,
+            Forwarder(spec.name, backend, arrays, config.server_url),
+            config.stream_patience_s,
+        )
         start = Metrics.start_or_warn
-        self._metrics = start(backend, spec.name, version, plans.mapped) if settings.metrics else None
+        self._metrics = start(backend, spec.name, version, registry.mapped) if config.metrics else None
         self._new_call: Callable[..., Call] = Call if self._metrics is None else partial(MeasuredCall, self._metrics)
         self._backend = backend
         self._buffers = Buffers(pinning)
         self._arrays = arrays
         self._cuda = cuda
-        self._settings = settings
+        self._gpu_events = config.gpu_events
         self._events: EventRecorder | None = None
 
     @classmethod
     def from_args(cls, args: Mapping[str, str], cuda: CudaAccess | None = None) -> ShmSession:
-        """Make the session from what Triton passes to ``initialize``; ``cuda`` as for the class."""
+        """Make the session from what Triton passes to ``initialize``.
+
+        Parameters
+        ----------
+        args : mapping of str to str
+            As ``initialize`` gets it.
+        cuda : CudaAccess, optional
+            As for the class.
+
+        Returns
+        -------
+        ShmSession
+            To be closed in ``finalize``.
+
+        Raises
+        ------
+        ModelError
+            The configuration contradicts itself, or has a parameter that means nothing; the message says what to write.
+        """
         config = json.loads(args["model_config"])
         if config.get("response_cache", {}).get("enable"):
             raise ModelError(
@@ -90,64 +119,143 @@ class ShmSession:
             )
         device = int(args["model_instance_device_id"]) if args.get("model_instance_kind") == "GPU" else 0
         version = args.get("model_version", "")
-        return cls(ModelSpec.from_config(config), Settings.from_config(config), cuda, device, version)
+        return cls(ModelSpec.from_config(config), Config.from_config(config), cuda, device, version)
 
-    def serve(self, requests: Iterable[Any], infer: Callable[[Call], None]) -> list[Any]:
-        """Run ``infer`` on every request and return one response per request, in order. For ``execute``.
+    def serve(self, requests: Iterable[Any], infer: Callable[[Call], object]) -> list[Any]:
+        """Run ``infer`` on every request, one after another. For ``execute``.
 
         A request that fails, for whatever reason, fails alone: its response carries the error.
+
+        Parameters
+        ----------
+        requests : iterable of InferenceRequest
+            As ``execute`` gets them.
+        infer : callable
+            Takes a :class:`Call`, reads its inputs and makes its outputs. What it raises is the request's error; what
+            it returns means nothing.
+
+        Returns
+        -------
+        list of InferenceResponse
+            One for each request, in order.
         """
-        completion = Completion(self._arrays, self._recorder())
-        calls = [self._serve_one(request, infer, completion) for request in requests]
-        completion.finish()
-        return [call.response for call in calls]
+        context = self._context
+        if context is None:
+            return self._closed_responses(requests)
+        new_call = self._new_call
+        calls: list[Call] = []
+        waiting: list[Call] = []
+        for request in requests:
+            call = new_call(context, request)
+            calls.append(call)
+            try:
+                call.begin()
+                infer(call)
+                call.commit()
+                if call.devices is None:
+                    call.end()
+                else:
+                    waiting.append(call)
+            except BaseException as error:  # whatever it is, only this request may fail
+                self._log(error)
+                call.fail(error)
+        if waiting:
+            complete(waiting, self._arrays, self._recorder())
+        return list(map(_responses_of, calls))
 
     async def serve_async(self, requests: Iterable[Any], infer: Callable[[Call], Awaitable[None]]) -> list[Any]:
         """As :meth:`serve`, side by side on the event loop, for an ``execute`` that is a coroutine itself."""
-        completion = Completion(self._arrays, self._recorder())
-        calls = await asyncio.gather(*[self._serve_one_async(request, infer, completion) for request in requests])
-        completion.finish()
-        return [call.response for call in calls]
+        context = self._context
+        if context is None:
+            return self._closed_responses(requests)
+        calls = [self._new_call(context, request) for request in requests]
+        await asyncio.gather(*[self._serve_one_async(call, infer) for call in calls])
+        waiting = [call for call in calls if call.is_open]  # committed, but not ended
+        if waiting:
+            complete(waiting, self._arrays, self._recorder())
+        return list(map(_responses_of, calls))
 
     def open(self, request: Any) -> Call:
         """Return one request as a context manager, for code that wants the loop itself.
 
-        Entering it raises a :class:`ShmError` if the request cannot be served: its kind tells whose fault that is.
+        Parameters
+        ----------
+        request : InferenceRequest
+            As ``execute`` gets it.
+
+        Returns
+        -------
+        Call
+            Entering it raises a :class:`ShmError` if the request cannot be served: its kind tells whose fault that is.
+            After it was left, ``call.response`` is there.
 
         Raises
         ------
         ClosedError
             The session was closed.
         """
-        return self._new_call(self._open_instance(), request)
+        return self._new_call(self._open_context(), request)
 
-    def serve_batch(self, requests: Iterable[Any], infer: Callable[[BatchCall], None]) -> list[Any]:
-        """Run ``infer`` on all requests at once, and return one response per request, in order. For ``execute``.
+    def serve_batch(self, requests: Iterable[Any], infer: Callable[[BatchCall], object]) -> list[Any]:
+        """Run ``infer`` on all requests at once. For ``execute``.
 
         A request that is refused is left out, and answered with its error. Requests whose inputs differ in more than
         their rows cannot be one batch: then ``infer`` runs for each kind of them.
+
+        Parameters
+        ----------
+        requests : iterable of InferenceRequest
+            As ``execute`` gets them.
+        infer : callable
+            Takes a :class:`BatchCall`. What it raises is the error of all requests of the batch.
+
+        Returns
+        -------
+        list of InferenceResponse
+            One for each request, in order.
 
         Raises
         ------
         ModelError
             The model's configuration has ``max_batch_size: 0``: its requests have no rows.
         """
-        instance = self._open_instance()
-        if instance.spec.max_batch_size == 0:
-            raise ModelError(f"model {instance.spec.name!r} has max_batch_size 0, so that its requests make no batch")
-        completion = Completion(self._arrays, self._recorder())
-        batches: dict[tuple[Any, ...], list[Call]] = {}
-        calls = [self._begin(self._new_call(instance, request, completion), batches) for request in requests]
-        for number, batch in enumerate(batches.values()):
-            self._infer_batch(sorted(batch, key=_position), infer, number)
-        completion.finish()
-        return [call.response for call in calls]
+        context = self._context
+        if context is None:
+            return self._closed_responses(requests)
+        if context.spec.max_batch_size == 0:
+            raise ModelError(f"model {context.spec.name!r} has max_batch_size 0, so that its requests make no batch")
+        calls: list[Call] = []
+        begun: list[Call] = []
+        for request in requests:
+            call = self._new_call(context, request)
+            calls.append(call)
+            try:
+                call.begin()
+            except BaseException as error:
+                self._log(error)
+                call.fail(error)
+            else:
+                begun.append(call)
+        batches = batches_of(begun, self._fail)
+        waiting: list[Call] = []
+        for number, batch in enumerate(batches):
+            waiting += self._infer_batch(batch, infer, number)
+        if waiting:
+            complete(waiting, self._arrays, self._recorder())
+        return list(map(_responses_of, calls))
 
     def serve_streams(self, requests: Sequence[Any], answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
         """Run ``answer`` on every request of a decoupled model. For ``execute``, which returns nothing then.
 
-        If it is a generator, what was written is sent at each ``yield``. A generator whose client does not want more
-        is closed. Several requests are served side by side, each in a thread.
+        Several requests are served side by side, each in a thread.
+
+        Parameters
+        ----------
+        requests : sequence of InferenceRequest
+            As ``execute`` gets them.
+        answer : callable
+            Takes a :class:`StreamCall`. If it is a generator, what was written is sent at each ``yield``; one whose
+            client does not want more is closed.
         """
         if len(requests) == 1:
             self._serve_stream(requests[0], answer)
@@ -161,57 +269,54 @@ class ShmSession:
 
         Entering it raises a :class:`ShmError` if the request cannot be served; the client was answered then.
         """
-        return StreamCall(self._open_instance(), request, self._settings.stream_patience_s)
+        return StreamCall(self._open_context(), request)
 
     def close(self) -> None:
         """Unmap every region. Arrays that still live keep theirs. Closing twice is fine."""
-        if self._instance is not None:
+        context, self._context = self._context, None
+        if context is not None:
             if self._metrics is not None:
                 self._metrics.close()
-            self._instance.close()
-            self._instance = None
+            context.resolver.close()
+            context.forwarder.close()
             self._buffers.close()
             self._events = None
 
-    def _begin(self, call: Call, batches: dict[tuple[Any, ...], list[Call]]) -> Call | _Failed:
-        """Enter a call and add it to those of its kind."""
-        try:
-            call.__enter__()
-        except Exception as error:
-            self._log(error)
-            return _Failed(self._backend.error_response(error))
-        try:
-            batches.setdefault(call.kind, []).append(call)
-        except Exception as error:
-            call.end_by(error)
-        return call
-
-    def _infer_batch(self, calls: list[Call], infer: Callable[[BatchCall], None], number: int) -> None:
+    def _infer_batch(self, calls: list[Call], infer: Callable[[BatchCall], object], number: int) -> list[Call]:
+        """Run ``infer`` on a batch; return the calls that a GPU has work to do for, all others have ended."""
         batch = BatchCall(calls, Gathering(self._buffers, self._arrays, number))
         try:
             infer(batch)
-            batch.commit()
-        except Exception as error:
+            batch.scatter()
+        except BaseException as error:
             self._log(error)
             for call in calls:
-                call.end_by(error)
-            return
+                call.fail(error)
+            return []
+        waiting = []
         for call in calls:
             try:
-                call.__exit__(None, None, None)
-            except Exception as error:
-                self._log(error)
-                call.response = self._backend.error_response(error)
+                call.commit()
+                if call.devices is None:
+                    call.end()
+                else:
+                    waiting.append(call)
+            except BaseException as error:
+                self._fail(call, error)
+        return waiting
 
     def _recorder(self) -> EventRecorder | None:
-        if self._settings.gpu_events and self._events is None and self._cuda.is_loaded:
+        if self._gpu_events and self._events is None and self._cuda.is_loaded:
             self._events = EventRecorder(self._cuda.runtime)
         return self._events
 
-    def _open_instance(self) -> Instance:
-        if self._instance is None:
+    def _open_context(self) -> Context:
+        if self._context is None:
             raise ClosedError("this session")
-        return self._instance
+        return self._context
+
+    def _closed_responses(self, requests: Iterable[Any]) -> list[Any]:
+        return [self._backend.error_response(ClosedError("this session")) for _ in requests]
 
     def _serve_stream(self, request: Any, answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
         stream = self.stream(request)
@@ -222,7 +327,7 @@ class ShmSession:
                     at_end.callback(steps.close)
                 for _ in steps or ():
                     call.send()
-        except Exception as error:  # the client knows; the next request must be served all the same
+        except BaseException as error:  # the client knows; the next request must be served all the same
             self._log(error)
             if self._metrics is not None:
                 self._metrics.refused(error)
@@ -230,39 +335,38 @@ class ShmSession:
             if self._metrics is not None:
                 self._metrics.answered(stream.path, 0, 0)
 
-    async def _serve_one_async(
-        self, request: Any, infer: Callable[[Call], Awaitable[None]], completion: Completion
-    ) -> Call | _Failed:
+    async def _serve_one_async(self, call: Call, infer: Callable[[Call], Awaitable[None]]) -> None:
         try:
-            with self._new_call(self._open_instance(), request, completion) as call:
-                await infer(call)
-        except Exception as error:
-            self._log(error)
-            return _Failed(self._backend.error_response(error))
-        return call
+            await _begin_async(call)
+            await infer(call)
+            call.commit()
+            if call.devices is None:
+                call.end()
+        except GeneratorExit:  # the coroutine itself is closed, and may not go on
+            call.fail(asyncio.CancelledError("execute was left"))
+            raise
+        except BaseException as error:
+            self._fail(call, error)
 
-    def _log(self, error: Exception) -> None:
+    def _fail(self, call: Call, error: BaseException) -> None:
+        self._log(error)
+        call.fail(error)
+
+    def _log(self, error: BaseException) -> None:
         """Write to the server's log what is not of this package's making, and so may be hard to find."""
         if not isinstance(error, ShmError):
             self._backend.log_error("".join(traceback.format_exception(error)))
 
-    def _serve_one(self, request: Any, infer: Callable[[Call], None], completion: Completion) -> Call | _Failed:
+
+async def _begin_async(call: Call) -> None:
+    """Begin a call; while somebody else holds its slot, the event loop goes on."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
         try:
-            with self._new_call(self._open_instance(), request, completion) as call:
-                infer(call)
-        except Exception as error:  # whatever it is, only this request may fail
-            self._log(error)
-            return _Failed(self._backend.error_response(error))
-        return call
-
-
-def _position(call: Call) -> tuple[Any, ...]:
-    """Sort requests in the order of their memory, so that as many as can be follow one another; others come last."""
-    plan = call.direct_plan
-    return (1,) if plan is None else (0, *plan.position)
-
-
-class _Failed(NamedTuple):
-    """A call that came to nothing."""
-
-    response: Any
+            call.begin(0)
+        except SlotInUseError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(PAUSE_S)
+        else:
+            return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -18,18 +18,24 @@ from ..errors import (
     ReplayedRequestError,
     RequestCancelledError,
     ShmError,
+    SlotInUseError,
     StaleRequestError,
     StalledStreamError,
 )
+from ..protocol.refusals import refusal
 from ..tensors import dlpack
 
 __all__ = ["TritonBackend"]
 
 _NEWEST: Final = -1
+_MOST_TEXT: Final = 2000
+"""Bytes of an error's text. gRPC drops status and text where its header is longer than 8 KiB, in which a byte may take
+three."""
 _CODES: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (ClosedError, "UNAVAILABLE"),
     (CallerError, "INVALID_ARG"),
     (StaleRequestError, "CANCELLED"),
+    (SlotInUseError, "CANCELLED"),
     (RequestCancelledError, "CANCELLED"),
     (StalledStreamError, "CANCELLED"),
     (ReplayedRequestError, "ALREADY_EXISTS"),
@@ -44,20 +50,21 @@ class TritonBackend:
     A stub that was built for NumPy 1 reads NumPy 2's arrays wrongly, and without a word: every input arrives filled
     with its first element, every output leaves with no bytes (measured with Triton 2.51). DLPack is not affected. So
     the backend is asked once which of the two it can do.
+
+    Attributes
+    ----------
+    response : callable
+        Takes a list of tensors, which may be empty; returns a response that carries them.
     """
 
     def __init__(self) -> None:
         import triton_python_backend_utils as pb_utils  # noqa: PLC0415  # exists only inside a stub process
 
         self._pb_utils: Any = pb_utils
+        self.response: Callable[[list[Any]], Any] = pb_utils.InferenceResponse
         probe = np.array([1, 2], np.int32)
         tensor = self._from_dlpack("probe", dlpack.export(probe))
         self._reads_numpy = bool((tensor.as_numpy() == probe).all())
-
-    def parameters(self, request: Any) -> str:
-        """Return the request's parameters: the text of a JSON object, or nothing."""
-        text: str = request.parameters()
-        return text
 
     def input(self, tensor: Any, dtype: DType | None) -> npt.NDArray[Any]:
         """Return a delivered tensor as an aligned array; without a copy, unless it lies unaligned in the pool.
@@ -68,8 +75,12 @@ class TritonBackend:
         if self._reads_numpy and dtype is not BF16:  # which the stub has no NumPy type for
             array: npt.NDArray[Any] = tensor.as_numpy()
             return array
-        array = dlpack.consume(tensor.to_dlpack())
+        array = dlpack.consume(tensor.to_dlpack()) if dtype is BF16 else dlpack.read(tensor.to_dlpack)
         return array if array.flags.aligned else array.copy()
+
+    def pass_on(self, name: str, tensor: Any) -> Any:
+        """Return the memory of a delivered tensor, which is no string's, as one for a response."""
+        return self._pb_utils.Tensor.from_dlpack(name, tensor.to_dlpack())
 
     def output(self, name: str, array: npt.NDArray[Any]) -> Any:
         """Return a C-contiguous array as a tensor for a response.
@@ -92,16 +103,19 @@ class TritonBackend:
         """Return memory of a GPU as a tensor for a response."""
         return self._from_dlpack(name, capsule)
 
-    def response(self, tensors: Iterable[Any]) -> Any:
-        """Return a response that carries these tensors; it may be none."""
-        return self._pb_utils.InferenceResponse(list(tensors))
+    def error_response(self, error: BaseException) -> Any:
+        """Return a response that fails one request, with the code that fits the error.
 
-    def error_response(self, error: Exception) -> Any:
-        """Return a response that fails one request, with the code that fits the error."""
+        Over HTTP Triton drops its own codes, so the text of the package's errors begins with one of theirs. What is
+        longer than gRPC can carry is cut.
+        """
         codes = self._pb_utils.TritonError
         name = next((code for kind, code in _CODES if isinstance(error, kind)), "INTERNAL")
-        text = str(error) if isinstance(error, ShmError) else f"{type(error).__name__}: {error}"
-        message = text.encode(errors="backslashreplace").decode()  # the backend takes nothing that is not UTF-8
+        text = refusal(error) if isinstance(error, ShmError) else f"{type(error).__name__}: {error}"
+        encoded = text.encode(errors="backslashreplace")  # the backend takes nothing that is not UTF-8
+        message = encoded.decode()
+        if len(encoded) > _MOST_TEXT:
+            message = f"{encoded[:_MOST_TEXT].decode(errors='ignore')} … (cut)"
         return self._pb_utils.InferenceResponse([], codes(message, getattr(codes, name)))
 
     def request(

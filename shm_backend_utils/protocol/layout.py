@@ -141,16 +141,26 @@ class SlotRecord:
         Less than the header's ``slot_count``.
     record_byte_size : int
         As in the header.
+
+    Attributes
+    ----------
+    request : memoryview
+        The client's half. A peer writes it: copy it, all at once, and let :func:`.table.decode` check the copy.
+    room : int
+        Bytes of each half.
+    results_room : int
+        Bytes that results may have, behind the two stamps.
     """
 
-    __slots__ = ("_client_words", "_model_words", "_request", "_results", "room")
+    __slots__ = ("_client_words", "_model_words", "_results", "request", "results_room", "room")
 
     def __init__(self, buffer: memoryview, slot: int, record_byte_size: int) -> None:
         begin = record_offset(slot, record_byte_size)
         self.room = record_byte_size // 2
-        self._request = buffer[begin : begin + self.room]
+        self.results_room = self.room - _RESULTS
+        self.request = buffer[begin : begin + self.room]
         self._results = buffer[begin + self.room : begin + record_byte_size]
-        self._client_words = self._request.cast("Q")
+        self._client_words = self.request.cast("Q")
         self._model_words = self._results.cast("Q")
 
     @property
@@ -164,12 +174,8 @@ class SlotRecord:
 
     def begin(self, generation: int, table: bytes) -> None:
         """Write what :func:`.table.encode` made, at most ``room`` bytes less a word, and then the generation."""
-        self._request[_WORD : _WORD + len(table)] = table
+        self.request[_WORD : _WORD + len(table)] = table
         self._client_words[_GENERATION] = generation
-
-    def copy_request(self) -> bytes:
-        """Copy the client's half out, all at once. A peer wrote it: :func:`.table.decode` checks it."""
-        return bytes(self._request)
 
     @property
     def started(self) -> int:
@@ -179,6 +185,14 @@ class SlotRecord:
     @started.setter
     def started(self, value: int) -> None:
         self._model_words[_STARTED] = value
+
+    def start(self, generation: int) -> bool:
+        """Note that a model begins to execute a generation; return False if it has begun with it, or a later one."""
+        words = self._model_words
+        if words[_STARTED] >= generation:
+            return False
+        words[_STARTED] = generation
+        return True
 
     @property
     def completed(self) -> int:

@@ -33,30 +33,41 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from .. import dtypes
 from ..dtypes import BYTES, LENGTH_SIZE, DType
 from ..errors import TableError
 from .claims import RegionClaim, claimed_size, decode_claims, encode_claim, padded
 from .layout import MAX_SLOT_COUNT
-from .spans import MAX_FRAMES, InputSpan, OutputSpan, Ring, Table, check_outputs_are_apart
+from .spans import (
+    MAX_FRAMED_GENERATION,
+    MAX_FRAMES,
+    MAX_TENSORS,
+    InputSpan,
+    OutputSpan,
+    Ring,
+    Table,
+    brief,
+    check_outputs_are_apart,
+)
 
 __all__ = [
     "BY_NUMBER",
     "HEAD_LENGTH",
     "MAX_RANK",
     "NUMBERS",
+    "SHAPES",
     "TENSOR",
     "check_element_count",
+    "check_shape",
     "decode",
     "encode",
-    "shape_struct",
     "tensor_length",
 ]
 
-_HEAD: Final = struct.Struct("<QIHHHHHxxQ")
+_HEAD: Final = struct.Struct("<QIHHHHHHQ")
 HEAD_LENGTH: Final = _HEAD.size
 _WORD: Final = 8
 TENSOR: Final = struct.Struct("<QQHBBHH")
@@ -72,12 +83,12 @@ _ORDER: Final = (  # TRITONSERVER_DataType, from 1
 )
 NUMBERS: Final[Mapping[str, int]] = {name: number for number, name in enumerate(_ORDER, 1)}
 BY_NUMBER: Final[Mapping[int, DType]] = {number: dtypes.BY_NAME[name] for name, number in NUMBERS.items()}
-_SHAPES: Final = tuple(struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1))
+# What a named tuple's own constructor does, without the function around it.
+_input_span: Final[Callable[[type[InputSpan], tuple[Any, ...]], InputSpan]] = tuple.__new__
+_output_span: Final[Callable[[type[OutputSpan], tuple[Any, ...]], OutputSpan]] = tuple.__new__
 
-
-def shape_struct(rank: int) -> struct.Struct:
-    """Return how a shape of so many dimensions is packed."""
-    return _SHAPES[rank]
+SHAPES: Final = tuple(struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1))
+"""How a shape is packed, by its rank."""
 
 
 def tensor_length(name: str, rank: int) -> int:
@@ -101,7 +112,7 @@ def encode(table: Table) -> bytes:
         rank = len(shape)
         pieces += (
             pack(offset, byte_size, region, NUMBERS[dtype.name], rank, len(text), 0),
-            _SHAPES[rank].pack(*shape),
+            SHAPES[rank].pack(*shape),
             padded(text),
         )
     for name, (region, offset, byte_size) in table.outputs.items():
@@ -118,13 +129,16 @@ def encode(table: Table) -> bytes:
             len(table.regions),
             ring.frames,
             ring.slot,
+            0,
             ring.stride,
         )[_WORD:]
         + body
     )
 
 
-def decode(data: bytes, data_begin: int, byte_size: int) -> tuple[int, Table]:
+def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call of one costs each request a microsecond
+    data: bytes, data_begin: int, byte_size: int
+) -> tuple[int, Table]:
     """Check a table that was copied out of a slot's record.
 
     Parameters
@@ -144,9 +158,16 @@ def decode(data: bytes, data_begin: int, byte_size: int) -> tuple[int, Table]:
     TableError
         The table breaks the protocol. The message names the field, and never a key, a token or a handle.
     """
-    generation, length, input_count, output_count, region_count, frames, frame_slot, stride = _HEAD.unpack_from(data)
+    (generation, length, input_count, output_count, region_count, frames, frame_slot, reserved, stride) = (
+        _HEAD.unpack_from(data)
+    )
     if not _HEAD.size <= length <= len(data):
         raise TableError("length", str(length), f"{_HEAD.size} to {len(data)}")
+    if reserved:
+        raise TableError("reserved", str(reserved), "0")
+    if input_count + output_count > MAX_TENSORS:
+        found = f"{input_count + output_count} tensors"
+        raise TableError("input_count and output_count", found, f"at most {MAX_TENSORS}")
     at = _HEAD.size
     claims: tuple[RegionClaim, ...] = ()
     limits = [(data_begin, byte_size)]
@@ -154,54 +175,63 @@ def decode(data: bytes, data_begin: int, byte_size: int) -> tuple[int, Table]:
         claims, at = decode_claims(data, at, length, region_count)
         limits += [(0, claimed_size(claim)) for claim in claims]
     inputs: dict[str, InputSpan] = {}
-    for index in range(input_count):
-        at, name, number, shape, region, offset, size = _tensor(data, at, length, limits, "inputs", index)
-        dtype = BY_NUMBER.get(number)
-        if dtype is None:
-            raise TableError(f"inputs[{index}].datatype", str(number), f"1 to {len(_ORDER)}, a TRITONSERVER_DataType")
-        check_element_count(f"inputs[{index}]", dtype, shape, size)
-        inputs[name] = InputSpan(dtype, shape, region, offset, size)
     outputs: dict[str, OutputSpan] = {}
-    for index in range(output_count):
-        at, name, number, shape, region, offset, size = _tensor(data, at, length, limits, "outputs", index)
-        if number or shape:
-            raise TableError(f"outputs[{index}]", "a data type or a shape", "neither: the model decides on them")
-        outputs[name] = OutputSpan(region, offset, size)
+    reach = 0  # where the last tensor ends, for as long as each lies behind the one before, in the slot's own region
+    for index in range(input_count + output_count):
+        begin = at + TENSOR.size
+        if begin > length:
+            raise TableError(_field(index, input_count), "the table's end", "a tensor")
+        offset, size, region, number, rank, name_length, flags = TENSOR.unpack_from(data, at)
+        name_begin = begin + 8 * rank
+        name_end = name_begin + name_length
+        if rank > MAX_RANK or name_end > length:
+            found = f"rank {rank} and a name of {name_length} bytes"
+            expected = f"at most {MAX_RANK} dimensions, and a name inside the table"
+            raise TableError(_field(index, input_count), found, expected)
+        if region >= len(limits) or flags:
+            found = f"region {region}, flags {flags}"
+            raise TableError(_field(index, input_count), found, f"0 to {len(limits) - 1}, and 0")
+        least, limit = limits[region]
+        if not least <= offset <= limit - size:
+            found = f"{size} bytes at offset {offset}"
+            expected = f"bytes from {least} to {limit}, where its region has data"
+            raise TableError(_field(index, input_count), found, expected)
+        try:
+            name = data[name_begin:name_end].decode()
+        except UnicodeDecodeError:
+            name = ""
+        if not name:
+            raise TableError(f"{_field(index, input_count)}.name", "bytes that are no name", "a name in UTF-8")
+        if index < input_count:
+            dtype = BY_NUMBER.get(number)
+            if dtype is None:
+                expected = f"1 to {len(_ORDER)}, a TRITONSERVER_DataType"
+                raise TableError(f"inputs[{index}].datatype", str(number), expected)
+            shape = SHAPES[rank].unpack_from(data, begin)
+            if not size or math.prod(shape) * dtype.itemsize != size:
+                check_element_count(f"inputs[{index}]", dtype, shape, size)
+            inputs[name] = _input_span(InputSpan, (dtype, shape, region, offset, size))
+        elif number or rank:
+            found = "a data type or a shape"
+            raise TableError(_field(index, input_count), found, "neither: the model decides on them")
+        else:
+            outputs[name] = _output_span(OutputSpan, (region, offset, size))
+        if size:
+            reach = offset + size if region == 0 and 0 <= reach <= offset else -1
+        at = name_end + -name_length % 8
     if len(inputs) != input_count or len(outputs) != output_count:
         raise TableError("inputs or outputs", "a name that is there twice", "every tensor once")
-    ring = _ring(frame_slot, frames, stride, outputs, limits) if frames else None
+    if at != length:
+        raise TableError("length", str(length), f"{at}, where the last of its tensors ends")
+    ring = _ring(generation, frame_slot, frames, stride, outputs, limits) if frames else None
     table = Table(inputs, outputs, claims, ring)
-    if outputs:
+    if reach < 0 or frames:
         check_outputs_are_apart(table)
     return generation, table
 
 
-def _tensor(
-    data: bytes, at: int, length: int, limits: Sequence[tuple[int, int]], group: str, index: int
-) -> tuple[int, str, int, tuple[int, ...], int, int, int]:
-    """Read a tensor at an offset of the table; return where it ends, and its fields."""
-    begin = at + TENSOR.size
-    if begin > length:
-        raise TableError(f"{group}[{index}]", "the table's end", "a tensor")
-    offset, size, region, number, rank, name_length, flags = TENSOR.unpack_from(data, at)
-    name_begin = begin + 8 * rank
-    if rank > MAX_RANK or name_begin + name_length > length:
-        found = f"rank {rank} and a name of {name_length} bytes"
-        raise TableError(f"{group}[{index}]", found, f"at most {MAX_RANK} dimensions, and a name inside the table")
-    if region >= len(limits) or flags:
-        raise TableError(f"{group}[{index}]", f"region {region}, flags {flags}", f"0 to {len(limits) - 1}, and 0")
-    least, end = limits[region]
-    if not least <= offset <= end - size:
-        found = f"{size} bytes at offset {offset}"
-        raise TableError(f"{group}[{index}]", found, f"bytes from {least} to {end}, where its region has data")
-    try:
-        name = data[name_begin : name_begin + name_length].decode()
-    except UnicodeDecodeError:
-        name = ""
-    if not name:
-        raise TableError(f"{group}[{index}].name", "bytes that are no name", "a name in UTF-8")
-    shape = _SHAPES[rank].unpack_from(data, begin)
-    return name_begin + name_length + -name_length % 8, name, number, shape, region, offset, size
+def _field(index: int, input_count: int) -> str:
+    return f"inputs[{index}]" if index < input_count else f"outputs[{index - input_count}]"
 
 
 _NO_RING: Final = Ring(0, 0, 0)
@@ -211,10 +241,7 @@ def check_element_count(field: str, dtype: DType, shape: tuple[int, ...], byte_s
     """Raise :class:`TableError` unless a tensor of this dtype and shape can exist, and has so many bytes."""
     count = math.prod(shape)
     if count == 0:
-        # No array can be made of some shapes, though it would have no element.
-        extent = math.prod([size or 1 for size in shape]) * (dtype.itemsize or 1)
-        if extent > _MAX_INT64:
-            raise TableError(f"{field}.shape", "dimensions whose product has more than 63 bits", "smaller ones")
+        check_shape(field, dtype, shape)
     if dtype is BYTES:
         if count * LENGTH_SIZE > byte_size:
             raise TableError(f"{field}.byte_size", str(byte_size), "room for the lengths of as many strings")
@@ -222,15 +249,29 @@ def check_element_count(field: str, dtype: DType, shape: tuple[int, ...], byte_s
         raise TableError(f"{field}.byte_size", str(byte_size), "the size of its data type and shape")
 
 
+def check_shape(field: str, dtype: DType, shape: tuple[int, ...]) -> None:
+    """Raise :class:`TableError` if no array can have this shape: of some there is none, although it had no element."""
+    if math.prod([size or 1 for size in shape]) * dtype.numpy.itemsize > _MAX_INT64:
+        raise TableError(f"{field}.shape", "dimensions whose product has more than 63 bits", "smaller ones")
+
+
 def _ring(
-    slot: int, frames: int, stride: int, outputs: Mapping[str, OutputSpan], limits: Sequence[tuple[int, int]]
+    generation: int,
+    slot: int,
+    frames: int,
+    stride: int,
+    outputs: Mapping[str, OutputSpan],
+    limits: Sequence[tuple[int, int]],
 ) -> Ring:
+    if generation > MAX_FRAMED_GENERATION:
+        raise TableError("generation", str(generation), f"at most {MAX_FRAMED_GENERATION} for a stream")
     if frames > MAX_FRAMES:
         raise TableError("frame_count", str(frames), f"at most {MAX_FRAMES}")
     if slot + frames > MAX_SLOT_COUNT:
         raise TableError("frame_slot", str(slot), f"slots of the region, which has at most {MAX_SLOT_COUNT}")
-    ring = Ring(slot, frames, stride)
-    for name, span in ring.outputs(outputs, frames - 1).items():
-        if span.offset + span.byte_size > limits[span.region][1]:
-            raise TableError("frame_stride", str(stride), f"room for output {name!r} of {frames} frames in its region")
-    return ring
+    last_place = (frames - 1) * stride
+    for name, (region, offset, byte_size) in outputs.items():
+        if offset + last_place + byte_size > limits[region][1]:
+            expected = f"room for {frames} frames of output '{brief(name)}' in its region"
+            raise TableError("frame_stride", str(stride), expected)
+    return Ring(slot, frames, stride)

@@ -1,6 +1,7 @@
 """Tensors of strings as bytes, in Triton's form: for each element its length, 32 bits little-endian, then its bytes.
 
-They come from a peer. Whoever reads them copies them out of shared memory first, and believes no length.
+They come from a peer. Each length, and each element, is read once out of shared memory: copied, checked, and used from
+the copy. So what reading costs is what the elements are, however much room lies behind them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Strings(Sequence[bytes]):
         tensor : str
             Its name, for messages.
         data : numpy.ndarray of uint8
-            The tensor; more may follow. Copied before it is read.
+            The tensor; more may follow. In shared memory, nothing of it is read twice.
         shape : tuple of int
             The tensor's.
         """
@@ -80,12 +81,21 @@ class Strings(Sequence[bytes]):
             An element is no string.
         """
         if self._encoded is None:
-            pack = _LENGTH.pack
-            pieces: list[bytes] = []
-            for element in self._all():
-                pieces += (pack(len(element)), element)
-            self._encoded = np.frombuffer(b"".join(pieces), np.uint8)
+            self._encoded = np.frombuffer(self.packed(), np.uint8)
         return self._encoded
+
+    @property
+    def memory(self) -> npt.NDArray[np.uint8] | None:
+        """Where they lie as bytes, with all that may follow; None if they were given as objects."""
+        return self._encoded if self._given is None else None
+
+    def packed(self) -> bytes:
+        """Return the tensor as bytes, and nothing behind it; raises as :meth:`__getitem__`."""
+        pack = _LENGTH.pack
+        pieces: list[bytes] = []
+        for element in self._all():
+            pieces += (pack(len(element)), element)
+        return b"".join(pieces)
 
     def numpy(self) -> npt.NDArray[np.object_]:
         """Return them as an array of ``bytes`` objects, of the tensor's shape; raises as :meth:`__getitem__`."""
@@ -122,7 +132,7 @@ class Strings(Sequence[bytes]):
                 self._elements = [_as_bytes(self._tensor, element) for element in self._given.ravel().tolist()]
             else:
                 assert self._encoded is not None
-                self._elements = _decode(self._tensor, self._encoded.tobytes(), math.prod(self.shape))
+                self._elements = _decode(self._tensor, self._encoded, math.prod(self.shape))
         return self._elements
 
 
@@ -139,18 +149,22 @@ def _as_bytes(tensor: str, element: object) -> bytes:
     )
 
 
-def _decode(tensor: str, data: bytes, count: int) -> list[bytes]:
+def _decode(tensor: str, encoded: npt.NDArray[np.uint8], count: int) -> list[bytes]:
+    size, begin = encoded.nbytes, 0
     elements: list[bytes] = []
-    append, read_length, size, end = elements.append, _LENGTH.unpack_from, len(data), 0
-    is_enough = count * LENGTH_SIZE <= size
-    try:
-        for _ in range(count if is_enough else 0):
-            begin = end + LENGTH_SIZE
-            end = begin + read_length(data, end)[0]
-            append(data[begin:end])  # less than it should be if the end is beyond that of the data
-    except struct.error:
-        is_enough = False
-    if end > size or not is_enough:
+    if count * LENGTH_SIZE <= size:
+        data = encoded.data
+        append, read_length = elements.append, _LENGTH.unpack_from
+        for _ in range(count):
+            if begin > size - LENGTH_SIZE:
+                break
+            begin += LENGTH_SIZE
+            end = begin + read_length(data, begin - LENGTH_SIZE)[0]
+            if end > size:
+                break
+            append(bytes(data[begin:end]))
+            begin = end
+    if len(elements) != count:
         raise TensorError(
             tensor, f"tensor {tensor!r} has {size} bytes, but the lengths of its strings lead beyond them"
         )

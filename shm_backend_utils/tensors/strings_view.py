@@ -25,11 +25,7 @@ class StringsView(TensorView):
     def __init__(self, name: str, strings: Strings, path: str, memory_type: MemoryType = MemoryType.CPU) -> None:
         super().__init__(name, _NO_ARRAY, dtypes.BYTES, path, memory_type)
         self._strings = strings
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The tensor's shape, with its batch dimension, where the model has one."""
-        return self._strings.shape
+        self.shape = strings.shape
 
     @property
     def array(self) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,13 @@ from . import dlpack
 from .attributes import BufferAttributes, MemoryType
 from .strings import Strings
 
-__all__ = ["TensorView"]
+__all__ = ["DIRECT", "TRITON", "TensorView"]
+
+DIRECT: Final = "direct"
+"""The path of a tensor in the memory that its client shares."""
+
+TRITON: Final = "triton"
+"""The path of a tensor that Triton delivers, be it from its own shared memory or from the request."""
 
 
 class TensorView:
@@ -25,11 +31,15 @@ class TensorView:
     Attributes
     ----------
     name : str
+    shape : tuple of int
+        With the batch dimension, where the model has one.
+    dtype : numpy.dtype
+        The elements' NumPy type.
     path : str
         ``"direct"``: this is the client's own memory. ``"triton"``: Triton delivered the tensor, or will deliver it.
     """
 
-    __slots__ = ("_array", "_dtype", "_memory_type", "name", "path")
+    __slots__ = ("_array", "_dtype", "_memory_type", "dtype", "name", "path", "shape")
 
     def __init__(
         self,
@@ -44,21 +54,13 @@ class TensorView:
         self._array = array
         self._dtype = dtype
         self._memory_type = memory_type
+        self.shape: tuple[int, ...] = array.shape
+        self.dtype: np.dtype[Any] = dtype.numpy
 
     @property
     def array(self) -> Any:
         """The tensor as an array of the library that its memory is for; :meth:`numpy` or :meth:`cupy` says which."""
         return self._array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The tensor's shape, with its batch dimension, where the model has one."""
-        return self._array.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The elements' NumPy type."""
-        return self._dtype.numpy
 
     @property
     def triton_dtype(self) -> str:

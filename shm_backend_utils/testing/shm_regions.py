@@ -219,11 +219,10 @@ class CudaShmHandle(ShmHandle):
 
     def write(self, data: npt.NDArray[np.uint8] | DeviceSource) -> None:
         """Fill the beginning, as the base class says."""
-        target = self._array(data.dtype, data.shape)
         if isinstance(data, DeviceSource):
-            data.write_to(target)
+            data.write_to(self._array(data.dtype.numpy, data.shape))
         else:
-            copy_on_device(self._runtime, self.device_id, target, data)
+            copy_on_device(self._runtime, self.device_id, self._array(data.dtype, data.shape), data)
 
     def destroy(self) -> None:
         """Free the memory. Twice is fine."""

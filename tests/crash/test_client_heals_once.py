@@ -21,8 +21,8 @@ PATHS: tuple[PathName, ...] = ("direct", "triton-shm", "inline")
 MESSAGES = {
     "plain": "the model gave up",
     "unknown region": "Unable to find shared memory region: 'somebodys'",
-    "refused region": "request parameter shm_io.regions[0].key: found nothing, expected a region",
-    "refused request": "shm_generation is stale",
+    "refused region": "shm:refused: shm_slot refused: the token is not the region's",
+    "refused request": "shm:stale: request parameter shm_generation is not the slot's",
 }
 
 

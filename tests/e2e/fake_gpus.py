@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import gc
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,20 +12,18 @@ from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
-import tritonclient.grpc
 
 from shm_backend_utils.client import Result, ShmClient
-
 from shm_backend_utils.memory.cuda import bank as device_bank
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import device_guard
-from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, LiveCounts
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 
 from .eventually import eventually
 from .flavours import AnyClient, Flavour, url_of
+from .hand_made import DATATYPES, Claim, HandMade, Tensor, hand_made
 
 __all__ = [
     "HAND_MADE_SIZE",
@@ -35,7 +31,7 @@ __all__ = [
     "TWO_FLAVOURS",
     "Y_OFFSET",
     "Gpu",
-    "HandMade",
+    "GpuRequest",
     "Told",
     "X",
     "ask",
@@ -150,30 +146,32 @@ def _see_that(nothing_is_left: Callable[[], bool]) -> None:
     eventually(nothing_is_left)
 
 
-@dataclass
-class HandMade:
-    """Memory of a fake GPU, a slot that fences it, and a valid descriptor of both, which plain tritonclient sends.
+class GpuRequest:
+    """Memory of a fake GPU, a slot that fences it, and a valid table of both, which plain tritonclient sends.
 
     At the beginning of the memory is X, and at ``Y_OFFSET`` room for 2 X.
     """
 
-    cuda: FakeCuda
-    allocation: CudaAllocation
-    region: ManagedRegion
-    grpc: Any
-    url: str
-    descriptor: dict[str, Any]
+    def __init__(self, cuda: FakeCuda, allocation: CudaAllocation, request: HandMade) -> None:
+        self.cuda = cuda
+        self.allocation = allocation
+        self.request = request
+        self.url = request.url
+        self.region = request.region
+        self.table = request.table
+        self.table.regions = [claim_of(allocation)]
+        self.table.inputs = [Tensor(b"X", 0, X.nbytes, 1, DATATYPES["FP32"], [X.size])]
+        self.table.outputs = [Tensor(b"Y", Y_OFFSET, X.nbytes, 1)]
+        request.parameters["deed"] = "double"
 
     @property
-    def regions(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.descriptor["regions"]
-        return found
+    def claim(self) -> Claim:
+        """What the table says of the memory on the GPU."""
+        return self.table.regions[0]
 
     def send(self) -> None:
-        record = self.region.record(0)
-        record.generation += 1
-        parameters = {"shm_io": json.dumps(self.descriptor), "shm_generation": record.generation, "deed": "double"}
-        self.grpc.infer(MODEL, [], parameters=parameters, client_timeout=30)
+        self.request.next()
+        self.request.infer()
 
     @property
     def is_doubled(self) -> bool:
@@ -187,44 +185,18 @@ class HandMade:
         return content
 
 
-def claim_of(allocation: CudaAllocation, slot_region: int | None = 0) -> dict[str, Any]:
-    """Return what a descriptor says of memory on a GPU."""
-    return {
-        "kind": "cuda",
-        "handle": base64.b64encode(allocation.handle).decode(),
-        "byte_size": allocation.byte_size,
-        "device_uuid": allocation.device_uuid,
-        "slot_region": slot_region,
-    }
+def claim_of(allocation: CudaAllocation, fence: int = 0) -> Claim:
+    """Return what a table says of memory on a GPU."""
+    return Claim(2, allocation.handle, allocation.byte_size, bytes.fromhex(allocation.device_uuid), fence=fence)
 
 
 @contextlib.contextmanager
-def hand_made_for(server: EmbeddedServer) -> Iterator[HandMade]:
+def hand_made_for(server: EmbeddedServer) -> Iterator[GpuRequest]:
     cuda = FakeCuda()
     allocation = CudaAllocation(cuda, HAND_MADE_SIZE, 0)
-    region = ManagedRegion.create(4096)
-    on_the_host = {
-        "kind": "system",
-        "key": region.segment.key,
-        "byte_size": region.header.byte_size,
-        "token": region.header.token.hex(),
-        "slot": 0,
-    }
-    descriptor = {
-        "v": 1,
-        "model": MODEL,
-        "regions": [on_the_host, claim_of(allocation)],
-        "inputs": {"X": [1, 0, X.nbytes, "FP32", [X.size]]},
-        "outputs": {"Y": [1, Y_OFFSET, X.nbytes]},
-    }
-    grpc = tritonclient.grpc.InferenceServerClient(server.grpc_url)
-    made = HandMade(cuda, allocation, region, grpc, server.grpc_url, descriptor)
-    made.content()[: X.size] = X
-    try:
+    with hand_made(server.grpc_url, MODEL, {}, {}, tensor_count=1) as request:
+        made = GpuRequest(cuda, allocation, request)
+        made.content()[: X.size] = X
         yield made
-    finally:
-        grpc.close()
-        region.segment.unlink()
-        region.close()
-        told_by(MODEL, server.grpc_url, "let_go")
-        allocation.free()
+    told_by(MODEL, server.grpc_url, "let_go")
+    allocation.free()

@@ -1,34 +1,187 @@
-"""Requests on the direct path that are made by hand, so that a test can break any part of them."""
+"""Requests on the direct path that are made by hand, so that a test can break any part of them.
+
+Nothing here uses the package's own way of writing a table or a slot's address: it is a second reading of the protocol.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc
+import tritonclient.http
 
 from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.protocol import results
+from shm_backend_utils.protocol.layout import SlotRecord
+from shm_backend_utils.protocol.results import OutputPlace
 
-__all__ = ["HandMade", "hand_made"]
+__all__ = [
+    "DATATYPES",
+    "FIRST_GENERATION",
+    "NO_FENCE",
+    "STEP",
+    "Address",
+    "Claim",
+    "HandMade",
+    "Table",
+    "Tensor",
+    "hand_made",
+]
 
-_STEP = 4096
+STEP: Final = 4096
+"""Bytes from one tensor to the next."""
+
+FIRST_GENERATION: Final = 5
+
+DATATYPES: Final = {"INT32": 8, "INT64": 9, "FP32": 11, "BYTES": 13}
+_NUMBER_OF: Final = {"int32": 8, "int64": 9, "float32": 11}
+
+NO_FENCE: Final = 0xFFFF
+_HEAD: Final = "QIHHHHHHQ"
+_TENSOR: Final = "QQHBBHH"
+_CLAIM: Final = "BBHHHQ"
+
+
+def _packed(form: str, *values: int) -> bytes:
+    """Pack integers, of which only the lowest bits count: -1 is the largest number there is."""
+    bits = {"B": 8, "H": 16, "I": 32, "Q": 64}
+    return struct.pack(f"<{form}", *[value % (1 << bits[kind]) for kind, value in zip(form, values, strict=True)])
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 8)
+
+
+@dataclass
+class Tensor:
+    """An input or an output of a table. ``rank`` and ``name_length`` are those of shape and name, where not given."""
+
+    name: bytes
+    offset: int
+    byte_size: int
+    region: int = 0
+    datatype: int = 0
+    shape: list[int] = field(default_factory=list)
+    flags: int = 0
+    rank: int | None = None
+    name_length: int | None = None
+
+    def packed(self) -> bytes:
+        rank = len(self.shape) if self.rank is None else self.rank
+        length = len(self.name) if self.name_length is None else self.name_length
+        head = _packed(_TENSOR, self.offset, self.byte_size, self.region, self.datatype, rank, length, self.flags)
+        return head + _packed("Q" * len(self.shape), *self.shape) + _padded(self.name)
+
+
+@dataclass
+class Claim:
+    """A further region of a table: kind 1 is lent, 2 CUDA, 3 named."""
+
+    kind: int
+    name: bytes
+    byte_size: int = 0
+    secret: bytes = bytes(16)
+    slot: int = 0
+    fence: int = NO_FENCE
+    reserved: int = 0
+    name_length: int | None = None
+
+    def packed(self) -> bytes:
+        length = len(self.name) if self.name_length is None else self.name_length
+        head = _packed(_CLAIM, self.kind, self.reserved, self.slot, self.fence, length, self.byte_size)
+        return head + self.secret + _padded(self.name)
+
+
+@dataclass
+class Table:
+    """A table as it is written. Counts and length are those of the content, where not given."""
+
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    regions: list[Claim] = field(default_factory=list)
+    frame_count: int = 0
+    frame_slot: int = 0
+    frame_stride: int = 0
+    reserved: int = 0
+    length: int | None = None
+    input_count: int | None = None
+    output_count: int | None = None
+    region_count: int | None = None
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return the first tensor of this name."""
+        return next(each for each in [*self.inputs, *self.outputs] if each.name == name.encode())
+
+    def packed(self, generation: int) -> bytes:
+        """Return the client's half of the record, as far as the table reaches."""
+        pieces = [each.packed() for each in [*self.regions, *self.inputs, *self.outputs]]
+        body = b"".join(pieces)
+        head = (
+            generation,
+            struct.calcsize(f"<{_HEAD}") + len(body) if self.length is None else self.length,
+            len(self.inputs) if self.input_count is None else self.input_count,
+            len(self.outputs) if self.output_count is None else self.output_count,
+            len(self.regions) if self.region_count is None else self.region_count,
+            self.frame_count,
+            self.frame_slot,
+            self.reserved,
+            self.frame_stride,
+        )
+        return _packed(_HEAD, *head) + body
+
+
+@dataclass
+class Address:
+    """The parts of ``shm_slot``."""
+
+    model: str
+    key: str
+    token: str
+    slot: int | str = 0
+    version: int | str = 2
+
+    def __str__(self) -> str:
+        return f"{self.version}/{self.model}/{self.key}/{self.token}/{self.slot}"
 
 
 class HandMade:
-    """A region and a valid descriptor, sent by plain tritonclient.
+    """A region, and a valid table in its first slot, sent by plain tritonclient over gRPC or HTTP.
+
+    Parameters
+    ----------
+    url : str
+        Of the server, as ShmClient takes it.
+    model : str
+    inputs : mapping
+        Name to array. Tensors lie one after another, 4096 bytes apart.
+    outputs : mapping
+        Name to the bytes that there are for it.
+    slot_count, record_byte_size : int
+        Of the region.
+    tensor_count : int
+        For how many tensors it has room.
 
     Attributes
     ----------
-    descriptor : dict
-        To be broken by the test. Tensors lie one after another, 4096 bytes apart.
-    generation : int
-        The slot's own, and what is sent unless the test changes it.
+    region : ManagedRegion
+    table : Table
+        To be broken by the test.
+    address : Address
+        The same.
+    patches : dict of int to bytes
+        What is written over the record's first half at last, by offset.
+    recorded : int
+        The generation that is written to the record.
+    generation : object
+        What the request says it is.
     parameters : dict
-        The request's others.
+        The request's others. They win.
     """
 
     def __init__(
@@ -40,60 +193,113 @@ class HandMade:
         *,
         slot_count: int = 1,
         tensor_count: int = 8,
+        record_byte_size: int = 4096,
     ) -> None:
-        self.region = ManagedRegion.create(tensor_count * _STEP, slot_count)
-        self.region.record(0).generation = 5
-        self.generation = 5
+        self.region = ManagedRegion.create(tensor_count * STEP, slot_count, record_byte_size=record_byte_size)
+        self.recorded: int = FIRST_GENERATION
+        self.generation: Any = FIRST_GENERATION
         self.parameters: dict[str, Any] = {}
-        self._model = model
-        self._grpc: Any = tritonclient.grpc.InferenceServerClient(url)
-        places = iter(range(self.region.data_offset, self.region.header.byte_size, _STEP))
-        self.descriptor: dict[str, Any] = {
-            "v": 1,
-            "model": model,
-            "regions": [
-                {
-                    "kind": "system",
-                    "key": self.region.segment.key,
-                    "byte_size": self.region.header.byte_size,
-                    "token": self.region.header.token.hex(),
-                    "slot": 0,
-                }
-            ],
-            "inputs": {name: self._put(next(places), array) for name, array in inputs.items()},
-            "outputs": {name: [0, next(places), byte_size] for name, byte_size in outputs.items()},
-        }
+        self.patches: dict[int, bytes] = {}
+        self.address = Address(model, self.region.segment.key, self.region.header.token.hex())
+        self.url = url
+        self.model = model
+        self._clients: dict[str, Any] = {}
+        places = iter(range(self.region.data_offset, self.region.header.byte_size, STEP))
+        self.table = Table(
+            [self._put(name, next(places), array) for name, array in inputs.items()],
+            [Tensor(name.encode(), next(places), byte_size) for name, byte_size in outputs.items()],
+        )
 
-    def infer(self, carriers: Sequence[Any] = ()) -> Any:
-        """Send it, and return the response or raise InferenceServerException."""
-        return self._grpc.infer(self._model, list(carriers), parameters=self._all_parameters(), client_timeout=30)
+    @property
+    def record(self) -> SlotRecord:
+        """That of the slot."""
+        return self.region.record(0)
+
+    def infer(self, carriers: Sequence[Any] = (), *, url: str | None = None, outputs: Sequence[str] = ()) -> Any:
+        """Write the table and send the request; return the response, or raise InferenceServerException."""
+        self.write()
+        return self.send(carriers, url=url, outputs=outputs)
+
+    def next(self) -> None:
+        """Let the next request be another one than the last."""
+        self.recorded += 1
+        self.generation = self.recorded
+
+    def write(self) -> None:
+        """Write the table to the record, with its patches; what does not fit is left out."""
+        data = bytearray(self.table.packed(self.recorded)[: self.record.room])
+        for offset, patch in self.patches.items():
+            data[offset : offset + len(patch)] = patch
+        self.record.request[8 : len(data)] = bytes(data[8:])
+        self.record.request[:8] = bytes(data[:8])
+
+    def send(self, carriers: Sequence[Any] = (), *, url: str | None = None, outputs: Sequence[str] = ()) -> Any:
+        """Send the request for what is in the record now."""
+        url = url or self.url
+        module = _module(url)
+        wanted = [module.InferRequestedOutput(name) for name in outputs] or None
+        return self.client(url).infer(self.model, list(carriers), outputs=wanted, parameters=self.all_parameters())
 
     def stream(self, callback: Callable[[Any, Any], None]) -> None:
-        """Send it to a decoupled model; responses are passed on as they come."""
-        self._grpc.start_stream(callback)
-        self._grpc.async_stream_infer(
-            self._model, [], parameters=self._all_parameters(), enable_empty_final_response=True
-        )
+        """Write the table and send it to a decoupled model; responses are passed on as they come."""
+        self.write()
+        client = self.client(self.url)
+        client.start_stream(callback)
+        client.async_stream_infer(self.model, [], parameters=self.all_parameters(), enable_empty_final_response=True)
+
+    def client(self, url: str) -> Any:
+        """Return tritonclient's for a server."""
+        if url not in self._clients:
+            self._clients[url] = _module(url).InferenceServerClient(url.removeprefix("http://"))
+        return self._clients[url]
+
+    def carrier(self, batch_size: int, url: str | None = None) -> Any:
+        """Return the input that tells Triton's batcher how many rows there are."""
+        found = _module(url or self.url).InferInput("SHM", [batch_size, 0], "UINT8")
+        found.set_data_from_numpy(np.empty((batch_size, 0), np.uint8))
+        return found
+
+    def all_parameters(self) -> dict[str, Any]:
+        """Return what is sent."""
+        return {"shm_slot": str(self.address), "shm_generation": self.generation, **self.parameters}
 
     def output(self, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return what is in the memory of an output now."""
-        _, offset, byte_size = self.descriptor["outputs"][name]
+        tensor = self.table[name]
+        return self.array(tensor.offset, tensor.byte_size, dtype)
+
+    def array(self, offset: int, byte_size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return a copy of what is in the region now."""
         array: npt.NDArray[Any] = self.region.bytes()[offset : offset + byte_size].copy().view(dtype)
         return array
 
+    def results(self) -> dict[str, OutputPlace]:
+        """Return what the model has written of its outputs."""
+        found = results.decode(self.record.copy_results(), [self.region.header.byte_size, *[1 << 40] * 8])
+        return {place.name: place for place in found.outputs}
+
+    def content(self) -> bytes:
+        """Return the whole region, but for the client's half of the slot's record."""
+        everything = bytearray(self.region.bytes().tobytes())
+        begin = self.region.record_offset(0)
+        everything[begin : begin + self.record.room] = bytes(self.record.room)
+        return bytes(everything)
+
     def close(self) -> None:
         """Remove the region."""
-        self._grpc.close()
+        for client in self._clients.values():
+            client.close()
+        self._clients = {}
         self.region.segment.unlink()
         self.region.close()
 
-    def _all_parameters(self) -> dict[str, Any]:
-        return {**self.parameters, "shm_io": json.dumps(self.descriptor), "shm_generation": self.generation}
-
-    def _put(self, offset: int, array: npt.NDArray[Any]) -> list[Any]:
+    def _put(self, name: str, offset: int, array: npt.NDArray[Any]) -> Tensor:
         self.region.bytes()[offset : offset + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).ravel()
-        triton_dtype = {"float32": "FP32", "int64": "INT64"}[array.dtype.name]
-        return [0, offset, array.nbytes, triton_dtype, list(array.shape)]
+        return Tensor(name.encode(), offset, array.nbytes, 0, _NUMBER_OF[array.dtype.name], list(array.shape))
+
+
+def _module(url: str) -> Any:
+    return tritonclient.http if url.startswith("http://") else tritonclient.grpc
 
 
 @contextlib.contextmanager

@@ -21,13 +21,13 @@ import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
 
 from shm_backend_utils.client import Attached, CudaRegion, attach
-from shm_backend_utils.errors import CallerError, DescriptorError, TensorError
+from shm_backend_utils.errors import CallerError, TableError, TensorError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from shm_backend_utils.testing.unregistering import unregister_when_free
 
-from .fake_gpus import MODEL, Y_OFFSET, HandMade, X, hand_made_for
+from .fake_gpus import MODEL, Y_OFFSET, GpuRequest, X, hand_made_for
 
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
 B = np.full((1, 16), 3, np.int32)
@@ -234,12 +234,12 @@ def test_the_tensors_are_left_as_they_were(user: User) -> None:
 
 
 @pytest.fixture
-def gpu(triton_server: EmbeddedServer) -> Iterator[HandMade]:
+def gpu(triton_server: EmbeddedServer) -> Iterator[GpuRequest]:
     with hand_made_for(triton_server) as made:
         yield made
 
 
-def test_memory_of_a_gpu(gpu: HandMade) -> None:
+def test_memory_of_a_gpu(gpu: GpuRequest) -> None:
     handle = base64.b64encode(gpu.allocation.handle)
     x = tritonclient.grpc.InferInput("X", [X.size], "FP32").set_shared_memory("on_gpu", X.nbytes)
     y = tritonclient.grpc.InferRequestedOutput("Y")
@@ -258,16 +258,16 @@ def test_memory_of_a_gpu(gpu: HandMade) -> None:
 
 class TestWhatIsWrongIsSaidBeforeAnythingIsSent:
     def test_a_place_that_is_not_of_the_tensors_size(self, user: User) -> None:
-        with pytest.raises(DescriptorError, match=r"inputs.X\[2\]: found 20, expected 16, the size of the shape"):
+        with pytest.raises(TableError, match=r"inputs.X\[2\]: found 20, expected 16, the size of the shape"):
             attach("direct_only", [user.input("X", [4], "FP32", 20)], [user.output("Y")])
 
     def test_an_output_over_an_input(self, user: User) -> None:
-        with pytest.raises(DescriptorError, match="outputs.Y: found bytes of another tensor in its span"):
+        with pytest.raises(TableError, match="outputs.Y: found bytes of another tensor in its span"):
             attach("direct_only", [user.input("X", [4], "FP32", 16)], [user.output("Y", 16, 8)])
 
     def test_a_tensor_beyond_its_region_on_a_gpu(self, user: User) -> None:
         region = CudaRegion(base64.b64encode(bytes(64)), 0, 8)
-        with pytest.raises(DescriptorError, match="inputs.X: found an end at byte 16, expected at most 8"):
+        with pytest.raises(TableError, match="inputs.X: found an end at byte 16, expected at most 8"):
             attach(
                 "direct_only",
                 [user.input("X", [4], "FP32", 16)],

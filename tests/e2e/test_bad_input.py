@@ -2,218 +2,114 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import InferenceError, PathUnavailableError, ServerUnavailableError, ShmClient
 from shm_backend_utils.errors import CallerError, ClosedError, PeerError, SlotInDoubtError, TensorError
-from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.protocol.descriptor import MAX_DESCRIPTOR_LENGTH
 from shm_backend_utils.server import EmbeddedServer
+
+from .hand_made import FIRST_GENERATION, HandMade
+from .hand_made import hand_made as made_for
 
 ROW = np.array([[1, 2, 3, 4]], np.float32)
 
 
-@dataclass
-class HandMade:
-    """A region and a valid descriptor for `batch_witness`, to be broken by a test, sent by plain tritonclient."""
-
-    region: ManagedRegion
-    descriptor: dict[str, Any]
-    grpc: Any
-    generation: object = 5
-
-    def send(self, parameter: object = None, *, batch_size: int = 1, model: str = "batch_witness") -> Any:
-        carrier = tritonclient.grpc.InferInput("SHM", [batch_size, 0], "UINT8")
-        carrier.set_data_from_numpy(np.empty((batch_size, 0), np.uint8))
-        value = json.dumps(self.descriptor) if parameter is None else parameter
-        parameters = {"shm_io": value, "shm_generation": self.generation}
-        return self.grpc.infer(model, [carrier], parameters=parameters, client_timeout=30)
-
-    def bytes(self) -> bytes:
-        return self.region.bytes().tobytes()
-
-
 @pytest.fixture
 def hand_made(triton_server: EmbeddedServer) -> Iterator[HandMade]:
-    region = ManagedRegion.create(4096)
-    record = region.record(0)
-    record.generation = 5
-    begin = region.data_offset
-    region.bytes()[begin : begin + 16] = ROW.view(np.uint8).ravel()
-    descriptor = {
-        "v": 1,
-        "model": "batch_witness",
-        "regions": [
-            {
-                "kind": "system",
-                "key": region.segment.key,
-                "byte_size": region.header.byte_size,
-                "token": region.header.token.hex(),
-                "slot": 0,
-            }
-        ],
-        "inputs": {"X": [0, begin, 16, "FP32", [1, 4]]},
-        "outputs": {"Y": [0, begin + 256, 16], "REQUEST_COUNT": [0, begin + 512, 4]},
-    }
-    grpc = tritonclient.grpc.InferenceServerClient(triton_server.grpc_url)
-    try:
-        yield HandMade(region, descriptor, grpc)
-    finally:
-        grpc.close()
-        region.segment.unlink()
-        region.close()
+    """A valid request, to be broken."""
+    with made_for(triton_server.grpc_url, "batch_witness", {"X": ROW}, {"Y": 16, "REQUEST_COUNT": 4}) as request:
+        yield request
 
 
-def test_the_hand_made_descriptor_works_as_long_as_nothing_breaks_it(hand_made: HandMade) -> None:
-    hand_made.send()
-    begin = hand_made.region.data_offset + 256
-    np.testing.assert_array_equal(hand_made.region.bytes()[begin : begin + 16].view(np.float32), ROW[0] + 1)
-    assert hand_made.region.record(0).completed == 5
+def sent(request: HandMade) -> Any:
+    return request.infer([request.carrier(1)])
 
 
-def _set(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:
-    def change(descriptor: dict[str, Any]) -> None:
-        place: Any = descriptor
-        for step in path[:-1]:
-            place = place[step]
-        place[path[-1]] = to
-
-    return change
-
-
-LIES = {
-    "unknown version": (_set("v", to=2), "INVALID_ARGUMENT", "shm_io.v"),
-    "no version": (_set("v", to=None), "INVALID_ARGUMENT", "shm_io.v"),
-    "unknown field": (_set("regions", 0, "colour", to="red"), "INVALID_ARGUMENT", "regions[0].colour"),
-    "unknown kind": (_set("regions", 0, "kind", to="disk"), "INVALID_ARGUMENT", "regions[0].kind"),
-    "wrong type": (_set("inputs", "X", 1, to="0"), "INVALID_ARGUMENT", "inputs.X[1]"),
-    "boolean for a number": (_set("inputs", "X", 0, to=False), "INVALID_ARGUMENT", "inputs.X[0]"),
-    "negative offset": (_set("inputs", "X", 1, to=-1), "INVALID_ARGUMENT", "inputs.X[1]"),
-    "overflowing offset": (_set("inputs", "X", 1, to=2**63), "INVALID_ARGUMENT", "inputs.X[1]"),
-    "overflowing end": (_set("outputs", "Y", 1, to=2**63 - 8), "INVALID_ARGUMENT", "outputs.Y"),
-    "out of bounds": (_set("outputs", "Y", 2, to=1 << 20), "INVALID_ARGUMENT", "outputs.Y"),
-    "no such region": (_set("outputs", "Y", 0, to=1), "INVALID_ARGUMENT", "outputs.Y[0]"),
-    "output over an input": (_set("outputs", "Y", 1, to=8192), "INVALID_ARGUMENT", "outputs.Y"),
-    "output over the header": (_set("outputs", "Y", 1, to=0), "INVALID_ARGUMENT", "outputs.Y[1]"),
-    "size that is not the shape's": (_set("inputs", "X", 2, to=12), "INVALID_ARGUMENT", "inputs.X[2]"),
-    "region larger than it is": (_set("regions", 0, "byte_size", to=1 << 30), "INVALID_ARGUMENT", "regions[0]"),
-    "region smaller than it is": (_set("regions", 0, "byte_size", to=12287), "INVALID_ARGUMENT", "regions[0]"),
-    "wrong token": (_set("regions", 0, "token", to="0" * 32), "INVALID_ARGUMENT", "token"),
-    "no such slot": (_set("regions", 0, "slot", to=1), "INVALID_ARGUMENT", "regions[0].slot"),
-    "key of nobody": (_set("regions", 0, "key", to="shmbu-0-nobody"), "NOT_FOUND", "regions[0]"),
-    "key of the Python backend": (
-        _set("regions", 0, "key", to="triton_python_backend_shm_region_0"),
-        "INVALID_ARGUMENT",
-        "regions[0].key",
-    ),
-    "key that climbs": (_set("regions", 0, "key", to="shmbu-../../etc/passwd"), "INVALID_ARGUMENT", "regions[0].key"),
-    "wrong dtype": (_set("inputs", "X", 3, to="INT32"), "INVALID_ARGUMENT", "'X'"),
-    "unknown dtype": (_set("inputs", "X", 3, to="FP128"), "INVALID_ARGUMENT", "inputs.X[3]"),
-    "wrong shape": (_set("inputs", "X", 4, to=[2, 2]), "INVALID_ARGUMENT", "'X'"),
-    "another batch size": (_set("inputs", "X", to=[0, 8192, 32, "FP32", [2, 4]]), "INVALID_ARGUMENT", "'X'"),
-    "unknown input": (_set("inputs", "Q", to=[0, 8192, 16, "FP32", [1, 4]]), "INVALID_ARGUMENT", "'Q'"),
-    "missing input": (_set("inputs", to={}), "INVALID_ARGUMENT", "'X'"),
-    "wrong model": (_set("model", to="multiply"), "INVALID_ARGUMENT", "'X'"),
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_a_lying_descriptor_is_refused(hand_made: HandMade, lie: str) -> None:
-    change, code, field = LIES[lie]
-    change(hand_made.descriptor)
-    data = hand_made.bytes()[hand_made.region.data_offset :]
-    with pytest.raises(InferenceServerException) as refusal:
-        hand_made.send()
-    assert refusal.value.status() == f"StatusCode.{code}"
-    message = refusal.value.message()
-    assert field in message
-    assert hand_made.region.segment.key not in message
-    assert hand_made.region.header.token.hex() not in message
-    assert "/dev/shm" not in message or "share" in message  # the remedy names the folder, nothing names a file in it
-    assert hand_made.bytes()[hand_made.region.data_offset :] == data
+def test_the_hand_made_request_works_as_long_as_nothing_breaks_it(hand_made: HandMade) -> None:
+    sent(hand_made)
+    np.testing.assert_array_equal(hand_made.output("Y", np.float32), ROW[0] + 1)
+    assert hand_made.record.completed == FIRST_GENERATION
 
 
 @pytest.mark.parametrize(
-    ("parameter", "complaint"),
+    ("generation", "status", "code"),
     [
-        ("not JSON", "not JSON"),
-        ("[" * 10_000, "not JSON"),
-        ("[]", "a JSON object"),
-        ("x" * (MAX_DESCRIPTOR_LENGTH + 1), str(MAX_DESCRIPTOR_LENGTH)),
-        (7, "a string"),
-        (True, "a string"),
+        (4, "CANCELLED", "shm:stale"),
+        (6, "CANCELLED", "shm:stale"),
+        (2**63 - 1, "CANCELLED", "shm:stale"),
+        (0, "INVALID_ARGUMENT", "shm:table"),
+        (-5, "INVALID_ARGUMENT", "shm:table"),
+        ("5", "INVALID_ARGUMENT", "shm:table"),
+        (True, "INVALID_ARGUMENT", "shm:table"),
     ],
-    ids=["garbled", "deep", "array", "oversized", "number", "boolean"],
+    ids=["stale", "future", "largest", "zero", "negative", "string", "boolean"],
 )
-def test_what_is_no_descriptor_is_refused(hand_made: HandMade, parameter: object, complaint: str) -> None:
-    with pytest.raises(InferenceServerException, match="shm_io") as refusal:
-        hand_made.send(parameter)
-    assert refusal.value.status() == "StatusCode.INVALID_ARGUMENT"
-    assert complaint in refusal.value.message()
-
-
-@pytest.mark.parametrize(
-    ("generation", "code"),
-    [
-        (4, "CANCELLED"),
-        (6, "CANCELLED"),
-        (0, "INVALID_ARGUMENT"),
-        (-5, "INVALID_ARGUMENT"),
-        ("5", "INVALID_ARGUMENT"),
-        (True, "INVALID_ARGUMENT"),
-    ],
-    ids=["stale", "future", "zero", "negative", "string", "boolean"],
-)
-def test_a_generation_that_is_not_the_slots_is_refused(hand_made: HandMade, generation: object, code: str) -> None:
+def test_a_generation_that_is_not_the_slots_is_refused(
+    hand_made: HandMade, generation: object, status: str, code: str
+) -> None:
     hand_made.generation = generation
-    before = hand_made.bytes()
-    with pytest.raises(InferenceServerException, match="shm_generation") as refusal:
-        hand_made.send()
-    assert refusal.value.status() == f"StatusCode.{code}"
-    assert hand_made.bytes() == before
+    hand_made.write()
+    before = hand_made.content()
+    with pytest.raises(InferenceServerException, match=f"^.*{code}: .*shm_generation") as refusal:
+        sent(hand_made)
+    assert refusal.value.status() == f"StatusCode.{status}"
+    assert hand_made.content() == before
 
 
-def test_a_stale_generation_is_refused_where_the_descriptor_was_seen_before(hand_made: HandMade) -> None:
-    hand_made.send()
-    hand_made.region.record(0).generation = 7
-    before = hand_made.bytes()
+def test_a_request_without_a_generation_is_refused(hand_made: HandMade) -> None:
+    hand_made.write()
+    before = hand_made.content()
+    with pytest.raises(InferenceServerException, match="shm:table: shm_generation: found no such number"):
+        hand_made.client(hand_made.url).infer(
+            "batch_witness", [hand_made.carrier(1)], parameters={"shm_slot": str(hand_made.address)}
+        )
+    assert hand_made.content() == before
+
+
+def test_a_stale_generation_is_refused_where_the_slot_was_used_before(hand_made: HandMade) -> None:
+    sent(hand_made)
+    hand_made.recorded = 7
     hand_made.generation = 6
+    hand_made.write()
+    before = hand_made.content()
     with pytest.raises(InferenceServerException, match="given this request up"):
-        hand_made.send()
-    assert hand_made.bytes() == before
+        sent(hand_made)
+    assert hand_made.content() == before
 
 
 def test_a_request_is_executed_once(hand_made: HandMade) -> None:
-    hand_made.send()
-    before = hand_made.bytes()
-    with pytest.raises(InferenceServerException, match="executed before") as refusal:
-        hand_made.send()
+    sent(hand_made)
+    before = hand_made.content()
+    with pytest.raises(InferenceServerException, match="shm:replayed: .*executed before") as refusal:
+        sent(hand_made)
     assert refusal.value.status() == "StatusCode.ALREADY_EXISTS"
-    assert hand_made.bytes() == before
+    assert hand_made.content() == before
 
 
-def test_a_region_that_was_made_anew_under_its_key_is_a_new_region(hand_made: HandMade) -> None:
-    hand_made.send()
-    old = hand_made.region.bytes()
-    key = hand_made.region.segment.key
+def test_a_generation_below_one_that_was_executed_is_a_replay(hand_made: HandMade) -> None:
+    sent(hand_made)
+    hand_made.recorded = hand_made.generation = FIRST_GENERATION - 1
+    with pytest.raises(InferenceServerException, match="shm:replayed: "):
+        sent(hand_made)
+
+
+def test_a_region_that_was_removed_is_gone_though_it_is_mapped(hand_made: HandMade) -> None:
+    sent(hand_made)
     hand_made.region.segment.unlink()
-    hand_made.generation = 6
-    hand_made.region.record(0).generation = 6
-    before = old.tobytes()
-    with pytest.raises(InferenceServerException, match="regions\\[0\\]") as refusal:
-        hand_made.send()
+    hand_made.next()
+    hand_made.write()
+    before = hand_made.content()
+    with pytest.raises(InferenceServerException, match="shm:gone: shm_slot") as refusal:
+        sent(hand_made)
     assert refusal.value.status() == "StatusCode.NOT_FOUND"
-    assert key not in refusal.value.message()
-    assert old.tobytes() == before
+    assert hand_made.region.segment.key not in refusal.value.message()
+    assert hand_made.content() == before
 
 
 def test_the_other_requests_of_a_batch_succeed(hand_made: HandMade, triton_server: EmbeddedServer) -> None:
@@ -229,10 +125,10 @@ def test_the_other_requests_of_a_batch_succeed(hand_made: HandMade, triton_serve
                 seen.append(int(result["REQUEST_COUNT"][0, 0]))
 
     def lying() -> None:
-        hand_made.descriptor["regions"][0]["token"] = "f" * 32
+        hand_made.address.token = "f" * 32
         together.wait(timeout=30)
         try:
-            hand_made.send()
+            sent(hand_made)
         except InferenceServerException as error:
             refusals.append(error.message())
 
@@ -335,9 +231,10 @@ def test_an_unknown_scheme() -> None:
         ShmClient("ftp://localhost:21")
 
 
-def test_the_descriptor_parameter_belongs_to_the_client(client: ShmClient) -> None:
-    with pytest.raises(CallerError, match="'shm_io' is written by the client itself"):
-        client.infer("identity", {"INPUT0": np.zeros(1, np.float32)}, parameters={"shm_io": "{}"})
+@pytest.mark.parametrize("name", ["shm_slot", "shm_generation", "shm_io"])
+def test_the_parameters_of_the_protocol_belong_to_the_client(client: ShmClient, name: str) -> None:
+    with pytest.raises(CallerError, match=f"'{name}' is written by the client itself"):
+        client.infer("identity", {"INPUT0": np.zeros(1, np.float32)}, parameters={name: "{}"})
 
 
 def test_closed_objects_say_so(url: str) -> None:

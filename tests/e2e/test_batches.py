@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -180,7 +181,7 @@ def carrier(batch_size: int) -> Any:
 
 
 def with_a_wrong_token(request: HandMade) -> None:
-    request.descriptor["regions"][0]["token"] = "0" * 32
+    request.address.token = "0" * 32
 
 
 def with_an_old_generation(request: HandMade) -> None:
@@ -188,11 +189,11 @@ def with_an_old_generation(request: HandMade) -> None:
 
 
 def with_another_batch_size(request: HandMade) -> None:
-    request.descriptor["inputs"]["X"][2:] = [8 * WIDTH, "FP32", [2, WIDTH]]
+    request.table["X"].byte_size, request.table["X"].shape = 8 * WIDTH, [2, WIDTH]
 
 
 def without_its_input(request: HandMade) -> None:
-    request.descriptor["inputs"] = {}
+    request.table.inputs = []
 
 
 def test_half_a_batch_is_refused_and_the_other_half_answered(
@@ -369,9 +370,10 @@ def test_memory_in_which_a_model_may_still_write_is_not_used_again(triton_server
 def unwatched(call: Any) -> tuple[npt.NDArray[np.float32], Callable[[], bool]]:
     """Return the first input value of a call, as an array that does not hold its memory, and whether a model began."""
     exchange = call._call.exchange
-    slot, turn = exchange._slot, exchange._turn
-    offset = slot.data_offset + exchange.plan.inputs["X"].offset
-    return np.ndarray((1,), np.float32, slot.memory(), offset), lambda: bool(turn.is_started)
+    memory, slot, span = exchange._memory, exchange._slot, exchange._table.inputs["X"]
+    address = memory.ctypes.data + span.offset
+    value = np.ctypeslib.as_array((ctypes.c_float * 1).from_address(address))
+    return value, lambda: bool(slot.is_started)
 
 
 def test_strings_of_several_requests_are_one_batch(grpc_client: ShmClient) -> None:

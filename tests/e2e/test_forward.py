@@ -212,7 +212,7 @@ def test_what_goes_wrong_there_is_one_clear_error_here(
 
 
 @pytest.mark.parametrize("path", ["triton-shm", "inline"])
-def test_recursion_is_refused_without_a_descriptor_too(client: ShmClient, path: PathName) -> None:
+def test_recursion_is_refused_without_a_slot_too(client: ShmClient, path: PathName) -> None:
     with pytest.raises(InferenceError, match="delegate → relay → delegate"):
         delegated(client, "forward", "relay", to="delegate", path=path)
 
@@ -311,21 +311,21 @@ def test_a_model_that_begins_after_its_caller_has_gone_does_not_touch_the_client
         assert result["Y"].tolist() == X.tolist()
 
 
-def test_a_descriptor_reaches_the_step_of_an_ensemble_that_it_names(triton_server: EmbeddedServer) -> None:
+def test_a_slot_reaches_the_step_of_an_ensemble_that_it_names(triton_server: EmbeddedServer) -> None:
     """The first step gets its input in band; the second one has one of its inputs in the client's memory."""
     x = tritonclient.grpc.InferInput("X", [4], "FP32")
     x.set_data_from_numpy(X)
     with hand_made(triton_server.grpc_url, "two_steps", {"B": 10 * X}, {}) as request:
-        request.descriptor["model"] = "adder"
+        request.address.model = "adder"
         assert request.infer([x]).as_numpy("SUM").tolist() == (11 * X).tolist()
-        assert request.region.record(0).completed == request.generation
+        assert request.record.completed == request.generation
 
 
 def test_a_step_that_is_refused_fails_the_ensemble_with_its_error(triton_server: EmbeddedServer) -> None:
     x = tritonclient.grpc.InferInput("X", [4], "FP32")
     x.set_data_from_numpy(X)
     with hand_made(triton_server.grpc_url, "two_steps", {"B": 10 * X}, {}) as request:
-        request.descriptor["model"] = "adder"
+        request.address.model = "adder"
         request.generation += 1
         with pytest.raises(InferenceServerException, match="shm_generation"):
             request.infer([x])

@@ -14,12 +14,12 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, PathUnavailableError, Result
 from shm_backend_utils.errors import CallerError
-from shm_backend_utils.protocol.ring import MOST_FRAMES
+from shm_backend_utils.protocol.spans import MAX_FRAMES
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import all_memory_comes_back, eventually
 from .flavours import AnyClient, Flavour, url_of
-from .hand_made import HandMade, hand_made
+from .hand_made import STEP, HandMade, hand_made
 from .mapped import lies_in_shared_memory
 
 X = np.array([1, 2, 3, 4], np.float32)
@@ -250,15 +250,15 @@ def test_http_has_no_streams(triton_server: EmbeddedServer, is_aio: bool) -> Non
         next(frames_of(client, 1))
 
 
-@pytest.mark.parametrize("frames", [0, -1, MOST_FRAMES + 1])
+@pytest.mark.parametrize("frames", [0, -1, MAX_FRAMES + 1])
 def test_a_ring_that_is_no_ring_is_refused(client: AnyClient, frames: int) -> None:
-    with pytest.raises(CallerError, match=f"a stream of {frames} frames was asked for; expected 1 to {MOST_FRAMES}"):
+    with pytest.raises(CallerError, match=f"a stream of {frames} frames was asked for; expected 1 to {MAX_FRAMES}"):
         next(frames_of(client, 1, frames=frames))
 
 
 def test_the_largest_ring(client: AnyClient) -> None:
-    kept = list(frames_of(client, MOST_FRAMES, frames=MOST_FRAMES))
-    assert [result["Y"][0] for result in kept] == [1 + index for index in range(MOST_FRAMES)]
+    kept = list(frames_of(client, MAX_FRAMES, frames=MAX_FRAMES))
+    assert [result["Y"][0] for result in kept] == [1 + index for index in range(MAX_FRAMES)]
 
 
 def test_a_ring_is_used_again_by_the_next_stream(client: AnyClient) -> None:
@@ -326,7 +326,7 @@ def test_a_stream_that_fails_does_not_end_the_one_beside_it(pair: tuple[AnyClien
 def by_hand(triton_server: EmbeddedServer) -> Iterator[HandMade]:
     """A valid request with a ring of four frames."""
     with hand_made(triton_server.grpc_url, "frames_of", {"X": X}, ROOM, slot_count=5) as request:
-        request.descriptor["ring"] = {"slot": 1, "frames": 4, "stride": 4096}
+        request.table.frame_count, request.table.frame_slot, request.table.frame_stride = 4, 1, STEP
         yield request
 
 
@@ -345,9 +345,8 @@ def last_error(request: HandMade) -> str:
 def test_a_ring_made_by_hand_works_as_long_as_nothing_breaks_it(by_hand: HandMade) -> None:
     by_hand.parameters.update(count=3)
     assert last_error(by_hand) == ""
-    _, begin, byte_size = by_hand.descriptor["outputs"]["Y"]
-    memory = by_hand.region.bytes()
-    frames = [memory[begin + place * 4096 :][:byte_size].view(np.float32).tolist() for place in range(3)]
+    begin, byte_size = by_hand.table["Y"].offset, by_hand.table["Y"].byte_size
+    frames = [by_hand.array(begin + place * STEP, byte_size, np.float32).tolist() for place in range(3)]
     assert frames == [(X + index).tolist() for index in range(3)]
     assert [by_hand.region.record(slot).completed for slot in range(1, 5)] == [(5 << 32) + n for n in (1, 2, 3)] + [0]
     assert by_hand.region.record(0).completed == 5
@@ -356,43 +355,37 @@ def test_a_ring_made_by_hand_works_as_long_as_nothing_breaks_it(by_hand: HandMad
 @pytest.mark.parametrize(
     ("ring", "field"),
     [
-        ({"slot": 2}, "ring.slot"),
-        ({"slot": 1000}, "ring.slot"),
-        ({"slot": 0}, "ring.slot"),
-        ({"slot": -1}, "ring.slot"),
-        ({"slot": "1"}, "ring.slot"),
-        ({"frames": 5}, "ring.slot"),
-        ({"frames": 0}, "ring.frames"),
-        ({"frames": MOST_FRAMES + 1}, "ring.frames"),
-        ({"frames": True}, "ring.frames"),
-        ({"stride": 1 << 40}, "ring.stride"),
-        ({"stride": (1 << 63) - 1}, "ring.stride"),
-        ({"stride": -4096}, "ring.stride"),
-        ({"stride": 8 * 4096}, "ring.stride"),
-        ({"stride": 0}, "outputs.Y"),
-        ({"stride": X.nbytes - 1}, "outputs.Y"),
-        ({"more": 1}, "ring"),
+        ({"frame_slot": 2}, "frame_slot"),
+        ({"frame_slot": 1000}, "frame_slot"),
+        ({"frame_slot": 1021}, "frame_slot"),
+        ({"frame_slot": 0}, "frame_slot"),
+        ({"frame_slot": -1}, "frame_slot"),
+        ({"frame_count": 5}, "frame_slot"),
+        ({"frame_count": MAX_FRAMES + 1}, "frame_count"),
+        ({"frame_count": -1}, "frame_count"),
+        ({"frame_stride": 1 << 40}, "frame_stride"),
+        ({"frame_stride": (1 << 63) - 1}, "frame_stride"),
+        ({"frame_stride": -4096}, "frame_stride"),
+        ({"frame_stride": 8 * 4096}, "frame_stride"),
+        ({"frame_stride": STEP + 1}, "frame_stride"),
+        ({"frame_stride": 0}, "outputs.Y"),
+        ({"frame_stride": X.nbytes - 1}, "outputs.Y"),
     ],
     ids=str,
 )
 def test_a_hostile_ring_is_refused_and_its_field_named(by_hand: HandMade, ring: dict[str, Any], field: str) -> None:
-    by_hand.descriptor["ring"].update(ring)
+    for name, value in ring.items():
+        setattr(by_hand.table, name, value)
     by_hand.parameters.update(count=3)
-    before = by_hand.region.bytes().tobytes()
-    assert f"shm_io.{field}" in last_error(by_hand)
-    assert by_hand.region.bytes().tobytes() == before
+    before = by_hand.content()
+    assert last_error(by_hand).startswith(f"shm:table: {field}")
+    assert by_hand.content() == before
 
 
 def test_a_ring_over_an_input_is_refused(by_hand: HandMade) -> None:
-    x, y = by_hand.descriptor["inputs"]["X"], by_hand.descriptor["outputs"]["Y"]
-    x[1], y[1] = y[1] + 2 * 4096, x[1]
-    assert "shm_io.outputs.Y" in last_error(by_hand)
-
-
-@pytest.mark.parametrize("ring", [None, 7, [1, 4, 4096], {}, {"slot": 1, "frames": 4}])
-def test_what_is_no_ring_is_refused(by_hand: HandMade, ring: object) -> None:
-    by_hand.descriptor["ring"] = ring
-    assert "shm_io.ring" in last_error(by_hand)
+    x, y = by_hand.table["X"], by_hand.table["Y"]
+    x.offset, y.offset = y.offset + 2 * STEP, x.offset
+    assert "shm:table: outputs.Y" in last_error(by_hand)
 
 
 def test_a_client_that_gives_no_frame_back_is_not_waited_for_for_ever(by_hand: HandMade) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import json
+import copy
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ from .fake_gpus import (
     MODEL,
     Y_OFFSET,
     Gpu,
-    HandMade,
+    GpuRequest,
     X,
     ask,
     claim_of,
@@ -33,95 +33,101 @@ from .fake_gpus import (
     gpu_of,
     hand_made_for,
 )
+from .hand_made import DATATYPES, Claim
 
 ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
 
 
 @pytest.fixture
-def hand_made(triton_server: EmbeddedServer) -> Iterator[HandMade]:
+def hand_made(triton_server: EmbeddedServer) -> Iterator[GpuRequest]:
     with hand_made_for(triton_server) as made:
         yield made
 
 
-def refused(made: HandMade) -> tuple[str, str]:
+def refused(made: GpuRequest) -> tuple[str, str]:
     """Return the code and the message of a refusal, which tells no secret and leaves nothing behind."""
-    known = [claim[name] for claim in made.regions for name in ("handle", "key", "token") if name in claim]
+    address = made.request.address
+    known = [address.key, address.token]
+    for claim in made.table.regions:
+        known += [claim.name.hex(), base64.b64encode(claim.name).decode()]
     with pytest.raises(InferenceServerException) as refusal:
         made.send()
     message = refusal.value.message()
-    assert not [secret for secret in known if secret in message or _in_hexadecimal(secret) in message]
+    assert not [secret for secret in known if secret in message]
     assert not has_users(made.region.segment.fileno())
     return refusal.value.status(), message
 
 
-def _in_hexadecimal(secret: str) -> str:
-    try:
-        return base64.b64decode(secret, validate=True).hex()
-    except ValueError:
-        return secret
-
-
-def test_the_hand_made_descriptor_works_as_long_as_nothing_breaks_it(hand_made: HandMade) -> None:
+def test_the_hand_made_table_works_as_long_as_nothing_breaks_it(hand_made: GpuRequest) -> None:
     hand_made.send()
     assert hand_made.is_doubled
 
 
-def _handle_of(length: int) -> Callable[[HandMade], None]:
-    def change(made: HandMade) -> None:
-        made.regions[1]["handle"] = base64.b64encode(made.allocation.handle[:length].ljust(length, b"\1")).decode()
+def _handle_of(length: int) -> Callable[[GpuRequest], None]:
+    def change(made: GpuRequest) -> None:
+        made.claim.name = made.allocation.handle[:length].ljust(length, b"\1")
 
     return change
 
 
-def _claim(**fields: Any) -> Callable[[HandMade], None]:
-    return lambda made: made.regions[1].update(fields)
+def _claim(**fields: Any) -> Callable[[GpuRequest], None]:
+    def change(made: GpuRequest) -> None:
+        for field, value in fields.items():
+            setattr(made.claim, field, value)
+
+    return change
 
 
-def _memory_on_another_gpu(made: HandMade) -> None:
-    made.regions[1]["device_uuid"] = made.cuda.device_uuid(1)
+def _memory_on_another_gpu(made: GpuRequest) -> None:
+    made.claim.secret = bytes.fromhex(made.cuda.device_uuid(1))
 
 
-def _freed_memory(made: HandMade) -> None:
+def _freed_memory(made: GpuRequest) -> None:
     freed = CudaAllocation(made.cuda, HAND_MADE_SIZE, 0)
-    made.regions[1] = claim_of(freed)
+    made.table.regions = [claim_of(freed)]
     freed.free()
 
 
-def _memory_of_the_model_itself(made: HandMade) -> None:
+def _memory_of_the_model_itself(made: GpuRequest) -> None:
     handle = bytes(ask(MODEL, made.url, "export"))
     assert len(handle) == HANDLE_LENGTH
-    made.regions[1]["handle"] = base64.b64encode(handle).decode()
+    made.claim.name = handle
 
 
-def _host_memory(made: HandMade) -> None:
-    name = made.region.segment.key.encode().ljust(HANDLE_LENGTH, b"\0")
-    made.regions[1]["handle"] = base64.b64encode(name).decode()
+def _host_memory(made: GpuRequest) -> None:
+    made.claim.name = made.region.segment.key.encode().ljust(HANDLE_LENGTH, b"\0")
 
 
-def _slot_region_is_a_gpus(made: HandMade) -> None:
-    made.regions.append({**claim_of(made.allocation, 1), "handle": base64.b64encode(bytes(64)).decode()})
+def _fence_is_a_gpus(made: GpuRequest) -> None:
+    other = claim_of(made.allocation, 1)
+    other.name = bytes(HANDLE_LENGTH)
+    made.table.regions.append(other)
 
 
-def _slot_region_comes_later(made: HandMade) -> None:
-    made.descriptor["regions"] = [claim_of(made.allocation, 1), made.regions[0]]
-    made.descriptor["inputs"]["X"][0] = made.descriptor["outputs"]["Y"][0] = 0
+def _fence_comes_later(made: GpuRequest) -> None:
+    region = made.region
+    lent = Claim(1, region.segment.key.encode(), region.header.byte_size, region.header.token)
+    made.table.regions = [claim_of(made.allocation, 2), lent]
 
 
-def _named_twice(made: HandMade) -> None:
-    made.regions.append(made.regions[1] | {"byte_size": Y_OFFSET})
+def _named_twice(made: GpuRequest) -> None:
+    other = claim_of(made.allocation)
+    other.byte_size = Y_OFFSET
+    made.table.regions.append(other)
 
 
-NOT_A_SLOT_REGION = "the index of an earlier region of kind 'system' or 'lent', or null"
-NOT_A_HANDLE = "regions[1].handle: found another string, expected 64 bytes, a CUDA IPC handle, in base64"
+def _strings(made: GpuRequest) -> None:
+    made.table["X"].datatype = DATATYPES["BYTES"]
+
+
+NO_FENCE_OF_ANYTHING = "0, or the number of an earlier region that is lent"
 LIES = {
-    "handle too short": (_handle_of(63), NOT_A_HANDLE),
-    "handle too long": (_handle_of(65), NOT_A_HANDLE),
-    "handle that is no base64": (_claim(handle="~" * 88), NOT_A_HANDLE),
+    "handle too short": (_handle_of(63), "regions[1].name_length: found 63, expected 64, as a CUDA IPC handle has"),
+    "handle too long": (_handle_of(65), "regions[1].name_length: found 65, expected 64, as a CUDA IPC handle has"),
     "GPU that the model does not see": (
-        _claim(device_uuid="0" * 32),
+        _claim(secret=bytes(16)),
         "regions[1] refused: it is on a GPU that this model does not see (it sees 2)",
     ),
-    "GPU by its number": (_claim(device_uuid=0), "regions[1].device_uuid"),
     "handle of another GPU": (_memory_on_another_gpu, "is on a GPU that this process cannot reach"),
     "freed memory": (_freed_memory, "its owner has freed the memory"),
     "memory of the model itself": (_memory_of_the_model_itself, "the handle was exported by this very process"),
@@ -130,25 +136,23 @@ LIES = {
         _claim(byte_size=HAND_MADE_SIZE + 1),
         f"regions[1] refused: it claims {HAND_MADE_SIZE + 1} bytes of an allocation of {HAND_MADE_SIZE}",
     ),
-    "span beyond the claim": (_claim(byte_size=Y_OFFSET), f"an end at byte {Y_OFFSET + X.nbytes}"),
-    "slot region that there is not": (
-        _claim(slot_region=7),
-        f"regions[1].slot_region: found 7, expected {NOT_A_SLOT_REGION}",
+    "no size": (_claim(byte_size=0), "regions[1].byte_size: found 0"),
+    "span beyond the claim": (
+        _claim(byte_size=Y_OFFSET),
+        f"outputs[0]: found {X.nbytes} bytes at offset {Y_OFFSET}, expected bytes from 0 to {Y_OFFSET}",
     ),
-    "slot region before the first": (_claim(slot_region=-1), "regions[1].slot_region: found -1"),
-    "slot region that is itself": (_claim(slot_region=1), f"found 1, expected {NOT_A_SLOT_REGION}"),
-    "slot region on a GPU": (_slot_region_is_a_gpus, f"regions[2].slot_region: found 1, expected {NOT_A_SLOT_REGION}"),
-    "slot region that comes later": (
-        _slot_region_comes_later,
-        f"regions[0].slot_region: found 1, expected {NOT_A_SLOT_REGION}",
-    ),
-    "one allocation, two sizes": (_named_twice, "regions[2].handle: found a region that is named before"),
+    "fence that there is not": (_claim(fence=7), f"regions[1].fence: found 7, expected {NO_FENCE_OF_ANYTHING}"),
+    "fence that is itself": (_claim(fence=1), f"regions[1].fence: found 1, expected {NO_FENCE_OF_ANYTHING}"),
+    "fence on a GPU": (_fence_is_a_gpus, f"regions[2].fence: found 1, expected {NO_FENCE_OF_ANYTHING}"),
+    "fence that comes later": (_fence_comes_later, f"regions[1].fence: found 2, expected {NO_FENCE_OF_ANYTHING}"),
+    "one allocation, two sizes": (_named_twice, "regions[2]: found a region that is named before"),
+    "strings": (_strings, "'X' is BYTES"),
 }
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lying_descriptor_is_refused_and_an_honest_one_served(hand_made: HandMade, lie: str) -> None:
-    honest = json.dumps(hand_made.descriptor)
+def test_a_lying_table_is_refused_and_an_honest_one_served(hand_made: GpuRequest, lie: str) -> None:
+    honest = copy.deepcopy(hand_made.table)
     change, complaint = LIES[lie]
     change(hand_made)
     before = hand_made.content().copy()
@@ -156,16 +160,16 @@ def test_a_lying_descriptor_is_refused_and_an_honest_one_served(hand_made: HandM
     assert code == "StatusCode.INVALID_ARGUMENT"
     assert complaint in message
     np.testing.assert_array_equal(hand_made.content(), before)
-    hand_made.descriptor = json.loads(honest)
+    hand_made.table = hand_made.request.table = honest
     hand_made.send()
     assert hand_made.is_doubled
 
 
-def test_memory_whose_slot_region_was_removed_is_gone(hand_made: HandMade) -> None:
+def test_memory_whose_fence_was_removed_is_gone(hand_made: GpuRequest) -> None:
     hand_made.region.segment.unlink()
     code, message = refused(hand_made)
     assert code == "StatusCode.NOT_FOUND"
-    assert "regions[0]" in message
+    assert "shm:gone: shm_slot" in message
 
 
 @pytest.mark.parametrize(
@@ -173,17 +177,17 @@ def test_memory_whose_slot_region_was_removed_is_gone(hand_made: HandMade) -> No
     [(HAND_MADE_SIZE, HAND_MADE_SIZE - 8), (HAND_MADE_SIZE - 8, HAND_MADE_SIZE)],
     ids=["smaller later", "larger later"],
 )
-def test_descriptors_may_claim_different_sizes_of_one_allocation(hand_made: HandMade, sizes: tuple[int, int]) -> None:
+def test_tables_may_claim_different_sizes_of_one_allocation(hand_made: GpuRequest, sizes: tuple[int, int]) -> None:
     for byte_size in sizes:
         hand_made.content()[Y_OFFSET // 4 :] = 0
-        hand_made.regions[1]["byte_size"] = byte_size
+        hand_made.claim.byte_size = byte_size
         hand_made.send()
         assert hand_made.is_doubled
 
 
-def test_no_claim_is_believed_because_a_smaller_one_was_true(hand_made: HandMade) -> None:
+def test_no_claim_is_believed_because_a_smaller_one_was_true(hand_made: GpuRequest) -> None:
     hand_made.send()
-    hand_made.regions[1]["byte_size"] = HAND_MADE_SIZE + 1
+    hand_made.claim.byte_size = HAND_MADE_SIZE + 1
     with pytest.raises(
         InferenceServerException, match=f"claims {HAND_MADE_SIZE + 1} bytes of an allocation of {HAND_MADE_SIZE}"
     ):

@@ -21,7 +21,8 @@ from tests.crash.processes import stub_of
 from tests.crash.server_options import installation_with
 
 from .eventually import all_memory_comes_back, eventually
-from .fake_gpus import MODEL, Gpu, X, ask, claim_of, flavour_of, gpu_of, hand_made_for, told_by
+from .fake_gpus import MODEL, Gpu, X, ask, flavour_of, gpu_of, hand_made_for, told_by
+from .hand_made import NO_FENCE
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 NOTHING = LiveCounts()
@@ -85,11 +86,7 @@ def test_memory_that_the_model_keeps_is_neither_closed_nor_freed(gpu: Gpu) -> No
 def test_memory_that_no_slot_fences_is_closed_after_its_use(triton_server: EmbeddedServer) -> None:
     with hand_made_for(triton_server) as hand_made:
         before = told_by(MODEL, hand_made.url).open_now
-        hand_made.descriptor |= {
-            "regions": [claim_of(hand_made.allocation, slot_region=None)],
-            "inputs": {"X": [0, *hand_made.descriptor["inputs"]["X"][1:]]},
-            "outputs": {"Y": [0, *hand_made.descriptor["outputs"]["Y"][1:]]},
-        }
+        hand_made.claim.fence = NO_FENCE
         hand_made.send()
         assert hand_made.is_doubled
         assert told_by(MODEL, hand_made.url, "sweep").open_now == before

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.protocol.region_layout import data_offset
+from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.tensors.attributes import MemoryType
 
@@ -53,7 +53,7 @@ def test_a_region_is_pinned_once_and_whole(gpu: Gpu) -> None:
         for _ in range(3):
             with call.infer() as result:
                 told = result["Y"].tolist()
-    assert told == [data_offset(1), region_size()]
+    assert told == [data_offset(1, PAGE_SIZE), region_size()]
     assert gpu.told().pins == before + 1
 
 

@@ -8,26 +8,30 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.errors import DescriptorError
-from shm_backend_utils.protocol import descriptor
 
 X = np.ones((1, 4), np.float32)
+BY_GRPC_NOR_HTTP = {"text": "half of a character: \ud800"}
+"""Parameters that cannot be encoded."""
 
 
 def infer(client: ShmClient) -> None:
-    client.infer("rows", {"X": X}, outputs=["DOUBLED"], path="direct")
+    client.infer("rows", {"X": X}, outputs=["DOUBLED"], path="direct", parameters=BY_GRPC_NOR_HTTP)
 
 
 def prepare(client: ShmClient) -> None:
-    client.prepare("rows", {"X": (X.shape, X.dtype)}, outputs=["DOUBLED"], path="direct")
+    with client.prepare(
+        "rows", {"X": (X.shape, X.dtype)}, outputs=["DOUBLED"], path="direct", parameters=BY_GRPC_NOR_HTTP
+    ) as call:
+        call.infer()
 
 
-@pytest.mark.parametrize("call", [infer, prepare])
-def test_a_call_that_cannot_be_described(
-    client: ShmClient, monkeypatch: pytest.MonkeyPatch, call: Callable[[ShmClient], None]
-) -> None:
-    monkeypatch.setattr(descriptor, "MAX_DESCRIPTOR_LENGTH", 10)
-    with pytest.raises(DescriptorError, match="expected at most 10") as kept:
+def stream(client: ShmClient) -> None:
+    next(client.stream("frames_of", {"X": X[0]}, outputs=["Y"], path="direct", parameters=BY_GRPC_NOR_HTTP))
+
+
+@pytest.mark.parametrize("call", [infer, prepare, stream])
+def test_a_call_that_cannot_be_encoded(client: ShmClient, call: Callable[[ShmClient], None]) -> None:
+    with pytest.raises(ValueError, match="surrogate|UTF-8|utf-8") as kept:
         call(client)
     assert client.stats().slots_held == 0
-    assert kept.value.field == ""
+    assert kept.value.args

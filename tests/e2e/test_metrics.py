@@ -142,7 +142,7 @@ def test_on_the_other_paths_everything_is_copied(server: LoadingServer, client: 
 
 def test_refusals_are_counted_by_their_reason(server: LoadingServer, client: ShmClient) -> None:
     expected = {
-        "refusals_total DescriptorError": 1,
+        "refusals_total TableError": 1,
         "refusals_total MissingTensorError": 2,
         "refusals_total ModelError": 1,
     }

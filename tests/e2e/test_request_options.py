@@ -84,7 +84,7 @@ def test_a_prepared_call_keeps_its_options(any_client: AnyClient, path: PathName
                 assert told["parameters"] == {"a": 1}
 
 
-@pytest.mark.parametrize("name", ["shm_io", "shm_generation"])
+@pytest.mark.parametrize("name", ["shm_io", "shm_slot", "shm_generation"])
 def test_parameters_of_the_protocol_are_the_clients_own(any_client: AnyClient, name: str) -> None:
     with pytest.raises(CallerError, match=f"parameter '{name}' is written by the client itself"):
         facts(any_client, parameters={name: 1})

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import pytest
-import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.dtypes import BYTES
+from shm_backend_utils.protocol.refusals import code_in
+from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.server import EmbeddedServer
+
+from .hand_made import DATATYPES, FIRST_GENERATION, HandMade, Table, Tensor
+from .hand_made import hand_made as made_for
 
 WORDS: Final = [b"one", b"", b"\xff\0"]
 ENCODED: Final = b"\x03\0\0\0one" + b"\0\0\0\0" + b"\x02\0\0\0\xff\0"
@@ -24,63 +26,50 @@ ROOM: Final = 256
 SECRET: Final = b"what another tensor holds"
 
 
-@dataclass
-class HandMade:
-    """A region whose last bytes are strings, and a descriptor of them, sent by plain tritonclient."""
+class StringsRequest:
+    """A region whose last bytes are strings, and a table of them, sent by plain tritonclient."""
 
-    region: ManagedRegion
-    grpc: Any
+    def __init__(self, request: HandMade) -> None:
+        self.request = request
+        self.region = request.region
+        self.record = request.record
 
     def send(self, model: str, encoded: bytes, shape: list[int], outputs: dict[str, int], **parameters: Any) -> Any:
         """Send strings that end where the region ends, with room for these outputs."""
-        record = self.region.record(0)
-        record.generation += 1
-        memory, begin = self.region.bytes(), self.region.data_offset
-        memory[-len(encoded) :] = np.frombuffer(encoded, np.uint8)
-        offset = memory.nbytes - len(encoded)
-        descriptor: dict[str, Any] = {
-            "v": 1,
-            "model": model,
-            "regions": [self._claim()],
-            "inputs": {"WORDS": [0, offset, len(encoded), "BYTES", shape]},
-            "outputs": {name: [0, begin + ROOM * place, size] for place, (name, size) in enumerate(outputs.items(), 1)},
-        }
+        request, begin = self.request, self.region.data_offset
+        self.region.bytes()[-len(encoded) :] = np.frombuffer(encoded, np.uint8)
+        offset = self.region.header.byte_size - len(encoded)
+        inputs = [Tensor(b"WORDS", offset, len(encoded), 0, DATATYPES["BYTES"], shape)]
         if model == "word_games":
-            descriptor["inputs"]["SIGNAL"] = [0, begin, 4, "INT32", [1]]
-        parameters |= {"shm_io": json.dumps(descriptor), "shm_generation": record.generation}
-        wanted = [tritonclient.grpc.InferRequestedOutput(name) for name in outputs]
-        return self.grpc.infer(model, [], outputs=wanted, parameters=parameters, client_timeout=30)
+            inputs.append(Tensor(b"SIGNAL", begin, 4, 0, DATATYPES["INT32"], [1]))
+        places = enumerate(outputs.items(), 1)
+        request.table = Table(inputs, [Tensor(name.encode(), begin + ROOM * n, size) for n, (name, size) in places])
+        request.model = request.address.model = model
+        request.parameters = parameters
+        request.next()
+        return request.infer(outputs=list(outputs))
 
-    def results(self) -> Any:
+    def results(self) -> dict[str, OutputPlace]:
         """Return what the model has written of its outputs."""
-        return json.loads(self.region.record(0).results())
+        return self.request.results()
 
     def written(self, name: str) -> bytes:
         """Return an output's bytes."""
-        *_, nbytes, _, offset = self.results()[name]
-        return self.region.bytes()[offset : offset + nbytes].tobytes()
+        place = self.results()[name]
+        return self.region.bytes()[place.offset : place.offset + place.byte_size].tobytes()
 
     def number_at(self, place: int) -> Any:
         """Return the number at the place of an output, or of the signal, which is 0."""
         begin = self.region.data_offset + ROOM * place
         return self.region.bytes()[begin : begin + 4].view(np.int32)
 
-    def _claim(self) -> dict[str, Any]:
-        token = self.region.header.token.hex()
-        key, byte_size = self.region.segment.key, self.region.header.byte_size
-        return {"kind": "system", "key": key, "byte_size": byte_size, "token": token, "slot": 0}
-
 
 @pytest.fixture
-def hand_made(triton_server: EmbeddedServer) -> Iterator[HandMade]:
-    region = ManagedRegion.create(4096)
-    grpc = tritonclient.grpc.InferenceServerClient(triton_server.grpc_url)
-    try:
-        yield HandMade(region, grpc)
-    finally:
-        grpc.close()
-        region.segment.unlink()
-        region.close()
+def hand_made(triton_server: EmbeddedServer) -> Iterator[StringsRequest]:
+    with made_for(triton_server.grpc_url, "words", {}, {}, tensor_count=1) as request:
+        made = StringsRequest(request)
+        yield made
+        del made.record
 
 
 @pytest.fixture
@@ -90,26 +79,27 @@ def honest(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
         yield client
 
 
-def test_strings_that_end_where_the_region_ends_are_read(hand_made: HandMade) -> None:
+def test_strings_that_end_where_the_region_ends_are_read(hand_made: StringsRequest) -> None:
     hand_made.send("words", ENCODED, [1, 3], {"LOUD": ROOM, "LENGTHS": 12})
-    assert hand_made.results()["LOUD"][:3] == ["BYTES", [1, 3], len(ENCODED)]
+    loud = hand_made.results()["LOUD"]
+    assert (loud.dtype, loud.shape, loud.byte_size) == (BYTES, (1, 3), len(ENCODED))
     assert hand_made.written("LOUD") == ENCODED.replace(b"one", b"ONE")
     assert np.frombuffer(hand_made.written("LENGTHS"), np.int32).tolist() == [3, 0, 2]
 
 
-def test_strings_that_are_passed_through_are_not_copied(hand_made: HandMade) -> None:
+def test_strings_that_are_passed_through_are_not_copied(hand_made: StringsRequest) -> None:
     hand_made.send("words", ENCODED, [1, 3], {"SAME": ROOM})
     offset = hand_made.region.header.byte_size - len(ENCODED)
-    assert hand_made.results() == {"SAME": ["BYTES", [1, 3], len(ENCODED), 0, offset]}
+    assert hand_made.results() == {"SAME": OutputPlace("SAME", BYTES, (1, 3), 0, offset, len(ENCODED), False)}
 
 
-def test_strings_that_find_no_room_are_in_the_response_as_bytes(hand_made: HandMade) -> None:
+def test_strings_that_find_no_room_are_in_the_response_as_bytes(hand_made: StringsRequest) -> None:
     response = hand_made.send("words", ENCODED, [1, 3], {"LOUD": len(ENCODED) - 1})
-    assert hand_made.results() == {"LOUD": ["BYTES", [1, 3]]}
+    assert hand_made.results() == {"LOUD": OutputPlace("LOUD", BYTES, (1, 3), 0, 0, 0, True)}
     assert response.as_numpy("LOUD").tobytes() == ENCODED.replace(b"one", b"ONE")
 
 
-def test_other_strings_in_the_same_place_are_not_taken_for_the_last_ones(hand_made: HandMade) -> None:
+def test_other_strings_in_the_same_place_are_not_taken_for_the_last_ones(hand_made: StringsRequest) -> None:
     for word in (b"one", b"two", b"six", b"ten", b"end"):
         hand_made.send("words", b"\x03\0\0\0" + word, [1, 1], {"LOUD": ROOM})
         assert hand_made.written("LOUD") == b"\x03\0\0\0" + word.upper()
@@ -129,7 +119,7 @@ LIES: Final = {
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("output", ["LOUD", "LENGTHS"])
 def test_a_lying_length_is_refused_by_the_inputs_name_and_the_next_request_is_served(
-    hand_made: HandMade, honest: ShmClient, lie: str, output: str
+    hand_made: StringsRequest, honest: ShmClient, lie: str, output: str
 ) -> None:
     encoded, shape = LIES[lie]
     memory, begin = hand_made.region.bytes(), hand_made.region.data_offset
@@ -137,37 +127,39 @@ def test_a_lying_length_is_refused_by_the_inputs_name_and_the_next_request_is_se
     with pytest.raises(InferenceServerException) as refusal:
         hand_made.send("words", encoded, shape, {output: ROOM})
     assert refusal.value.status() == "StatusCode.INVALID_ARGUMENT"
+    assert code_in(refusal.value.message()) == "shm:tensor"
     message = refusal.value.message()
     assert f"'WORDS' has {len(encoded)} bytes, but the lengths of its strings lead beyond them" in message
     assert not memory[begin + ROOM : begin + 2 * ROOM].any()
-    assert hand_made.region.record(0).completed == 1
+    assert hand_made.record.completed == FIRST_GENERATION + 1
     with honest.infer("words", {"WORDS": [["fine"]]}, outputs=["LOUD"]) as result:
         assert result["LOUD"].item() == b"FINE"
 
 
 @pytest.mark.parametrize("shape", [[1, 6], [2**31, 2**31], [2**62, 2**62]], ids=str)
 def test_more_strings_than_there_are_lengths_are_refused_before_the_model_runs(
-    hand_made: HandMade, shape: list[int]
+    hand_made: StringsRequest, shape: list[int]
 ) -> None:
-    with pytest.raises(InferenceServerException, match=r"shm_io.inputs.WORDS\[2\]: found 17, expected at least "):
+    with pytest.raises(InferenceServerException, match=r"shm:table: inputs\[0\].byte_size: found 17, expected room "):
         hand_made.send("words", ENCODED, shape, {"LOUD": ROOM})
-    assert hand_made.region.record(0).started == 0
+    assert hand_made.record.started == 0
 
 
-def test_no_strings_of_a_shape_that_no_array_has_are_an_error(hand_made: HandMade, honest: ShmClient) -> None:
+def test_no_strings_of_a_shape_that_no_array_has_are_an_error(hand_made: StringsRequest, honest: ShmClient) -> None:
     with pytest.raises(InferenceServerException):
         hand_made.send("words", ENCODED, [0, 2**62], {"LOUD": ROOM})
     honest.infer("words", {"WORDS": [["fine"]]}).release()
 
 
-def test_strings_that_nobody_reads_may_be_anything(hand_made: HandMade) -> None:
+def test_strings_that_nobody_reads_may_be_anything(hand_made: StringsRequest) -> None:
     hand_made.send("words", b"\xff\xff\xff\xff", [1, 1], {"SAME": ROOM})
-    assert hand_made.results()["SAME"][:3] == ["BYTES", [1, 1], 4]
+    same = hand_made.results()["SAME"]
+    assert (same.dtype, same.shape, same.byte_size) == (BYTES, (1, 1), 4)
 
 
 @pytest.mark.parametrize("written", [b"\xff" * len(ENCODED), b"\0" * len(ENCODED)], ids=["larger", "smaller"])
 def test_a_client_that_changes_lengths_while_the_model_reads_changes_nothing(
-    hand_made: HandMade, written: bytes
+    hand_made: StringsRequest, written: bytes
 ) -> None:
     signal, is_read = hand_made.number_at(0), hand_made.number_at(2)
     has_ended = threading.Event()

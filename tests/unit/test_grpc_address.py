@@ -9,7 +9,7 @@ import grpc
 import pytest
 import tritonclient.grpc
 
-from shm_backend_utils.client.compat.triton_shm_client import TritonSHMClient
+from shm_backend_utils.client.compat import TritonSHMClient
 from shm_backend_utils.client.transports.grpc.address import CHANNEL_OPTIONS, GrpcAddress
 
 

@@ -60,6 +60,7 @@ class DirectExchange(Exchange):
     """
 
     path = "direct"
+    is_kept = False  # by the user, for more requests than one: then others like it will come
 
     def __init__(
         self,
@@ -186,6 +187,8 @@ class DirectExchange(Exchange):
 
 class PreparedExchange(DirectExchange):
     """One whose inputs the user fills. Strings are objects there, and become bytes with each request."""
+
+    is_kept = True
 
     def __init__(
         self,

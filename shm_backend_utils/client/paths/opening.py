@@ -91,7 +91,7 @@ class Opening:
             if layout.devices:
                 region, memory = yield from self._with_devices(settings, known, layout)
             elif known.spec.has_batcher and (count := self._row_count(known, layout)) > 1:
-                row = yield from self._beside_others(settings, known, layout, given, wanted, count)
+                row = yield from self._beside_others(settings, known, layout, given, wanted, count, kind)
                 return kind(self._codec, known.spec, row.layout, options, row.region, row.slot, row.memory)
             else:
                 need = Need(layout.end - known.data_begin, 1, known.record_byte_size)
@@ -157,10 +157,13 @@ class Opening:
         given: Mapping[str, AnyInput],
         wanted: Mapping[str, int | None] | None,
         count: int,
+        kind: type[DirectExchange],
     ) -> Steps[Row[CallLayout]]:
         table = layout.table
         spans = tuple(table.inputs.items()), tuple(table.outputs.items())
         key = (settings.model, settings.version, layout.requested, *spans)
+        if kind.is_kept:
+            self._blocks.expect(key)
         row = self._blocks.take(key)
         if row is not None:
             return row

@@ -208,6 +208,11 @@ class SlotPool:
             "Release results sooner, or raise PoolOptions(max_bytes=...)"
         )
 
+    def held(self) -> list[tuple[SlotRegion, Memory]]:
+        """Return the regions that are in use, each with its memory."""
+        watched = [(region, reference()) for reference, region in list(self._watched.values())]
+        return [(region, memory) for region, memory in watched if memory is not None]
+
     def drop_idle(self) -> None:
         """Destroy every region that nobody holds."""
         with self._lock:

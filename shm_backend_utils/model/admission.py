@@ -1,0 +1,85 @@
+"""What of a request's table only the model and its opened memory can tell. After this nothing is checked again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..dtypes import BYTES
+from ..errors import BatchSizeError, TableError
+from ..model_spec import BATCH_CARRIER, ModelSpec
+from ..protocol.spans import Table
+from .mapping.memory import Memory
+
+__all__ = ["check_batch_size", "check_table"]
+
+
+def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> None:
+    """Check a decoded table against the model's configuration and the memory that its spans are in.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        The model's.
+    table : Table
+        Decoded; spans in the slot's own region are inside its data already.
+    memories : sequence of Memory
+        Of the spans' regions, by their index.
+
+    Raises
+    ------
+    TensorError
+        The model has no such input or output, or takes no input of this data type and shape.
+    TableError
+        A tensor begins at an odd address, lies outside of its region's data, or is one of strings on a GPU. The message
+        names the field.
+    """
+    for name, (dtype, shape, region, offset, byte_size) in table.inputs.items():
+        tensor = spec.inputs.get(name) or spec.input(name)
+        if dtype is not tensor.dtype or len(shape) != len(tensor.shape) or not tensor.takes_any_size:
+            tensor.check(dtype, shape)
+        memory = memories[region]
+        if dtype is not BYTES and (memory.address + offset) % dtype.itemsize:
+            raise _odd_address(f"inputs.{name}.offset", offset, dtype.itemsize)
+        if region:
+            _check_inside(f"inputs.{name}", memory, offset, byte_size)
+            if dtype is BYTES and memory.device is not None:
+                raise TableError(f"inputs.{name}", "strings in memory of a GPU", "strings on the host")
+    ring = table.ring
+    stride = 0 if ring is None or ring.frames == 1 else ring.stride
+    for name, (region, offset, byte_size) in table.outputs.items():
+        wanted = (spec.outputs.get(name) or spec.output(name)).dtype
+        memory = memories[region]
+        if wanted is not None and wanted is not BYTES:
+            if (memory.address + offset) % wanted.itemsize:
+                raise _odd_address(f"outputs.{name}.offset", offset, wanted.itemsize)
+            if stride % wanted.itemsize:
+                raise _odd_address("frame_stride", stride, wanted.itemsize)
+        if region:
+            last_place = 0 if ring is None else (ring.frames - 1) * stride
+            _check_inside(f"outputs.{name}", memory, offset, last_place + byte_size)
+
+
+def check_batch_size(table: Table, carried: int | None) -> None:
+    """Raise BatchSizeError unless the table's inputs have as many rows as Triton's batcher was told."""
+    for name, span in table.inputs.items():
+        if not span.shape:
+            raise BatchSizeError(name, f"tensor {name!r} has no dimension; its first one is the batch")
+        rows = span.shape[0]
+        if rows != carried:
+            told = "none" if carried is None else f"one of {carried}"
+            raise BatchSizeError(
+                name,
+                f"tensor {name!r} has a batch of {rows}, but the request has {told}; "
+                f"send input {BATCH_CARRIER!r} with shape [{rows}, 0]",
+            )
+
+
+def _check_inside(field: str, memory: Memory, offset: int, byte_size: int) -> None:
+    """Raise unless a span is inside the data of a further region, whose size only opening it tells."""
+    if not memory.data_begin <= offset <= memory.byte_size - byte_size:
+        found = f"{byte_size} bytes at offset {offset}"
+        raise TableError(field, found, f"bytes from {memory.data_begin} to {memory.byte_size}, its region's data")
+
+
+def _odd_address(field: str, offset: int, itemsize: int) -> TableError:
+    return TableError(field, str(offset), f"a place at a multiple of {itemsize} bytes, the size of an element")

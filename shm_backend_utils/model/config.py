@@ -1,0 +1,147 @@
+"""What ``config.pbtxt`` says of regions, in its ``parameters``."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import ModelError
+from ..model_spec import UIDS_PARAMETER
+
+__all__ = ["Config"]
+
+_ROOT: Final = 0
+_DEFAULT_HTTP_PORT: Final = "8000"
+_DEFAULT_SERVER_URL: Final = f"http://localhost:{_DEFAULT_HTTP_PORT}"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a session is configured to do.
+
+    Attributes
+    ----------
+    allowed_uids : frozenset of int or None
+        Whose regions may be opened; None for anybody's. ``SHM_ALLOWED_UIDS``: user ids with commas, or ``any``; by
+        default this process' own user and root.
+    foreign_regions : bool
+        Whether requests may name regions that are registered at the server. ``SHM_FOREIGN_REGIONS``: ``registered``,
+        the default, or ``off``.
+    server_url : str
+        Where the server tells what is registered. ``SHM_SERVER_URL``; by default what the server was started with.
+    max_mapped_bytes : int or None
+        How much may be mapped at once; None for no limit. ``SHM_MAX_MAPPED_BYTES``.
+    gpu_events : bool
+        Whether clients wait for the GPU's work, by CUDA events, and not the model. ``SHM_GPU_EVENTS``: ``true`` or
+        ``false``, the default.
+    stream_patience_s : float
+        How long a stream waits for its client to release a frame. ``SHM_STREAM_PATIENCE_S``: seconds, by default 30.
+    pin_host_memory : bool
+        Whether mapped regions of the host are registered with CUDA. ``SHM_PIN_HOST_MEMORY``: ``true`` or ``false``, the
+        default.
+    metrics : bool
+        Whether Triton's metrics port tells what the library does. ``SHM_METRICS``: ``true`` or ``false``, the default.
+    """
+
+    allowed_uids: frozenset[int] | None = frozenset({os.geteuid(), _ROOT})
+    foreign_regions: bool = True
+    server_url: str = _DEFAULT_SERVER_URL
+    max_mapped_bytes: int | None = None
+    gpu_events: bool = False
+    pin_host_memory: bool = False
+    stream_patience_s: float = 30.0
+    metrics: bool = False
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Config:
+        """Read it from a model's configuration in JSON.
+
+        Raises
+        ------
+        ModelError
+            A parameter has a value that means nothing; the message names it.
+        """
+        parameters = config.get("parameters", {})
+        texts = {name: parameters[name].get("string_value", "") for name in parameters if name.startswith("SHM_")}
+        return cls(
+            allowed_uids=_allowed_uids(texts),
+            foreign_regions=_foreign_regions(texts),
+            server_url=texts.get("SHM_SERVER_URL") or _url_of_parent() or _DEFAULT_SERVER_URL,
+            max_mapped_bytes=_max_mapped_bytes(texts),
+            gpu_events=_is_on(texts, "SHM_GPU_EVENTS"),
+            pin_host_memory=_is_on(texts, "SHM_PIN_HOST_MEMORY"),
+            stream_patience_s=_stream_patience_s(texts),
+            metrics=_is_on(texts, "SHM_METRICS"),
+        )
+
+
+def _allowed_uids(texts: Mapping[str, str]) -> frozenset[int] | None:
+    text = texts.get(UIDS_PARAMETER)
+    if text is None:
+        return Config.allowed_uids
+    if text.strip() == "any":
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ModelError(f"parameter {UIDS_PARAMETER} is {text!r}; expected user ids, separated by commas, or any")
+    return frozenset(int(word) for word in words)
+
+
+def _foreign_regions(texts: Mapping[str, str]) -> bool:
+    text = texts.get("SHM_FOREIGN_REGIONS", "registered")
+    if text not in ("registered", "off"):
+        raise ModelError(f"parameter SHM_FOREIGN_REGIONS is {text!r}; expected registered or off")
+    return text == "registered"
+
+
+def _is_on(texts: Mapping[str, str], name: str) -> bool:
+    text = texts.get(name, "false")
+    if text not in ("true", "false"):
+        raise ModelError(f"parameter {name} is {text!r}; expected true or false")
+    return text == "true"
+
+
+def _max_mapped_bytes(texts: Mapping[str, str]) -> int | None:
+    text = texts.get("SHM_MAX_MAPPED_BYTES")
+    if text is None:
+        return None
+    if not text.strip().isdecimal():
+        raise ModelError(f"parameter SHM_MAX_MAPPED_BYTES is {text!r}; expected a number of bytes")
+    return int(text)
+
+
+def _stream_patience_s(texts: Mapping[str, str]) -> float:
+    text = texts.get("SHM_STREAM_PATIENCE_S")
+    if text is None:
+        return Config.stream_patience_s
+    try:
+        patience_s = float(text)
+    except ValueError:
+        patience_s = math.nan
+    if not 0 < patience_s < math.inf:
+        raise ModelError(f"parameter SHM_STREAM_PATIENCE_S is {text!r}; expected seconds, more than 0")
+    return patience_s
+
+
+def _url_of_parent() -> str | None:
+    """Return where the tritonserver that started this stub serves HTTP, by its command line, if that can be read."""
+    try:
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
+    except OSError:
+        return None
+    port = _option(words, "--http-port") or _DEFAULT_HTTP_PORT
+    address = _option(words, "--http-address")
+    return f"http://{'localhost' if address in (None, '0.0.0.0', '::') else address}:{port}"
+
+
+def _option(words: list[str], name: str) -> str | None:
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == name:
+            return following
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None

@@ -1,0 +1,232 @@
+"""One mapping of this process, of any kind, and the slots in it.
+
+A mapping is closed when nothing refers to it any more: neither the registry nor a call that uses it. So a region that
+its owner has left, or whose name was given to another one, goes after its last use, whatever kind of call that is.
+Arrays keep the memory mapped, but no descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Final
+
+import numpy as np
+
+from ...errors import (
+    MachineError,
+    RegionGoneError,
+    RegionRefusedError,
+    SlotInUseError,
+    StaleRequestError,
+)
+from ...memory.cuda.memory import CudaMapping
+from ...memory.managed import ManagedRegion
+from ...memory.segment import SystemSegment
+from ...protocol import table
+from ...protocol.claims import LentRegionClaim
+from ...protocol.layout import SlotRecord
+from ...protocol.spans import Table
+from ...tensors.attributes import MemoryType
+from .memory import DeviceMemory, HostMemory, Memory
+from .pinning import Pin, Pinning
+
+__all__ = ["PATIENCE_S", "MappedRegion", "Slot"]
+
+PATIENCE_S: Final = 0.05
+"""How long a request waits for a slot's lease. A stale request may have it for a moment, until it is refused."""
+
+PAUSE_S: Final = 0.0005
+
+
+class MappedRegion:
+    """One mapping. It is closed when the last reference to it is gone.
+
+    Parameters
+    ----------
+    opened : ManagedRegion, SystemSegment or CudaMapping
+        Owned.
+    fence : MappedRegion, optional
+        The managed region whose slot fences this memory: both have one owner.
+    pinning : Pinning, optional
+        Pins it when it is kept, if it is memory of the host.
+
+    Attributes
+    ----------
+    segment : SystemSegment or CudaMapping
+        What is mapped.
+    managed : ManagedRegion or None
+        The same with its header, if the region is one of ours.
+    memory : Memory
+        The whole mapping, writable.
+    names : set of str
+        Under which the registry has it.
+    addresses : list of str
+        Of its slots, as requests name them.
+    use_count : int
+        How many calls use it as a further region. The registry counts them.
+    last_use : float
+        By ``time.monotonic()``.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_fence",
+        "_pin",
+        "_pinning",
+        "addresses",
+        "last_use",
+        "managed",
+        "memory",
+        "names",
+        "segment",
+        "use_count",
+    )
+
+    def __init__(
+        self,
+        opened: ManagedRegion | SystemSegment | CudaMapping,
+        fence: MappedRegion | None = None,
+        pinning: Pinning | None = None,
+    ) -> None:
+        self._pin: Pin | None = None
+        self._pinning = pinning
+        self._fence = fence
+        self.managed = opened if isinstance(opened, ManagedRegion) else None
+        self.segment = opened.segment if isinstance(opened, ManagedRegion) else opened
+        self.memory = _memory_of(opened)
+        self.names: set[str] = set()
+        self.addresses: list[str] = []
+        self.use_count = 0
+        self.last_use = time.monotonic()
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a call uses it now."""
+        return self.use_count > 0 or (self.managed is not None and self.managed.is_in_use)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the owner has unlinked it, or left it behind when it died. Of device memory only its fence tells."""
+        if isinstance(self.segment, CudaMapping):
+            return self._fence is not None and self._fence.is_abandoned
+        return (self.managed is not None and self.managed.is_orphaned) or self.segment.is_unlinked
+
+    def keep(self) -> None:
+        """Take note that this is to be the process' mapping of its memory, which may have been mapped before."""
+        if self._pinning is not None and isinstance(self.memory, HostMemory):
+            self._pin = self._pinning.pin(self.memory.array)
+            if self._pin is not None:
+                self.memory.memory_type = MemoryType.CPU_PINNED
+
+    def __del__(self) -> None:
+        if self._pin is not None:
+            with contextlib.suppress(MachineError):  # the device is lost: nothing is pinned any more
+                self._pin.undo()
+        opened = getattr(self, "managed", None) or getattr(self, "segment", None)
+        if opened is not None:
+            opened.close()
+
+
+class Slot:
+    """A slot of a mapped region, and what of it never changes. It serves one request at a time.
+
+    Parameters
+    ----------
+    region : MappedRegion
+        A managed one. The slot keeps it mapped.
+    number : int
+        Which of the region's slots.
+
+    Attributes
+    ----------
+    region : MappedRegion
+    record : SlotRecord
+    memory : HostMemory
+        Of the whole region, so that offsets of spans are offsets in it.
+    lease : SlotLease
+        Held from :meth:`claim` on, until the request ends.
+    """
+
+    __slots__ = ("_byte_size", "_data_begin", "_fd", "lease", "memory", "number", "record", "region")
+
+    def __init__(self, region: MappedRegion, number: int) -> None:
+        managed, memory = region.managed, region.memory
+        assert managed is not None
+        assert isinstance(memory, HostMemory)
+        self.region = region
+        self.number = number
+        self.memory = memory
+        self.record: SlotRecord = managed.record(number)
+        self.lease = managed.lease(number)
+        self._fd = managed.segment.fileno()
+        self._byte_size = managed.header.byte_size
+        self._data_begin = managed.data_offset
+
+    def claim(self, generation: int, patience_s: float) -> Table:
+        """Take the slot's lease for a request, and return what its table says.
+
+        The record is copied once, and the copy is checked. The lease is the caller's to give back; if this raises,
+        nobody holds it. It keeps the client from using the memory again before that, and a generation from being
+        executed twice at the same time.
+
+        Raises
+        ------
+        RegionGoneError
+            The owner has removed the region: its key may name another one by now.
+        RegionRefusedError
+            The region was truncated.
+        SlotInUseError
+            Somebody else has held the lease for ``patience_s``.
+        StaleRequestError
+            The client has raised the slot's generation since: it gave this request up.
+        TableError
+            The table breaks the protocol.
+        """
+        status = os.fstat(self._fd)
+        if not status.st_nlink:
+            raise RegionGoneError("the request's region was removed by its owner")
+        if status.st_size < self._byte_size:
+            raise RegionRefusedError("the request's region", f"its {self._byte_size} bytes are not there any more")
+        if not self.lease.take():
+            self._wait_for_lease(generation, patience_s)
+        try:
+            data = bytes(self.record.request)
+            if int.from_bytes(data[:8], "little") != generation:
+                raise stale()
+            return table.decode(data, self._data_begin, self._byte_size)[1]
+        except BaseException:
+            self.lease.give_back()
+            raise
+
+    def lent_claim(self) -> LentRegionClaim:
+        """Return what a request to another model says of this slot's region, while this one's is executed."""
+        managed = self.region.managed
+        assert managed is not None
+        header = managed.header
+        return LentRegionClaim(managed.segment.key, header.byte_size, header.token.hex(), self.number)
+
+    def _wait_for_lease(self, generation: int, patience_s: float) -> None:
+        deadline = time.monotonic() + patience_s
+        while True:
+            if self.record.generation != generation:
+                raise stale()
+            if time.monotonic() >= deadline:
+                raise SlotInUseError("the slot is in use, by another request or by the client that takes it back")
+            time.sleep(PAUSE_S)
+            if self.lease.take():
+                return
+
+
+def stale() -> StaleRequestError:
+    """Return the error for a request whose generation is not the slot's any more."""
+    return StaleRequestError("request parameter shm_generation is not the slot's: the client has given this request up")
+
+
+def _memory_of(opened: ManagedRegion | SystemSegment | CudaMapping) -> Memory:
+    if isinstance(opened, CudaMapping):
+        return DeviceMemory(opened, 0, opened.byte_size)
+    if isinstance(opened, ManagedRegion):
+        return HostMemory(opened.bytes())
+    return HostMemory(np.frombuffer(opened.buffer(), np.uint8))

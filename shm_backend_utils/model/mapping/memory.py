@@ -1,0 +1,160 @@
+"""The memory of a mapped region, on the host or on a GPU, in one shape: views at offsets, and the way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtypes import BYTES, DType
+from ...memory.cuda.memory import CudaMapping
+from ...memory.managed import array_at
+from ...tensors.attributes import BufferAttributes, MemoryType
+from ...tensors.device_view import DeviceView
+from ...tensors.strings import Strings
+from ...tensors.strings_view import StringsView
+from ...tensors.view import DIRECT, TensorView
+
+__all__ = ["DeviceMemory", "HostMemory", "Memory"]
+
+
+class HostMemory:
+    """Bytes of the host: a mapping, or a part of one.
+
+    Parameters
+    ----------
+    array : numpy.ndarray of uint8
+        The whole mapping, writable, C-contiguous. Every view keeps it, and with it the mapping.
+    memory_type : MemoryType
+    begin, byte_size : int
+        Which part of it this is.
+    data_begin : int
+        The least offset that a tensor may have.
+
+    Attributes
+    ----------
+    array, read_only : numpy.ndarray of uint8
+        The whole mapping, writable and not.
+    begin, byte_size, data_begin : int
+    address : int
+        That of offset 0.
+    memory_type : MemoryType
+    device : None
+    """
+
+    __slots__ = ("address", "array", "begin", "byte_size", "data_begin", "device", "memory_type", "read_only")
+
+    def __init__(
+        self,
+        array: npt.NDArray[np.uint8],
+        memory_type: MemoryType = MemoryType.CPU,
+        begin: int = 0,
+        byte_size: int | None = None,
+        data_begin: int = 0,
+    ) -> None:
+        self.array = array
+        self.read_only = array.view()
+        self.read_only.flags.writeable = False
+        self.memory_type = memory_type
+        self.begin = begin
+        self.byte_size = array.nbytes - begin if byte_size is None else byte_size
+        self.data_begin = data_begin
+        self.address: int = array.__array_interface__["data"][0] + begin
+        self.device = None
+
+    def part(self, begin: int, byte_size: int, data_begin: int = 0) -> HostMemory:
+        """Return so many bytes of it from an offset on."""
+        return HostMemory(self.array, self.memory_type, self.begin + begin, byte_size, data_begin)
+
+    def bytes(self) -> npt.NDArray[np.uint8]:
+        """Return all of it as an array of bytes, writable."""
+        return self.array[self.begin : self.begin + self.byte_size]
+
+    def attributes(self) -> BufferAttributes:
+        """Return which kind of memory it is, and how much."""
+        return BufferAttributes(self.memory_type, 0, self.byte_size)
+
+    def view(
+        self, name: str, offset: int, byte_size: int, dtype: DType, shape: tuple[int, ...], *, writable: bool
+    ) -> TensorView | None:
+        """Return a tensor at an offset; None if it would need more than ``byte_size`` bytes."""
+        begin = self.begin + offset
+        if dtype is BYTES:
+            encoded = self.array[begin : begin + byte_size]
+            return StringsView(name, Strings.encoded_as(name, encoded, shape), DIRECT, self.memory_type)
+        array = array_at(self.array if writable else self.read_only, begin, dtype.numpy, shape, byte_size)
+        return None if array is None else TensorView(name, array, dtype, DIRECT, self.memory_type)
+
+    def offset_of(self, array: Any) -> int | None:
+        """Return where in this memory a C-contiguous array begins, maybe beyond it; None for any other array."""
+        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+            return None
+        return int(array.__array_interface__["data"][0] - self.address)
+
+    def follows(self, other: Memory) -> bool:
+        """Return whether offsets here and there are of one mapping, so that spans of both can be one view."""
+        return isinstance(other, HostMemory) and other.array is self.array
+
+
+class DeviceMemory:
+    """Bytes of a GPU: another process' allocation, mapped, or the part of it that a request names.
+
+    Attributes
+    ----------
+    byte_size : int
+    address : int
+    device : int
+        This process' number of the GPU.
+    """
+
+    __slots__ = ("address", "begin", "byte_size", "data_begin", "device", "mapping")
+
+    def __init__(self, mapping: CudaMapping, begin: int, byte_size: int) -> None:
+        self.mapping = mapping
+        self.begin = begin
+        self.byte_size = byte_size
+        self.data_begin = 0
+        self.address = mapping.address + begin
+        self.device = mapping.device
+
+    def part(self, begin: int, byte_size: int, data_begin: int = 0) -> DeviceMemory:
+        """Return so many bytes of it from an offset on; all of them are data."""
+        assert data_begin == 0
+        return DeviceMemory(self.mapping, self.begin + begin, byte_size)
+
+    def bytes(self) -> Any:
+        """Return all of it as an array of bytes."""
+        return self.mapping.array_at(self.begin, np.dtype(np.uint8), (self.byte_size,), self.byte_size)
+
+    def attributes(self) -> BufferAttributes:
+        """Return which kind of memory it is, where, and how much."""
+        return BufferAttributes(MemoryType.GPU, self.device, self.byte_size, self.mapping.handle)
+
+    def view(
+        self, name: str, offset: int, byte_size: int, dtype: DType, shape: tuple[int, ...], *, writable: bool
+    ) -> TensorView | None:
+        """Return a tensor at an offset; None if it would need more than ``byte_size`` bytes, or is no tensor here."""
+        if dtype is BYTES:
+            return None
+        mapping = self.mapping
+        array = mapping.array_at(self.begin + offset, dtype.numpy, shape, byte_size)
+        if array is None:
+            return None
+        return DeviceView(
+            name, array, dtype, DIRECT, mapping.runtime, mapping.device, writable=writable, handle=mapping.handle
+        )
+
+    def offset_of(self, array: Any) -> int | None:
+        """Return where in this memory a C-contiguous array begins, maybe beyond it; None for any other array."""
+        runtime = self.mapping.runtime
+        if isinstance(array, np.ndarray) or not runtime.is_contiguous(array):
+            return None
+        return runtime.address_of(array) - self.address
+
+    def follows(self, other: Memory) -> bool:
+        """Return whether offsets here and there are of one allocation, so that spans of both can be one view."""
+        return isinstance(other, DeviceMemory) and other.mapping.identity == self.mapping.identity
+
+
+Memory = HostMemory | DeviceMemory

@@ -1,0 +1,136 @@
+"""Which memory a request may name. A claim goes in, a checked and mapped region comes out; nobody checks again.
+
+===========================  =========================================================================================
+what is named                what must hold
+===========================  =========================================================================================
+anything                     a regular file in /dev/shm, no symbolic link, owned by an allowed user, as large as claimed
+by key                       our prefix, a ready header that fits the file, the header's token, a slot of it
+by CUDA handle               the GPU is one of this process', and the allocation as large as claimed; a slot of a region
+                             that is named by key fences it, unless memory that nothing fences is allowed
+by name                      registered at the server; neither one of our managed regions, which need their token, nor
+                             memory of the Python backend itself
+===========================  =========================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...errors import MachineError, RegionGoneError, RegionRefusedError, TableError
+from ...memory.cuda.memory import CudaAccess, CudaMapping, device_of
+from ...memory.locks import use
+from ...memory.managed import KEY_PREFIX, ManagedRegion
+from ...memory.registrations import Registration, fetch_registrations
+from ...memory.segment import SystemSegment
+from ...protocol.claims import CudaRegionClaim, NamedRegionClaim
+from ..config import Config
+
+__all__ = ["check_slot", "open_cuda", "open_managed", "open_registered", "resolve"]
+
+_RESERVED_PREFIX: Final = "triton_python_backend_shm_region_"
+
+
+def open_managed(key: str, token: str, config: Config, field: str) -> ManagedRegion:
+    """Open a managed region. That the key is one of ours, the protocol has checked.
+
+    Raises
+    ------
+    RegionRefusedError
+        What lies there is not the region that is claimed, or is none that may be opened.
+    RegionGoneError
+        There is nothing there.
+    """
+    region = ManagedRegion.open(key, token, field)
+    try:
+        _check_owner(region.segment, config, field)
+    except BaseException:
+        region.close()
+        raise
+    return region
+
+
+def open_cuda(
+    claim: CudaRegionClaim, fence: SystemSegment | None, config: Config, cuda: CudaAccess, field: str
+) -> CudaMapping:
+    """Map the device memory of a claim; ``fence`` is the region whose slot fences it.
+
+    Raises
+    ------
+    RegionRefusedError
+        It is on a GPU that this process does not see, is no longer there, is smaller than claimed, or has no slot and
+        this model takes no such memory.
+    MachineError
+        CuPy, the driver or the GPU is missing.
+    """
+    if fence is None and not config.foreign_regions:
+        raise RegionRefusedError(field, "this model takes no memory without a slot (its SHM_FOREIGN_REGIONS is off)")
+    mappings = cuda.mappings
+    device = device_of(mappings.runtime, claim.device_uuid, field)
+    if fence is None:
+        return mappings.map(claim.handle, claim.byte_size, device, field)
+    lease = use(fence.fileno())
+    try:
+        fence.check(0, field)  # its owner unlinks it, looks for leases, and then frees: one of us sees the other
+    except BaseException:
+        lease.give_back()
+        raise
+    return mappings.map(claim.handle, claim.byte_size, device, field, lease)
+
+
+def check_slot(region: ManagedRegion, slot: int, field: str) -> None:
+    """Raise TableError unless the region has this slot."""
+    if slot >= region.header.slot_count:
+        raise TableError(f"{field}.slot", str(slot), f"less than {region.header.slot_count}")
+
+
+def resolve(claim: NamedRegionClaim, config: Config, field: str) -> Registration:
+    """Return what a name stands for at the server, if names are allowed.
+
+    Raises
+    ------
+    RegionRefusedError
+        This model does not take names, or the name stands for memory that must not be reached by name.
+    RegionGoneError
+        It stands for nothing.
+    MachineError
+        The server does not answer.
+    """
+    if not config.foreign_regions:
+        raise RegionRefusedError(field, "this model takes no regions by name (its SHM_FOREIGN_REGIONS is off)")
+    try:
+        registration = fetch_registrations(config.server_url).get(claim.name)
+    except MachineError as error:
+        raise MachineError(
+            f"{field} is known by its registered name alone, and {error}; set the parameter SHM_SERVER_URL in "
+            "config.pbtxt to http://HOST:PORT"
+        ) from None
+    if registration is None:
+        raise RegionGoneError(f"{field} is not registered at the server; register it as system shared memory first")
+    key = registration.key.removeprefix("/")
+    if key.startswith(_RESERVED_PREFIX):
+        raise RegionRefusedError(field, "it is memory of Triton's Python backend")
+    if key.startswith(KEY_PREFIX):
+        raise RegionRefusedError(field, "it is a managed region; name it by its key and token")
+    if "/" in key or key in ("", ".", ".."):
+        raise RegionRefusedError(field, "it is not an object directly in /dev/shm")
+    return registration
+
+
+def open_registered(registration: Registration, config: Config, field: str) -> SystemSegment:
+    """Open what a registration stands for; raises what :func:`open_managed` raises."""
+    end = registration.offset + registration.byte_size
+    segment = SystemSegment.open(registration.key.removeprefix("/"), end, field)
+    try:
+        _check_owner(segment, config, field)
+    except BaseException:
+        segment.close()
+        raise
+    return segment
+
+
+def _check_owner(segment: SystemSegment, config: Config, field: str) -> None:
+    allowed = config.allowed_uids
+    if allowed is not None and segment.owner_uid not in allowed:
+        raise RegionRefusedError(
+            field, f"it belongs to user {segment.owner_uid}, whom the model's SHM_ALLOWED_UIDS does not allow"
+        )

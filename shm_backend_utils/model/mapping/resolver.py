@@ -1,0 +1,288 @@
+"""From what a request says of memory to what is mapped: slots by their addresses, further regions by their claims."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+from ...errors import MachineError, RegionGoneError, StaleRequestError, TableError
+from ...memory.cuda.memory import CudaAccess
+from ...memory.locks import SharedLease, borrow
+from ...memory.managed import ManagedRegion
+from ...memory.registrations import Registration, fetch_registrations
+from ...memory.repeater import Repeater
+from ...protocol.address import SLOT_PARAMETER, SlotAddress
+from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim
+from ...protocol.spans import Extent, InputSpan, OutputSpan, Table, check_extents_are_apart
+from ..config import Config
+from . import policy
+from .mapped import MappedRegion, Slot
+from .memory import Memory
+from .pinning import Pinning
+from .registry import SharedMemoryManager
+
+__all__ = ["FurtherRegions", "Resolver"]
+
+SWEEP_INTERVAL_S: Final = 5.0
+
+
+@dataclass(slots=True)
+class FurtherRegions:
+    """Regions that a request uses beside its own slot. To be released when the request ends.
+
+    Attributes
+    ----------
+    memories : list of Memory
+        What spans of the table's further regions lie in, in its order.
+    mapped : list of MappedRegion
+        The same, as they are mapped.
+    borrowed : list of SharedLease
+        Those of lent slots.
+    """
+
+    memories: list[Memory]
+    mapped: list[MappedRegion]
+    borrowed: list[SharedLease]
+    _registry: SharedMemoryManager
+
+    def release(self) -> None:
+        """Let go of them. Twice is fine."""
+        mapped, self.mapped = self.mapped, []
+        self._registry.end_use(mapped)
+        for lease in self.borrowed:
+            lease.give_back()
+
+
+class Resolver:
+    """Finds, or maps, the memory of a session's requests. Thread-safe.
+
+    A thread looks after the mappings from time to time, so that a model that gets no requests does not hold memory that
+    its owners have given up.
+
+    Attributes
+    ----------
+    registry : SharedMemoryManager
+        What is mapped.
+    """
+
+    def __init__(self, config: Config, cuda: CudaAccess, pinning: Pinning | None = None) -> None:
+        self.registry = SharedMemoryManager(config.max_mapped_bytes, cuda)
+        self._config = config
+        self._cuda = cuda
+        self._pinning = pinning
+        self._registrations: dict[str, Registration] = {}
+        self._unfenced: set[str] = set()
+        self._lock = threading.Lock()  # of what is remembered of registrations
+        self._sweeper: Repeater | None = None
+
+    def open_slot(self, text: str, address: SlotAddress) -> Slot:
+        """Return the slot of an address, which ``text`` names too; its region is mapped, if it was not.
+
+        Raises
+        ------
+        RegionRefusedError, RegionGoneError
+            As :func:`.policy.open_managed`.
+        TableError
+            The region has no such slot.
+        MachineError
+            Too much is mapped already.
+        """
+        self._start_sweeper()
+        mapped, region = self._managed(address.key, address.token, SLOT_PARAMETER)
+        policy.check_slot(region, address.slot, SLOT_PARAMETER)
+        return self.registry.add_slot(text, mapped, address.slot)
+
+    def open_further(self, table: Table, own: Slot | None) -> FurtherRegions:
+        """Return the further regions of a table, mapped, in use and, if they are lent, borrowed.
+
+        ``own`` is the slot of the request, whose lease it holds; None if it has none.
+
+        Raises
+        ------
+        ShmError
+            What :mod:`.policy` raises; TableError if one is memory that the request names before; StaleRequestError if
+            the model that has lent one is gone, or its client takes it back.
+        """
+        self._start_sweeper()
+        self.registry.drop_abandoned()
+        found = FurtherRegions([], [], [], self.registry)
+        seen = {} if own is None else {own.region.segment.identity: 0}
+        same = False
+        try:
+            for number, claim in enumerate(table.regions, 1):
+                field = f"regions[{number}]"
+                if isinstance(claim, NamedRegionClaim):
+                    mapped, memory = self._named(claim, field)
+                elif isinstance(claim, CudaRegionClaim):
+                    mapped, memory = self._device(claim, _fence_of(claim, own, found), field)
+                else:
+                    mapped, memory = self._lent(claim, field)
+                first = seen.setdefault(mapped.segment.identity, number)
+                if first != number:
+                    if not isinstance(claim, NamedRegionClaim) or first == 0:
+                        raise TableError(field, "memory that the request names before", "every region once")
+                    same = True  # two names may stand for two parts of one object
+                self.registry.begin_use([mapped])
+                found.mapped.append(mapped)
+                found.memories.append(memory)
+                if isinstance(claim, LentRegionClaim):
+                    found.borrowed.append(_borrow(claim, mapped))
+            if found.borrowed:
+                _check_lender(own)
+            if same:
+                _check_parts_are_apart(table, found)
+        except BaseException:
+            found.release()
+            raise
+        return found
+
+    def sweep(self) -> None:
+        """Unmap what owners have given up.
+
+        Raises
+        ------
+        MachineError
+            The server, which knows the names of foreign regions, does not answer.
+        """
+        self.registry.drop_abandoned()
+        self._forget_unfenced()
+        known = dict(self._registrations)
+        if not known:
+            return
+        current = fetch_registrations(self._config.server_url)  # not locked: requests need not wait for the answer
+        with self._lock:
+            for name, registration in known.items():
+                if current.get(name) != registration:
+                    self.registry.unregister(_name_of_registered(name))
+                    self._registrations.pop(name, None)
+
+    def close(self) -> None:
+        """Unmap every region. Twice is fine."""
+        if self._sweeper is not None:
+            self._sweeper.stop()
+            self._sweeper = None
+        self.registry.unregister_all()
+
+    def _managed(self, key: str, token: str, field: str) -> tuple[MappedRegion, ManagedRegion]:
+        def open_it() -> MappedRegion:
+            return MappedRegion(policy.open_managed(key, token, self._config, field), pinning=self._pinning)
+
+        mapped = self.registry.obtain(f"{key} {token}", open_it, 0, 0, field)
+        assert mapped.managed is not None
+        return mapped, mapped.managed
+
+    def _lent(self, claim: LentRegionClaim, field: str) -> tuple[MappedRegion, Memory]:
+        mapped, region = self._managed(claim.key, claim.token, field)
+        policy.check_slot(region, claim.slot, field)
+        if claim.byte_size != region.header.byte_size:
+            raise TableError(f"{field}.byte_size", str(claim.byte_size), str(region.header.byte_size))
+        return mapped, mapped.memory.part(0, claim.byte_size, region.data_offset)
+
+    def _device(self, claim: CudaRegionClaim, fence: MappedRegion | None, field: str) -> tuple[MappedRegion, Memory]:
+        def open_it() -> MappedRegion:
+            segment = None if fence is None or fence.managed is None else fence.managed.segment
+            return MappedRegion(policy.open_cuda(claim, segment, self._config, self._cuda, field), fence)
+
+        name = f"cuda: {claim.handle.hex()}"
+        mapped = self.registry.obtain(name, open_it, 0, claim.byte_size, field)
+        mapped.segment.check(claim.byte_size, field)
+        if fence is None:
+            self._unfenced.add(name)
+        return mapped, mapped.memory.part(0, claim.byte_size)
+
+    def _named(self, claim: NamedRegionClaim, field: str) -> tuple[MappedRegion, Memory]:
+        name = _name_of_registered(claim.name)
+        with self._lock:
+            registration = self._registrations.get(claim.name)
+            if registration is None or self._is_gone(name, field):
+                registration = policy.resolve(claim, self._config, field)
+                if self._registrations.get(claim.name) != registration:
+                    self.registry.unregister(name)
+                self._registrations[claim.name] = registration
+            known = registration
+
+            def open_it() -> MappedRegion:
+                return MappedRegion(policy.open_registered(known, self._config, field), pinning=self._pinning)
+
+            mapped = self.registry.obtain(name, open_it, known.offset, known.byte_size, field)
+        return mapped, mapped.memory.part(known.offset, known.byte_size)
+
+    def _is_gone(self, name: str, field: str) -> bool:
+        """Return whether nothing is mapped under a name, or what was is not there any more."""
+        found = self.registry.find(name)
+        if found is None:
+            return True
+        try:
+            found[0].segment.check(0, field)
+        except RegionGoneError:
+            return True
+        return False
+
+    def _forget_unfenced(self) -> None:
+        """Unmap device memory that no slot fences and no call uses: nothing tells when its owner frees it."""
+        for name in list(self._unfenced):
+            found = self.registry.find(name)
+            if found is None or not found[0].is_in_use:
+                self.registry.unregister(name)
+                self._unfenced.discard(name)
+
+    def _start_sweeper(self) -> None:
+        if self._sweeper is None:
+            self._sweeper = Repeater(self._sweep_quietly, SWEEP_INTERVAL_S, "shm sweeper")
+
+    def _sweep_quietly(self) -> float:
+        with contextlib.suppress(MachineError):  # the server does not answer; it may the next time
+            self.sweep()
+        return SWEEP_INTERVAL_S
+
+
+def _borrow(claim: LentRegionClaim, mapped: MappedRegion) -> SharedLease:
+    """Show the client that memory which another model has lent is in use here too."""
+    region = mapped.managed
+    assert region is not None
+    lease = borrow(region.segment.fileno(), region.record_offset(claim.slot))
+    if lease is None:
+        raise StaleRequestError("the client takes back the memory that another model has lent to this one")
+    return lease
+
+
+def _check_lender(own: Slot | None) -> None:
+    """Raise unless the request's own region, which is the lender's, has an owner that lives.
+
+    To be asked after the memory was borrowed: a lender that lives then holds the slots until it has the answer, gives
+    up, or dies. If it gives up, it raises the generation of its own slot first.
+    """
+    if own is None:
+        raise TableError("regions", "a lent region", "none: the request has no slot of its own")
+    if own.region.managed is None or own.region.managed.is_orphaned:
+        raise StaleRequestError("the model that has lent its client's memory to this one is gone")
+
+
+def _fence_of(claim: CudaRegionClaim, own: Slot | None, found: FurtherRegions) -> MappedRegion | None:
+    if claim.fence is None:
+        return None
+    if claim.fence:
+        return found.mapped[claim.fence - 1]
+    if own is None:
+        raise TableError("regions.fence", "0", "none: the request has no slot of its own")
+    return own.region
+
+
+def _check_parts_are_apart(table: Table, found: FurtherRegions) -> None:
+    """Raise if an output overlaps another tensor through regions that are parts of one object."""
+    extents = [_extent(span, found, "") for span in table.inputs.values() if span.byte_size and span.region]
+    extents += [_extent(span, found, name) for name, span in table.outputs.items() if span.byte_size and span.region]
+    check_extents_are_apart(extents)
+
+
+def _extent(span: InputSpan | OutputSpan, found: FurtherRegions, output: str) -> Extent:
+    """Return a span's bytes in its object, which the first region of that object stands for."""
+    segment, begin = found.mapped[span.region - 1].segment, found.memories[span.region - 1].begin + span.offset
+    first = next(number for number, each in enumerate(found.mapped) if each.segment.identity == segment.identity)
+    return first, begin, begin + span.byte_size, output
+
+
+def _name_of_registered(name: str) -> str:
+    return f"registered: {name}"  # no managed region's key has a colon

@@ -1,0 +1,1 @@
+"""What ``execute`` may do beside answering one request after another: batches, streams, calls of other models."""

@@ -1,0 +1,259 @@
+"""Several requests as one batch: one array over all their rows, in the clients' own memory where that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtypes import BYTES
+from ...errors import ModelError
+from ...protocol.results import OutputPlace
+from ...tensors.view import TensorView
+from ..call import Call
+from ..mapping.memory import Memory
+from ..outputs import Output, check_output
+from .gathering import Gathering
+
+__all__ = ["BatchCall", "batches_of"]
+
+
+class BatchCall:
+    """The requests of one ``execute`` that have the same inputs, but for their rows.
+
+    Rows that follow one another in one mapping are one view: that is arithmetic, done anew for every batch.
+
+    Attributes
+    ----------
+    calls : tuple of Call
+        One for each request: its parameters, what it wants, and more.
+    rows : tuple of range
+        Which rows are whose, in the same order.
+    size : int
+        How many rows there are.
+    """
+
+    def __init__(self, calls: Sequence[Call], gathering: Gathering) -> None:
+        self.calls = tuple(calls)
+        self.rows = _rows([call.batch_size for call in calls])
+        self.size = self.rows[-1].stop
+        self._gathering = gathering
+        self._inputs: dict[str, TensorView] = {}
+        self._scattered: dict[str, tuple[TensorView, list[TensorView]]] = {}
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes that were copied so far to make one array of several, or several of one."""
+        return self._gathering.byte_count
+
+    def input(self, name: str) -> TensorView:
+        """Return one input of all requests.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+
+        Returns
+        -------
+        TensorView
+            C-contiguous and read-only; its first dimension has all rows. It is the clients' memory, without any copy,
+            where the rows follow one another there; else they are copied to a buffer, once, which the next ``execute``
+            uses again.
+
+        Raises
+        ------
+        MissingTensorError
+            The requests do not have it.
+        """
+        found = self._inputs.get(name)
+        if found is None:
+            found = self._joined_input(name)
+            if found is None:
+                found = self._gathering.gather([call.input(name) for call in self.calls], self.size)
+            self._inputs[name] = found
+        return found
+
+    def output(self, name: str, item_shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
+        """Return memory for one output of all requests.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+        item_shape : sequence of int
+            Of a row.
+        dtype : numpy.dtype or what makes one
+            Of the elements.
+
+        Returns
+        -------
+        TensorView
+            C-contiguous and writable, of shape ``(size, *item_shape)``. It is the clients' own memory where that is
+            contiguous; else it is copied there when the batch ends.
+
+        Raises
+        ------
+        ModelError
+            The model's configuration has no such output, or not of this dtype and shape.
+        """
+        kind = np.dtype(dtype)
+        whole = self._joined_output(name, tuple(item_shape), kind)
+        if whole is not None:
+            return whole
+        parts = [
+            call.output(name, (len(rows), *item_shape), kind) for call, rows in zip(self.calls, self.rows, strict=True)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        whole = self._gathering.room(parts, (self.size, *parts[0].shape[1:]))
+        self._scattered[name] = whole, parts
+        return whole
+
+    def put(self, name: str, array: Any) -> None:
+        """Give one output of all requests.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+        array : TensorView, numpy.ndarray, or what NumPy or DLPack can make an array of
+            Its first dimension has all rows.
+
+        Raises
+        ------
+        ModelError
+            As for :meth:`output`; or there are more rows, or fewer.
+        """
+        value = array.array if isinstance(array, TensorView) else array
+        if not hasattr(value, "__dlpack_device__"):
+            value = np.asarray(value)
+        if not value.shape or value.shape[0] != self.size:
+            raise ModelError(f"output {name!r} has shape {list(value.shape)}, but the batch has {self.size} rows")
+        for call, rows in zip(self.calls, self.rows, strict=True):
+            call.put(name, value[rows.start : rows.stop])
+
+    def requested(self, name: str) -> bool:
+        """Return whether any client wants this output. Others need not be computed."""
+        return any(call.requested(name) for call in self.calls)
+
+    def scatter(self) -> None:
+        """Copy outputs that are not where they belong. Only :class:`ShmSession` calls this."""
+        for whole, parts in self._scattered.values():
+            self._gathering.scatter(whole, parts)
+
+    def _joined_input(self, name: str) -> TensorView | None:
+        if len(self.calls) == 1:
+            return self.calls[0].input(name)
+        parts: list[Part] = []
+        for call in self.calls:
+            found = call.span_of(name)
+            if found is None or found[1].dtype is BYTES:
+                return None
+            memory, span = found
+            parts.append((memory, span.offset, span.byte_size))
+        if not _follow_one_another(parts):
+            return None
+        memory, begin, _ = parts[0]
+        shape = (self.size, *span.shape[1:])
+        byte_size = sum(size for _, _, size in parts)
+        return memory.view(name, begin, byte_size, span.dtype, shape, writable=False)
+
+    def _joined_output(self, name: str, item_shape: tuple[int, ...], dtype: np.dtype[Any]) -> TensorView | None:
+        """Return the clients' memory for an output as one view, and note that it is there; None if it is not one."""
+        if len(self.calls) == 1:
+            return None
+        found = []
+        for call, rows in zip(self.calls, self.rows, strict=True):
+            shape = (len(rows), *item_shape)
+            row = check_output(call.spec, name, dtype, shape)
+            room = None if row is BYTES else call.room_for(name, row, shape)
+            if room is None:
+                return None
+            found.append(room)
+        if not _follow_one_another([(memory, place.offset, place.byte_size) for memory, place in found]):
+            return None
+        memory, first = found[0]
+        byte_size = sum(place.byte_size for _, place in found)
+        shape = (self.size, *first.shape[1:])
+        whole = memory.view(name, first.offset, byte_size, first.dtype, shape, writable=True)
+        assert whole is not None
+        for call, (part, place) in zip(self.calls, found, strict=True):
+            call.outputs[name] = Output(place, _view_of(part, place))
+        return whole
+
+
+def batches_of(calls: Iterable[Call], fail: Callable[[Call, BaseException], None]) -> list[list[Call]]:
+    """Return calls in batches: those whose inputs are equal but for their rows, in the order of their memory.
+
+    Parameters
+    ----------
+    calls : iterable of Call
+        Begun.
+    fail : callable
+        Takes a call of which not even that can be told, and the error.
+    """
+    batches: dict[tuple[Any, ...], list[Call]] = {}
+    for call in calls:
+        try:
+            kind = _kind(call)
+            assert call.batch_size >= 0  # or it says what it lacks
+        except BaseException as error:  # it may not disturb the others
+            fail(call, error)
+        else:
+            batches.setdefault(kind, []).append(call)
+    return [sorted(batch, key=_address) for batch in batches.values()]
+
+
+def _kind(call: Call) -> tuple[Any, ...]:
+    """Return names, data types and shapes of a call's inputs, but for their rows."""
+    kind = []
+    for name in call.spec.inputs:
+        lying = call.span_of(name)
+        if lying is not None:
+            kind.append((name, lying[1].dtype.name, lying[1].shape[1:]))
+        else:
+            view = call.find_input(name)
+            if view is not None:
+                kind.append((name, view.triton_dtype, view.shape[1:]))
+    return tuple(kind)
+
+
+def _address(call: Call) -> tuple[int, int]:
+    """Return where a call's first input lies, so that as many as can be follow one another; others come last."""
+    for name in call.spec.inputs:
+        lying = call.span_of(name)
+        if lying is not None:
+            memory, span = lying
+            return 0, memory.address + span.offset
+    return 1, 0
+
+
+Part = tuple[Memory, int, int]
+"""Rows of one request: memory, offset and bytes."""
+
+
+def _follow_one_another(parts: Sequence[Part]) -> bool:
+    first, begin, size = parts[0]
+    end = first.address + begin + size
+    for memory, offset, byte_size in parts[1:]:
+        if memory.address + offset != end or not memory.follows(first):
+            return False
+        end += byte_size
+    return True
+
+
+def _view_of(memory: Memory, place: OutputPlace) -> TensorView:
+    view = memory.view(place.name, place.offset, place.byte_size, place.dtype, place.shape, writable=True)
+    assert view is not None
+    return view
+
+
+def _rows(sizes: Sequence[int]) -> tuple[range, ...]:
+    rows, begin = [], 0
+    for size in sizes:
+        rows.append(range(begin, begin + size))
+        begin += size
+    return tuple(rows)

@@ -1,0 +1,123 @@
+"""Rows of several requests brought together in one buffer, and taken apart again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import dtypes
+from ...memory.managed import array_at
+from ...tensors.attributes import MemoryType
+from ...tensors.device_view import DeviceView
+from ...tensors.strings import Strings
+from ...tensors.strings_view import StringsView
+from ...tensors.view import TRITON, TensorView
+from ..devices.arrays import DeviceArrays
+from ..mapping.pinning import Pin, Pinning
+
+__all__ = ["Buffers", "Gathering"]
+
+
+class Buffers:
+    """A session's memory for gathered tensors: a buffer for each, used again by every batch, and pinned if wanted."""
+
+    def __init__(self, pinning: Pinning | None) -> None:
+        self._pinning = pinning
+        self._buffers: dict[str, tuple[npt.NDArray[np.uint8], Pin | None]] = {}
+
+    def get(self, name: str, byte_size: int) -> tuple[npt.NDArray[np.uint8], MemoryType]:
+        """Return at least so many bytes."""
+        buffer, pin = self._buffers.get(name, (None, None))
+        if buffer is None or buffer.nbytes < byte_size:
+            if pin is not None:
+                pin.undo()
+            buffer = np.empty(byte_size + byte_size // 4, np.uint8)
+            pin = None if self._pinning is None else self._pinning.pin(buffer)
+            self._buffers[name] = buffer, pin
+        return buffer, MemoryType.CPU if pin is None else MemoryType.CPU_PINNED
+
+    def close(self) -> None:
+        """Let go of all buffers."""
+        for _, pin in self._buffers.values():
+            if pin is not None:
+                pin.undo()
+        self._buffers.clear()
+
+
+class Gathering:
+    """What one batch copies.
+
+    Parameters
+    ----------
+    buffers : Buffers
+    arrays : DeviceArrays
+    number : int
+        Of the batch in its ``execute``. Each has buffers of its own: what is passed on from them in band, Triton reads
+        when all batches have been served.
+
+    Attributes
+    ----------
+    byte_count : int
+        How many bytes that were.
+    """
+
+    def __init__(self, buffers: Buffers, arrays: DeviceArrays, number: int) -> None:
+        self.byte_count = 0
+        self._number = number
+        self._buffers = buffers
+        self._arrays = arrays
+
+    def gather(self, parts: Sequence[TensorView], row_count: int) -> TensorView:
+        """Return tensors, along the first axis, as one: on a GPU if all are on that one, else on the host."""
+        head = parts[0]
+        if isinstance(head, StringsView):
+            elements = np.concatenate([part.numpy() for part in parts])
+            return StringsView(head.name, Strings.of(head.name, elements), TRITON)
+        shape, dtype = (row_count, *head.shape[1:]), dtypes.BY_NAME[head.triton_dtype]
+        devices = {part.device if isinstance(part, DeviceView) else None for part in parts}
+        if len(devices) == 1 and None not in devices:
+            whole: TensorView = self._arrays.empty(head.name, shape, dtype, TRITON)
+            for rows, part in _with_rows(whole, parts):
+                self._arrays.copy_array(rows, part.array)
+        else:
+            whole = self._host_room(f"{self._number} input {head.name}", head.name, shape, dtype)
+            for rows, part in _with_rows(whole, parts):
+                np.copyto(rows, self._arrays.to_host(part) if isinstance(part, DeviceView) else part.numpy())
+            whole.array.flags.writeable = False
+        self.byte_count += whole.attributes.byte_size
+        return whole
+
+    def room(self, parts: Sequence[TensorView], shape: tuple[int, ...]) -> TensorView:
+        """Return memory for what :meth:`scatter` will take apart."""
+        head = parts[0]
+        return self._host_room(
+            f"{self._number} output {head.name}", head.name, shape, dtypes.BY_NAME[head.triton_dtype]
+        )
+
+    def scatter(self, whole: TensorView, parts: Sequence[TensorView]) -> None:
+        """Copy the rows of one tensor to several."""
+        for rows, part in _with_rows(whole, parts):
+            if isinstance(part, DeviceView):
+                self._arrays.copy(part, rows)
+            else:
+                np.copyto(part.numpy(), rows)
+        self.byte_count += whole.attributes.byte_size
+
+    def _host_room(self, key: str, name: str, shape: tuple[int, ...], dtype: dtypes.DType) -> TensorView:
+        byte_size = int(np.prod(shape)) * dtype.itemsize
+        buffer, memory_type = self._buffers.get(key, byte_size)
+        array = array_at(buffer, 0, dtype.numpy, shape, byte_size)
+        assert array is not None
+        return TensorView(name, array, dtype, TRITON, memory_type)
+
+
+def _with_rows(whole: TensorView, parts: Sequence[TensorView]) -> list[tuple[Any, TensorView]]:
+    begin, pairs = 0, []
+    for part in parts:
+        end = begin + part.shape[0]
+        pairs.append((whole.array[begin:end], part))
+        begin = end
+    return pairs

@@ -1,0 +1,173 @@
+"""One request of a decoupled model: any number of responses, each in the next place of the client's ring."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final
+
+import numpy.typing as npt
+
+from ...errors import ModelError, RequestCancelledError, StalledStreamError, TableError
+from ...protocol import results
+from ...protocol.layout import SlotRecord
+from ...protocol.spans import OutputSpan, Ring, frame_number
+from ...tensors.view import TensorView
+from ..call import Call, Context
+from ..mapping.mapped import PATIENCE_S
+
+__all__ = ["StreamCall"]
+
+_SHORTEST_PAUSE_S: Final = 50e-6
+_LONGEST_PAUSE_S: Final = 1e-3
+_LOOK_AT_CLIENT_S: Final = 0.02
+
+
+class StreamCall(Call):
+    """One request of a decoupled model. A context manager: leaving it ends the stream.
+
+    An exception that leaves the block has become the client's answer, and goes on.
+
+    Outputs are written as in any call; :meth:`send` sends those that were written since the last one. In the client's
+    ring, a frame is overwritten only when the client has released it. Without a ring, responses go through Triton.
+    """
+
+    __slots__ = ("_frames", "_index", "_is_frame_open", "_looked", "_sender")
+
+    def __init__(self, context: Context, request: Any) -> None:
+        super().__init__(context, request)
+        self._sender = context.backend.sender(request)
+        self._frames: list[tuple[SlotRecord, dict[str, OutputSpan]]] = []
+        self._index = 0
+        self._is_frame_open = False
+        self._looked = time.monotonic()
+
+    def begin(self, patience_s: float = PATIENCE_S) -> None:
+        """Take the request in; raises as :meth:`Call.begin`. The client is not answered yet."""
+        super().begin(patience_s)
+        self._rooms = {}  # each response has its own
+
+    def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
+        """Return memory for one output of the next response; waits as :meth:`send` does, and raises the same, too."""
+        self._open_frame()
+        return super().output(name, shape, dtype)
+
+    def put(self, name: str, array: Any) -> None:
+        """Give one output of the next response; waits as :meth:`send` does, and raises the same, too."""
+        self._open_frame()
+        super().put(name, array)
+
+    def send(self) -> None:
+        """Send a response with the outputs that were written since the last one; it may be none.
+
+        Raises
+        ------
+        RequestCancelledError
+            The client does not want it any more, or is gone.
+        StalledStreamError
+            It holds all frames of its ring, and has released none within ``SHM_STREAM_PATIENCE_S``.
+        """
+        self._open_frame()
+        self.commit(needs_all=False)
+        if self.devices:
+            self._context.arrays.synchronize(sorted(self.devices))
+        if self._frames:
+            record, _ = self._frames[self._index % len(self._frames)]
+            record.complete(frame_number(self._generation, self._index), self._results)
+        self._context.backend.send(self._sender, self.response)
+        self.outputs = {}
+        self.response = None
+        self._index += 1
+        self._is_frame_open = False
+        self._look_at_client()
+
+    def __enter__(self) -> StreamCall:
+        try:
+            self.begin()
+        except BaseException as error:
+            self._context.backend.send_last(self._sender, self._context.backend.error_response(error))
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._end_by_error(error)
+            return
+        try:
+            self._check_nothing_is_pending()
+        except ModelError as early:
+            self._end_by_error(early)
+            raise
+        self._results, self._places = _NO_OUTPUTS, []
+        self.end()
+        self._context.backend.send_last(self._sender)
+
+    @property
+    def _has_results(self) -> bool:
+        return bool(self._frames)
+
+    def _end_by_error(self, error: BaseException) -> None:
+        self._abort()
+        response = None
+        if not isinstance(error, RequestCancelledError):
+            response = self._context.backend.error_response(error)
+        self._context.backend.send_last(self._sender, response)
+
+    def _take_ring(self, ring: Ring, outputs: Mapping[str, OutputSpan]) -> None:
+        """Find the records and the outputs of the ring's frames."""
+        slot = self._slot
+        assert slot is not None  # a descriptor of named regions has no ring
+        region = slot.region.managed
+        assert region is not None
+        last, count = ring.slot + ring.frames - 1, region.header.slot_count
+        if last >= count or ring.slot <= slot.number <= last:
+            found = f"slots {ring.slot} to {last}"
+            raise TableError("frame_slot", found, f"some of 0 to {count - 1}, without the request's own")
+        self._frames = [
+            (region.record(ring.slot + place), ring.outputs(outputs, place)) for place in range(ring.frames)
+        ]
+
+    def _open_frame(self) -> None:
+        """Wait until the place of the next response may be written to."""
+        self._check_open()
+        if self._is_frame_open:
+            return
+        if self._frames:
+            record, rooms = self._frames[self._index % len(self._frames)]
+            self._wait_until_released(record)
+            self._rooms = rooms
+        self._is_frame_open = True
+
+    def _wait_until_released(self, record: SlotRecord) -> None:
+        """Wait until the client reads what is in this place no more."""
+        last = self._index - len(self._frames)
+        if last < 0:
+            return  # nothing of this stream is there
+        number = frame_number(self._generation, last)
+        begin = time.monotonic()
+        pause_s = _SHORTEST_PAUSE_S
+        while record.generation < number:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            self._look_at_client()
+            if time.monotonic() - begin > self._context.stream_patience_s:
+                raise StalledStreamError(
+                    f"the client holds all {len(self._frames)} frames of its stream and has released none for "
+                    f"{self._context.stream_patience_s:g} s: release results, or copy what is to be kept, or ask for "
+                    "more frames"
+                )
+
+    def _look_at_client(self) -> None:
+        """Raise if the client does not want more. Asking takes time, so it is not asked at every turn."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_AT_CLIENT_S:
+            return
+        self._looked = now
+        if self.cancelled or (self._slot is not None and self._slot.region.is_abandoned):
+            raise RequestCancelledError("the client does not want the rest of the stream")
+
+
+_NO_OUTPUTS: Final = results.encode(())

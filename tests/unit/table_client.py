@@ -1,0 +1,126 @@
+"""A client of the direct path in forty lines, for tests of the model half: it writes tables, and reads results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shm_backend_utils import dtypes
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.protocol import results, table
+from shm_backend_utils.protocol.address import SlotAddress
+from shm_backend_utils.protocol.claims import RegionClaim
+from shm_backend_utils.protocol.results import OutputPlace
+from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
+from tests.unit.fake_backend import Request
+
+__all__ = ["Client"]
+
+ALIGNMENT = 256
+
+
+class Client:
+    """A region with slots, each of which has as much of the data.
+
+    Attributes
+    ----------
+    region : ManagedRegion
+    generations : list of int
+        The slots'.
+    """
+
+    def __init__(self, model: str = "m", slots: int = 1, share: int = 1 << 16, record_byte_size: int = 4096) -> None:
+        self.model = model
+        self.region = ManagedRegion.create(share * slots, slots, record_byte_size=record_byte_size)
+        self.generations = [0] * slots
+        self._share = share
+
+    @property
+    def data(self) -> int:
+        """Where the first slot's data begin."""
+        return self.region.data_offset
+
+    def address(self, slot: int = 0) -> str:
+        token = self.region.header.token.hex()
+        return str(SlotAddress(self.model, self.region.segment.key, token, slot))
+
+    def laid_out(
+        self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Mapping[str, int], slot: int = 0, **more: Any
+    ) -> Table:
+        """Write inputs one behind the other, and return a table of them and of room for outputs."""
+        at = self.data + slot * self._share
+        spans: dict[str, InputSpan] = {}
+        rooms: dict[str, OutputSpan] = {}
+        for name, array in inputs.items():
+            spans[name] = InputSpan(dtypes.from_numpy(array.dtype, name), array.shape, 0, at, array.nbytes)
+            np.ndarray(array.shape, array.dtype, self.region.bytes(), at)[...] = array
+            at += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        for name, byte_size in outputs.items():
+            rooms[name] = OutputSpan(0, at, byte_size)
+            at += -(-byte_size // ALIGNMENT) * ALIGNMENT
+        return Table(spans, rooms, **more)
+
+    def begin(self, said: Table | bytes, slot: int = 0) -> dict[str, Any]:
+        """Begin the slot's next generation with a table, and return the request's parameters."""
+        self.generations[slot] += 1
+        text = said if isinstance(said, bytes) else table.encode(said)
+        self.region.record(slot).begin(self.generations[slot], text)
+        return {"shm_slot": self.address(slot), "shm_generation": self.generations[slot]}
+
+    def request(
+        self,
+        inputs: Mapping[str, npt.NDArray[Any]],
+        outputs: Mapping[str, int],
+        slot: int = 0,
+        *,
+        regions: tuple[RegionClaim, ...] = (),
+        ring: Ring | None = None,
+        delivered: Mapping[str, npt.NDArray[Any]] | None = None,
+        **parameters: Any,
+    ) -> Request:
+        """Return a request of these tensors."""
+        said = self.laid_out(inputs, outputs, slot, regions=regions, ring=ring)
+        return Request({**self.begin(said, slot), **parameters}, list(outputs), delivered)
+
+    def places(self, slot: int = 0, byte_sizes: Sequence[int] = ()) -> dict[str, OutputPlace]:
+        """Return where the results say that outputs are."""
+        data = self._model_half(slot)
+        found = results.decode(data, [self.region.header.byte_size, *byte_sizes])
+        return {place.name: place for place in found.outputs}
+
+    def output(self, name: str, slot: int = 0) -> npt.NDArray[Any]:
+        """Return a copy of an output."""
+        place = self.places(slot)[name]
+        assert not place.is_in_response
+        view: npt.NDArray[Any] = np.ndarray(place.shape, place.dtype.numpy, self.region.bytes(), place.offset)
+        copied: npt.NDArray[Any] = view.copy()
+        return copied
+
+    def has_results(self, slot: int = 0) -> bool:
+        return self._model_half(slot)[16:20] != bytes(4)
+
+    def is_over(self, slot: int = 0) -> bool:
+        """Return whether the model has completed the slot's generation, and given its lease back."""
+        lease = self.region.lease(slot)
+        if self.region.record(slot).completed != self.generations[slot] or not lease.take():
+            return False
+        lease.give_back()
+        return True
+
+    def is_free(self, slot: int = 0) -> bool:
+        """Return whether nobody holds the slot's lease."""
+        lease = self.region.lease(slot)
+        if not lease.take_back():
+            return False
+        lease.give_back()
+        return True
+
+    def close(self) -> None:
+        self.region.segment.unlink()
+        self.region.close()
+
+    def _model_half(self, slot: int) -> bytes:
+        return self.region.record(slot).copy_results()
