@@ -48,6 +48,7 @@ def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> No
             _check_inside(f"inputs.{name}", memory, offset, byte_size)
             if dtype is BYTES and memory.device is not None:
                 raise TableError(f"inputs.{name}", "strings in memory of a GPU", "strings on the host")
+    ring = table.ring
     for name, (region, offset, byte_size) in table.outputs.items():
         wanted = (spec.outputs.get(name) or spec.output(name)).dtype
         memory = memories[region]
@@ -55,6 +56,11 @@ def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> No
             raise _odd_address(f"outputs.{name}.offset", offset, wanted.itemsize)
         if region:
             _check_inside(f"outputs.{name}", memory, offset, byte_size)
+        if ring is not None:
+            if wanted is not None and wanted is not BYTES and ring.stride % wanted.itemsize:
+                raise _odd_address("frame_stride", ring.stride, wanted.itemsize)
+            if region:
+                _check_inside(f"outputs.{name}", memory, offset + (ring.frames - 1) * ring.stride, byte_size)
 
 
 def check_batch_size(table: Table, carried: int | None) -> None:
