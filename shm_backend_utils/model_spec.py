@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from . import dtypes
@@ -42,6 +42,8 @@ class TensorSpec:
     shape : tuple of int
         As a request has it: with the batch dimension, where there is one. -1 is any size.
     optional : bool
+    takes_any_size : bool
+        Whether every dimension of ``shape`` is -1, so that only their number counts.
     """
 
     name: str
@@ -49,6 +51,10 @@ class TensorSpec:
     dtype: DType | None
     shape: tuple[int, ...]
     optional: bool
+    takes_any_size: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "takes_any_size", all(size == -1 for size in self.shape))
 
     def check(self, dtype: DType, shape: tuple[int, ...]) -> None:
         """Raise :class:`TensorError` unless a tensor of this dtype and shape fits the configuration."""
@@ -65,7 +71,7 @@ class TensorSpec:
         fits = len(shape) == len(self.shape)
         if fits:
             for size, want in zip(shape, self.shape, strict=True):
-                if want != size and (want != -1 or size < 0):
+                if size < 0 or want not in (size, -1):
                     fits = False
         if not fits:
             raise TensorShapeError(

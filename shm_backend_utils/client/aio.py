@@ -121,6 +121,8 @@ class AsyncShmClient:
                         avoided += sum(result.bytes_avoided for result in results)
                         while results:
                             yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
+                        if core.is_a_forks:
+                            raise ForkedError("this stream")
         core.tally.succeeded(stream.exchange.path, avoided)
 
     async def explain(self, model: str, *, model_version: str = "") -> Explanation:

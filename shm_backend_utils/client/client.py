@@ -219,9 +219,9 @@ class ShmClient:
 
     def close(self) -> None:
         """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine."""
-        self._submitted.shutdown(wait=False, cancel_futures=True)
         core, self._core = self._core, None
         if core is not None and not core.is_a_forks:
+            self._submitted.shutdown(wait=False, cancel_futures=True)
             self._driver.run(core.close())
             self._driver.close()
         self._memory.end()
@@ -254,6 +254,8 @@ class ShmClient:
                         avoided += sum(result.bytes_avoided for result in results)
                         while results:
                             yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
+                        if core.is_a_forks:
+                            raise ForkedError("this stream")
         core.tally.succeeded(stream.exchange.path, avoided)
 
     def _open_core(self) -> Core:

@@ -5,21 +5,23 @@ Each operation is a generator of :mod:`.steps`, for both clients.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-import traceback
-from collections.abc import Generator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 from ..errors import ClosedError, ShmError, TensorError
 from ..memory import reaper
 from ..memory.cuda.memory import CudaAccess
+from ..memory.pool.forks import forsake_in_children
 from ..protocol.call_layout import AnyInput, CallInput
 from .client_memory import ClientMemory
 from .errors import InferenceError, MemoryRefusedError, PathUnavailableError, ServerUnavailableError
 from .inputs.descriptions import InputDescription, Outputs, described_inputs, hinted_sizes, output_devices
-from .inputs.devices import sources_anywhere
-from .inputs.sources import Source
+from .inputs.devices import device_source
+from .inputs.sources import Source, sources
 from .known_model import Catalog, KnownModel
 from .paths.choice import PathChooser
 from .paths.direct import PreparedExchange
@@ -33,7 +35,7 @@ from .paths.triton_shm import Registrations
 from .result import Result
 from .settings import CallSettings
 from .stats import ClientStats, Tally
-from .steps import Offload, Pause, Send, Steps
+from .steps import Offload, Pause, Send, Steps, forget_locals
 from .transports.messages import Codec
 
 __all__ = ["Core", "OpenCall", "OpenStream"]
@@ -43,37 +45,29 @@ _LONG_COPY: Final = 4 * 2**20
 _CLOSING_S: Final = 5.0
 _CLOSING_ROUND_S: Final = 0.02
 _MOST_ATTEMPTS: Final = 3
+_ON_NO_GPU: Final[Mapping[str, int]] = {}
+
+T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class OpenCall:
     """A call that has its memory."""
 
-    __slots__ = ("exchange", "known", "output_devices", "settings", "wanted")
-
-    def __init__(
-        self,
-        settings: CallSettings,
-        known: KnownModel,
-        exchange: Exchange,
-        wanted: Mapping[str, int | None] | None,
-        devices: Mapping[str, int],
-    ) -> None:
-        self.settings = settings
-        self.known = known
-        self.exchange = exchange
-        self.wanted = wanted
-        self.output_devices = devices
+    settings: CallSettings
+    known: KnownModel
+    exchange: Exchange
+    wanted: Mapping[str, int | None] | None
+    output_devices: Mapping[str, int]
 
 
+@dataclass(slots=True, eq=False)
 class OpenStream:
     """A stream that has its memory."""
 
-    __slots__ = ("exchange", "known", "output_devices")
-
-    def __init__(self, known: KnownModel, exchange: DirectStream | InlineExchange, devices: Mapping[str, int]) -> None:
-        self.known = known
-        self.exchange = exchange
-        self.output_devices = devices
+    known: KnownModel
+    exchange: DirectStream | InlineExchange
+    output_devices: Mapping[str, int]
 
 
 class Core:
@@ -86,6 +80,11 @@ class Core:
     host : str
         The server's.
     memory : ClientMemory
+
+    Attributes
+    ----------
+    is_a_forks : bool
+        Whether this is a copy, in a forked child, of its parent's client.
     """
 
     def __init__(self, codec: Codec, host: str, memory: ClientMemory) -> None:
@@ -95,16 +94,18 @@ class Core:
         self.tally = Tally()
         self._memory = memory
         self.cuda: CudaAccess = memory.bank.cuda
+        self.on_gpus = functools.partial(device_source, memory.bank.cuda)
         self._registrations = Registrations(codec)
         self.paths = PathChooser(host, self._registrations, options.access)
         self.opening = Opening(codec, memory, self._registrations)
+        self.is_a_forks = False
         self._is_closed = False
+        forsake_in_children(self)
         reaper.reap()
 
-    @property
-    def is_a_forks(self) -> bool:
-        """Whether this is a copy, in a forked child, of its parent's client."""
-        return self._memory.pool.is_a_forks
+    def forsake(self) -> None:
+        """Know that this is a copy, in a forked child, of its parent's client."""
+        self.is_a_forks = True
 
     def check_server_answers(self, timeout_s: float) -> Steps[None]:
         """Raise ServerUnavailableError or DeadlineExceededError unless there is a server."""
@@ -125,24 +126,29 @@ class Core:
 
     def begin(self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs) -> Steps[OpenCall]:
         """Take memory for a call and copy its inputs there."""
-        wanted, devices = hinted_sizes(outputs), output_devices(outputs)
+        wanted = None if outputs is None else hinted_sizes(outputs)
+        devices = _ON_NO_GPU if outputs is None else output_devices(outputs)
         known = self.catalog.recall(settings.model, settings.version) or (yield from self._look_again(settings))
-        try:
-            given = sources_anywhere(known.spec, inputs, self.cuda)
-            layout = known.lay_out(given, wanted, output_devices=devices)
-        except TensorError:
-            renewed = yield from self._look_again(settings)
-            if renewed is known:
-                raise
-            known, given = renewed, sources_anywhere(renewed.spec, inputs, self.cuda)
-            layout = known.lay_out(given, wanted, output_devices=devices)
-        path = yield from self._path(settings, known)
+        while True:
+            try:
+                given = sources(known.spec, inputs, self.on_gpus)
+                layout = known.lay_out(given, wanted, output_devices=devices)
+                break
+            except TensorError:
+                renewed = yield from self._look_again(settings)
+                if renewed is known:
+                    raise
+                known = renewed
+        path = known.path if settings.path == "auto" else None
+        path = path or (yield from self.paths.choose(known, settings.path, settings.left_s))
         exchange = yield from self.opening.open(settings, known, path, layout, given, wanted)
         try:
-            yield from _copy(exchange, given)
-        except BaseException as error:
+            if layout.devices or layout.end < _LONG_COPY:  # in another thread, a GPU has another current stream
+                exchange.write(given)
+            else:
+                yield from _copy(exchange, given)
+        except BaseException:
             exchange.close()
-            traceback.clear_frames(error.__traceback__)  # an error that somebody keeps must not keep the slot
             raise
         return OpenCall(settings, known, exchange, wanted, devices)
 
@@ -152,17 +158,30 @@ class Core:
         """Take memory for a call that the user fills."""
         given = described_inputs(inputs)
         wanted, devices = hinted_sizes(outputs), output_devices(outputs)
-        known = self.catalog.recall(settings.model, settings.version) or (yield from self._look_again(settings))
-        try:
-            layout = known.lay_out(given, wanted, output_devices=devices)
-        except TensorError:
-            renewed = yield from self._look_again(settings)
-            if renewed is known:
-                raise
-            known, layout = renewed, renewed.lay_out(given, wanted, output_devices=devices)
-        path = yield from self._path(settings, known)
+        known, layout = yield from self.fitting(
+            settings, lambda known: known.lay_out(given, wanted, output_devices=devices)
+        )
+        path = yield from self.paths.choose(known, settings.path, settings.left_s)
         exchange = yield from self.opening.open(settings, known, path, layout, given, wanted, PreparedExchange)
         return OpenCall(settings, known, exchange, wanted, devices)
+
+    def fitting(self, settings: CallSettings, look: Callable[[KnownModel], T]) -> Steps[tuple[KnownModel, T]]:
+        """Return a call's model, and what ``look`` makes of it; if its tensors do not fit, of the model as it is now.
+
+        Raises
+        ------
+        TensorError
+            They do not fit that one either.
+        """
+        known = self.catalog.recall(settings.model, settings.version) or (yield from self._look_again(settings))
+        while True:
+            try:
+                return known, look(known)
+            except TensorError:
+                renewed = yield from self._look_again(settings)
+                if renewed is known:
+                    raise
+                known = renewed
 
     def finish(self, call: OpenCall) -> Steps[Result]:
         """Send a call that was begun, again where that is certain to be right; the call is over then."""
@@ -225,8 +244,7 @@ class Core:
         Triton's own shared memory has no room for more than one response.
         """
         wanted, devices = hinted_sizes(outputs), output_devices(outputs)
-        known = self.catalog.recall(settings.model, settings.version) or (yield from self._look_again(settings))
-        given = sources_anywhere(known.spec, inputs, self.cuda)
+        known, given = yield from self.fitting(settings, lambda known: sources(known.spec, inputs, self.on_gpus))
         on_host = {name: _on_host(source) for name, source in given.items()}
         path = yield from self.paths.choose(known, settings.path, settings.left_s)
         exchange: DirectStream | InlineExchange
@@ -247,9 +265,8 @@ class Core:
             exchange = InlineExchange(self.codec, known.spec, known.lay_out(on_host, wanted), settings.options)
         try:
             exchange.write(given)
-        except BaseException as error:
+        except BaseException:
             exchange.close()
-            traceback.clear_frames(error.__traceback__)
             raise
         return OpenStream(known, exchange, devices)
 
@@ -258,7 +275,11 @@ class Core:
 
         The caller alone holds what is in the list.
         """
-        result = stream.exchange.result(answer)
+        try:
+            result = stream.exchange.result(answer)
+        except BaseException as error:
+            forget_locals(error)
+            raise
         if result.overflowed:
             stream.known.learn(result.overflowed, stream.exchange.layout.batch_size or 1)
         if stream.output_devices:
@@ -290,10 +311,6 @@ class Core:
         while (yield from self._registrations.drop_all(_CLOSING_S)) and time.monotonic() < deadline:
             yield Pause(_CLOSING_ROUND_S)
 
-    def _path(self, settings: CallSettings, known: KnownModel) -> Steps[str]:
-        path = known.path if settings.path == "auto" else None
-        return path or (yield from self.paths.choose(known, settings.path, settings.left_s))
-
     def _look_again(self, settings: CallSettings) -> Steps[KnownModel]:
         return self.catalog.look_up(settings.model, settings.version, settings.left_s)
 
@@ -301,7 +318,7 @@ class Core:
         """Return the same call, with the same inputs, but of the model as it is now, and in other memory."""
         given = call.exchange.sources()
         layout = known.lay_out(given, call.wanted, output_devices=call.output_devices)
-        path = yield from self._path(call.settings, known)
+        path = yield from self.paths.choose(known, call.settings.path, call.settings.left_s)
         exchange = yield from self.opening.open(call.settings, known, path, layout, given, call.wanted)
         try:
             exchange.write(given)
@@ -313,12 +330,8 @@ class Core:
 
 
 def _copy(exchange: Exchange, given: Mapping[str, Source]) -> Generator[Offload, None, None]:
-    """Copy inputs to where they belong; in another thread if that takes long and the client has one."""
-    # On a GPU, another thread has another current stream.
-    if exchange.layout.end < _LONG_COPY or any(source.device is not None for source in given.values()):
-        exchange.write(given)
-    else:
-        yield Offload(lambda: exchange.write(given))
+    """Copy inputs to where they belong, in another thread if the client has one."""
+    yield Offload(lambda: exchange.write(given))
 
 
 def _inputs_of(exchange: Exchange) -> dict[str, AnyInput]:

@@ -22,6 +22,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 _SECOND_LOOK_S: Final = 30.0
 _ANY_BATCH_SIZE: Final = 2**31
+_BEST: Final = "direct"
 
 
 class KnownModel:
@@ -32,6 +33,8 @@ class KnownModel:
     spec : ModelSpec
     record_byte_size : int
         Of the slot records that have room for any call of it.
+    data_begin : int
+        Where the data begins in a region with one slot.
     refusals : dict of str to str
         Paths that turned out to be closed, with what was said.
     explanation : Explanation or None
@@ -49,6 +52,7 @@ class KnownModel:
         self.explanation: Explanation | None = None
         self.path: str | None = None
         self.seen = time.monotonic()
+        self.data_begin = data_offset(1, self.record_byte_size)
         self._head_room = head_room
         self._learned: dict[str, int] = {}  # one number for each output at most
 
@@ -81,7 +85,7 @@ class KnownModel:
             self.spec,
             inputs,
             wanted,
-            data_offset(slot_count, self.record_byte_size),
+            self.data_begin if slot_count == 1 else data_offset(slot_count, self.record_byte_size),
             learned=self._learned,
             most_rows=self.spec.max_batch_size if is_one_request else _ANY_BATCH_SIZE,
             output_devices=output_devices,
@@ -100,11 +104,12 @@ class KnownModel:
     @property
     def is_worth_another_look(self) -> bool:
         """Whether its calls might take a better path, had its configuration changed meanwhile."""
-        return self.path not in (None, "direct") and time.monotonic() - self.seen > _SECOND_LOOK_S
+        return self.path not in (None, _BEST) and time.monotonic() - self.seen > _SECOND_LOOK_S
 
     def learn(self, byte_sizes: Mapping[str, int], rows: int) -> None:
         """Take note of how large outputs were that found too little room, in a call of so many rows."""
-        for name, byte_size in byte_sizes.items():
+        for name in self.spec.outputs.keys() & byte_sizes.keys():
+            byte_size = byte_sizes[name]
             per_row = math.ceil(byte_size / rows * self._head_room)
             self._learned[name] = max(per_row, self._learned.get(name, 0))
 
@@ -120,7 +125,9 @@ class Catalog:
     def recall(self, model: str, version: str) -> KnownModel | None:
         """Return a model that was looked up before, unless it is time to look again."""
         known = self._known.get((model, version))
-        return None if known is None or known.is_worth_another_look else known
+        if known is None or (known.path != _BEST and known.is_worth_another_look):
+            return None
+        return known
 
     def look_up(self, model: str, version: str, timeout_s: float) -> Steps[KnownModel]:
         """Ask the server for a model, and return it; the same object as before if nothing has changed.

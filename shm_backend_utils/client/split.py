@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CallerError, PeerError, ShmError, TensorError
+from ..errors import CallerError, PeerError, ShmError
 from ..memory.managed import array_at
 from ..protocol.call_layout import CallLayout, rows_of
 from ..protocol.layout import MAX_SLOT_COUNT
 from .core import Core, OpenCall
 from .inputs.descriptions import Outputs, hinted_sizes
-from .inputs.devices import sources_anywhere
-from .inputs.sources import Source, StringSource
+from .inputs.sources import Source, StringSource, sources
 from .known_model import KnownModel
 from .paths.direct import DirectExchange
 from .result import Result
 from .settings import CallSettings
-from .steps import Offload, Steps, Together
+from .steps import Offload, Steps, Together, forget_locals
 
 __all__ = ["infer_split"]
 
@@ -33,18 +32,12 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
     after another in it: the result is a view. On other paths each request's outputs are copied to where they belong.
     """
     wanted = hinted_sizes(outputs)
-    known = core.catalog.recall(settings.model, settings.version) or (
-        yield from core.catalog.look_up(settings.model, settings.version, settings.left_s)
-    )
-    try:
-        given = sources_anywhere(known.spec, inputs, core.cuda)
-        whole = known.lay_out(given, wanted, is_one_request=False)
-    except TensorError:
-        renewed = yield from core.catalog.look_up(settings.model, settings.version, settings.left_s)
-        if renewed is known:
-            raise
-        known, given = renewed, sources_anywhere(renewed.spec, inputs, core.cuda)
-        whole = known.lay_out(given, wanted, is_one_request=False)
+
+    def look(known: KnownModel) -> tuple[dict[str, Source], CallLayout]:
+        given = sources(known.spec, inputs, core.on_gpus)
+        return given, known.lay_out(given, wanted, is_one_request=False)
+
+    known, (given, whole) = yield from core.fitting(settings, look)
     if whole.devices:
         raise CallerError("split=True takes tensors on the host alone; call the model once for each batch")
     ranges = _ranges(whole.batch_size, known.spec.max_batch_size)
@@ -55,11 +48,9 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
     has_strings = any(isinstance(source, StringSource) for source in given.values())
     if path == DirectExchange.path and not has_strings and len(ranges) <= MAX_SLOT_COUNT:
         layout = known.lay_out(given, wanted, slot_count=len(ranges), is_one_request=False)
-        outcome = yield from _in_one_region(core, settings, known, given, wanted, layout, ranges)
-        if isinstance(outcome, ShmError):
-            raise outcome
-        if outcome is not None:
-            return outcome
+        result = yield from _in_one_region(core, settings, known, given, wanted, layout, ranges)
+        if result is not None:
+            return result
     return (yield from _one_by_one(core, settings, given, ranges, outputs))
 
 
@@ -71,8 +62,8 @@ def _in_one_region(
     wanted: Mapping[str, int | None] | None,
     layout: CallLayout,
     ranges: Sequence[range],
-) -> Steps[Result | ShmError | None]:
-    """Return the result, or what went wrong; None if no part of it has run, and another way may do."""
+) -> Steps[Result | None]:
+    """Return the result; None if no part of it has run, and another way may do."""
     region, memory = yield from core.opening.take(settings, known, layout.end, len(ranges), DirectExchange.path)
     exchanges = [
         DirectExchange(
@@ -82,7 +73,7 @@ def _in_one_region(
     ]
     whole = DirectExchange(core.codec, known.spec, layout, settings.options, region, region.slots[0], memory)
     calls = [OpenCall(settings, known, exchange, wanted, {}) for exchange in exchanges]
-    with contextlib.ExitStack() as at_end:  # an error that somebody keeps must not keep the slots
+    with contextlib.ExitStack() as at_end:
         for exchange in (whole, *exchanges):
             at_end.callback(exchange.close)
         yield Offload(lambda: whole.write(given))
@@ -94,7 +85,7 @@ def _in_one_region(
         if none_ran and (yield from core.repair(call, error, 0)) is not None:
             core.tally.retried()
             return None
-        return error
+        raise error
     results = [result for result in outcomes if isinstance(result, Result)]
     arrays = {name: _joined(name, [result[name] for result in results], memory) for name in results[0]}
     avoided = sum(result.bytes_avoided for result in results)
@@ -105,6 +96,7 @@ def _outcome(core: Core, call: OpenCall) -> Steps[Result | ShmError]:
     try:
         return (yield from core.send(call, call.settings.left_s))
     except ShmError as error:
+        forget_locals(error)
         return error
 
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import time
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ..errors import ClosedError
 from .transports.transport import AsyncTransport, Transport
 
-__all__ = ["AsyncioDriver", "BlockingDriver", "Offload", "Pause", "Send", "Steps", "Together", "Wait"]
+__all__ = ["AsyncioDriver", "BlockingDriver", "Offload", "Pause", "Send", "Steps", "Together", "Wait", "forget_locals"]
 
 T = TypeVar("T")
 
 _USUAL_THREADS: Final = 16
+_PACKAGE: Final = f"{Path(__file__).parents[1]}/"
 
 
 class Send(NamedTuple):
@@ -58,7 +61,8 @@ class Together(NamedTuple):
     operations: Sequence[Generator[Any, Any, Any]]
 
 
-Step = Send | Wait | Pause | Offload | Together
+OtherStep = Wait | Pause | Offload | Together
+Step = Send | OtherStep
 Steps = Generator[Step, Any, T]
 """An operation of the core that returns a ``T``."""
 
@@ -80,11 +84,15 @@ class BlockingDriver:
 
     def run(self, operation: Steps[T]) -> T:
         """Do an operation, and return what it returns."""
+        outcome: Any = None
         try:
             step = next(operation)
             while True:
                 try:
-                    outcome = self._do(step)
+                    if isinstance(step, Send):
+                        outcome = self.transport.send(step.message, step.timeout_s)
+                    else:
+                        outcome = self._do(step)
                 except BaseException as error:  # the operation decides what it means
                     step = operation.throw(error)
                 else:
@@ -92,6 +100,10 @@ class BlockingDriver:
         except StopIteration as end:
             value: T = end.value
             return value
+        except BaseException as error:
+            outcome = None
+            forget_locals(error)
+            raise
 
     def close(self) -> None:
         """Let go of the threads and of the connection."""
@@ -99,9 +111,7 @@ class BlockingDriver:
         self._threads.shutdown(wait=False)
         self.transport.close()
 
-    def _do(self, step: Step) -> Any:
-        if isinstance(step, Send):
-            return self.transport.send(step.message, step.timeout_s)
+    def _do(self, step: OtherStep) -> Any:
         if isinstance(step, Wait):
             try:
                 return step.future.result(step.timeout_s)
@@ -132,14 +142,21 @@ class AsyncioDriver:
 
     def __init__(self, transport: AsyncTransport) -> None:
         self.transport = transport
+        # Not the loop's own threads: who keeps those busy would have every call wait for them.
+        self._threads = concurrent.futures.ThreadPoolExecutor(_USUAL_THREADS, "shm offload")
+        self._is_closed = False
 
     async def run(self, operation: Steps[T]) -> T:
         """Do an operation, and return what it returns."""
+        outcome: Any = None
         try:
             step = next(operation)
             while True:
                 try:
-                    outcome = await self._do(step)
+                    if isinstance(step, Send):
+                        outcome = await self.transport.send(step.message, step.timeout_s)
+                    else:
+                        outcome = await self._do(step)
                 except BaseException as error:  # the operation decides what it means
                     step = operation.throw(error)
                 else:
@@ -147,14 +164,18 @@ class AsyncioDriver:
         except StopIteration as end:
             value: T = end.value
             return value
+        except BaseException as error:
+            outcome = None
+            forget_locals(error)
+            raise
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Let go of the threads and of the connection."""
+        self._is_closed = True
+        self._threads.shutdown(wait=False)
         await self.transport.close()
 
-    async def _do(self, step: Step) -> Any:
-        if isinstance(step, Send):
-            return await self.transport.send(step.message, step.timeout_s)
+    async def _do(self, step: OtherStep) -> Any:
         if isinstance(step, Wait):
             if step.future.done():
                 return step.future.result()
@@ -163,10 +184,15 @@ class AsyncioDriver:
             except asyncio.TimeoutError:  # before Python 3.11 not the builtin one
                 raise TimeoutError from None
         if isinstance(step, Offload):
-            return await asyncio.to_thread(step.work)
+            return await self._offload(step.work)
         if isinstance(step, Pause):
             return await asyncio.sleep(step.pause_s)
         return await self._do_together(step.operations)
+
+    async def _offload(self, work: Callable[[], Any]) -> Any:
+        if self._is_closed:
+            raise ClosedError("this client")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def _do_together(self, operations: Sequence[Steps[Any]]) -> list[Any]:
         tasks = [asyncio.ensure_future(self.run(operation)) for operation in operations]
@@ -181,3 +207,26 @@ class AsyncioDriver:
             if error is not None:
                 raise error
         return [task.result() for task in tasks]
+
+
+def forget_locals(error: BaseException) -> None:
+    """Have an error keep nothing of what this package's functions, and those they called, had in hand.
+
+    So who keeps the error keeps no slot. Frames that still execute, and those of the package's callers, stay.
+    """
+    errors: list[BaseException | None] = [error]
+    seen = set()
+    while errors:
+        each = errors.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        errors += (each.__cause__, each.__context__)
+        trace = each.__traceback__
+        is_ours = False
+        while trace is not None:
+            is_ours = is_ours or trace.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+            if is_ours:
+                with contextlib.suppress(RuntimeError):
+                    trace.tb_frame.clear()
+            trace = trace.tb_next

@@ -147,7 +147,7 @@ class SlotLease:
 
     def take(self) -> bool:
         """Take the lease, if no thread and no process has it. Never waits. Return whether it was taken."""
-        if not self._in_process.acquire(blocking=False):
+        if not self._in_process.acquire(False):
             return False
         try:
             fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, self._lock)
@@ -160,7 +160,7 @@ class SlotLease:
 
     def take_back(self) -> bool:
         """As :meth:`take`, for the client: if besides nobody has borrowed the memory."""
-        if not self._in_process.acquire(blocking=False):
+        if not self._in_process.acquire(False):
             return False
         try:
             taken = _try_lock(self._fd, self._lock_both)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 from collections.abc import Callable
 
@@ -24,31 +26,31 @@ class Repeater:
     def __init__(self, work: Callable[[], float], first_wait_s: float, name: str) -> None:
         self._work = work
         self._first_wait_s = first_wait_s
-        self._wake = threading.Event()
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # unlike an event, finalizers may put into it
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def hurry(self) -> None:
         """Do the next work now."""
-        self._wake.set()
+        self._wakes.put(None)
 
     def stop_some_time(self) -> None:
-        """Stop when it wakes up the next time. Takes no lock, so that finalizers may call it."""
+        """Stop, without waiting for that. Takes no lock, so that finalizers may call it."""
         self._stopped = True
+        self._wakes.put(None)
 
     def stop(self) -> None:
         """Stop, and wait until the thread has ended, unless it is the caller's own. Twice is fine."""
-        self._stopped = True
-        self._wake.set()
+        self.stop_some_time()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self) -> None:
         wait_s = self._first_wait_s
         while True:
-            self._wake.wait(wait_s)
-            self._wake.clear()
+            with contextlib.suppress(queue.Empty):
+                self._wakes.get(timeout=wait_s)
             if self._stopped:
                 return
             wait_s = self._work()

@@ -22,9 +22,8 @@ from ..errors import ClosedError, MachineError, RegionGoneError, RegionRefusedEr
 __all__ = ["PRIVATE", "Access", "SystemSegment"]
 
 _DIRECTORY: Final = Path("/dev/shm")
-
-
 _MADV_POPULATE_WRITE: Final = 23  # madvise(2); the mmap module has no name for it
+_PREFAULT_PIECE: Final = 4 * 2**20  # about a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +216,14 @@ class SystemSegment:
     def prefault(self) -> None:
         """Enter every page into this process' page tables, which first use would do one by one, each at a fault's cost.
 
-        A kernel before 5.14 cannot; then this does nothing.
+        Piece by piece, as the interpreter's other threads, and signals, wait meanwhile. A kernel before 5.14 cannot;
+        then this does nothing.
         """
-        if self._map is not None:
+        mapped = self._map
+        if mapped is not None:
             with contextlib.suppress(OSError):
-                self._map.madvise(_MADV_POPULATE_WRITE)
+                for begin in range(0, self.byte_size, _PREFAULT_PIECE):
+                    mapped.madvise(_MADV_POPULATE_WRITE, begin, min(_PREFAULT_PIECE, self.byte_size - begin))
 
     def buffer(self) -> memoryview:
         """Return the whole mapping, writable. The view, and everything made from it, keeps the mapping alive."""

@@ -35,12 +35,8 @@ def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> No
     """
     for name, (dtype, shape, region, offset, byte_size) in table.inputs.items():
         tensor = spec.inputs.get(name) or spec.input(name)
-        if dtype is not tensor.dtype or shape != tensor.shape:
-            if dtype is not tensor.dtype or len(shape) != len(tensor.shape):
-                tensor.check(dtype, shape)
-            for size, want in zip(shape, tensor.shape, strict=True):
-                if want not in (size, -1):
-                    tensor.check(dtype, shape)
+        if dtype is not tensor.dtype or len(shape) != len(tensor.shape) or not tensor.takes_any_size:
+            tensor.check(dtype, shape)
         memory = memories[region]
         if dtype is not BYTES and (memory.address + offset) % dtype.itemsize:
             raise _odd_address(f"inputs.{name}.offset", offset, dtype.itemsize)
@@ -49,18 +45,18 @@ def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> No
             if dtype is BYTES and memory.device is not None:
                 raise TableError(f"inputs.{name}", "strings in memory of a GPU", "strings on the host")
     ring = table.ring
+    stride = 0 if ring is None or ring.frames == 1 else ring.stride
     for name, (region, offset, byte_size) in table.outputs.items():
         wanted = (spec.outputs.get(name) or spec.output(name)).dtype
         memory = memories[region]
-        if wanted is not None and wanted is not BYTES and (memory.address + offset) % wanted.itemsize:
-            raise _odd_address(f"outputs.{name}.offset", offset, wanted.itemsize)
+        if wanted is not None and wanted is not BYTES:
+            if (memory.address + offset) % wanted.itemsize:
+                raise _odd_address(f"outputs.{name}.offset", offset, wanted.itemsize)
+            if stride % wanted.itemsize:
+                raise _odd_address("frame_stride", stride, wanted.itemsize)
         if region:
-            _check_inside(f"outputs.{name}", memory, offset, byte_size)
-        if ring is not None:
-            if wanted is not None and wanted is not BYTES and ring.stride % wanted.itemsize:
-                raise _odd_address("frame_stride", ring.stride, wanted.itemsize)
-            if region:
-                _check_inside(f"outputs.{name}", memory, offset + (ring.frames - 1) * ring.stride, byte_size)
+            last_place = 0 if ring is None else (ring.frames - 1) * stride
+            _check_inside(f"outputs.{name}", memory, offset, last_place + byte_size)
 
 
 def check_batch_size(table: Table, carried: int | None) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from types import TracebackType
@@ -40,6 +40,7 @@ from ..tensors.strings import Strings
 from ..tensors.strings_view import StringsView
 from ..tensors.view import DIRECT, TRITON, TensorView
 from .admission import check_batch_size, check_table
+from .delivered import DeliveredView
 from .devices.arrays import DeviceArrays
 from .mapping.mapped import PATIENCE_S, Slot, stale
 from .mapping.memory import HostMemory, Memory
@@ -57,6 +58,10 @@ _EVENT_LENGTH: Final = 80
 _NO_MEMORY: Final = HostMemory(np.empty(0, np.uint8))  # region 0 of a request without a slot; no span is in it
 
 _DIRECT_ALONE: Final = frozenset({DIRECT})
+
+# What a named tuple's own constructor does, without the function around it.
+_place: Final[Callable[[type[OutputPlace], tuple[Any, ...]], OutputPlace]] = tuple.__new__
+_output: Final[Callable[[type[Output], tuple[Any, ...]], Output]] = tuple.__new__
 
 _decode_json: Final = json.JSONDecoder().raw_decode
 
@@ -255,17 +260,19 @@ class Call:
                     if output.source is not None:
                         self._fill(output.view, output.source)
                     if output.place.is_in_response:
-                        tensors.append(self._tensor(output.view))
+                        tensors.append(self._tensor(name, output.view))
                     places.append(output.place)
                 elif needs_all:
                     raise ModelError(f"output {name!r} was requested, but model.py wrote none")
         if self._slot is not None:
             encoded = results.encode(places)
             if len(encoded) > self._slot.record.results_room:
-                raise ModelError(
-                    f"the results of {len(places)} outputs take {len(encoded)} bytes, but the slot's record has room "
-                    f"for {self._slot.record.results_room}; request fewer outputs at once"
+                room = self._slot.record.results_room
+                found = f"{len(encoded)} bytes for the results of {len(places)} outputs"
+                expected = (
+                    f"at most {room}, as the slot's record has room for; make larger ones, or ask for less at once"
                 )
+                raise TableError("record", found, expected)
             self._results = encoded
             self._places = places
         self.response = self._context.backend.response(tensors)
@@ -444,7 +451,7 @@ class Call:
             row = check_output(self._context.spec, name, numpy_dtype, shape)
             if row is BYTES:
                 raise ModelError(f"output {name!r} holds strings, of which nobody knows the size yet; use call.put()")
-        elif shape != tensor.shape:
+        elif len(shape) != len(tensor.shape) or not tensor.takes_any_size or min(shape, default=0) < 0:
             try:
                 tensor.check_shape(shape)
             except TensorError as error:
@@ -454,14 +461,14 @@ class Call:
             region, offset, room = span
             byte_size = math.prod(shape) * row.itemsize
             if byte_size <= room:
-                place = OutputPlace(name, row, shape, region, offset, byte_size, False)
+                place = _place(OutputPlace, (name, row, shape, region, offset, byte_size, False))
                 memory = self._memories[region]
                 if type(memory) is HostMemory:
                     array: npt.NDArray[Any] = np.ndarray(shape, numpy_dtype, memory.array, memory.begin + offset)
                     view = TensorView(name, array, row, DIRECT, memory.memory_type)
                 else:
                     view = self._view(place, writable=True)
-                self.outputs[name] = Output(place, view)
+                self.outputs[name] = _output(Output, (place, view, None, False))
                 return view
         return self._answer_in_band(name, row, np.empty(shape, numpy_dtype)).view
 
@@ -523,6 +530,10 @@ class Call:
             array = array.strings()
         if isinstance(array, Strings):
             self._put_strings(name, array)
+            return
+        if type(array) is DeliveredView and name not in self._rooms:
+            dtype = check_output(spec, name, array.dtype, array.shape)
+            self.outputs[name] = Output(OutputPlace(name, dtype, array.shape, 0, 0, 0, True), array, None, True)
             return
         source = array_of(spec, arrays, name, array)
         shape = tuple(source.shape)
@@ -809,14 +820,15 @@ class Call:
             view = self._context.arrays.view(name, adopted, dtype, TRITON, writable=False)
             self._use_device(view.device)
             return view
-        array = self._context.backend.input(tensor, tensor_spec.dtype)
+        backend, row = self._context.backend, tensor_spec.dtype
+        if row is not None and row is not BYTES:
+            return DeliveredView(name, tensor, row, backend)
+        array = backend.input(tensor, row)
         if array.dtype == BYTES.numpy:
             return StringsView(name, Strings.of(name, array), TRITON)
+        array = array.view()
         array.flags.writeable = False
-        row = tensor_spec.dtype
-        if row is None or row.numpy != array.dtype:
-            row = dtypes.from_numpy(array.dtype, name)
-        return TensorView(name, array, row, TRITON)
+        return TensorView(name, array, dtypes.from_numpy(array.dtype, name), TRITON)
 
     def _view(self, place: OutputPlace, *, writable: bool) -> TensorView:
         """Return a tensor of the client's memory."""
@@ -886,18 +898,21 @@ class Call:
         self._use_device(self._context.arrays.copy(view, source))
         return True
 
-    def _tensor(self, view: TensorView) -> Any:
+    def _tensor(self, name: str, view: TensorView) -> Any:
         """Return an output as a tensor for the response."""
         backend = self._context.backend
+        if type(view) is TensorView:
+            return backend.output(name, view.array)
+        if type(view) is DeliveredView:
+            return backend.pass_on(name, view.tensor)
         if isinstance(view, StringsView):
             if not self._has_results:
-                return backend.output(view.name, view.numpy())
-            return backend.output(view.name, np.frombuffer(view.strings().packed(), np.uint8))  # results have its shape
-        if not isinstance(view, DeviceView):
-            return backend.output(view.name, view.array)
+                return backend.output(name, view.numpy())
+            return backend.output(name, np.frombuffer(view.strings().packed(), np.uint8))  # results have its shape
+        assert isinstance(view, DeviceView)
         if self.table is not None:  # it found no room, and travels with the response
-            return backend.output(view.name, self._context.arrays.to_host(view))
-        return backend.device_output(view.name, view.__dlpack__(stream=-1))
+            return backend.output(name, self._context.arrays.to_host(view))
+        return backend.device_output(name, view.__dlpack__(stream=-1))
 
     def _use_device(self, device: int) -> None:
         if self.devices is None:

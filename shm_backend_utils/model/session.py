@@ -121,7 +121,7 @@ class ShmSession:
         version = args.get("model_version", "")
         return cls(ModelSpec.from_config(config), Config.from_config(config), cuda, device, version)
 
-    def serve(self, requests: Iterable[Any], infer: Callable[[Call], None]) -> list[Any]:
+    def serve(self, requests: Iterable[Any], infer: Callable[[Call], object]) -> list[Any]:
         """Run ``infer`` on every request, one after another. For ``execute``.
 
         A request that fails, for whatever reason, fails alone: its response carries the error.
@@ -131,7 +131,8 @@ class ShmSession:
         requests : iterable of InferenceRequest
             As ``execute`` gets them.
         infer : callable
-            Takes a :class:`Call`, reads its inputs and makes its outputs. What it raises is the request's error.
+            Takes a :class:`Call`, reads its inputs and makes its outputs. What it raises is the request's error; what
+            it returns means nothing.
 
         Returns
         -------
@@ -195,7 +196,7 @@ class ShmSession:
         """
         return self._new_call(self._open_context(), request)
 
-    def serve_batch(self, requests: Iterable[Any], infer: Callable[[BatchCall], None]) -> list[Any]:
+    def serve_batch(self, requests: Iterable[Any], infer: Callable[[BatchCall], object]) -> list[Any]:
         """Run ``infer`` on all requests at once. For ``execute``.
 
         A request that is refused is left out, and answered with its error. Requests whose inputs differ in more than
@@ -281,7 +282,7 @@ class ShmSession:
             self._buffers.close()
             self._events = None
 
-    def _infer_batch(self, calls: list[Call], infer: Callable[[BatchCall], None], number: int) -> list[Call]:
+    def _infer_batch(self, calls: list[Call], infer: Callable[[BatchCall], object], number: int) -> list[Call]:
         """Run ``infer`` on a batch; return the calls that a GPU has work to do for, all others have ended."""
         batch = BatchCall(calls, Gathering(self._buffers, self._arrays, number))
         try:

@@ -24,6 +24,7 @@ from typing import Final
 from ..errors import TableError
 
 __all__ = [
+    "MAX_REGIONS",
     "CudaRegionClaim",
     "LentRegionClaim",
     "NamedRegionClaim",
@@ -35,10 +36,13 @@ __all__ = [
     "padded",
 ]
 
+MAX_REGIONS: Final = 64
+"""Further regions of one table."""
+
 _LENT: Final = 1
 _CUDA: Final = 2
 _NAMED: Final = 3
-_CLAIM: Final = struct.Struct("<BxHHHQ16s")
+_CLAIM: Final = struct.Struct("<BBHHHQ16s")
 _NO_FENCE: Final = 0xFFFF
 _NOTHING: Final = bytes(16)
 _HANDLE_LENGTH: Final = 64  # cudaIpcMemHandle_t
@@ -118,12 +122,12 @@ def encode_claim(claim: RegionClaim) -> bytes:
     """Return a claim in its binary form."""
     if isinstance(claim, LentRegionClaim):
         name, token = claim.key.encode(), bytes.fromhex(claim.token)
-        return _CLAIM.pack(_LENT, claim.slot, _NO_FENCE, len(name), claim.byte_size, token) + padded(name)
+        return _CLAIM.pack(_LENT, 0, claim.slot, _NO_FENCE, len(name), claim.byte_size, token) + padded(name)
     if isinstance(claim, CudaRegionClaim):
         fence, uuid = _NO_FENCE if claim.fence is None else claim.fence, bytes.fromhex(claim.device_uuid)
-        return _CLAIM.pack(_CUDA, 0, fence, _HANDLE_LENGTH, claim.byte_size, uuid) + claim.handle
+        return _CLAIM.pack(_CUDA, 0, 0, fence, _HANDLE_LENGTH, claim.byte_size, uuid) + claim.handle
     name = claim.name.encode()
-    return _CLAIM.pack(_NAMED, 0, _NO_FENCE, len(name), 0, _NOTHING) + padded(name)
+    return _CLAIM.pack(_NAMED, 0, 0, _NO_FENCE, len(name), 0, _NOTHING) + padded(name)
 
 
 def decode_claims(data: bytes, begin: int, end: int, count: int) -> tuple[tuple[RegionClaim, ...], int]:
@@ -148,16 +152,20 @@ def decode_claims(data: bytes, begin: int, end: int, count: int) -> tuple[tuple[
     TableError
         One is not as it should be. The message names the field, and never a key, a token or a handle.
     """
+    if count > MAX_REGIONS:
+        raise TableError("region_count", str(count), f"at most {MAX_REGIONS}")
     claims: list[RegionClaim] = []
     for index in range(count):
         field = f"regions[{index + 1}]"
         if begin + _CLAIM.size > end:
             raise TableError(field, "the table's end", "a region")
-        kind, slot, fence, length, byte_size, secret = _CLAIM.unpack_from(data, begin)
+        kind, reserved, slot, fence, length, byte_size, secret = _CLAIM.unpack_from(data, begin)
         name = data[begin + _CLAIM.size : begin + _CLAIM.size + length]
         begin += _CLAIM.size + length + -length % 8
         if begin > end:
             raise TableError(f"{field}.name_length", str(length), "a name inside the table")
+        if reserved:
+            raise TableError(f"{field}.reserved", str(reserved), "0")
         claims.append(_claim(field, kind, slot, fence, byte_size, secret, name))
     found = tuple(claims)
     check_are_different(found)
@@ -199,13 +207,16 @@ def _check_fence(field: str, fence: int, earlier: tuple[RegionClaim, ...]) -> No
         raise TableError(field, str(fence), "0, or the number of an earlier region that is lent")
 
 
-def check_are_different(claims: tuple[RegionClaim, ...]) -> None:
-    """Raise :class:`TableError` if a region is named twice: spans that seem apart could then be the same bytes."""
+def check_are_different(claims: tuple[RegionClaim, ...], group: str = "regions", first: int = 1) -> None:
+    """Raise :class:`TableError` if a region is named twice: spans that seem apart could then be the same bytes.
+
+    ``group`` and ``first`` are for the message: what the peer calls its regions, and from which number on.
+    """
     seen: set[str | bytes] = set()
-    for index, claim in enumerate(claims):
+    for index, claim in enumerate(claims, first):
         name = _name_of(claim)
         if name in seen:
-            raise TableError(f"regions[{index + 1}]", "a region that is named before", "every region once")
+            raise TableError(f"{group}[{index}]", "a region that is named before", "every region once")
         seen.add(name)
 
 

@@ -17,7 +17,7 @@ from .. import dtypes
 from ..errors import TableError, VersionError
 from .claims import CudaRegionClaim, NamedRegionClaim, RegionClaim, check_are_different, claimed_size
 from .layout import VERSION as PROTOCOL_VERSION
-from .spans import InputSpan, OutputSpan, Table, check_outputs_are_apart
+from .spans import InputSpan, OutputSpan, Table, brief, check_outputs_are_apart
 from .table import MAX_RANK, check_element_count
 
 __all__ = ["MAX_DESCRIPTOR_LENGTH", "PARAMETER", "encode_descriptor", "parse_descriptor"]
@@ -93,7 +93,7 @@ def parse_descriptor(text: Any) -> tuple[str, Table]:
     if type(regions) is not list:
         raise TableError(_field("regions"), _kind_of(regions), "an array of regions")
     claims = tuple([_region(f"regions[{index}]", each) for index, each in enumerate(regions)])
-    check_are_different(claims)
+    check_are_different(claims, f"{PARAMETER}.regions", first=0)
     inputs = {name: _input(name, entry, claims) for name, entry in _entries("inputs", value["inputs"])}
     outputs = {name: _output(name, entry, claims) for name, entry in _entries("outputs", value["outputs"])}
     table = Table(inputs, outputs, claims)
@@ -138,7 +138,7 @@ def _region(field: str, value: object) -> RegionClaim:
     if kind != "cuda":
         raise TableError(
             _field(f"{field}.kind"),
-            repr(_brief(kind)) if type(kind) is str else _kind_of(kind),
+            f"'{brief(kind)}'" if type(kind) is str else _kind_of(kind),
             "'named' or 'cuda'",
         )
     _check_members(field, value, _CUDA_FIELDS)
@@ -168,14 +168,14 @@ def _entries(group: str, value: object) -> list[tuple[str, Any]]:
 
 
 def _input(name: str, entry: object, claims: tuple[RegionClaim, ...]) -> InputSpan:
-    field = f"inputs.{_brief(name)}"
+    field = f"inputs.{brief(name)}"
     if type(entry) is not list or len(entry) != 5:
         raise TableError(_field(field), _kind_of(entry), "[region index, offset, byte size, data type, shape]")
     region, offset, byte_size = _span(field, entry, claims)
     type_name, shape = entry[3], entry[4]
     dtype = dtypes.BY_NAME.get(type_name) if type(type_name) is str else None
     if dtype is None:
-        found = repr(_brief(type_name)) if type(type_name) is str else _kind_of(type_name)
+        found = f"'{brief(type_name)}'" if type(type_name) is str else _kind_of(type_name)
         raise TableError(_field(f"{field}[3]"), found, f"one of {', '.join(dtypes.BY_NAME)}")
     if type(shape) is not list or len(shape) > MAX_RANK:
         raise TableError(_field(f"{field}[4]"), _kind_of(shape), f"an array of at most {MAX_RANK} dimensions")
@@ -185,7 +185,7 @@ def _input(name: str, entry: object, claims: tuple[RegionClaim, ...]) -> InputSp
 
 
 def _output(name: str, entry: object, claims: tuple[RegionClaim, ...]) -> OutputSpan:
-    field = f"outputs.{_brief(name)}"
+    field = f"outputs.{brief(name)}"
     if type(entry) is not list or len(entry) != 3:
         raise TableError(_field(field), _kind_of(entry), "[region index, offset, byte size]")
     return OutputSpan(*_span(field, entry, claims))
@@ -207,7 +207,7 @@ def _check_members(field: str, value: dict[str, Any], expected: frozenset[str]) 
     for name in sorted(expected - value.keys()):
         raise TableError(_field(f"{inside}{name}"), "nothing", "this field")
     for name in sorted(value.keys() - expected):
-        raise TableError(_field(f"{inside}{_brief(name)}"), "an unknown field", f"only {', '.join(sorted(expected))}")
+        raise TableError(_field(f"{inside}{brief(name)}"), "an unknown field", f"only {', '.join(sorted(expected))}")
 
 
 def _integer(field: str, value: object, least: int, most: int = _MAX_INT64) -> int:
@@ -236,10 +236,4 @@ def _kind_of(value: object) -> str:
 
 def _shown(value: object) -> str:
     """Return a number as text, or what else the value is."""
-    return _brief(str(value)) if type(value) is int and value.bit_length() < 256 else _kind_of(value)
-
-
-def _brief(text: str) -> str:
-    """Return text that can be printed, cut where it is long."""
-    printable = text.encode(errors="backslashreplace").decode()  # JSON can hold lone surrogates, UTF-8 cannot
-    return printable if len(printable) <= 64 else f"{printable[:61]}..."
+    return brief(str(value)) if type(value) is int and value.bit_length() < 256 else _kind_of(value)

@@ -13,8 +13,9 @@ from ..errors import ShmError
 
 __all__ = ["code_in", "refusal"]
 
-# Triton may put text of its own in front: a request's id, an ensemble's name.
-_CODE: Final = re.compile(r"(?:^|\s)(shm:[a-z]+): ")
+# Triton may put text of its own in front: a request's id, an ensemble's name. Nothing else may stand there: an error of
+# model.py may quote another request's.
+_CODE: Final = re.compile(r"(?:\[[^]]*\] |in ensemble '[^']*', )*(shm:[a-z]+): ")
 
 
 def refusal(error: ShmError) -> str:
@@ -23,6 +24,6 @@ def refusal(error: ShmError) -> str:
 
 
 def code_in(text: str) -> str:
-    """Return the first refusal code in an error's text, for example ``"shm:stale"``; empty if there is none."""
-    found = _CODE.search(text)
+    """Return the refusal code that an error's text begins with, for example ``"shm:stale"``; empty if there is none."""
+    found = _CODE.match(text)
     return "" if found is None else found[1]

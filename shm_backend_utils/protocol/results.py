@@ -15,14 +15,15 @@ Strings that found no room are in the response as bytes, in the form that they h
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from ..dtypes import BYTES, DType
+from ..dtypes import DType
 from ..errors import PeerError
-from .table import BY_NUMBER, MAX_RANK, NUMBERS, SHAPES, TENSOR
+from .claims import MAX_REGIONS
+from .spans import MAX_TENSORS
+from .table import BY_NUMBER, MAX_RANK, NUMBERS, SHAPES, TENSOR, check_element_count, check_shape
 
 __all__ = [
     "NO_RESULTS",
@@ -143,14 +144,20 @@ def decode(data: bytes, byte_sizes: Sequence[int]) -> Results:
     """
     try:
         return _decode(data, byte_sizes)
-    except (ValueError, LookupError, struct.error) as error:
+    except UnicodeDecodeError:
+        raise broken_results("a name that is not UTF-8") from None
+    except struct.error:
+        raise broken_results("they end too early") from None
+    except ValueError as error:
         raise broken_results(error) from None
 
 
 def _decode(data: bytes, byte_sizes: Sequence[int]) -> Results:
     length, output_count, event_count = _HEAD.unpack_from(data, _STAMPS.size)
     if length > len(data):
-        raise ValueError(f"{length} bytes in a record of {len(data)}")
+        raise ValueError(f"{length} bytes where there is room for {len(data)}")
+    if output_count > MAX_TENSORS or event_count > MAX_REGIONS:
+        raise ValueError(f"{output_count} outputs and {event_count} events")
     at = _BEGIN
     outputs = []
     for _ in range(output_count):
@@ -162,21 +169,28 @@ def _decode(data: bytes, byte_sizes: Sequence[int]) -> Results:
         at += 8 * rank
         name = data[at : at + name_length].decode()
         at += name_length + -name_length % 8
-        dtype = BY_NUMBER[number]
+        dtype = BY_NUMBER.get(number)
+        if dtype is None:
+            raise ValueError(f"data type {number}")
         is_in_response = flags == _IN_RESPONSE
-        if not is_in_response:
-            if flags or offset + byte_size > byte_sizes[region]:
+        if is_in_response:
+            check_shape("an output", dtype, shape)
+        else:
+            if flags or region >= len(byte_sizes) or offset + byte_size > byte_sizes[region]:
                 raise ValueError(f"{byte_size} bytes at offset {offset} that are not the request's")
-            if dtype is not BYTES and math.prod(shape) * dtype.itemsize != byte_size:
-                raise ValueError(f"{byte_size} bytes for the shape {list(shape)}")
+            check_element_count("an output", dtype, shape, byte_size)
+            if dtype.itemsize and offset % dtype.itemsize:
+                raise ValueError(f"an output of {dtype.name} at offset {offset}")
         outputs.append(OutputPlace(name, dtype, shape, region, offset, byte_size, is_in_response))
     events = []
     for _ in range(event_count):
         uuid, handle = _EVENT.unpack_from(data, at)
         at += _EVENT.size
         events.append(Event(uuid.hex(), handle))
-    if at > length:
-        raise ValueError("more than their length says")
+    if at != length:
+        raise ValueError(f"{at} bytes where their length says {length}")
+    if len({output.name for output in outputs} - {""}) != output_count:
+        raise ValueError("an output without a name, or one that is there twice")
     return Results(tuple(outputs), tuple(events))
 
 

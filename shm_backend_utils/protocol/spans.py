@@ -11,18 +11,25 @@ from ..errors import TableError
 from .claims import RegionClaim
 
 __all__ = [
+    "MAX_FRAMED_GENERATION",
     "MAX_FRAMES",
+    "MAX_TENSORS",
     "Extent",
     "InputSpan",
     "OutputSpan",
     "Ring",
     "Table",
+    "brief",
     "check_extents_are_apart",
     "check_outputs_are_apart",
     "frame_number",
 ]
 
+MAX_TENSORS: Final = 512
+"""Inputs and outputs of a table together; outputs of results. What a peer says is checked in bounded time."""
 MAX_FRAMES: Final = 64
+MAX_FRAMED_GENERATION: Final = 2**32 - 1
+"""The last generation whose frames have numbers of 64 bits."""
 _FRAME_BITS: Final = 32
 
 
@@ -62,7 +69,8 @@ class Ring:
     """A ring of frames: where the responses of a decoupled model go, one after another.
 
     Frame n lies in place n modulo ``frames``. The outputs of place 0 lie where the table says, those of each further
-    place ``stride`` bytes behind the last one's. Each place has a slot record, by which the two sides take turns:
+    place ``stride`` bytes behind the last one's. Places do not interlock: in every region, the outputs of one lie
+    within ``stride`` bytes. Each place has a slot record, by which the two sides take turns:
 
     - the model writes a frame, its results, and the frame's number as ``completed``;
     - the client writes that number as ``generation`` when nobody reads the frame any more.
@@ -91,8 +99,7 @@ def frame_number(generation: int, index: int) -> int:
     return (generation << _FRAME_BITS) + index + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """What a client says of a request's tensors, checked.
 
     Attributes
@@ -121,22 +128,19 @@ def check_outputs_are_apart(table: Table) -> None:
 
     Inputs may overlap each other. Regions are taken to be different memory.
     """
-    ring = table.ring
-    places: Iterable[Mapping[str, OutputSpan]] = [table.outputs]
-    if ring is not None:
-        places = [ring.outputs(table.outputs, place) for place in range(ring.frames)]
     extents: list[Extent] = [
         (span.region, span.offset, span.offset + span.byte_size, name)
-        for outputs in places
-        for name, span in outputs.items()
+        for name, span in table.outputs.items()
         if span.byte_size
     ]
     if not extents:
         return
-    extents += [
+    inputs: list[Extent] = [
         (span.region, span.offset, span.offset + span.byte_size, "") for span in table.inputs.values() if span.byte_size
     ]
-    check_extents_are_apart(extents)
+    if table.ring is not None:
+        _check_ring_is_apart(table.ring, extents, inputs)
+    check_extents_are_apart(extents + inputs)
 
 
 def check_extents_are_apart(extents: list[Extent]) -> None:
@@ -145,6 +149,33 @@ def check_extents_are_apart(extents: list[Extent]) -> None:
     last_region, reach, last_output = -1, 0, ""
     for region, begin, end, output in extents:
         if region == last_region and begin < reach and (output or last_output):
-            raise TableError(f"outputs.{output or last_output}", "bytes of another tensor", "bytes of its own")
+            raise _overlap(output or last_output)
         if region != last_region or end > reach:
             last_region, reach, last_output = region, end, output
+
+
+def _check_ring_is_apart(ring: Ring, outputs: Iterable[Extent], inputs: Iterable[Extent]) -> None:
+    """Check a ring's places against each other and against the inputs, but not the outputs of a place."""
+    places: dict[int, tuple[int, int, str]] = {}
+    for region, begin, end, name in outputs:
+        first, last, _ = places.get(region, (begin, end, name))
+        places[region] = (min(first, begin), max(last, end), name)
+    for begin, end, _ in places.values():
+        if ring.frames > 1 and end - begin > ring.stride:
+            raise TableError("frame_stride", str(ring.stride), f"at least {end - begin}, what a place's outputs take")
+    last_place = (ring.frames - 1) * ring.stride
+    for region, begin, end, _ in inputs:
+        if region in places:
+            first, last, name = places[region]
+            if begin < last + last_place and first < end:
+                raise _overlap(name)
+
+
+def _overlap(output: str) -> TableError:
+    return TableError(f"outputs.{brief(output)}", "bytes of another tensor", "bytes of its own")
+
+
+def brief(text: str) -> str:
+    """Return a peer's text as a message may show it: cut where it is long, and escaped where it is not printable."""
+    cut = text if len(text) <= 64 else f"{text[:61]}..."
+    return repr(cut)[1:-1]

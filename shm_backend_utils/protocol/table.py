@@ -33,8 +33,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from .. import dtypes
 from ..dtypes import BYTES, LENGTH_SIZE, DType
@@ -42,13 +42,14 @@ from ..errors import TableError
 from .claims import RegionClaim, claimed_size, decode_claims, encode_claim, padded
 from .layout import MAX_SLOT_COUNT
 from .spans import (
+    MAX_FRAMED_GENERATION,
     MAX_FRAMES,
-    Extent,
+    MAX_TENSORS,
     InputSpan,
     OutputSpan,
     Ring,
     Table,
-    check_extents_are_apart,
+    brief,
     check_outputs_are_apart,
 )
 
@@ -56,18 +57,17 @@ __all__ = [
     "BY_NUMBER",
     "HEAD_LENGTH",
     "MAX_RANK",
-    "MAX_REGIONS",
-    "MAX_TENSORS",
     "NUMBERS",
     "SHAPES",
     "TENSOR",
     "check_element_count",
+    "check_shape",
     "decode",
     "encode",
     "tensor_length",
 ]
 
-_HEAD: Final = struct.Struct("<QIHHHHHxxQ")
+_HEAD: Final = struct.Struct("<QIHHHHHHQ")
 HEAD_LENGTH: Final = _HEAD.size
 _WORD: Final = 8
 TENSOR: Final = struct.Struct("<QQHBBHH")
@@ -76,10 +76,6 @@ TENSOR: Final = struct.Struct("<QQHBBHH")
 MAX_RANK: Final = 32
 """What every NumPy can hold."""
 
-MAX_TENSORS: Final = 1024
-MAX_REGIONS: Final = 256
-"""Of a table, so that looking through the largest record takes no longer than a request does."""
-
 _MAX_INT64: Final = 2**63 - 1
 _ORDER: Final = (  # TRITONSERVER_DataType, from 1
     *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
@@ -87,6 +83,10 @@ _ORDER: Final = (  # TRITONSERVER_DataType, from 1
 )
 NUMBERS: Final[Mapping[str, int]] = {name: number for number, name in enumerate(_ORDER, 1)}
 BY_NUMBER: Final[Mapping[int, DType]] = {number: dtypes.BY_NAME[name] for name, number in NUMBERS.items()}
+# What a named tuple's own constructor does, without the function around it.
+_input_span: Final[Callable[[type[InputSpan], tuple[Any, ...]], InputSpan]] = tuple.__new__
+_output_span: Final[Callable[[type[OutputSpan], tuple[Any, ...]], OutputSpan]] = tuple.__new__
+
 SHAPES: Final = tuple(struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1))
 """How a shape is packed, by its rank."""
 
@@ -105,7 +105,7 @@ def encode(table: Table) -> bytes:
     table : Table
         Its shapes have at most :data:`MAX_RANK` dimensions, and its names at most 65,535 bytes.
     """
-    pieces = [encode_claim(claim) for claim in table.regions]
+    pieces = [*map(encode_claim, table.regions)]
     pack = TENSOR.pack
     for name, (dtype, shape, region, offset, byte_size) in table.inputs.items():
         text = name.encode()
@@ -129,6 +129,7 @@ def encode(table: Table) -> bytes:
             len(table.regions),
             ring.frames,
             ring.slot,
+            0,
             ring.stride,
         )[_WORD:]
         + body
@@ -157,22 +158,24 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
     TableError
         The table breaks the protocol. The message names the field, and never a key, a token or a handle.
     """
-    generation, length, input_count, output_count, region_count, frames, frame_slot, stride = _HEAD.unpack_from(data)
+    (generation, length, input_count, output_count, region_count, frames, frame_slot, reserved, stride) = (
+        _HEAD.unpack_from(data)
+    )
     if not _HEAD.size <= length <= len(data):
         raise TableError("length", str(length), f"{_HEAD.size} to {len(data)}")
+    if reserved:
+        raise TableError("reserved", str(reserved), "0")
     if input_count + output_count > MAX_TENSORS:
-        raise TableError("input_count", f"{input_count + output_count} tensors", f"at most {MAX_TENSORS}")
+        found = f"{input_count + output_count} tensors"
+        raise TableError("input_count and output_count", found, f"at most {MAX_TENSORS}")
     at = _HEAD.size
     claims: tuple[RegionClaim, ...] = ()
     limits = [(data_begin, byte_size)]
     if region_count:
-        if region_count > MAX_REGIONS:
-            raise TableError("region_count", str(region_count), f"at most {MAX_REGIONS}")
         claims, at = decode_claims(data, at, length, region_count)
         limits += [(0, claimed_size(claim)) for claim in claims]
     inputs: dict[str, InputSpan] = {}
     outputs: dict[str, OutputSpan] = {}
-    extents: list[Extent] = []
     reach = 0  # where the last tensor ends, for as long as each lies behind the one before, in the slot's own region
     for index in range(input_count + output_count):
         begin = at + TENSOR.size
@@ -207,28 +210,24 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
             shape = SHAPES[rank].unpack_from(data, begin)
             if not size or math.prod(shape) * dtype.itemsize != size:
                 check_element_count(f"inputs[{index}]", dtype, shape, size)
-            inputs[name] = InputSpan(dtype, shape, region, offset, size)
-            output = ""
+            inputs[name] = _input_span(InputSpan, (dtype, shape, region, offset, size))
         elif number or rank:
             found = "a data type or a shape"
             raise TableError(_field(index, input_count), found, "neither: the model decides on them")
         else:
-            outputs[name] = OutputSpan(region, offset, size)
-            output = name
+            outputs[name] = _output_span(OutputSpan, (region, offset, size))
         if size:
-            extents.append((region, offset, offset + size, output))
             reach = offset + size if region == 0 and 0 <= reach <= offset else -1
         at = name_end + -name_length % 8
     if len(inputs) != input_count or len(outputs) != output_count:
         raise TableError("inputs or outputs", "a name that is there twice", "every tensor once")
-    if frames:
-        ring = _ring(frame_slot, frames, stride, outputs, limits)
-        table = Table(inputs, outputs, claims, ring)
+    if at != length:
+        raise TableError("length", str(length), f"{at}, where the last of its tensors ends")
+    ring = _ring(generation, frame_slot, frames, stride, outputs, limits) if frames else None
+    table = Table(inputs, outputs, claims, ring)
+    if reach < 0 or frames:
         check_outputs_are_apart(table)
-        return generation, table
-    if reach < 0 and outputs:
-        check_extents_are_apart(extents)
-    return generation, Table(inputs, outputs, claims)
+    return generation, table
 
 
 def _field(index: int, input_count: int) -> str:
@@ -242,10 +241,7 @@ def check_element_count(field: str, dtype: DType, shape: tuple[int, ...], byte_s
     """Raise :class:`TableError` unless a tensor of this dtype and shape can exist, and has so many bytes."""
     count = math.prod(shape)
     if count == 0:
-        # No array can be made of some shapes, though it would have no element.
-        extent = math.prod([size or 1 for size in shape]) * (dtype.itemsize or 1)
-        if extent > _MAX_INT64:
-            raise TableError(f"{field}.shape", "dimensions whose product has more than 63 bits", "smaller ones")
+        check_shape(field, dtype, shape)
     if dtype is BYTES:
         if count * LENGTH_SIZE > byte_size:
             raise TableError(f"{field}.byte_size", str(byte_size), "room for the lengths of as many strings")
@@ -253,15 +249,29 @@ def check_element_count(field: str, dtype: DType, shape: tuple[int, ...], byte_s
         raise TableError(f"{field}.byte_size", str(byte_size), "the size of its data type and shape")
 
 
+def check_shape(field: str, dtype: DType, shape: tuple[int, ...]) -> None:
+    """Raise :class:`TableError` if no array can have this shape: of some there is none, although it had no element."""
+    if math.prod([size or 1 for size in shape]) * dtype.numpy.itemsize > _MAX_INT64:
+        raise TableError(f"{field}.shape", "dimensions whose product has more than 63 bits", "smaller ones")
+
+
 def _ring(
-    slot: int, frames: int, stride: int, outputs: Mapping[str, OutputSpan], limits: Sequence[tuple[int, int]]
+    generation: int,
+    slot: int,
+    frames: int,
+    stride: int,
+    outputs: Mapping[str, OutputSpan],
+    limits: Sequence[tuple[int, int]],
 ) -> Ring:
+    if generation > MAX_FRAMED_GENERATION:
+        raise TableError("generation", str(generation), f"at most {MAX_FRAMED_GENERATION} for a stream")
     if frames > MAX_FRAMES:
         raise TableError("frame_count", str(frames), f"at most {MAX_FRAMES}")
     if slot + frames > MAX_SLOT_COUNT:
         raise TableError("frame_slot", str(slot), f"slots of the region, which has at most {MAX_SLOT_COUNT}")
-    ring = Ring(slot, frames, stride)
-    for name, span in ring.outputs(outputs, frames - 1).items():
-        if span.offset + span.byte_size > limits[span.region][1]:
-            raise TableError("frame_stride", str(stride), f"room for output {name!r} of {frames} frames in its region")
-    return ring
+    last_place = (frames - 1) * stride
+    for name, (region, offset, byte_size) in outputs.items():
+        if offset + last_place + byte_size > limits[region][1]:
+            expected = f"room for {frames} frames of output '{brief(name)}' in its region"
+            raise TableError("frame_stride", str(stride), expected)
+    return Ring(slot, frames, stride)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from .. import dtypes
 from ..dtypes import DType
 
-__all__ = ["CPU_DEVICE", "array_of", "consume", "export", "mark_used", "writable_alias"]
+__all__ = ["CPU_DEVICE", "array_of", "consume", "export", "mark_used", "read", "writable_alias"]
 
 CPU_DEVICE: Final = (1, 0)
 """``(kDLCPU, 0)``, as ``__dlpack_device__`` returns it."""
@@ -116,7 +117,7 @@ def export(array: npt.NDArray[Any], max_version: tuple[int, int] | None = None) 
         capsule = known.__dlpack__()
     if is_bf16:
         _tensor_in(capsule).dtype.code = dtypes.BF16.dlpack_code
-    if array.flags.c_contiguous:
+    if array.strides != _c_strides(array.shape, array.itemsize) and array.flags.c_contiguous:
         _straighten(capsule)
     return capsule
 
@@ -128,6 +129,14 @@ def writable_alias(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     interface = dict(array.__array_interface__)
     interface["data"] = (interface["data"][0], False)
     return np.asarray(_Memory(array, interface)).view(array.dtype)
+
+
+def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides = []
+    for size in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= size
+    return tuple(reversed(strides))
 
 
 def _straighten(capsule: object) -> None:
@@ -147,6 +156,40 @@ def _straighten(capsule: object) -> None:
 def mark_used(capsule: object) -> None:
     """Give a capsule the name that says that it was consumed, for a consumer that has given it a name of its own."""
     _capsule_set_name(capsule, _NAME_USED)
+
+
+class _Lender:
+    """What NumPy asks for memory, by keywords that not every producer knows."""
+
+    __slots__ = ("_produce",)
+
+    def __init__(self, produce: Callable[[], object]) -> None:
+        self._produce = produce
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._produce()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CPU_DEVICE
+
+
+def read(produce: Callable[[], object]) -> npt.NDArray[Any]:
+    """Return what an unversioned capsule of CPU memory has, as an array to be read, without a copy.
+
+    Parameters
+    ----------
+    produce : callable
+        Returns the capsule. May be called twice.
+
+    Raises
+    ------
+    TypeError
+        As :func:`consume`.
+    """
+    try:
+        return np.from_dlpack(_Lender(produce))
+    except (BufferError, RuntimeError, TypeError):  # NumPy knows no BF16
+        return consume(produce())
 
 
 def array_of(value: Any) -> npt.NDArray[Any]:

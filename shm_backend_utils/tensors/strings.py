@@ -153,7 +153,7 @@ def _decode(tensor: str, encoded: npt.NDArray[np.uint8], count: int) -> list[byt
     size, begin = encoded.nbytes, 0
     elements: list[bytes] = []
     if count * LENGTH_SIZE <= size:
-        data = memoryview(encoded)
+        data = encoded.data
         append, read_length = elements.append, _LENGTH.unpack_from
         for _ in range(count):
             if begin > size - LENGTH_SIZE:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..client.inputs.devices import DeviceSource, is_on_device
+from ..client.inputs.devices import DeviceSource, device_source, is_on_device
 from ..errors import TensorError, TensorShapeError, TensorTypeError
 from ..memory.cuda.memory import CudaAccess
 from ..tensors.strings import Strings
@@ -131,7 +131,8 @@ def _on_device(name: str, value: Any, cuda: CudaAccess | None) -> InputTensor:
             f"input {name!r} lies on a GPU; expected an array on the host: copy it there, or use "
             "create_set_cuda_shm_regions",
         )
-    source = DeviceSource.adopt(name, value, cuda)
+    source = device_source(cuda, name, value)
+    assert source is not None  # as the caller has seen
     return InputTensor(name, source.dtype, source.shape, source.byte_size, source)
 
 

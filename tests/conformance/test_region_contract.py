@@ -16,10 +16,10 @@ from typing import Final
 
 import numpy as np
 import pytest
+from shm_backend_utils.protocol.region_layout import MAX_RESULTS_LENGTH
 
 from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.protocol.region_layout import MAX_RESULTS_LENGTH
 
 FIELD: Final = "regions[0]"
 SLOTS: Final = 3

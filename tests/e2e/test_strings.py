@@ -91,7 +91,7 @@ def test_the_request_carries_no_strings_and_neither_does_its_answer(flavour: Fla
         with Flavour(url, flavour.is_aio).client() as client:
             first = client.infer("words", {"WORDS": [[word]]}, outputs={"LOUD": 64, "SAME": None})
             assert (first["LOUD"].item(), first["SAME"].item()) == (word.upper(), word)
-            assert (first.overflowed, first.bytes_avoided) == ({}, 64 + 24 + 64)  # the input's room, and once more
+            assert (first.overflowed, first.bytes_avoided) == ({}, 3 * 24)  # each string with its length
         assert word not in wiretap.sent
 
 

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
-from scripts.tools.gpu_check.processes import backend
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.memory.cuda.events import Event
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
-from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import ShmSession
-from shm_backend_utils.model.settings import Settings
+from shm_backend_utils.model.config import Config
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.protocol import descriptor
-from shm_backend_utils.protocol.descriptor import Descriptor, InputSpan, OutputSpan, RegionClaim
-from shm_backend_utils.protocol.results import OutputPlace, parse_events, parse_results
+from shm_backend_utils.protocol import results
+from shm_backend_utils.protocol.named import encode_descriptor
+from shm_backend_utils.protocol.results import OutputPlace
+from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray
-from tests.unit.claims_of import claim_of_allocation, claim_of_region
+from tests.unit import fake_backend
+from tests.unit.claims_of import claim_of_allocation
+from tests.unit.fake_backend import Request
+from tests.unit.table_client import Client as HostClient
 
-__all__ = ["DEVICE", "HOST", "LONG_NAME", "Client", "session_on"]
+__all__ = ["DEVICE", "HOST", "LONG_NAME", "LONG_SHAPE", "Client", "session_on"]
 
-LONG_NAME: Final = "L" * 3800
-"""An output whose name leaves room for nothing else in a slot's record."""
+LONG_NAME: Final = "L" * 1700
+LONG_SHAPE: Final = (*(1,) * 31, 4)
+"""Those of an output that leave room for nothing else in a slot's record."""
 DEVICE: Final = 0
 HOST: Final = -1
 SLOTS: Final = 4
@@ -39,45 +39,43 @@ _SPEC: Final = ModelSpec.from_config(
     {
         "name": "m",
         "input": [{"name": "X", **_TENSOR}],
-        "output": [{"name": name, **_TENSOR} for name in ("Y", "Z", LONG_NAME)],
+        "output": [
+            *({"name": name, **_TENSOR} for name in ("Y", "Z")),
+            {"name": LONG_NAME, **_TENSOR, "dims": [-1] * len(LONG_SHAPE)},
+        ],
     }
 )
 
 
 def session_on(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ShmSession:
     """Return a session of model `m`, with input X and outputs Y and Z of FP32, and of an instance on GPU 0."""
-    name = "triton_python_backend_utils"
-    monkeypatch.setitem(sys.modules, name, ModuleType(name))  # so that it is taken away again
-    backend.put_in_place()
-    return ShmSession(_SPEC, Settings(**settings), CudaAccess(lambda: cuda), DEVICE)
+    fake_backend.put_in_place(monkeypatch)
+    return ShmSession(_SPEC, Config(**settings), CudaAccess(lambda: cuda), DEVICE)
 
 
 class Client:
     """Has a region of some slots, and a share of an allocation on each GPU for each of them."""
 
     def __init__(self, cuda: FakeCuda) -> None:
-        self.region = ManagedRegion.create(SLOTS * _SHARE, SLOTS)
+        self.host = HostClient(slots=SLOTS, share=_SHARE)
+        self.region = self.host.region
         self._allocations = [CudaAllocation(cuda, SLOTS * _SHARE, device) for device in range(cuda.device_count())]
-        self._generations = [0] * SLOTS
 
-    def request(self, slot: int, outputs: Mapping[str, int], room: int = 16, *, fenced: bool = True) -> backend.Request:
+    def request(self, slot: int, outputs: Mapping[str, int], room: int = 16, *, fenced: bool = True) -> Request:
         """Return a request whose X is on the instance's GPU, and whose outputs are where it is said."""
-        host: list[RegionClaim] = [claim_of_region(self.region, slot)] if fenced else []
-        slot_region = 0 if fenced else None
-        on_gpus = [claim_of_allocation(each, slot_region=slot_region) for each in self._allocations]
-        first = len(host)
+        fence = 0 if fenced else None
+        on_gpus = tuple([claim_of_allocation(each, fence=fence) for each in self._allocations])
         begins = {name: slot * _SHARE + 512 * index for index, name in enumerate(("X", *outputs))}
-        begins |= {name: self.region.data_offset + begins[name] for name, device in outputs.items() if device == HOST}
-        x = InputSpan(first + DEVICE, begins["X"], 16, _FP32, (4,))
+        begins |= {name: self.host.data + begins[name] for name, device in outputs.items() if device == HOST}
+        x = InputSpan(_FP32, (4,), 1 + DEVICE, begins["X"], 16)
         rooms = {
-            name: OutputSpan(0 if device == HOST else first + device, begins[name], room)
+            name: OutputSpan(0 if device == HOST else 1 + device, begins[name], room)
             for name, device in outputs.items()
         }
-        text = descriptor.encode(Descriptor("m", (*host, *on_gpus), {"X": x}, rooms))
-        self._generations[slot] += 1
-        self.region.record(slot).generation = self._generations[slot]
-        parameters = {"shm_io": text, "shm_generation": self._generations[slot]}
-        return backend.Request(json.dumps(parameters), list(outputs))
+        said = Table({"X": x}, rooms, on_gpus)
+        if fenced:
+            return Request(self.host.begin(said, slot), list(outputs))
+        return Request({"shm_io": encode_descriptor("m", said)}, list(outputs))
 
     def write(self, slot: int, value: float) -> None:
         """Fill a request's X."""
@@ -85,11 +83,11 @@ class Client:
 
     def places(self, slot: int) -> dict[str, OutputPlace]:
         """Return where the results say that a call's outputs are."""
-        sizes = [self.region.header.byte_size, *[each.byte_size for each in self._allocations]]
-        return {place.name: place for place in parse_results(self.region.record(slot).results(), sizes)}
+        return self.host.places(slot, [each.byte_size for each in self._allocations])
 
     def events(self, slot: int) -> tuple[Event, ...]:
-        return parse_events(self.region.record(slot).results())
+        sizes = [self.region.header.byte_size, *[each.byte_size for each in self._allocations]]
+        return results.decode(self.region.record(slot).copy_results(), sizes).events
 
     def output(self, slot: int, name: str) -> list[float]:
         """Return what an output of a call is now, whatever is on streams."""
@@ -102,14 +100,10 @@ class Client:
 
     def is_over(self, slot: int) -> bool:
         """Return whether the model has given a slot back."""
-        if self.region.record(slot).completed != self._generations[slot] or not self.region.lease(slot).take():
-            return False
-        self.region.lease(slot).give_back()
-        return True
+        return self.host.is_over(slot)
 
     def close(self) -> None:
-        self.region.segment.unlink()
-        self.region.close()
+        self.host.close()
         for allocation in self._allocations:
             allocation.free()
 

@@ -43,6 +43,9 @@ class Tensor:
     def shape(self) -> list[int]:
         return list(self.content.shape)
 
+    def to_dlpack(self) -> object:
+        return dlpack.export(dlpack.writable_alias(self.content))
+
     def as_numpy(self) -> npt.NDArray[Any]:
         array: npt.NDArray[Any] = self.content
         return array

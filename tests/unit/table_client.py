@@ -96,7 +96,8 @@ class Client:
         place = self.places(slot)[name]
         assert not place.is_in_response
         view: npt.NDArray[Any] = np.ndarray(place.shape, place.dtype.numpy, self.region.bytes(), place.offset)
-        return view.copy()
+        copied: npt.NDArray[Any] = view.copy()
+        return copied
 
     def has_results(self, slot: int = 0) -> bool:
         return self._model_half(slot)[16:20] != bytes(4)

@@ -18,11 +18,11 @@ from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaError
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.model.completion import Completion
-from shm_backend_utils.model.device_arrays import DeviceArrays
-from shm_backend_utils.model.settings import Settings
+from shm_backend_utils.model.config import Config
+from shm_backend_utils.model.devices.arrays import DeviceArrays
+from shm_backend_utils.model.devices.completion import complete
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
-from tests.unit.device_calls import DEVICE, HOST, LONG_NAME, Client, session_on
+from tests.unit.device_calls import DEVICE, HOST, LONG_NAME, LONG_SHAPE, Client, session_on
 from tests.unit.fake_gpu import objects_of, runtime_that_gives_all_back
 from tests.unit.fake_gpu_events import PATIENCE_S
 
@@ -51,7 +51,7 @@ def noted(cuda: FakeCuda, *operations: str) -> list[str]:
     return [name for name, _ in cuda.log if name in operations]
 
 
-# A completion by itself
+# Completion by itself
 
 
 class EndedCall:
@@ -66,47 +66,36 @@ class EndedCall:
     def end(self, events: Any = ()) -> None:
         self.ends.append(([event.device_uuid for event in events], len(noted(self._cuda, "synchronize"))))
 
-    def end_by(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         self.ends.append((error, len(noted(self._cuda, "synchronize"))))
 
 
-def completion_of(access: CudaAccess, recorder: EventRecorder | None, *calls: Any) -> Completion:
-    completion = Completion(DeviceArrays(access, DEVICE), recorder)
-    for call in calls:
-        completion.add(call)
-    return completion
+def complete_all(access: CudaAccess, recorder: EventRecorder | None, *calls: Any) -> None:
+    complete(calls, DeviceArrays(access, DEVICE), recorder)
 
 
 def test_every_gpu_is_waited_for_once_and_then_every_call_ends(cuda: FakeCuda) -> None:
     calls = [EndedCall(cuda, *devices) for devices in ((0,), (0, 1), (1,), (1, 0))]
-    completion_of(CudaAccess(lambda: cuda), None, *calls).finish()
+    complete_all(CudaAccess(lambda: cuda), None, *calls)
     assert [call.ends for call in calls] == [[([], 2)]] * 4
 
 
 def test_without_calls_no_gpu_is_asked_for(cuda: FakeCuda) -> None:
     access = CudaAccess(lambda: cuda)
-    completion_of(access, None).finish()
+    complete_all(access, None)
     assert not access.is_loaded
-
-
-def test_calls_end_once(cuda: FakeCuda) -> None:
-    call = EndedCall(cuda, 0)
-    completion = completion_of(CudaAccess(lambda: cuda), None, call)
-    completion.finish()
-    completion.finish()
-    assert len(call.ends) == 1
 
 
 def test_calls_that_may_end_by_event_do_and_the_others_are_waited_for(cuda: FakeCuda) -> None:
     later, now = EndedCall(cuda, 1, 0, by_event=True), EndedCall(cuda, 1)
-    completion_of(CudaAccess(lambda: cuda), EventRecorder(cuda), later, now).finish()
+    complete_all(CudaAccess(lambda: cuda), EventRecorder(cuda), later, now)
     assert later.ends == [([cuda.device_uuid(0), cuda.device_uuid(1)], 1)]
     assert now.ends == [([], 1)]
 
 
 def test_where_all_calls_end_by_events_each_gpu_has_one_and_none_is_waited_for(cuda: FakeCuda) -> None:
     calls = [EndedCall(cuda, *devices, by_event=True) for devices in ((0,), (0, 1), (1,))]
-    completion_of(CudaAccess(lambda: cuda), EventRecorder(cuda), *calls).finish()
+    complete_all(CudaAccess(lambda: cuda), EventRecorder(cuda), *calls)
     zero, one = cuda.device_uuid(0), cuda.device_uuid(1)
     assert [call.ends for call in calls] == [[([zero], 0)], [([zero, one], 0)], [([one], 0)]]
     assert noted(cuda, "record") == ["record", "record"]
@@ -114,16 +103,15 @@ def test_where_all_calls_end_by_events_each_gpu_has_one_and_none_is_waited_for(c
 
 def test_without_a_recorder_every_call_is_waited_for(cuda: FakeCuda) -> None:
     call = EndedCall(cuda, 0, by_event=True)
-    completion_of(CudaAccess(lambda: cuda), None, call).finish()
+    complete_all(CudaAccess(lambda: cuda), None, call)
     assert call.ends == [([], 1)]
 
 
 @pytest.mark.parametrize("method", ["record", "export_event", "synchronize", "current_device"])
 def test_what_the_device_fails_by_is_every_calls_error_and_is_not_raised(cuda: FakeCuda, method: str) -> None:
     calls = [EndedCall(cuda, 0, by_event=True), EndedCall(cuda, 1), EndedCall(cuda, 0, 1)]
-    completion = completion_of(CudaAccess(lambda: cuda), EventRecorder(cuda), *calls)
     cuda.fail_next(method, ILLEGAL)
-    completion.finish()
+    complete_all(CudaAccess(lambda: cuda), EventRecorder(cuda), *calls)
     errors = [error for call in calls for error, _ in call.ends]
     assert [error.name for error in errors if isinstance(error, CudaError)] == [ILLEGAL] * 3
 
@@ -168,7 +156,8 @@ def double_into(*names: str) -> Infer:
         x = call.input("X").cupy()
         with call.stream:
             for name in names:
-                kernel(double, x, call.device_output(name, x.shape, x.dtype).cupy())
+                shape = LONG_SHAPE if name == LONG_NAME else x.shape
+                kernel(double, x, call.device_output(name, shape, x.dtype).cupy())
 
     return infer
 
@@ -215,7 +204,7 @@ def test_a_kernel_that_fails_is_told_in_a_response_of_every_call_in_flight(clien
     for slot, response in enumerate(responses):
         assert response.error.code == "UNAVAILABLE"
         assert f"a kernel failed with {ILLEGAL}" in str(response.error)
-        assert client.region.record(slot).results() == b""
+        assert not client.host.has_results(slot)
         assert client.is_over(slot)
     (response,) = session.serve([client.request(0, {"Y": DEVICE})], double_into("Y"))
     assert response.error is None
@@ -235,7 +224,7 @@ def test_a_call_that_raises_fails_alone_and_after_what_it_has_launched(
 
     client.write(1, 3)
     failed, served = session.serve([client.request(slot, {"Y": DEVICE}) for slot in (0, 1)], infer)
-    assert str(failed.error) == "this call gives up"
+    assert str(failed.error) == "shm:model: this call gives up"
     assert done == ["what was launched"]
     assert served.error is None
     assert client.output(1, "Y") == [6] * 4
@@ -316,8 +305,8 @@ def test_the_model_waits_where_the_client_could_not(
     assert response.error is None
     assert client.events(0) == ()
     assert noted(cuda, "record") == []
-    values = [tensor.as_numpy().tolist() for tensor in response.tensors]
-    values += [client.output(0, name) for name, place in client.places(0).items() if place.dtype is not None]
+    values = [array.tolist() for array in response.tensors.values()]
+    values += [client.output(0, name) for name, place in client.places(0).items() if not place.is_in_response]
     assert values == [[42] * 4] * len(outputs)
 
 
@@ -346,13 +335,13 @@ def test_an_event_that_cannot_be_recorded_fails_the_call(
     cuda.fail_next("record", ILLEGAL)
     (response,) = session_with_events.serve([client.request(0, {"Y": DEVICE})], double_into("Y"))
     assert response.error.code == "UNAVAILABLE"
-    assert client.region.record(0).results() == b""
+    assert not client.host.has_results(0)
     assert client.is_over(0)
 
 
 @pytest.mark.parametrize(
     "let_go",
-    [lambda session: session._instance.plans.sweep(), lambda session: session.close()],
+    [lambda session: session._open_context().resolver.sweep(), lambda session: session.close()],
     ids=["looks after its mappings", "is closed"],
 )
 def test_memory_stays_mapped_while_the_gpu_writes_to_it_although_the_session(
@@ -373,13 +362,13 @@ def test_memory_stays_mapped_while_the_gpu_writes_to_it_although_the_session(
 # Configured
 
 
-def settings_with(value: str) -> Settings:
-    return Settings.from_config({"parameters": {"SHM_GPU_EVENTS": {"string_value": value}}})
+def settings_with(value: str) -> Config:
+    return Config.from_config({"parameters": {"SHM_GPU_EVENTS": {"string_value": value}}})
 
 
 def test_events_are_asked_for_by_a_parameter() -> None:
     assert [settings_with(value).gpu_events for value in ("true", "false")] == [True, False]
-    assert not Settings.from_config({}).gpu_events
+    assert not Config.from_config({}).gpu_events
 
 
 @pytest.mark.parametrize("value", ["", "yes", "1", "True", "on", "true "])

@@ -13,9 +13,9 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import device_guard
-from shm_backend_utils.model.device_arrays import DeviceArrays, device_of, is_on_device
-from shm_backend_utils.model.device_view import DeviceView
+from shm_backend_utils.model.devices.arrays import DeviceArrays, device_of, is_on_device
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
+from shm_backend_utils.tensors.device_view import DeviceView
 from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, kernel
 from tests.unit.fake_gpu import INTEGERS, fails_by, numbers, objects_of, runtime_that_gives_all_back

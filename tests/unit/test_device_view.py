@@ -15,9 +15,9 @@ from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import DeviceMemoryError, ModelError
 from shm_backend_utils.memory.cuda.memory import CudaAllocation, CudaMappings
 from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, device_guard
-from shm_backend_utils.model.device_view import DeviceView
-from shm_backend_utils.model.memory import DeviceMemory
+from shm_backend_utils.model.mapping.memory import DeviceMemory
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
+from shm_backend_utils.tensors.device_view import DeviceView
 from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray
 from tests.unit.fake_gpu import INTEGERS, fails_by, numbers, objects_of, runtime_that_gives_all_back
@@ -84,7 +84,7 @@ def test_a_view_of_a_clients_memory_has_the_handle_that_it_was_opened_by(cuda: F
     allocation = CudaAllocation(cuda, 1000, DEVICE)
     mapping = CudaMappings(peer).map(allocation.handle, 1000, DEVICE, "region")
     memory = DeviceMemory(mapping, 0, 1000).part(100, 900)
-    view = memory.view("X", "direct", 28, 24, dtypes.BY_NAME["INT32"], (2, 3), writable=False)
+    view = memory.view("X", 28, 24, dtypes.BY_NAME["INT32"], (2, 3), writable=False)
     assert view is not None
     assert view.attributes == BufferAttributes(MemoryType.GPU, DEVICE, 24, allocation.handle)
     assert len(allocation.handle) == HANDLE_LENGTH

@@ -1,120 +1,333 @@
-"""How a model claims a generation of a slot for execution, and from whom."""
+"""How a model claims a generation of a slot for execution, and from whom; and what of a table is refused."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
-from shm_backend_utils.errors import ReplayedRequestError, StaleRequestError
-from shm_backend_utils.memory.cuda.memory import CudaAccess
-from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.model import direct
-from shm_backend_utils.model.direct import DirectPlan, DirectTensors
-from shm_backend_utils.model.manager import SharedMemoryManager
-from shm_backend_utils.model.regions import Resolver
-from shm_backend_utils.model.settings import Settings
-from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.protocol.descriptor import Descriptor, SystemRegionClaim
+from shm_backend_utils.dtypes import BY_NAME, BYTES
+from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model.mapping.mapped import PATIENCE_S
+from shm_backend_utils.protocol import table
+from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
+from tests.unit.fake_backend import Logger, Request
+from tests.unit.sessions import session_of, tensor
+from tests.unit.table_client import Client
 
-GENERATION = 7
-MapIt = Callable[[], DirectPlan]
+X = np.arange(4, dtype=np.float32)
+FP32 = BY_NAME["FP32"]
 
 
 @pytest.fixture
-def region() -> Iterator[ManagedRegion]:
-    """The client's side of a region whose slot is in its seventh generation."""
-    region = ManagedRegion.create(4096)
-    region.record(0).generation = GENERATION
-    yield region
-    region.segment.unlink()
-    region.close()
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+    inputs = [tensor("X"), tensor("TEXT", "STRING"), tensor("CUBE", "UINT8", [-1, -1, -1])]
+    with session_of(monkeypatch, inputs, [tensor("Y"), tensor("WORDS", "STRING"), tensor("B", "UINT8")]) as session:
+        yield session
 
 
 @pytest.fixture
-def map_it(region: ManagedRegion) -> Iterator[MapIt]:
-    """Maps the region on the model's side. A fixture of the plan itself would hold the mapping for too long."""
-    manager = SharedMemoryManager()
-    claim = SystemRegionClaim(region.segment.key, region.header.byte_size, region.header.token.hex(), 0)
-
-    def map_it() -> DirectPlan:
-        resolved = Resolver(Settings(), manager, CudaAccess()).resolve(claim, "region", [])
-        return DirectPlan(Descriptor("m", (claim,), {}, {}), ModelSpec.from_config({"name": "m"}), [resolved])
-
-    yield map_it
-    manager.unregister_all()
+def client() -> Iterator[Client]:
+    client = Client()
+    yield client
+    client.close()
 
 
-def test_the_lease_is_held_until_the_end(region: ManagedRegion, map_it: MapIt) -> None:
-    plan = map_it()
-    tensors = DirectTensors(plan, GENERATION)
-    assert not region.lease(0).take()
-    tensors.complete(b"")
-    assert region.lease(0).take()
+def request_of(client: Client, **parameters: Any) -> Request:
+    return client.request({"X": X}, {"Y": 16}, **parameters)
 
 
-def test_the_slots_record_tells_what_was_started_and_completed(region: ManagedRegion, map_it: MapIt) -> None:
-    plan = map_it()
-    tensors = DirectTensors(plan, GENERATION)
-    assert (region.record(0).started, region.record(0).completed) == (GENERATION, 0)
-    tensors.fail()
-    assert (region.record(0).completed, region.record(0).results()) == (GENERATION, b"")
+def pass_on(call: Call) -> None:
+    call.put("Y", call.input("X"))
 
 
-@pytest.mark.parametrize("generation", [GENERATION - 1, GENERATION + 1])
-def test_a_request_of_another_generation_is_stale(region: ManagedRegion, map_it: MapIt, generation: int) -> None:
-    plan = map_it()
-    with pytest.raises(StaleRequestError, match="given this request up"):
-        DirectTensors(plan, generation)
-    assert region.record(0).started == 0
-    assert region.lease(0).take()
+def answer(session: ShmSession, request: Request, infer: Callable[[Call], object] = pass_on) -> tuple[str, str]:
+    """Return the code of Triton and the text that a request is answered with; nothing if it is served."""
+    (response,) = session.serve([request], infer)
+    return ("", "") if response.error is None else (response.error.code, str(response.error))
 
 
-def test_a_generation_is_executed_once(map_it: MapIt) -> None:
-    plan = map_it()
-    DirectTensors(plan, GENERATION).fail()
-    with pytest.raises(ReplayedRequestError):
-        DirectTensors(plan, GENERATION)
+def refused(session: ShmSession, client: Client, said: Table | bytes, *outputs: str) -> str:
+    """Return the text that a table is refused with: as the caller's error, with nothing started and nothing held."""
+    executed: list[Call] = []
+    code, text = answer(session, Request(client.begin(said), outputs), executed.append)
+    assert code == "INVALID_ARG"
+    assert (executed, Logger.lines) == ([], [])
+    assert (client.region.record(0).started, client.region.record(0).completed) == (0, 0)
+    assert client.is_free()
+    assert client.region.segment.key not in text
+    assert client.region.header.token.hex() not in text
+    return text
 
 
-def test_a_generation_that_is_being_executed_is_refused_at_once(map_it: MapIt) -> None:
-    plan = map_it()
-    tensors = DirectTensors(plan, GENERATION)
-    with pytest.raises(ReplayedRequestError):
-        DirectTensors(plan, GENERATION)
-    tensors.fail()
+# Generations
 
 
-def test_a_lease_that_a_stale_request_has_for_a_moment_is_waited_for(region: ManagedRegion, map_it: MapIt) -> None:
-    plan = map_it()
-    of_the_stale = region.lease(0)
-    assert of_the_stale.take()
-    moment = threading.Timer(0.05, of_the_stale.give_back)
-    moment.start()
-    DirectTensors(plan, GENERATION).fail()
-    moment.join()
-    assert region.record(0).completed == GENERATION
+def test_the_lease_is_held_until_the_end(session: ShmSession, client: Client) -> None:
+    free: list[bool] = []
+
+    def infer(call: Call) -> None:
+        free.append(client.is_free())
+        pass_on(call)
+
+    assert answer(session, request_of(client), infer) == ("", "")
+    assert free == [False]
+    assert client.is_free()
 
 
-def test_who_waits_notices_that_the_client_has_given_up(region: ManagedRegion, map_it: MapIt) -> None:
-    plan = map_it()
-    lease = region.lease(0)
-    assert lease.take()
-    region.record(0).generation = GENERATION + 1
-    with pytest.raises(StaleRequestError, match="given this request up"):
-        DirectTensors(plan, GENERATION)
-    lease.give_back()
+def test_the_record_tells_what_was_started_and_completed(session: ShmSession, client: Client) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def infer(call: Call) -> None:
+        seen.append((client.region.record(0).started, client.region.record(0).completed))
+        pass_on(call)
+
+    answer(session, request_of(client), infer)
+    assert seen == [(1, 0)]
+    assert client.region.record(0).completed == 1
 
 
-def test_waiting_ends(region: ManagedRegion, map_it: MapIt, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = map_it()
-    monkeypatch.setattr(direct, "PATIENCE_S", 0.05)
-    lease = region.lease(0)
-    assert lease.take()
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_a_request_of_another_generation_is_stale(session: ShmSession, client: Client, difference: int) -> None:
+    for _ in range(2):
+        request_of(client)
+    request = Request({"shm_slot": client.address(), "shm_generation": 2 + difference}, ["Y"])
+    code, text = answer(session, request)
+    assert code == "CANCELLED"
+    assert text.startswith("shm:stale: ")
+    assert client.region.record(0).started == 0
+    assert client.is_free()
+
+
+def test_a_generation_is_executed_once(session: ShmSession, client: Client) -> None:
+    request = request_of(client)
+    assert answer(session, request) == ("", "")
+    code, text = answer(session, request)
+    assert code == "ALREADY_EXISTS"
+    assert text.startswith("shm:replayed: ")
+    assert client.is_free()
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, True, "1", None], ids=repr)
+def test_what_is_no_generation_is_refused(session: ShmSession, client: Client, value: object) -> None:
+    parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
+    code, text = answer(session, Request({**parameters, "shm_generation": value}, ["Y"]))
+    assert (code, text.partition(":")[0]) == ("INVALID_ARG", "shm")
+    assert "shm_generation" in text
+    assert client.is_free()
+
+
+def test_a_slot_that_somebody_holds_is_busy_after_a_moment(session: ShmSession, client: Client) -> None:
+    request = request_of(client)
+    assert client.region.lease(0).take()
     begin = time.monotonic()
-    with pytest.raises(StaleRequestError, match="the slot is in use"):
-        DirectTensors(plan, GENERATION)
-    assert time.monotonic() - begin >= 0.05
-    lease.give_back()
+    code, text = answer(session, request)
+    assert PATIENCE_S <= time.monotonic() - begin < 10 * PATIENCE_S
+    assert (code, text.partition(": ")[0]) == ("CANCELLED", "shm:busy")
+    client.region.lease(0).give_back()
+    assert answer(session, request) == ("", "")
+
+
+def test_a_slot_that_is_held_for_a_moment_is_waited_for(session: ShmSession, client: Client) -> None:
+    request = request_of(client)
+    assert client.region.lease(0).take()
+    moment = threading.Timer(PATIENCE_S / 5, client.region.lease(0).give_back)
+    moment.start()
+    assert answer(session, request) == ("", "")
+    moment.join()
+
+
+def test_who_waits_notices_that_the_client_has_given_up(session: ShmSession, client: Client) -> None:
+    request = request_of(client)
+    assert client.region.lease(0).take()
+    client.region.record(0).generation = 2
+    assert answer(session, request)[1].startswith("shm:stale: ")
+    client.region.lease(0).give_back()
+
+
+# Addresses
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "triton"),
+    [
+        (lambda address: address.replace("2/", "1/", 1), "shm:version", "INVALID_ARG"),
+        (lambda address: address.replace("2/", "99/", 1), "shm:version", "INVALID_ARG"),
+        (lambda address: "", "shm:version", "INVALID_ARG"),
+        (lambda address: address + "0", "shm:table", "INVALID_ARG"),
+        (lambda address: address + "9999", "shm:table", "INVALID_ARG"),
+        (lambda address: address.replace("shmbu-", "shmbu-../"), "shm:table", "INVALID_ARG"),
+        (lambda address: address.replace("shmbu-", "shmbu-0-"), "shm:gone", "NOT_FOUND"),
+        (lambda address: "/".join([*address.split("/")[:3], "0" * 32, "0"]), "shm:refused", "INVALID_ARG"),
+        (lambda address: 7, "shm:table", "INVALID_ARG"),
+        (lambda address: True, "shm:table", "INVALID_ARG"),
+    ],
+)
+def test_an_address_that_leads_nowhere_is_refused(
+    session: ShmSession, client: Client, change: Callable[[str], object], code: str, triton: str
+) -> None:
+    parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
+    found, text = answer(session, Request({**parameters, "shm_slot": change(client.address())}, ["Y"]))
+    if change(client.address()) == client.address() + "0":
+        assert (found, text) == ("", "")  # another way to write the same number
+        return
+    assert (found, text.partition(": ")[0]) == (triton, code)
+    assert client.region.segment.key not in text
+
+
+def test_a_slot_of_another_model_is_none_of_this_ones(session: ShmSession) -> None:
+    other = Client("another")
+    _, text = answer(session, request_of(other))
+    assert text == (
+        "shm:missing: the request has no input 'X', which the model needs; its shm_slot speaks to another model"
+    )
+    assert other.region.record(0).started == 0
+    other.close()
+
+
+def test_a_client_of_version_1_is_told_both_versions(session: ShmSession) -> None:
+    region = {"kind": "system", "key": "shmbu-1-00", "byte_size": 8192, "token": "0" * 32, "slot": 0}
+    said = json.dumps({"v": 1, "model": "m", "regions": [region], "inputs": {}, "outputs": {}})
+    code, text = answer(session, Request({"shm_io": said, "shm_generation": 1}, ["Y"]))
+    assert (code, text.partition(": ")[0]) == ("INVALID_ARG", "shm:version")
+    assert "found 1, expected 2" in text
+
+
+def test_a_slot_and_a_descriptor_are_one_too_many(session: ShmSession, client: Client) -> None:
+    said = '{"v": 1, "model": "m", "regions": [], "inputs": {}, "outputs": {}}'
+    code, text = answer(session, request_of(client, shm_io=said))
+    assert (code, text.partition(": ")[0]) == ("INVALID_ARG", "shm:table")
+    assert client.is_free()
+
+
+# Tables
+
+
+def spans(inputs: dict[str, InputSpan], outputs: dict[str, OutputSpan], **more: Any) -> Table:
+    return Table(inputs, outputs, **more)
+
+
+def test_an_unknown_input_is_refused(session: ShmSession, client: Client) -> None:
+    said = spans({"Q": InputSpan(FP32, (4,), 0, client.data, 16)}, {})
+    assert refused(session, client, said) == "shm:tensor: model 'm' has no input 'Q'; it has X, TEXT, CUBE"
+
+
+def test_an_unknown_output_is_refused_without_a_look_at_the_rest(session: ShmSession, client: Client) -> None:
+    said = spans({}, {"Y_": OutputSpan(0, client.data, 16)})
+    assert refused(session, client, said) == "shm:tensor: model 'm' has no output 'Y_'; it has Y, WORDS, B"
+
+
+@pytest.mark.parametrize(("count", "complaint"), [(512, "has no output 'O0'"), (10_000, "expected at most 512")])
+def test_many_outputs_that_the_model_does_not_have_cost_little(session: ShmSession, count: int, complaint: str) -> None:
+    client = Client(record_byte_size=1 << 20)
+    at = client.data
+    said = table.encode(spans({}, {f"O{number}": OutputSpan(0, at, 0) for number in range(count)}))
+    begin = time.monotonic()
+    assert complaint in refused(session, client, said)
+    assert time.monotonic() - begin < 0.25
+    client.close()
+
+
+@pytest.mark.parametrize("odd", [1, 2, 3])
+def test_an_input_at_an_odd_address_is_refused(session: ShmSession, client: Client, odd: int) -> None:
+    said = spans({"X": InputSpan(FP32, (4,), 0, client.data + odd, 16)}, {})
+    text = refused(session, client, said)
+    assert text.startswith("shm:table: inputs.X.offset: found ")
+    assert "a multiple of 4 bytes" in text
+
+
+@pytest.mark.parametrize("odd", [1, 2, 3])
+def test_an_output_at_an_odd_address_is_refused(session: ShmSession, client: Client, odd: int) -> None:
+    text = refused(session, client, spans({}, {"Y": OutputSpan(0, client.data + odd, 16)}), "Y")
+    assert text.startswith("shm:table: outputs.Y.offset: found ")
+
+
+def test_strings_and_bytes_may_lie_anywhere(session: ShmSession, client: Client) -> None:
+    said = spans(
+        {"TEXT": InputSpan(BYTES, (1,), 0, client.data + 1, 9)},
+        {"WORDS": OutputSpan(0, client.data + 101, 9), "B": OutputSpan(0, client.data + 203, 9)},
+    )
+
+    def infer(call: Call) -> None:
+        call.put("WORDS", ["a"])
+        call.put("B", np.ones(3, np.uint8))
+
+    assert answer(session, Request(client.begin(said), ["WORDS", "B"]), infer) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(0, 2**62, 2**62), (2**62, 0, 2**62), (2**63, 0, 0), (2**64 - 1, 2**64 - 1, 0), (2**32, 2**32, 1)],
+    ids=str,
+)
+def test_a_shape_of_which_no_array_can_be_made_is_refused(
+    session: ShmSession, client: Client, shape: tuple[int, ...]
+) -> None:
+    said = spans({"CUBE": InputSpan(BY_NAME["UINT8"], shape, 0, client.data, 0)}, {})
+    assert refused(session, client, said).startswith("shm:table: inputs[0]")
+
+
+def test_a_shape_that_has_no_element_and_could_be_is_served(session: ShmSession, client: Client) -> None:
+    said = spans({"CUBE": InputSpan(BY_NAME["UINT8"], (0, 2**31, 2**31), 0, client.data, 0)}, {})
+    shapes: list[tuple[int, ...]] = []
+
+    def infer(call: Call) -> None:
+        shapes.append(call.input("CUBE").numpy().shape)
+
+    assert answer(session, Request(client.begin(said)), infer) == ("", "")
+    assert shapes == [(0, 2**31, 2**31)]
+
+
+@pytest.mark.parametrize(
+    ("name", "span", "words"),
+    [
+        ("X", InputSpan(BY_NAME["INT32"], (4,), 0, 8192, 16), "is INT32, but the model's configuration says TYPE_FP32"),
+        ("X", InputSpan(FP32, (2, 2), 0, 8192, 16), "has shape [2, 2]"),
+        ("X", InputSpan(FP32, (), 0, 8192, 4), "has shape []"),
+    ],
+)
+def test_an_input_that_the_model_does_not_take_is_refused(
+    session: ShmSession, client: Client, name: str, span: InputSpan, words: str
+) -> None:
+    assert words in refused(session, client, spans({name: span}, {}))
+
+
+@pytest.mark.parametrize(("offset", "byte_size"), [(0, 16), (4096, 16), (8191, 16), (8192, 1 << 40)])
+def test_memory_that_is_none_of_the_data_is_refused(
+    session: ShmSession, client: Client, offset: int, byte_size: int
+) -> None:
+    assert "outputs[0]: found" in refused(session, client, spans({}, {"Y": OutputSpan(0, offset, byte_size)}))
+
+
+def test_an_output_over_an_input_is_refused(session: ShmSession, client: Client) -> None:
+    at = client.data
+    said = spans({"X": InputSpan(FP32, (4,), 0, at, 16)}, {"Y": OutputSpan(0, at + 12, 16)})
+    assert "outputs.Y: found bytes of another tensor" in refused(session, client, said)
+
+
+def test_a_ring_for_a_model_that_has_no_streams_is_refused(session: ShmSession, client: Client) -> None:
+    said = spans({}, {"Y": OutputSpan(0, client.data, 16)}, ring=Ring(1, 2, 256))
+    assert refused(session, client, said).startswith("shm:table: frame_count: found 2, expected 0: model 'm' answers")
+
+
+def test_a_table_that_is_none_is_refused(session: ShmSession, client: Client) -> None:
+    for length in (0, 8, 23, 24):
+        assert refused(session, client, b"\xff" * length + bytes(24 - length)).startswith("shm:table: ")
+
+
+def test_random_tables_are_refused_or_served_and_nothing_else(session: ShmSession, client: Client) -> None:
+    dice = np.random.default_rng(1)
+    good = bytearray(table.encode(client.laid_out({"X": X}, {"Y": 16})))
+    for _ in range(3000):
+        bad = bytearray(good)
+        for _ in range(dice.integers(1, 4)):
+            bad[dice.integers(len(bad))] = dice.integers(256)
+        code, text = answer(session, Request(client.begin(bytes(bad)), []), lambda call: call.inputs)
+        assert (code, text[:4]) in {("", ""), ("INVALID_ARG", "shm:"), ("NOT_FOUND", "shm:"), ("UNAVAILABLE", "shm:")}
+        assert client.is_free()
+    assert Logger.lines == []

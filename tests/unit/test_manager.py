@@ -22,7 +22,7 @@ from shm_backend_utils.errors import CallerError, MachineError, RegionGoneError,
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.model import RegionStatus, SharedMemoryManager
-from shm_backend_utils.model.mapped import MappedRegion
+from shm_backend_utils.model.mapping.mapped import MappedRegion
 from shm_backend_utils.tensors.attributes import MemoryType
 
 SHM = Path("/dev/shm")
@@ -265,29 +265,29 @@ def test_an_object_under_a_key_that_had_another_is_another_region(
     assert manager.get_memory_info("new", 0, PAGE).memory.tobytes() == (SHM / key).read_bytes()
 
 
+# Who holds a region uses it; a call does, while it is under way.
+
+
 def test_a_region_in_use_is_closed_when_its_use_ends(manager: SharedMemoryManager, make_file: MakeFile) -> None:
     key = make_file()
-    region = register(manager, "mine", key)
-    manager.begin_use([region])
+    use = register(manager, "mine", key)
     manager.unregister("mine")
     assert manager.status() == []
     assert is_mapped(key)
-    manager.end_use([region])
-    assert region.segment.is_closed
+    del use
     assert not is_mapped(key)
 
 
 def test_a_region_in_use_twice_is_closed_when_its_last_use_ends(
     manager: SharedMemoryManager, make_file: MakeFile
 ) -> None:
-    region = register(manager, "mine", make_file())
-    manager.begin_use([region])
-    manager.begin_use([region])
+    key = make_file()
+    uses = [register(manager, "mine", key), region_of(manager, "mine")]
     manager.unregister("mine")
-    manager.end_use([region])
-    assert not region.segment.is_closed
-    manager.end_use([region])
-    assert region.segment.is_closed
+    uses.pop()
+    assert is_mapped(key)
+    uses.pop()
+    assert not is_mapped(key)
 
 
 def test_a_name_can_be_given_again_while_its_old_region_is_in_use(
@@ -295,37 +295,27 @@ def test_a_name_can_be_given_again_while_its_old_region_is_in_use(
 ) -> None:
     key = make_file()
     old = register(manager, "mine", key)
-    manager.begin_use([old])
     manager.unregister("mine")
-    new = register(manager, "mine", key)
-    manager.end_use([old])
-    assert not new.segment.is_closed
+    assert register(manager, "mine", key) is not old
+    del old
+    assert is_mapped(key)
     assert manager.get_memory_info("mine", 0, PAGE).memory.tobytes() == (SHM / key).read_bytes()
 
 
 def test_a_region_that_is_still_registered_stays_after_its_use(
     manager: SharedMemoryManager, make_file: MakeFile
 ) -> None:
-    region = register(manager, "mine", make_file())
-    manager.begin_use([region])
-    manager.end_use([region])
-    assert not region.segment.is_closed
+    key = make_file()
+    use = register(manager, "mine", key)
+    del use
+    assert is_mapped(key)
 
 
-def test_a_closed_region_cannot_be_used(manager: SharedMemoryManager, make_file: MakeFile) -> None:
-    region = register(manager, "mine", make_file())
+def test_a_region_that_is_closed_has_no_descriptor(manager: SharedMemoryManager, make_file: MakeFile) -> None:
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208  # names are all that is wanted
+    register(manager, "mine", make_file())
     manager.unregister("mine")
-    with pytest.raises(RegionGoneError):
-        manager.begin_use([region])
-
-
-def test_a_use_that_one_region_prevents_is_a_use_of_none(manager: SharedMemoryManager, make_file: MakeFile) -> None:
-    alive, closed = register(manager, "alive", make_file()), register(manager, "closed", make_file())
-    manager.unregister("closed")
-    with pytest.raises(RegionGoneError):
-        manager.begin_use([alive, closed])
-    manager.unregister("alive")
-    assert alive.segment.is_closed
+    assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
 
 
 def test_arrays_outlive_their_name(manager: SharedMemoryManager, make_file: MakeFile) -> None:
@@ -365,10 +355,11 @@ def test_an_object_that_was_removed_is_gone(manager: SharedMemoryManager, make_f
 
 def test_what_was_unlinked_is_dropped(manager: SharedMemoryManager, make_file: MakeFile) -> None:
     unlinked, kept = make_file(), make_file()
-    regions = [register(manager, key, key) for key in (unlinked, kept)]
+    for key in (unlinked, kept):
+        register(manager, key, key)
     (SHM / unlinked).unlink()
     manager.drop_abandoned()
-    assert [region.segment.is_closed for region in regions] == [True, False]
+    assert [is_mapped(key) for key in (unlinked, kept)] == [False, True]
     assert [status.key for status in manager.status()] == [kept]
 
 
@@ -385,13 +376,13 @@ def test_what_was_unlinked_is_dropped_though_it_grew_between_two_registrations(
     manager: SharedMemoryManager, make_file: MakeFile
 ) -> None:
     key = make_file()
-    before = register(manager, "before", key)
+    register(manager, "before", key)
     os.truncate(SHM / key, 2 * PAGE)
-    after = register(manager, "after", key, 0, 2 * PAGE)
+    register(manager, "after", key, 0, 2 * PAGE)
     (SHM / key).unlink()
     manager.drop_abandoned()
     assert manager.status() == []
-    assert (before.segment.is_closed, after.segment.is_closed) == (True, True)
+    assert not is_mapped(key)
 
 
 def test_everything_that_is_mapped_counts(manager: SharedMemoryManager, make_file: MakeFile) -> None:
@@ -406,38 +397,39 @@ def test_what_was_unlinked_while_it_is_in_use_is_dropped_after_it(
     manager: SharedMemoryManager, make_file: MakeFile
 ) -> None:
     key = make_file()
-    region = register(manager, "mine", key)
-    manager.begin_use([region])
+    use = register(manager, "mine", key)
     (SHM / key).unlink()
     manager.drop_abandoned()
-    assert not region.segment.is_closed
-    manager.end_use([region])
-    assert region.segment.is_closed
+    assert is_mapped(key)
+    del use
+    assert not is_mapped(key)
 
 
 def test_the_region_of_a_living_owner_is_kept(manager: SharedMemoryManager) -> None:
     with owner() as process:
-        region = register_managed(manager, process)
+        key = register_managed(manager, process)
         manager.drop_abandoned()
-        assert not region.segment.is_closed
-        (SHM / region.segment.key).unlink()
+        assert is_mapped(key)
+        (SHM / key).unlink()
 
 
 def test_the_region_of_an_owner_that_was_killed_is_dropped(manager: SharedMemoryManager) -> None:
     with owner() as process:
-        region = register_managed(manager, process)
+        key = register_managed(manager, process)
         process.send_signal(signal.SIGKILL)
         process.wait()
         manager.drop_abandoned()
-        assert region.segment.is_closed
+        assert not is_mapped(key)
         assert manager.status() == []
-        (SHM / region.segment.key).unlink(missing_ok=True)
+        (SHM / key).unlink(missing_ok=True)
 
 
 def test_an_unused_region_makes_room(make_file: MakeFile) -> None:
     manager = SharedMemoryManager(max_mapped_bytes=2 * PAGE)
-    first, second, third = (register(manager, name, make_file()) for name in ("first", "second", "third"))
-    assert [region.segment.is_closed for region in (first, second, third)] == [True, False, False]
+    keys = [make_file() for _ in range(3)]
+    for name, key in zip(("first", "second", "third"), keys, strict=True):
+        register(manager, name, key)
+    assert [is_mapped(key) for key in keys] == [False, True, True]
     assert [status.name for status in manager.status()] == ["second", "third"]
     manager.unregister_all()
 
@@ -479,9 +471,9 @@ def test_a_region_in_use_does_not_make_room(make_file: MakeFile) -> None:
     manager.begin_use([used])
     with pytest.raises(MachineError, match="the limit \\(SHM_MAX_MAPPED_BYTES\\) is 4096"):
         register(manager, "more", make_file())
-    assert not used.segment.is_closed
     assert [status.name for status in manager.status()] == ["used"]
     manager.end_use([used])
+    del used
     register(manager, "more", make_file())
     manager.unregister_all()
 
@@ -555,7 +547,7 @@ def test_threads_do_not_disturb_each_other(make_file: MakeFile) -> None:
             try:
                 region = find_or_register(manager, name, key)
                 manager.begin_use([region])
-            except (RegionGoneError, MachineError):
+            except MachineError:
                 continue  # another thread freed the name, or everything is in use: a clear answer both
             assert region.memory.bytes().tobytes() == keys[key]
             if dice.random() < 0.3:
@@ -586,9 +578,8 @@ def owner() -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def register_managed(manager: SharedMemoryManager, process: subprocess.Popen[str]) -> MappedRegion:
+def register_managed(manager: SharedMemoryManager, process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     key, byte_size, token = process.stdout.readline().split()
-    return manager.register(
-        key, lambda: MappedRegion(ManagedRegion.open(key, int(byte_size), token, "regions[0]")), 0, int(byte_size)
-    )
+    manager.register(key, lambda: MappedRegion(ManagedRegion.open(key, token, "regions[0]")), 0, int(byte_size))
+    return key

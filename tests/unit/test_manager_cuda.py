@@ -15,17 +15,18 @@ from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import RegionStatus, SharedMemoryManager
-from shm_backend_utils.model.mapped import MappedRegion
-from shm_backend_utils.model.regions import ResolvedRegion, Resolver
-from shm_backend_utils.model.settings import Settings
-from shm_backend_utils.protocol.descriptor import CudaRegionClaim
+from shm_backend_utils.model.config import Config
+from shm_backend_utils.model.mapping.mapped import MappedRegion
+from shm_backend_utils.model.mapping.resolver import Resolver
+from shm_backend_utils.protocol.claims import CudaRegionClaim
+from shm_backend_utils.protocol.spans import Table
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, LiveCounts
-from tests.unit.claims_of import claim_of_allocation, claim_of_region
+from tests.unit.claims_of import Resolved, claim_of_allocation, resolved, slot_of
 from tests.unit.fake_gpu import SIZE, objects_of, runtime_that_gives_all_back
 
 DEVICE = 1
-HOST_FIELD, FIELD = "shm_io.regions[0]", "shm_io.regions[1]"
+FIELD = "regions[1]"
 NOTHING = LiveCounts()
 
 
@@ -78,24 +79,24 @@ def register(
 
 
 class Model:
-    """Resolves descriptors that name a managed region, and then device memory."""
+    """Resolves requests that name a slot of a managed region, and then device memory."""
 
     def __init__(
-        self, cuda: Callable[[], FakeCuda], region: ManagedRegion, manager: SharedMemoryManager, **settings: Any
+        self, cuda: Callable[[], FakeCuda], region: ManagedRegion, limit: int | None = None, **config: Any
     ) -> None:
-        self._resolver = Resolver(Settings(**settings), manager, CudaAccess(cuda))
-        self._host = claim_of_region(region)
-        self.manager = manager
-        self.forget_unfenced = self._resolver.forget_unfenced
+        self.resolver = Resolver(Config(max_mapped_bytes=limit, **config), CudaAccess(cuda))
+        self.manager = self.resolver.registry
+        self._region = region
 
-    def resolve(self, claim: CudaRegionClaim) -> ResolvedRegion:
-        host = self._resolver.resolve(self._host, HOST_FIELD, [])
-        return self._resolver.resolve(claim, FIELD, [host])
+    def resolve(self, claim: CudaRegionClaim) -> Resolved:
+        return resolved(self.resolver, claim, slot_of(self.resolver, self._region))
 
 
 @pytest.fixture
-def model(cuda: FakeCuda, region: ManagedRegion, manager: SharedMemoryManager) -> Model:
-    return Model(lambda: cuda, region, manager)
+def model(cuda: FakeCuda, region: ManagedRegion) -> Iterator[Model]:
+    model = Model(lambda: cuda, region)
+    yield model
+    model.resolver.close()
 
 
 def times(cuda: FakeCuda, operation: str) -> int:
@@ -167,11 +168,10 @@ def test_a_name_is_given_once_whatever_the_kind(
 def test_memory_in_use_is_unmapped_when_its_use_ends(
     cuda: FakeCuda, manager: SharedMemoryManager, allocation: CudaAllocation
 ) -> None:
-    mapped = register(manager, allocation)
-    manager.begin_use([mapped])
+    use = register(manager, allocation)
     manager.unregister("mine")
     assert cuda.live.opened == 1
-    manager.end_use([mapped])
+    del use
     assert cuda.live == NOTHING
 
 
@@ -200,8 +200,8 @@ def test_unused_memory_makes_room(client: FakeCuda, cuda: FakeCuda, allocation: 
 
 def test_claimed_memory_is_the_clients(model: Model, allocation: CudaAllocation) -> None:
     found = model.resolve(claim_of_allocation(allocation))
-    assert (found.field, found.begin, found.data, found.slot) == (FIELD, 0, range(SIZE), None)
-    assert found.mapped.memory.attributes() == BufferAttributes(MemoryType.GPU, DEVICE, SIZE, allocation.handle)
+    assert (found.memory.begin, found.memory.byte_size) == (0, SIZE)
+    assert found.memory.attributes() == BufferAttributes(MemoryType.GPU, DEVICE, SIZE, allocation.handle)
 
 
 def test_claimed_memory_is_mapped_once_however_often_it_is_claimed(
@@ -215,10 +215,9 @@ def test_the_gpu_is_found_by_its_uuid_whatever_its_number(
     client: FakeCuda, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
     cuda = FakeCuda(uuids=[client.device_uuid(1), client.device_uuid(0)])
-    manager = SharedMemoryManager(cuda=CudaAccess(lambda: cuda))
-    found = Model(lambda: cuda, region, manager).resolve(claim_of_allocation(allocation))
-    assert found.mapped.memory.attributes().memory_type_id == 0
-    manager.unregister_all()
+    model = Model(lambda: cuda, region)
+    assert model.resolve(claim_of_allocation(allocation)).memory.attributes().memory_type_id == 0
+    model.resolver.close()
 
 
 @pytest.mark.parametrize(("first", "second"), [(SIZE, 100), (100, SIZE)])
@@ -226,63 +225,62 @@ def test_another_descriptor_may_claim_more_or_less_of_the_same_memory(
     model: Model, allocation: CudaAllocation, first: int, second: int
 ) -> None:
     for byte_size in (first, second):
-        assert model.resolve(claim_of_allocation(allocation, byte_size=byte_size)).data == range(byte_size)
+        assert model.resolve(claim_of_allocation(allocation, byte_size=byte_size)).memory.byte_size == byte_size
 
 
 def test_the_client_sees_that_its_memory_is_mapped(
-    model: Model, manager: SharedMemoryManager, region: ManagedRegion, allocation: CudaAllocation
+    model: Model, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
     model.resolve(claim_of_allocation(allocation))
     assert has_users(region.segment.fileno())
-    manager.unregister_all()
+    model.manager.unregister_all()
     assert not has_users(region.segment.fileno())
 
 
 def test_the_client_sees_its_memory_mapped_as_long_as_an_array_lives(
-    model: Model, manager: SharedMemoryManager, region: ManagedRegion, allocation: CudaAllocation
+    model: Model, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
-    array: Any = model.resolve(claim_of_allocation(allocation)).mapped.memory.bytes()
-    manager.unregister_all()
+    array: Any = model.resolve(claim_of_allocation(allocation)).memory.bytes()
+    model.manager.unregister_all()
     assert has_users(region.segment.fileno())
     del array
     assert not has_users(region.segment.fileno())
 
 
 def test_memory_is_unmapped_when_the_region_of_its_slot_was_removed(
-    cuda: FakeCuda, model: Model, manager: SharedMemoryManager, region: ManagedRegion, allocation: CudaAllocation
+    cuda: FakeCuda, model: Model, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
     model.resolve(claim_of_allocation(allocation))
-    manager.drop_abandoned()
+    model.manager.drop_abandoned()
     assert cuda.live.opened == 1
     region.segment.unlink()
-    manager.drop_abandoned()
+    model.manager.drop_abandoned()
     assert cuda.live == NOTHING
-    assert manager.status() == []
+    assert model.manager.status() == []
 
 
 def test_memory_of_which_the_client_has_let_go_in_the_meantime_is_not_mapped(
-    cuda: FakeCuda, region: ManagedRegion, manager: SharedMemoryManager, allocation: CudaAllocation
+    cuda: FakeCuda, model: Model, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
-    resolver = Resolver(Settings(), manager, CudaAccess(lambda: cuda))
-    host = resolver.resolve(claim_of_region(region), HOST_FIELD, [])
+    own = slot_of(model.resolver, region)
     region.segment.unlink()
-    with pytest.raises(RegionGoneError, match=r"shm_io.regions\[1\] was removed by its owner"):
-        resolver.resolve(claim_of_allocation(allocation), FIELD, [host])
+    with pytest.raises(RegionGoneError, match=r"^regions\[1\] was removed by its owner"):
+        resolved(model.resolver, claim_of_allocation(allocation), own)
     assert cuda.live == NOTHING
     assert not has_users(region.segment.fileno())
 
 
 def test_memory_that_no_slot_fences_is_unmapped_when_nobody_uses_it(
-    cuda: FakeCuda, model: Model, manager: SharedMemoryManager, allocation: CudaAllocation
+    cuda: FakeCuda, model: Model, allocation: CudaAllocation
 ) -> None:
-    mapped = model.resolve(claim_of_allocation(allocation, slot_region=None)).mapped
-    manager.begin_use([mapped])
-    model.forget_unfenced()
+    claim = claim_of_allocation(allocation, fence=None)
+    in_use = model.resolver.open_further(Table({}, {}, (claim,)), None)
+    model.resolver.sweep()
     assert cuda.live.opened == 1
-    manager.end_use([mapped])
+    in_use.release()
     assert cuda.live.opened == 1  # it serves the next request, if that comes soon
-    del mapped
-    model.forget_unfenced()
+    del in_use
+    model.resolver.sweep()
     assert cuda.live == NOTHING
 
 
@@ -290,7 +288,7 @@ def test_memory_that_a_slot_fences_stays_mapped_for_the_next_request(
     cuda: FakeCuda, model: Model, allocation: CudaAllocation
 ) -> None:
     model.resolve(claim_of_allocation(allocation))
-    model.forget_unfenced()
+    model.resolver.sweep()
     assert cuda.live.opened == 1
 
 
@@ -379,7 +377,7 @@ def test_memory_that_cannot_be_registered_is_refused_with_what_is_the_matter(
     ],
     ids=["a handle of another length", "no handle", "more than was allocated", "a GPU not seen"],
 )
-@pytest.mark.parametrize("slot_region", [0, None], ids=["fenced", "unfenced"])
+@pytest.mark.parametrize("fence", [0, None], ids=["fenced", "unfenced"])
 def test_memory_that_cannot_be_claimed_is_refused_and_the_client_may_free_it(
     cuda: FakeCuda,
     model: Model,
@@ -387,9 +385,9 @@ def test_memory_that_cannot_be_claimed_is_refused_and_the_client_may_free_it(
     allocation: CudaAllocation,
     changes: dict[str, Any],
     words: list[str],
-    slot_region: int | None,
+    fence: int | None,
 ) -> None:
-    claim = claim_of_allocation(allocation, slot_region=slot_region, **changes)
+    claim = claim_of_allocation(allocation, fence=fence, **changes)
     error = refusal(lambda: model.resolve(claim), claim.handle, allocation.handle, region.header.token)
     assert isinstance(error, RegionRefusedError)
     assert error.field == FIELD
@@ -420,24 +418,24 @@ def test_claimed_memory_that_was_freed_is_refused(
 def test_memory_of_this_very_process_is_refused(
     client: FakeCuda, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
-    manager = SharedMemoryManager(cuda=CudaAccess(lambda: client))
-    model = Model(lambda: client, region, manager)
-    for work in (lambda: register(manager, allocation), lambda: model.resolve(claim_of_allocation(allocation))):
+    model = Model(lambda: client, region)
+    for work in (lambda: register(model.manager, allocation), lambda: model.resolve(claim_of_allocation(allocation))):
         error = refusal(work, allocation.handle)
         assert isinstance(error, RegionRefusedError)
         assert "cudaErrorDeviceUninitialized" in error.reason
         assert "exported by this very process, which has the memory already" in error.reason
-    manager.unregister_all()
+    model.resolver.close()
 
 
 def test_memory_that_no_slot_fences_is_refused_where_the_model_takes_none(
-    cuda: FakeCuda, region: ManagedRegion, manager: SharedMemoryManager, allocation: CudaAllocation
+    cuda: FakeCuda, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
-    model = Model(lambda: cuda, region, manager, foreign_regions=False)
-    error = refusal(lambda: model.resolve(claim_of_allocation(allocation, slot_region=None)), allocation.handle)
+    model = Model(lambda: cuda, region, foreign_regions=False)
+    error = refusal(lambda: model.resolve(claim_of_allocation(allocation, fence=None)), allocation.handle)
     assert str(error) == f"{FIELD} refused: this model takes no memory without a slot (its SHM_FOREIGN_REGIONS is off)"
     assert cuda.log == []
-    assert model.resolve(claim_of_allocation(allocation)).data == range(SIZE)
+    assert model.resolve(claim_of_allocation(allocation)).memory.byte_size == SIZE
+    model.resolver.close()
 
 
 def test_too_much_memory_is_the_machines_fault(
@@ -462,17 +460,16 @@ def no_cupy() -> FakeCuda:
 def test_without_cupy_the_machine_is_at_fault_and_the_error_says_what_to_install(
     region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
-    manager = SharedMemoryManager(cuda=CudaAccess(no_cupy))
-    model = Model(no_cupy, region, manager)
+    model = Model(no_cupy, region)
     for work in (
-        lambda: register(manager, allocation),
+        lambda: register(model.manager, allocation),
         lambda: model.resolve(claim_of_allocation(allocation)),
-        lambda: model.resolve(claim_of_allocation(allocation, slot_region=None)),
+        lambda: model.resolve(claim_of_allocation(allocation, fence=None)),
     ):
         error = refusal(work, allocation.handle, region.header.token)
         assert (type(error), str(error)) == (MachineError, WITHOUT_CUPY)
         assert not has_users(region.segment.fileno())
-    manager.unregister_all()
+    model.resolver.close()
 
 
 @pytest.mark.parametrize(
@@ -493,12 +490,12 @@ def test_a_machine_whose_cuda_does_not_work_says_so_and_may_be_tried_again(
         assert name in str(error)
         assert remedy in str(error)
         assert not has_users(region.segment.fileno())
-    assert model.resolve(claim).data == range(SIZE)
+    assert model.resolve(claim).memory.byte_size == SIZE
 
 
 def test_a_machine_without_gpus_refuses_every_claim(region: ManagedRegion, allocation: CudaAllocation) -> None:
     cuda = FakeCuda(devices=0)
-    manager = SharedMemoryManager(cuda=CudaAccess(lambda: cuda))
-    error = refusal(lambda: Model(lambda: cuda, region, manager).resolve(claim_of_allocation(allocation)))
+    model = Model(lambda: cuda, region)
+    error = refusal(lambda: model.resolve(claim_of_allocation(allocation)))
     assert "it sees 0" in str(error)
-    manager.unregister_all()
+    model.resolver.close()

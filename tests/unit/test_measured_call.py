@@ -1,19 +1,24 @@
-"""Calls that a GPU is waited for are counted when they end, and as what they end."""
+"""Calls that a session with metrics counts: when they end, and as what they end."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
-from shm_backend_utils.errors import MachineError
-from shm_backend_utils.model.completion import Completion
-from shm_backend_utils.model.instance import Instance
-from shm_backend_utils.model.measured_call import MeasuredCall
-from shm_backend_utils.model.plans import OrdinaryRequest
-from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.errors import MachineError, ModelError
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model.metrics import MeasuredCall
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
+from tests.unit.fake_backend import Request
+from tests.unit.fake_gpu import runtime_that_gives_all_back
+from tests.unit.sessions import session_of, tensor
+from tests.unit.table_client import Client
 
-SPEC = ModelSpec.from_config({"name": "m"})
+X = np.arange(4, dtype=np.float32)
 
 
 class Metrics:
@@ -30,80 +35,101 @@ class Metrics:
 
     def took(self, own_s: float) -> None:
         assert own_s > 0
+        self.told.append("time")
 
 
-class Machine:
-    """The server, a request without tensors, and a GPU; each does as much as a call needs."""
-
-    device = 0
-
-    def __init__(self, failure: Exception | None = None) -> None:
-        self._failure = failure
-
-    def parameters(self, request: Any) -> str:
-        return ""
-
-    def begin(self, text: str) -> tuple[OrdinaryRequest, int]:
-        return OrdinaryRequest({}), 0
-
-    def requested_output_names(self) -> list[str]:
-        return []
-
-    def inputs(self) -> list[Any]:
-        return []
-
-    def response(self, tensors: list[Any]) -> str:
-        return "an answer"
-
-    def error_response(self, error: Exception) -> str:
-        return "an error"
-
-    def stream(self) -> str:
-        return "the GPU's"
-
-    def synchronize(self, devices: list[int]) -> None:
-        if devices and self._failure is not None:
-            raise self._failure
+@pytest.fixture
+def cuda() -> Iterator[FakeCuda]:
+    with runtime_that_gives_all_back() as cuda:
+        yield cuda
 
 
-def measured(machine: Any, completion: Completion | None) -> tuple[MeasuredCall, list[Any]]:
-    metrics: Any = Metrics()
-    instance = Instance(SPEC, machine, machine, machine, machine)
-    return MeasuredCall(metrics, instance, machine, completion), metrics.told
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
 
 
-def test_a_call_that_a_gpu_works_for_is_counted_when_it_has_ended() -> None:
-    machine: Any = Machine()
-    completion = Completion(machine)
-    call, told = measured(machine, completion)
-    with call:
-        assert call.stream == "the GPU's"
-    assert told == []
-    completion.finish()
-    assert told == [("triton", 0, 0)]
+@pytest.fixture
+def session(cuda: FakeCuda, metrics: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+    access = CudaAccess(lambda: cuda)
+    with session_of(monkeypatch, [tensor("X"), tensor("W")], [tensor("Y"), tensor("Z")], cuda=access) as session:
+        monkeypatch.setattr(session, "_new_call", lambda *arguments: MeasuredCall(metrics, *arguments))
+        yield session
 
 
-def test_a_call_whose_gpu_fails_is_a_refusal() -> None:
-    machine: Any = Machine(MachineError("the GPU is gone"))
-    completion = Completion(machine)
-    call, told = measured(machine, completion)
-    with call:
-        assert call.stream == "the GPU's"
-    completion.finish()
-    assert told == [MachineError]
+@pytest.fixture
+def client() -> Iterator[Client]:
+    client = Client()
+    yield client
+    client.close()
 
 
-def test_a_call_whose_gpu_fails_at_its_end_is_a_refusal() -> None:
-    machine: Any = Machine(MachineError("the GPU is gone"))
-    call, told = measured(machine, None)
-    with pytest.raises(MachineError), call:
-        assert call.stream == "the GPU's"
-    assert told == [MachineError]
+def double(call: Call) -> None:
+    x = call.input("X")
+    np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())
 
 
-def test_a_call_without_a_gpu_is_counted_at_once() -> None:
-    machine: Any = Machine()
-    call, told = measured(machine, Completion(machine))
-    with call:
-        pass
-    assert told == [("triton", 0, 0)]
+def test_a_call_is_counted_with_its_time_and_bytes(session: ShmSession, metrics: Metrics, client: Client) -> None:
+    session.serve([client.request({"X": X}, {"Y": 16})], double)
+    assert metrics.told == ["time", ("direct", 32, 0)]
+
+
+def test_what_is_copied_counts_as_such(session: ShmSession, metrics: Metrics, client: Client) -> None:
+    def infer(call: Call) -> None:
+        call.put("Y", np.ones(4, np.float32))
+        double(call) if call.parameters else None
+        call.put("Z", np.ones(2, np.float32))
+
+    session.serve([client.request({"X": X}, {"Y": 16, "Z": 4}, delivered={"W": X})], infer)
+    assert metrics.told == ["time", ("direct", 16, 16 + 16 + 8)]
+
+
+def test_what_triton_delivers_was_copied(session: ShmSession, metrics: Metrics) -> None:
+    session.serve([Request("", ["Y"], {"X": X})], double)
+    assert metrics.told == ["time", ("triton", 0, 32)]
+
+
+def test_a_call_that_is_refused_is_a_refusal(session: ShmSession, metrics: Metrics, client: Client) -> None:
+    session.serve([client.request({}, {"Y": 16})], double)
+    (kind,) = metrics.told
+    assert kind.__name__ == "MissingTensorError"
+
+
+def test_a_call_that_fails_is_a_refusal_and_no_answer(session: ShmSession, metrics: Metrics, client: Client) -> None:
+    session.serve([client.request({"X": X}, {"Y": 16})], lambda call: None)
+    assert metrics.told == [ModelError]
+
+
+def test_a_call_that_a_gpu_works_for_is_counted_when_it_has_ended(
+    session: ShmSession, metrics: Metrics, client: Client
+) -> None:
+    def infer(call: Call) -> None:
+        double(call)
+        assert call.stream is not None
+
+    session.serve([client.request({"X": X}, {"Y": 16})], infer)
+    assert metrics.told == ["time", ("direct", 32, 0)]
+
+
+def test_a_call_whose_gpu_fails_is_a_refusal(
+    session: ShmSession, metrics: Metrics, client: Client, cuda: FakeCuda
+) -> None:
+    def infer(call: Call) -> None:
+        double(call)
+        assert call.stream is not None
+        cuda.fail_next("synchronize", "cudaErrorIllegalAddress")
+
+    (response,) = session.serve([client.request({"X": X}, {"Y": 16})], infer)
+    assert response.error.code == "UNAVAILABLE"
+    (kind,) = metrics.told
+    assert issubclass(kind, MachineError)
+
+
+def test_a_call_outside_of_serve_is_counted_once(session: ShmSession, metrics: Metrics, client: Client) -> None:
+    with session.open(client.request({"X": X}, {"Y": 16})) as call:
+        double(call)
+    assert metrics.told == ["time", ("direct", 32, 0)]
+    del metrics.told[:]
+    with pytest.raises(ValueError, match="no"), session.open(client.request({"X": X}, {"Y": 16})):
+        raise ValueError("no")
+    assert metrics.told == [ValueError]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.errors import DescriptorError, ModelError, TensorShapeError
+from shm_backend_utils.errors import ModelError, TableError, TensorShapeError
 from shm_backend_utils.model.metrics import Metrics
 from tests.unit.metrics_port import MetricsPort
 
@@ -56,14 +56,14 @@ def test_bytes_are_counted_by_whether_they_were_copied(session: Session) -> None
 
 def test_refusals_are_counted_by_the_errors_class(session: Session) -> None:
     for error in (
-        DescriptorError("v", "2", "1"),
+        TableError("v", "2", "1"),
         TensorShapeError("X", "too large"),
-        DescriptorError("v", "0", "1"),
+        TableError("v", "0", "1"),
         ModelError("no output"),
     ):
         session.metrics.refused(error)
     assert session.published("reason") == {
-        "refusals_total DescriptorError": 2,
+        "refusals_total TableError": 2,
         "refusals_total TensorShapeError": 1,
         "refusals_total ModelError": 1,
     }

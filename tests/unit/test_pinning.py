@@ -15,21 +15,19 @@ from shm_backend_utils.errors import MachineError, ModelError
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
-from shm_backend_utils.model import policy
-from shm_backend_utils.model.manager import SharedMemoryManager
-from shm_backend_utils.model.mapped import MappedRegion
-from shm_backend_utils.model.pinning import Pinning
-from shm_backend_utils.model.regions import ResolvedRegion, Resolver
-from shm_backend_utils.model.settings import Settings
-from shm_backend_utils.protocol.descriptor import NamedRegionClaim, RegionClaim
-from shm_backend_utils.protocol.region_layout import PAGE_SIZE
+from shm_backend_utils.model.config import Config
+from shm_backend_utils.model.mapping import policy
+from shm_backend_utils.model.mapping.pinning import Pinning
+from shm_backend_utils.model.mapping.registry import SharedMemoryManager
+from shm_backend_utils.model.mapping.resolver import Resolver
+from shm_backend_utils.protocol.claims import NamedRegionClaim
+from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, LiveCounts
-from tests.unit.claims_of import claim_of_allocation, claim_of_region
+from tests.unit.claims_of import Resolved, claim_of_allocation, resolved, slot_of
 from tests.unit.fake_gpu import runtime_that_gives_all_back
 
 SHM = Path("/dev/shm")
-FIELD = "shm_io.regions[0]"
 
 Register = Callable[..., NamedRegionClaim]
 
@@ -46,20 +44,20 @@ def warnings() -> list[str]:
 
 
 @pytest.fixture
-def manager(cuda: FakeCuda) -> Iterator[SharedMemoryManager]:
-    """What the model has mapped, until before it is asked whether all was given back."""
-    manager = SharedMemoryManager()
-    yield manager
-    manager.unregister_all()
+def model(cuda: FakeCuda, warnings: list[str]) -> Iterator[Resolver]:
+    model = pinning_model(CudaAccess(lambda: cuda), warnings)
+    yield model
+    model.close()  # before it is asked whether all was given back
 
 
 @pytest.fixture
-def model(cuda: FakeCuda, manager: SharedMemoryManager, warnings: list[str]) -> Resolver:
-    return pinning_model(CudaAccess(lambda: cuda), manager, warnings)
+def manager(model: Resolver) -> SharedMemoryManager:
+    """What the model has mapped."""
+    return model.registry
 
 
-def pinning_model(access: CudaAccess, manager: SharedMemoryManager, warnings: list[str]) -> Resolver:
-    return Resolver(Settings(), manager, access, Pinning(access, warnings.append))
+def pinning_model(access: CudaAccess, warnings: list[str], limit: int | None = None) -> Resolver:
+    return Resolver(Config(max_mapped_bytes=limit), access, Pinning(access, warnings.append))
 
 
 @contextlib.contextmanager
@@ -97,28 +95,30 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
         (SHM / key).unlink()
 
 
-def resolved(model: Resolver, claim: RegionClaim) -> ResolvedRegion:
-    return model.resolve(claim, FIELD, [])
+def mapped(model: Resolver, region: ManagedRegion, slot: int = 0) -> Resolved:
+    found = slot_of(model, region, slot)
+    return Resolved(found.region, found.memory)
 
 
 def pins(cuda: FakeCuda) -> list[tuple[int, int]]:
     return [detail for name, detail in cuda.log if name == "pin"]
 
 
-def place_of(mapped: MappedRegion) -> tuple[int, int]:
-    memory = mapped.memory.bytes()
+def place_of(found: Resolved) -> tuple[int, int]:
+    """Return where a whole mapping is, and how large."""
+    memory = found.mapped.memory.bytes()
     return memory.ctypes.data, memory.nbytes
 
 
-def attributes_of(region: ResolvedRegion) -> BufferAttributes:
-    return region.mapped.memory.attributes()
+def attributes_of(found: Resolved) -> BufferAttributes:
+    return found.memory.attributes()
 
 
 # Pinned
 
 
 def test_a_managed_region_is_pinned_once_and_as_a_whole(cuda: FakeCuda, model: Resolver, region: ManagedRegion) -> None:
-    first, *later = [resolved(model, claim_of_region(region, slot)).mapped for slot in (0, 1, 0)]
+    first, *later = [mapped(model, region, slot) for slot in (0, 1, 0)]
     assert later == [first, first]
     assert pins(cuda) == [place_of(first)]
     assert pins(cuda)[0][1] == region.header.byte_size
@@ -129,7 +129,7 @@ def test_a_foreign_region_of_which_a_part_is_registered_is_pinned_as_a_whole(
     cuda: FakeCuda, model: Resolver, register: Register
 ) -> None:
     found = resolved(model, register("mine", PAGE_SIZE, 100))
-    assert pins(cuda) == [place_of(found.mapped)]
+    assert pins(cuda) == [place_of(found)]
     assert pins(cuda)[0][1] == 3 * PAGE_SIZE
 
 
@@ -137,39 +137,33 @@ def test_two_names_of_one_object_are_pinned_once(cuda: FakeCuda, model: Resolver
     one = resolved(model, register("one", 0, PAGE_SIZE))
     other = resolved(model, register("other", PAGE_SIZE, PAGE_SIZE, like="one"))
     assert one.mapped is other.mapped
-    assert pins(cuda) == [place_of(one.mapped)]
+    assert pins(cuda) == [place_of(one)]
 
 
 def test_views_of_a_pinned_region_say_so(model: Resolver, region: ManagedRegion) -> None:
-    memory = resolved(model, claim_of_region(region)).mapped.memory
+    memory = mapped(model, region).memory
     assert memory.attributes() == BufferAttributes(MemoryType.CPU_PINNED, 0, region.header.byte_size, None)
-    view = memory.part(0, 100).view("X", "direct", 28, 24, BY_NAME["INT32"], (2, 3), writable=False)
+    view = memory.part(0, 100).view("X", 28, 24, BY_NAME["INT32"], (2, 3), writable=False)
     assert view is not None
     assert view.attributes == BufferAttributes(MemoryType.CPU_PINNED, 0, 24, None)
 
 
 def test_a_pinned_region_is_the_memory_that_it_was(model: Resolver, region: ManagedRegion) -> None:
-    memory = resolved(model, claim_of_region(region)).mapped.memory.bytes()
+    memory = mapped(model, region).memory.bytes()
     memory[region.data_offset] = 42
     assert region.data()[0] == 42
 
 
-def test_the_manager_tells_that_a_part_is_pinned(
-    manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
-) -> None:
-    claim = claim_of_region(region)
-    resolved(model, claim)
-    info = manager.get_memory_info(claim.key, 10, 20)
-    assert info.attributes == BufferAttributes(MemoryType.CPU_PINNED, 0, 20, None)
-    assert info.memory.nbytes == 20
+def test_a_part_of_a_pinned_region_is_pinned(model: Resolver, region: ManagedRegion) -> None:
+    memory = mapped(model, region).memory.part(10, 20)
+    assert memory.attributes() == BufferAttributes(MemoryType.CPU_PINNED, 0, 20, None)
+    assert memory.bytes().nbytes == 20
 
 
 # Undone
 
 
-def test_a_region_is_unpinned_when_it_is_unmapped_and_not_later(
-    manager: SharedMemoryManager, warnings: list[str], region: ManagedRegion
-) -> None:
+def test_a_region_is_unpinned_when_it_is_unmapped_and_not_later(warnings: list[str], region: ManagedRegion) -> None:
     was_mapped: list[bool] = []
 
     class LookingCuda(FakeCuda):
@@ -180,9 +174,10 @@ def test_a_region_is_unpinned_when_it_is_unmapped_and_not_later(
             super().unpin(address)
 
     cuda = LookingCuda()
-    resolved(pinning_model(CudaAccess(lambda: cuda), manager, warnings), claim_of_region(region))
+    model = pinning_model(CudaAccess(lambda: cuda), warnings)
+    mapped(model, region)
     assert cuda.live.pinned == 1
-    manager.unregister_all()
+    model.close()
     assert was_mapped == [True]
     assert cuda.live == LiveCounts()
 
@@ -190,27 +185,18 @@ def test_a_region_is_unpinned_when_it_is_unmapped_and_not_later(
 def test_a_region_in_use_is_unpinned_when_its_use_ends(
     cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
 ) -> None:
-    mapped = resolved(model, claim_of_region(region)).mapped
-    manager.begin_use([mapped])
+    use = mapped(model, region)
     manager.unregister_all()
-    assert mapped.memory.attributes().memory_type is MemoryType.CPU_PINNED
+    assert attributes_of(use).memory_type is MemoryType.CPU_PINNED
     assert cuda.live.pinned == 1
-    manager.end_use([mapped])
+    del use
     assert cuda.live.pinned == 0
-
-
-def test_a_region_that_is_unmapped_is_pinned_no_more_by_its_own_words(
-    manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
-) -> None:
-    found = resolved(model, claim_of_region(region))
-    manager.unregister_all()
-    assert attributes_of(found).memory_type is MemoryType.CPU
 
 
 def test_arrays_of_a_region_that_was_unpinned_stay_valid(
     cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
 ) -> None:
-    array = resolved(model, claim_of_region(region)).mapped.memory.bytes()
+    array = mapped(model, region).memory.bytes()
     manager.unregister_all()
     assert cuda.live.pinned == 0
     array[region.data_offset] = 42
@@ -220,7 +206,7 @@ def test_arrays_of_a_region_that_was_unpinned_stay_valid(
 def test_a_region_whose_owner_has_gone_is_unpinned(
     cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
 ) -> None:
-    resolved(model, claim_of_region(region))
+    mapped(model, region)
     region.segment.unlink()
     manager.drop_abandoned()
     assert cuda.live.pinned == 0
@@ -230,8 +216,9 @@ def test_a_region_that_is_mapped_anew_is_pinned_anew(
     cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
 ) -> None:
     for _ in range(2):
-        found = resolved(model, claim_of_region(region))
+        found = mapped(model, region)
         assert attributes_of(found).memory_type is MemoryType.CPU_PINNED
+        del found
         manager.unregister_all()
     assert len(pins(cuda)) == 2
 
@@ -239,19 +226,20 @@ def test_a_region_that_is_mapped_anew_is_pinned_anew(
 def test_a_region_for_which_there_is_no_room_is_not_left_pinned(
     cuda: FakeCuda, warnings: list[str], region: ManagedRegion
 ) -> None:
-    model = pinning_model(CudaAccess(lambda: cuda), SharedMemoryManager(max_mapped_bytes=1), warnings)
+    model = pinning_model(CudaAccess(lambda: cuda), warnings, limit=1)
     with pytest.raises(MachineError, match="SHM_MAX_MAPPED_BYTES"):
-        resolved(model, claim_of_region(region))
+        mapped(model, region)
     assert cuda.live.pinned == 0
+    model.close()
 
 
 def test_memory_that_cannot_be_unpinned_is_unmapped_all_the_same(
     cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
 ) -> None:
-    mapped = resolved(model, claim_of_region(region)).mapped
+    mapped(model, region)
     cuda.fail_next("unpin", "cudaErrorIllegalAddress")
     manager.unregister_all()
-    assert mapped.segment.is_closed
+    assert Path("/proc/self/maps").read_text().count(f" {region.segment.identity[1]} ") == 1  # the client's
     ((address, _),) = pins(cuda)
     cuda.unpin(address)  # it is still there to be unpinned
 
@@ -273,9 +261,9 @@ def test_a_region_that_cannot_be_pinned_serves_as_it_is(
     cuda: FakeCuda, model: Resolver, warnings: list[str], region: ManagedRegion, name: str, reason: str
 ) -> None:
     cuda.fail_next("pin", name)
-    found = resolved(model, claim_of_region(region))
+    found = mapped(model, region)
     assert attributes_of(found) == BufferAttributes(MemoryType.CPU, 0, region.header.byte_size, None)
-    found.mapped.memory.bytes()[region.data_offset] = 42
+    found.memory.bytes()[region.data_offset] = 42
     assert region.data()[0] == 42
     (warning,) = warnings
     assert warning.startswith("SHM_PIN_HOST_MEMORY: memory stays pageable: ")
@@ -290,7 +278,7 @@ def test_regions_that_cannot_be_pinned_are_warned_of_once(
     with managed_regions(3) as regions:
         for region in regions:
             cuda.fail_next("pin", "cudaErrorMemoryAllocation")
-            resolved(model, claim_of_region(region))
+            mapped(model, region)
         assert len(warnings) == 1
         manager.unregister_all()
     assert [name for name, _ in cuda.log if name in ("pin", "unpin")] == []
@@ -301,59 +289,57 @@ def test_one_region_that_cannot_be_pinned_keeps_no_other_from_it(
 ) -> None:
     with managed_regions(2) as regions:
         cuda.fail_next("pin", "cudaErrorMemoryAllocation")
-        kinds = [attributes_of(resolved(model, claim_of_region(region))).memory_type for region in regions]
+        kinds = [attributes_of(mapped(model, region)).memory_type for region in regions]
         assert kinds == [MemoryType.CPU, MemoryType.CPU_PINNED]
         manager.unregister_all()
         assert cuda.live.pinned == 0
 
 
-def test_without_a_gpu_regions_serve_as_they_are_and_one_warning_says_why(
-    manager: SharedMemoryManager, warnings: list[str]
-) -> None:
+def test_without_a_gpu_regions_serve_as_they_are_and_one_warning_says_why(warnings: list[str]) -> None:
     def load() -> FakeCuda:
         raise MachineError("GPU memory needs CuPy, which is not installed")
 
-    model = pinning_model(CudaAccess(load), manager, warnings)
+    model = pinning_model(CudaAccess(load), warnings)
     with managed_regions(2) as regions:
-        kinds = {attributes_of(resolved(model, claim_of_region(region))).memory_type for region in regions}
+        kinds = {attributes_of(mapped(model, region)).memory_type for region in regions}
         assert kinds == {MemoryType.CPU}
         assert warnings == ["SHM_PIN_HOST_MEMORY: memory stays pageable: GPU memory needs CuPy, which is not installed"]
-        manager.unregister_all()
+        model.close()
 
 
-def test_nothing_is_pinned_and_cuda_not_loaded_unless_it_is_asked_for(
-    cuda: FakeCuda, manager: SharedMemoryManager, region: ManagedRegion
-) -> None:
+def test_nothing_is_pinned_and_cuda_not_loaded_unless_it_is_asked_for(cuda: FakeCuda, region: ManagedRegion) -> None:
     access = CudaAccess(lambda: cuda)
-    found = resolved(Resolver(Settings(), manager, access), claim_of_region(region))
-    assert attributes_of(found).memory_type is MemoryType.CPU
+    model = Resolver(Config(), access)
+    assert attributes_of(mapped(model, region)).memory_type is MemoryType.CPU
     assert not access.is_loaded
+    model.close()
 
 
 def test_memory_of_a_gpu_is_not_pinned(
     cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
 ) -> None:
     allocation = CudaAllocation(FakeCuda(), 1000, 0)
-    fence = resolved(model, claim_of_region(region))
-    found = model.resolve(claim_of_allocation(allocation), FIELD, [fence])
+    fence = slot_of(model, region)
+    found = resolved(model, claim_of_allocation(allocation), fence)
     assert attributes_of(found).memory_type is MemoryType.GPU
-    assert pins(cuda) == [place_of(fence.mapped)]
+    assert pins(cuda) == [place_of(Resolved(fence.region, fence.memory))]
+    del found
     manager.unregister_all()
 
 
 # Configured
 
 
-def settings_with(value: str) -> Settings:
-    return Settings.from_config({"parameters": {"SHM_PIN_HOST_MEMORY": {"string_value": value}}})
+def config_with(value: str) -> Config:
+    return Config.from_config({"parameters": {"SHM_PIN_HOST_MEMORY": {"string_value": value}}})
 
 
 def test_pinning_is_asked_for_by_a_parameter() -> None:
-    assert [settings_with(value).pin_host_memory for value in ("true", "false")] == [True, False]
-    assert not Settings.from_config({}).pin_host_memory
+    assert [config_with(value).pin_host_memory for value in ("true", "false")] == [True, False]
+    assert not Config.from_config({}).pin_host_memory
 
 
 @pytest.mark.parametrize("value", ["", "yes", "1", "True", "on", " true"])
 def test_another_word_is_refused_with_the_two_that_there_are(value: str) -> None:
     with pytest.raises(ModelError, match="parameter SHM_PIN_HOST_MEMORY is .*; expected true or false"):
-        settings_with(value)
+        config_with(value)

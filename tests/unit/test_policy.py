@@ -13,17 +13,20 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.errors import DescriptorError, MachineError, RegionGoneError, RegionRefusedError
+from shm_backend_utils.errors import MachineError, RegionGoneError, RegionRefusedError, TableError
+from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
-from shm_backend_utils.model import policy
-from shm_backend_utils.model.settings import Settings
-from shm_backend_utils.protocol import region_layout as layout
-from shm_backend_utils.protocol.descriptor import NamedRegionClaim, SystemRegionClaim
+from shm_backend_utils.model.config import Config
+from shm_backend_utils.model.mapping import policy
+from shm_backend_utils.model.mapping.resolver import Resolver
+from shm_backend_utils.protocol import layout
+from shm_backend_utils.protocol.claims import NamedRegionClaim
+from tests.unit.claims_of import claim_of_region, resolved, slot_of
 
 SHM = Path("/dev/shm")
 PAGE = layout.PAGE_SIZE
-FIELD = "shm_io.regions[0]"
+FIELD = "regions[1]"
 NOBODY = 65534
 
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -55,8 +58,8 @@ def registered() -> list[Any]:
 
 
 @pytest.fixture
-def settings(registered: list[Any]) -> Iterator[Settings]:
-    """Settings with a server that speaks the one endpoint which gives names a meaning."""
+def config(registered: list[Any]) -> Iterator[Config]:
+    """Config with a server that speaks the one endpoint which gives names a meaning."""
 
     class Status(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -71,19 +74,13 @@ def settings(registered: list[Any]) -> Iterator[Settings]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Status) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield Settings(server_url=f"http://127.0.0.1:{server.server_port}")
+        yield Config(server_url=f"http://127.0.0.1:{server.server_port}")
         server.shutdown()
         thread.join()
 
 
-def claim_of(region: ManagedRegion, **changes: Any) -> SystemRegionClaim:
-    fields = {
-        "key": region.segment.key,
-        "byte_size": region.header.byte_size,
-        "token": region.header.token.hex(),
-        "slot": 0,
-    }
-    return SystemRegionClaim(**{**fields, **changes})
+def open_it(region: ManagedRegion, config: Config | None = None, token: str = "") -> ManagedRegion:
+    return policy.open_managed(region.segment.key, token or region.header.token.hex(), config or Config(), FIELD)
 
 
 def entry(name: str, key: str, offset: int = 0, byte_size: int = PAGE) -> dict[str, Any]:
@@ -99,66 +96,42 @@ def refused(action: Callable[[], object], secret: str) -> str:
     return caught.value.reason
 
 
-def refused_registration(path: Path, byte_size: int = PAGE, settings: Settings | None = None) -> str:
+def refused_registration(path: Path, byte_size: int = PAGE, config: Config | None = None) -> str:
     registration = Registration(f"/{path.name}", 0, byte_size)
-    return refused(lambda: policy.open_registered(registration, settings or Settings(), FIELD), path.name)
+    return refused(lambda: policy.open_registered(registration, config or Config(), FIELD), path.name)
 
 
 def test_a_managed_region_opens_with_its_token(region: ManagedRegion) -> None:
-    opened = policy.open_managed(claim_of(region, slot=1), Settings(), FIELD)
+    opened = open_it(region)
     assert opened.segment.identity == region.segment.identity
     opened.close()
 
 
 def test_a_managed_region_does_not_open_with_another_token(region: ManagedRegion) -> None:
-    claim = claim_of(region, token="0" * 32)
-    assert "token" in refused(lambda: policy.open_managed(claim, Settings(), FIELD), region.header.token.hex())
+    assert "token" in refused(lambda: open_it(region, token="0" * 32), region.header.token.hex())
 
 
 @pytest.mark.parametrize("difference", [-1, 1, PAGE])
-def test_a_managed_region_does_not_open_with_another_size(region: ManagedRegion, difference: int) -> None:
-    claim = claim_of(region, byte_size=region.header.byte_size + difference)
-    refused(lambda: policy.open_managed(claim, Settings(), FIELD), region.segment.key)
+def test_a_lent_region_is_not_used_with_another_size(region: ManagedRegion, difference: int) -> None:
+    resolver = Resolver(Config(), CudaAccess())
+    claim = claim_of_region(region, byte_size=region.header.byte_size + difference)
+    with pytest.raises(TableError, match=r"^regions\[1\].byte_size: found"):
+        resolved(resolver, claim, slot_of(resolver, region))
+    resolver.close()
 
 
 def test_a_slot_that_a_region_does_not_have_is_named(region: ManagedRegion) -> None:
-    with pytest.raises(DescriptorError, match="regions\\[0\\].slot: found 2, expected less than 2"):
-        policy.open_managed(claim_of(region, slot=2), Settings(), FIELD)
+    resolver = Resolver(Config(), CudaAccess())
+    with pytest.raises(TableError, match="^shm_slot.slot: found 2, expected less than 2"):
+        slot_of(resolver, region, 2)
+    resolver.close()
 
 
 def test_a_managed_region_that_is_not_there(region: ManagedRegion) -> None:
     region.segment.unlink()
     with pytest.raises(RegionGoneError) as gone:
-        policy.open_managed(claim_of(region), Settings(), FIELD)
+        open_it(region)
     assert region.segment.key not in str(gone.value)
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "",
-        ".",
-        "..",
-        "shmbu-",
-        "foreign",
-        "/shmbu-1-00",
-        "shmbu-1/00",
-        "shmbu-/../../etc/passwd",
-        "shmbu-..",
-        "shmbu-1-00\0",
-        "shmbu-1-00\n",
-        "shmbu-1-AA",
-        "SHMBU-1-00",
-        "shmbu-" + "0" * 65,
-        "shmbu-é",
-        "triton_python_backend_shm_region_0",
-        "triton_python_backend_shm_region_shmbu-1-00",
-    ],
-)
-def test_a_key_that_no_managed_region_has_is_refused_unopened(region: ManagedRegion, key: str) -> None:
-    claim = claim_of(region, key=key)
-    reason = refused(lambda: policy.open_managed(claim, Settings(), FIELD), region.header.token.hex())
-    assert reason == "it is not the key of a managed region"
 
 
 @pytest.mark.parametrize(
@@ -169,20 +142,21 @@ def test_a_key_that_no_managed_region_has_is_refused_unopened(region: ManagedReg
         lambda file: file[:8] + b"\0" + file[9:],
         lambda file: file[:12] + b"\0\0\0\0" + file[16:],
         lambda file: file[:16] + bytes(8) + file[24:],
+        lambda file: file[:40] + bytes(4) + file[44:],
     ],
-    ids=["none", "other magic", "not ready", "no slots", "other size"],
+    ids=["none", "other magic", "not ready", "no slots", "other size", "no records"],
 )
 def test_a_managed_region_needs_a_valid_header(region: ManagedRegion, spoil: Callable[[bytes], bytes]) -> None:
     path = SHM / region.segment.key
     path.write_bytes(spoil(path.read_bytes()))
-    reason = refused(lambda: policy.open_managed(claim_of(region), Settings(), FIELD), region.segment.key)
-    assert reason == "it has no header of a managed region of this size"
+    reason = refused(lambda: open_it(region), region.segment.key)
+    assert reason == "it has no header of a managed region of version 2"
 
 
 @only_root
 def test_a_managed_region_of_another_user_is_refused(region: ManagedRegion) -> None:
     os.chown(SHM / region.segment.key, NOBODY, -1)
-    reason = refused(lambda: policy.open_managed(claim_of(region), Settings(), FIELD), region.segment.key)
+    reason = refused(lambda: open_it(region), region.segment.key)
     assert reason == f"it belongs to user {NOBODY}, whom the model's SHM_ALLOWED_UIDS does not allow"
 
 
@@ -190,24 +164,24 @@ def test_a_managed_region_of_another_user_is_refused(region: ManagedRegion) -> N
 @pytest.mark.parametrize("allowed", [frozenset({NOBODY}), None], ids=["listed", "any"])
 def test_a_managed_region_of_an_allowed_user_opens(region: ManagedRegion, allowed: frozenset[int] | None) -> None:
     os.chown(SHM / region.segment.key, NOBODY, -1)
-    policy.open_managed(claim_of(region), Settings(allowed_uids=allowed), FIELD).close()
+    open_it(region, Config(allowed_uids=allowed)).close()
 
 
 def test_this_user_is_refused_where_only_others_are_allowed(region: ManagedRegion) -> None:
-    allowed = Settings(allowed_uids=frozenset({os.geteuid() + 1}))
-    refused(lambda: policy.open_managed(claim_of(region), allowed, FIELD), region.segment.key)
+    allowed = Config(allowed_uids=frozenset({os.geteuid() + 1}))
+    refused(lambda: open_it(region, allowed), region.segment.key)
 
 
 def test_a_registered_file_opens(path: Path) -> None:
     path.write_bytes(bytes(range(16)) * (PAGE // 16))
-    segment = policy.open_registered(Registration(f"/{path.name}", 0, PAGE), Settings(), FIELD)
+    segment = policy.open_registered(Registration(f"/{path.name}", 0, PAGE), Config(), FIELD)
     assert bytes(segment.buffer()) == path.read_bytes()
     segment.close()
 
 
 def test_a_registered_file_that_is_gone(path: Path) -> None:
     with pytest.raises(RegionGoneError):
-        policy.open_registered(Registration(f"/{path.name}", 0, PAGE), Settings(), FIELD)
+        policy.open_registered(Registration(f"/{path.name}", 0, PAGE), Config(), FIELD)
 
 
 def test_a_symbolic_link_is_refused(path: Path, tmp_path: Path) -> None:
@@ -236,7 +210,7 @@ def test_a_file_that_is_smaller_than_registered_is_refused(path: Path, byte_size
 def test_the_offset_of_a_registration_counts(path: Path) -> None:
     path.write_bytes(bytes(PAGE))
     registration = Registration(f"/{path.name}", 1, PAGE)
-    refused(lambda: policy.open_registered(registration, Settings(), FIELD), path.name)
+    refused(lambda: policy.open_registered(registration, Config(), FIELD), path.name)
 
 
 @pytest.mark.parametrize("byte_size", [0, PAGE])
@@ -257,30 +231,30 @@ def test_a_registered_file_of_another_user_is_refused(path: Path) -> None:
 def test_a_registered_file_of_an_allowed_user_opens(path: Path, allowed: frozenset[int] | None) -> None:
     path.write_bytes(bytes(PAGE))
     os.chown(path, NOBODY, -1)
-    settings = Settings(allowed_uids=allowed)
-    policy.open_registered(Registration(f"/{path.name}", 0, PAGE), settings, FIELD).close()
+    config = Config(allowed_uids=allowed)
+    policy.open_registered(Registration(f"/{path.name}", 0, PAGE), config, FIELD).close()
 
 
-def test_a_name_stands_for_what_the_server_says(settings: Settings, registered: list[Any]) -> None:
+def test_a_name_stands_for_what_the_server_says(config: Config, registered: list[Any]) -> None:
     registered += [entry("first", "/one"), entry("second", "/two", 4, 12), entry("third", "/three")]
-    assert policy.resolve(NamedRegionClaim("second"), settings, FIELD) == Registration("/two", 4, 12)
+    assert policy.resolve(NamedRegionClaim("second"), config, FIELD) == Registration("/two", 4, 12)
 
 
-def test_numbers_may_be_strings(settings: Settings, registered: list[Any]) -> None:
+def test_numbers_may_be_strings(config: Config, registered: list[Any]) -> None:
     registered.append({"name": "mine", "key": "/one", "offset": "4", "byte_size": "12"})
-    assert policy.resolve(NamedRegionClaim("mine"), settings, FIELD) == Registration("/one", 4, 12)
+    assert policy.resolve(NamedRegionClaim("mine"), config, FIELD) == Registration("/one", 4, 12)
 
 
 @pytest.mark.parametrize("name", ["mine", "Other", "othe", "other "])
-def test_a_name_that_is_not_registered_is_gone(settings: Settings, registered: list[Any], name: str) -> None:
+def test_a_name_that_is_not_registered_is_gone(config: Config, registered: list[Any], name: str) -> None:
     registered.append(entry("other", "/other"))
     with pytest.raises(RegionGoneError, match=f"^{FIELD.replace('[', '.').replace(']', '.')} is not registered"):
-        policy.resolve(NamedRegionClaim(name), settings, FIELD)
+        policy.resolve(NamedRegionClaim(name), config, FIELD)
 
 
-def test_names_can_be_turned_off(registered: list[Any], settings: Settings) -> None:
+def test_names_can_be_turned_off(registered: list[Any], config: Config) -> None:
     registered.append(entry("mine", "/one"))
-    off = Settings(foreign_regions=False, server_url=settings.server_url)
+    off = Config(foreign_regions=False, server_url=config.server_url)
     assert "SHM_FOREIGN_REGIONS is off" in refused(lambda: policy.resolve(NamedRegionClaim("mine"), off, FIELD), "one")
 
 
@@ -300,27 +274,27 @@ def test_names_can_be_turned_off(registered: list[Any], settings: Settings) -> N
     ],
 )
 def test_a_registered_key_that_must_not_be_reached_is_refused(
-    settings: Settings, registered: list[Any], slash: str, key: str, reason: str
+    config: Config, registered: list[Any], slash: str, key: str, reason: str
 ) -> None:
     registered.append(entry("mine", f"{slash}{key}"))
     with pytest.raises(RegionRefusedError) as refusal:
-        policy.resolve(NamedRegionClaim("mine"), settings, FIELD)
+        policy.resolve(NamedRegionClaim("mine"), config, FIELD)
     assert refusal.value.reason == reason
 
 
-def test_more_slashes_do_not_hide_a_key(settings: Settings, registered: list[Any]) -> None:
+def test_more_slashes_do_not_hide_a_key(config: Config, registered: list[Any]) -> None:
     registered.append(entry("mine", "//triton_python_backend_shm_region_1"))
     with pytest.raises(RegionRefusedError):
-        policy.resolve(NamedRegionClaim("mine"), settings, FIELD)
+        policy.resolve(NamedRegionClaim("mine"), config, FIELD)
 
 
 def test_a_server_that_does_not_answer_is_the_machines_fault() -> None:
     with pytest.raises(MachineError, match="SHM_SERVER_URL"):
-        policy.resolve(NamedRegionClaim("mine"), Settings(server_url="http://127.0.0.1:1"), FIELD)
+        policy.resolve(NamedRegionClaim("mine"), Config(server_url="http://127.0.0.1:1"), FIELD)
 
 
-def test_a_server_without_that_endpoint_is_the_machines_fault(settings: Settings) -> None:
-    elsewhere = Settings(server_url=f"{settings.server_url}/elsewhere")
+def test_a_server_without_that_endpoint_is_the_machines_fault(config: Config) -> None:
+    elsewhere = Config(server_url=f"{config.server_url}/elsewhere")
     with pytest.raises(MachineError, match="SHM_SERVER_URL"):
         policy.resolve(NamedRegionClaim("mine"), elsewhere, FIELD)
 
@@ -328,13 +302,13 @@ def test_a_server_without_that_endpoint_is_the_machines_fault(settings: Settings
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "localhost", "http://"])
 def test_a_url_that_is_none_is_the_machines_fault(url: str) -> None:
     with pytest.raises(MachineError, match="SHM_SERVER_URL"):
-        policy.resolve(NamedRegionClaim("mine"), Settings(server_url=url), FIELD)
+        policy.resolve(NamedRegionClaim("mine"), Config(server_url=url), FIELD)
 
 
 @pytest.mark.parametrize("answer", ["text", 7, {"key": "/one"}, {"name": "mine"}], ids=str)
 def test_a_server_that_is_no_triton_is_the_machines_fault(
-    settings: Settings, registered: list[Any], answer: object
+    config: Config, registered: list[Any], answer: object
 ) -> None:
     registered.append(answer)
     with pytest.raises(MachineError, match="SHM_SERVER_URL"):
-        policy.resolve(NamedRegionClaim("mine"), settings, FIELD)
+        policy.resolve(NamedRegionClaim("mine"), config, FIELD)

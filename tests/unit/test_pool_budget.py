@@ -15,74 +15,74 @@ import pytest
 
 from shm_backend_utils.client.errors import BudgetError
 from shm_backend_utils.client.origin import Origin
-from shm_backend_utils.client.pool import SlotPool
-from shm_backend_utils.client.pool_options import PoolOptions
-from shm_backend_utils.client.slot import Slot
 from shm_backend_utils.errors import CallerError, MachineError
+from shm_backend_utils.memory.pool.options import PoolOptions
+from shm_backend_utils.memory.pool.pool import Need, SlotPool
+from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.memory.segment import Access
-from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
+from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 
 SHM = Path("/dev/shm")
 MEBIBYTE = 2**20
-SLOT = data_offset(1) + PAGE_SIZE
-"""What the smallest slot takes of the budget."""
+REGION = data_offset(1, PAGE_SIZE) + PAGE_SIZE
+"""What the smallest region takes of the budget."""
 
 Memory = npt.NDArray[np.uint8]
 
 
 @pytest.fixture
 def pool() -> Iterator[SlotPool]:
-    """A pool that may have three of the smallest slots."""
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * SLOT))) as pool:
+    """A pool that may have three of the smallest regions."""
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * REGION))) as pool:
         yield pool
 
 
-def take(pool: SlotPool, byte_size: int = 1, turn_count: int = 1, group: str = "direct") -> tuple[Slot, Memory]:
-    """Take a slot that there is room for, as a call does."""
-    ticket = pool.request(byte_size, turn_count, group, Origin("take"))
+def take(pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "direct") -> tuple[SlotRegion, Memory]:
+    """Take a region that there is room for, as a call does."""
+    ticket = pool.request(Need(byte_size, slot_count, group=group), Origin("take"))
     assert ticket.granted.done()
     return pool.redeem(ticket)
 
 
-def used(pool: SlotPool, byte_size: int = 1, turn_count: int = 1, group: str = "direct") -> Slot:
-    """Return a slot that was taken and given back."""
-    slot, _ = take(pool, byte_size, turn_count, group)
-    return slot
+def used(pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "direct") -> SlotRegion:
+    """Return a region that was taken and given back."""
+    region, _ = take(pool, byte_size, slot_count, group)
+    return region
 
 
-def is_there(slot: Slot) -> bool:
-    return (SHM / slot.key).exists()
+def is_there(region: SlotRegion) -> bool:
+    return (SHM / region.key).exists()
 
 
 @pytest.mark.parametrize("byte_size", [1, PAGE_SIZE, PAGE_SIZE + 1, 300_000, MEBIBYTE, MEBIBYTE + 1])
-def test_a_slot_is_at_most_an_eighth_or_a_page_larger_than_asked_for(byte_size: int) -> None:
+def test_a_region_is_at_most_an_eighth_or_a_page_larger_than_asked_for(byte_size: int) -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=4 * MEBIBYTE))) as pool:
-        slot = used(pool, byte_size)
-        assert byte_size <= slot.capacity < byte_size + max(PAGE_SIZE, byte_size / 8 + 1)
+        region = used(pool, byte_size)
+        assert byte_size <= region.capacity < byte_size + max(PAGE_SIZE, byte_size / 8 + 1)
 
 
 def test_the_pool_grows_up_to_its_budget(pool: SlotPool) -> None:
     taken = [take(pool) for _ in range(3)]
-    assert pool.status.byte_size == pool.status.max_bytes == 3 * SLOT
-    ticket = pool.request(1, 1, "direct", Origin("take"))
+    assert pool.status.byte_size == pool.status.max_bytes == 3 * REGION
+    ticket = pool.request(Need(1), Origin("take"))
     assert not ticket.granted.done()
-    assert len({slot.key for slot, _ in taken}) == 3
+    assert len({region.key for region, _ in taken}) == 3
     pool.withdraw(ticket)
 
 
-@pytest.mark.parametrize(("byte_size", "turn_count"), [(3 * SLOT, 1), (1, 9)])
-def test_a_call_that_needs_more_than_the_budget_is_refused_at_once(byte_size: int, turn_count: int) -> None:
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * SLOT))) as pool:
-        with pytest.raises(BudgetError, match=f"but the pool may have {3 * SLOT}; raise PoolOptions.max_bytes=...."):
-            pool.request(byte_size, turn_count, "direct", Origin("take"))
+@pytest.mark.parametrize(("byte_size", "slot_count"), [(3 * REGION, 1), (1, 9)])
+def test_a_call_that_needs_more_than_the_budget_is_refused_at_once(byte_size: int, slot_count: int) -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * REGION))) as pool:
+        with pytest.raises(BudgetError, match=f"but the pool may have {3 * REGION}; raise PoolOptions.max_bytes=...."):
+            pool.request(Need(byte_size, slot_count), Origin("take"))
         assert pool.status.byte_size == 0
 
 
-@pytest.mark.parametrize("budget", [SLOT, MEBIBYTE, 1_300_000])
+@pytest.mark.parametrize("budget", [REGION, MEBIBYTE, 1_300_000])
 def test_a_call_that_needs_the_whole_budget_is_served(budget: int) -> None:
     budget -= budget % PAGE_SIZE
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=budget))) as pool:
-        assert used(pool, budget - data_offset(1)).byte_size == budget
+        assert used(pool, budget - data_offset(1, PAGE_SIZE)).byte_size == budget
 
 
 def test_by_default_the_budget_is_half_of_the_machines_shared_memory() -> None:
@@ -91,31 +91,31 @@ def test_by_default_the_budget_is_half_of_the_machines_shared_memory() -> None:
         assert pool.status.max_bytes == space.f_blocks * space.f_frsize // 2
 
 
-def test_idle_slots_make_way_for_a_larger_one(pool: SlotPool) -> None:
+def test_idle_regions_make_way_for_a_larger_one(pool: SlotPool) -> None:
     taken = [take(pool) for _ in range(3)]
-    small = [slot for slot, _ in taken]
+    small = [region for region, _ in taken]
     del taken
-    large = used(pool, 3 * SLOT - data_offset(1))
-    assert [is_there(slot) for slot in small] == [False, False, False]
-    assert pool.status.byte_size == large.byte_size == 3 * SLOT
+    large = used(pool, 3 * REGION - data_offset(1, PAGE_SIZE))
+    assert [is_there(region) for region in small] == [False, False, False]
+    assert pool.status.byte_size == large.byte_size == 3 * REGION
 
 
-def test_no_more_idle_slots_make_way_than_must(pool: SlotPool) -> None:
+def test_no_more_idle_regions_make_way_than_must(pool: SlotPool) -> None:
     taken = [take(pool) for _ in range(3)]
-    small = [slot for slot, _ in taken]
+    small = [region for region, _ in taken]
     del taken
     large, memory = take(pool, 2 * PAGE_SIZE)
-    assert large.byte_size <= 2 * SLOT
+    assert large.byte_size <= 2 * REGION
     assert sum(map(is_there, small)) == 1
     del memory
 
 
-def test_a_slot_that_is_held_never_makes_way(pool: SlotPool) -> None:
+def test_a_region_that_is_held_never_makes_way(pool: SlotPool) -> None:
     held, memory = take(pool)
-    ticket = pool.request(3 * SLOT - data_offset(1), 1, "direct", Origin("take"))
+    ticket = pool.request(Need(3 * REGION - data_offset(1, PAGE_SIZE), 1), Origin("take"))
     assert not ticket.granted.done()
     assert is_there(held)
-    assert memory.nbytes == SLOT
+    assert memory.nbytes == REGION
     pool.withdraw(ticket)
 
 
@@ -126,27 +126,27 @@ def test_one_that_is_too_small_makes_way_although_there_is_room() -> None:
         assert (is_there(small), is_there(large)) == (False, True)
 
 
-def test_slots_of_other_groups_make_way_only_if_they_must(pool: SlotPool) -> None:
+def test_regions_of_other_groups_make_way_only_if_they_must(pool: SlotPool) -> None:
     other = used(pool, group="triton-shm")
     own, memory = take(pool)
     assert is_there(other)
     del memory
-    large = used(pool, 3 * SLOT - data_offset(1))
-    assert [is_there(slot) for slot in (other, own, large)] == [False, False, True]
+    large = used(pool, 3 * REGION - data_offset(1, PAGE_SIZE))
+    assert [is_there(region) for region in (other, own, large)] == [False, False, True]
 
 
-def test_of_the_idle_slots_the_one_that_was_used_least_recently_makes_way(pool: SlotPool) -> None:
+def test_of_the_idle_regions_the_one_that_was_used_least_recently_makes_way(pool: SlotPool) -> None:
     a, b, c = (used(pool, group=group) for group in "abc")
     assert used(pool, group="a") is a
     used(pool, group="d")
-    assert [is_there(slot) for slot in (a, b, c)] == [True, False, True]
+    assert [is_there(region) for region in (a, b, c)] == [True, False, True]
 
 
-def test_the_keys_of_destroyed_slots_that_the_server_knows_are_told_once(pool: SlotPool) -> None:
+def test_the_keys_of_destroyed_regions_that_the_server_knows_are_told_once(pool: SlotPool) -> None:
     known, unknown = used(pool, group="triton-shm"), used(pool)
     known.is_registered = True
     assert pool.take_unregistered() == []
-    used(pool, 3 * SLOT - data_offset(1))
+    used(pool, 3 * REGION - data_offset(1, PAGE_SIZE))
     assert (is_there(known), is_there(unknown)) == (False, False)
     assert pool.take_unregistered() == [known.key]
     assert pool.take_unregistered() == []
@@ -160,14 +160,14 @@ def test_a_pool_that_is_closed_tells_what_the_server_still_knows(pool: SlotPool)
     assert memory.nbytes
 
 
-def test_slots_that_nobody_uses_for_long_are_destroyed() -> None:
+def test_regions_that_nobody_uses_for_long_are_destroyed() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE, idle_s=0))) as pool:
-        slot = used(pool)
-        wait_until(lambda: not is_there(slot))
+        region = used(pool)
+        wait_until(lambda: not is_there(region))
         assert (pool.status.idle, pool.status.byte_size) == (0, 0)
 
 
-def test_slots_that_are_held_for_long_stay() -> None:
+def test_regions_that_are_held_for_long_stay() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE, idle_s=0))) as pool:
         held, memory = take(pool)
         idle = used(pool)
@@ -176,16 +176,16 @@ def test_slots_that_are_held_for_long_stay() -> None:
         assert memory.nbytes
 
 
-def test_a_pool_that_is_closed_has_not_left_what_was_to_make_way_for_a_slot_that_was_never_made(
+def test_a_pool_that_is_closed_has_not_left_what_was_to_make_way_for_a_region_that_was_never_made(
     pool: SlotPool,
 ) -> None:
-    slot = used(pool)
-    ticket = pool.request(3 * SLOT - data_offset(1), 1, "direct", Origin("take"))
+    region = used(pool)
+    ticket = pool.request(Need(3 * REGION - data_offset(1, PAGE_SIZE), 1), Origin("take"))
     try:
         pool.close()
-        assert not is_there(slot)
+        assert not is_there(region)
     finally:
-        slot.destroy()
+        region.destroy()
     assert ticket.granted.done()
 
 
@@ -204,7 +204,7 @@ def test_memory_that_the_machine_does_not_have_is_not_counted_as_used(more_than_
         assert is_there(used(pool))
 
 
-def test_idle_slots_make_way_where_the_machine_has_no_more_memory(more_than_there_is: int) -> None:
+def test_idle_regions_make_way_where_the_machine_has_no_more_memory(more_than_there_is: int) -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=2 * more_than_there_is))) as pool:
         idle = used(pool, group="triton-shm")
         with pytest.raises(MachineError):

@@ -9,31 +9,31 @@ import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
-
-from shm_backend_utils.client.transports.connect import connect_async
 from shm_backend_utils.client.engine import Engine
-from shm_backend_utils.client.pool_options import PoolOptions
 from shm_backend_utils.client.runtime import AsyncioRuntime
 from shm_backend_utils.client.terms import Terms
-from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
 
-SLOT = data_offset(1) + PAGE_SIZE
+from shm_backend_utils.client.transports.connect import connect_async
+from shm_backend_utils.memory.pool.options import PoolOptions
+from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
+
+REGION = data_offset(1, PAGE_SIZE) + PAGE_SIZE
 LONG_S = 30.0
 
 Take = Callable[[], Awaitable[object]]
 
 
-def with_one_slot(work: Callable[[Terms, Take], Awaitable[None]]) -> None:
-    """Do work with a pool that may have one slot, and a function that takes it as a call does."""
+def with_one_region(work: Callable[[Terms, Take], Awaitable[None]]) -> None:
+    """Do work with a pool that may have one region, and a function that takes it as a call does."""
 
     async def main() -> None:
-        terms = Terms("localhost:8001", LONG_S, "auto", PoolOptions(max_bytes=SLOT), None, None)
+        terms = Terms("localhost:8001", LONG_S, "auto", PoolOptions(max_bytes=REGION), None, None)
         with contextlib.closing(terms.memory.pool):
             engine = Engine(connect_async(terms.url, None), AsyncioRuntime(), terms.memory)
             try:
                 await work(
                     terms,
-                    lambda: engine.berths.take_slot(terms.demand("infer", "model", None, None, {}), 1, 1, "direct"),
+                    lambda: engine.berths.take_region(terms.demand("infer", "model", None, None, {}), 1, 1, "direct"),
                 )
             finally:
                 await engine.close()
@@ -58,7 +58,7 @@ def test_a_task_that_is_cancelled_while_it_waits_takes_nothing() -> None:
             await asyncio.sleep(0.001)
         assert await take()
 
-    with_one_slot(work)
+    with_one_region(work)
 
 
 def test_a_task_that_is_cancelled_before_its_memory_is_made_takes_nothing() -> None:
@@ -73,4 +73,4 @@ def test_a_task_that_is_cancelled_before_its_memory_is_made_takes_nothing() -> N
             assert terms.memory.pool.status.byte_size == 0
             assert await take()
 
-    with_one_slot(work)
+    with_one_region(work)

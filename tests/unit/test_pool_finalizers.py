@@ -21,20 +21,20 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.client.origin import Origin
-from shm_backend_utils.client.pool import SlotPool
-from shm_backend_utils.client.pool_options import PoolOptions
 from shm_backend_utils.errors import ClosedError
-from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
+from shm_backend_utils.memory.pool.options import PoolOptions
+from shm_backend_utils.memory.pool.pool import Need, SlotPool
+from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 
 SHM = Path("/dev/shm")
-SLOT = data_offset(1) + PAGE_SIZE
+REGION = data_offset(1, PAGE_SIZE) + PAGE_SIZE
 LONG_S = 30.0
 
 
 class Disruptive(Origin):
     """An origin that does something else while it is put into words."""
 
-    __slots__ = ("_disrupt",)
+    __regions__ = ("_disrupt",)
 
     def __init__(self, disrupt: Callable[[], object]) -> None:
         super().__init__("disrupt")
@@ -47,19 +47,19 @@ class Disruptive(Origin):
 
 @pytest.fixture
 def pool() -> Iterator[SlotPool]:
-    """A pool that may have one slot."""
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=SLOT))) as pool:
+    """A pool that may have one region."""
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
         yield pool
 
 
 def take(pool: SlotPool, origin: Origin) -> npt.NDArray[np.uint8]:
-    return pool.redeem(pool.request(1, 1, "direct", origin))[1]
+    return pool.redeem(pool.request(Need(1), origin))[1]
 
 
 def test_memory_that_dies_while_the_pool_is_locked_comes_back(pool: SlotPool) -> None:
     held: list[Any] = []
     held.append(take(pool, Disruptive(held.clear)))
-    ticket = pool.request(1, 1, "direct", Origin("wait"))
+    ticket = pool.request(Need(1), Origin("wait"))
     ticket.granted.result(LONG_S)
     assert held == []
 
@@ -68,7 +68,7 @@ def test_memory_that_is_collected_while_the_pool_is_locked_comes_back(pool: Slot
     cycle: list[Any] = [take(pool, Disruptive(gc.collect))]
     cycle.append(cycle)
     del cycle
-    ticket = pool.request(1, 1, "direct", Origin("wait"))
+    ticket = pool.request(Need(1), Origin("wait"))
     ticket.granted.result(LONG_S)
 
 
@@ -81,7 +81,7 @@ def test_memory_that_dies_in_another_thread_while_the_pool_is_locked_comes_back(
         other.join()
 
     held.append(take(pool, Disruptive(let_another_thread_clear)))
-    ticket = pool.request(1, 1, "direct", Origin("wait"))
+    ticket = pool.request(Need(1), Origin("wait"))
     ticket.granted.result(LONG_S)
     assert held == []
 
@@ -89,16 +89,16 @@ def test_memory_that_dies_in_another_thread_while_the_pool_is_locked_comes_back(
 def test_memory_that_dies_while_an_error_is_put_into_words_comes_back(pool: SlotPool) -> None:
     doomed: list[Any] = []
     held = [take(pool, Disruptive(doomed.clear))]
-    ticket = pool.request(1, 1, "direct", Origin("wait"))
+    ticket = pool.request(Need(1), Origin("wait"))
     assert not ticket.granted.done()
     doomed.append(held.pop())
     pool.exhausted(ticket, 1)
     ticket.granted.result(LONG_S)
 
 
-def test_a_pool_that_is_abandoned_removes_its_slots_and_fails_who_waits(pool: SlotPool) -> None:
+def test_a_pool_that_is_abandoned_removes_its_regions_and_fails_who_waits(pool: SlotPool) -> None:
     memory = take(pool, Origin("take"))
-    ticket = pool.request(1, 1, "direct", Origin("wait"))
+    ticket = pool.request(Need(1), Origin("wait"))
     pool.abandon()
     with pytest.raises(ClosedError):
         ticket.granted.result(LONG_S)
@@ -111,7 +111,7 @@ def test_a_pool_that_was_abandoned_serves_nobody(pool: SlotPool) -> None:
     pool.abandon()
     pool.abandon()
     with pytest.raises(ClosedError):
-        pool.request(1, 1, "direct", Origin("take"))
+        pool.request(Need(1), Origin("take"))
 
 
 def test_a_pool_that_another_thread_abandons_while_it_is_locked_is_closed_then(pool: SlotPool) -> None:
@@ -123,7 +123,7 @@ def test_a_pool_that_another_thread_abandons_while_it_is_locked_is_closed_then(p
         abandoned.append(other)
 
     held = take(pool, Disruptive(abandon))
-    ticket = pool.request(1, 1, "direct", Origin("wait"))
+    ticket = pool.request(Need(1), Origin("wait"))
     abandoned[0].join()
     with pytest.raises(ClosedError):
         ticket.granted.result(LONG_S)
@@ -134,7 +134,7 @@ def test_a_pool_that_another_thread_abandons_while_it_is_locked_is_closed_then(p
 def test_a_pool_that_is_abandoned_within_its_own_locked_section_is_closed_after_it(pool: SlotPool) -> None:
     held = take(pool, Disruptive(pool.abandon))
     with pytest.raises(ClosedError):
-        pool.request(1, 1, "direct", Origin("wait")).granted.result(5)
+        pool.request(Need(1), Origin("wait")).granted.result(5)
     assert objects_of_this_process() == []
     assert held.nbytes
 
@@ -147,7 +147,9 @@ BEGIN = """
 import contextlib, faulthandler, gc, logging
 from shm_backend_utils.client import PoolOptions
 from shm_backend_utils.client.origin import Origin
-from shm_backend_utils.client.terms import Terms
+from shm_backend_utils.client.client_memory import ClientMemory
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.pool.pool import Need
 from shm_backend_utils.errors import ClosedError
 
 faulthandler.dump_traceback_later(10, exit=True)  # a deadlock
@@ -159,8 +161,8 @@ class Collecting(Origin):
 
 logging.basicConfig()
 gc.disable()
-terms = Terms("127.0.0.1:1", 1, "auto", PoolOptions(max_bytes=12288), None, None)
-pool = terms.memory.pool
+memory_of_client = ClientMemory(PoolOptions(max_bytes=12288), CudaAccess())
+pool = memory_of_client.pool
 """
 
 PROGRAMS = {
@@ -169,19 +171,19 @@ PROGRAMS = {
             pass
         client = Client()
         client.itself = client
-        terms.memory.end_with(client)
+        memory_of_client.end_with(client)
         del client
-        slot, memory = pool.redeem(pool.request(1, 1, "direct", Collecting("take")))
+        region, memory = pool.redeem(pool.request(Need(1), Collecting("take")))
         with contextlib.suppress(ClosedError):
-            pool.request(1, 1, "direct", Origin("wait"))
+            pool.request(Need(1), Origin("wait"))
     """,
     "a log handler that asks for the pool's figures": """
         figures = []
         handler = logging.Handler()
         handler.emit = lambda record: figures.append(pool.status)
         logging.getLogger("shm_backend_utils").addHandler(handler)
-        slot, memory = pool.redeem(pool.request(1, 1, "direct", Origin("take")))
-        pool.request(1, 1, "direct", Origin("wait"))
+        region, memory = pool.redeem(pool.request(Need(1), Origin("take")))
+        pool.request(Need(1), Origin("wait"))
         assert figures[0].held == 1
     """,
 }

@@ -17,17 +17,17 @@ from shm_backend_utils.memory.locks import is_owner_alive
 SHM = Path("/dev/shm")
 LONG_S = 60
 
-# What every program begins with: a pool, one slot that is idle, and one that is held by `memory`.
+# What every program begins with: a pool, one region that is idle, and one that is held by `memory`.
 BEGIN = """
 import asyncio, os, signal, sys
 from pathlib import Path
 import numpy as np
 from shm_backend_utils.client import AsyncShmClient, ForkedError, PoolOptions
 from shm_backend_utils.client.origin import Origin
-from shm_backend_utils.client.pool import SlotPool
+from shm_backend_utils.memory.pool.pool import Need, SlotPool
 
 def take():
-    return pool.redeem(pool.request(1, 1, "direct", Origin("take")))
+    return pool.redeem(pool.request(Need(1), Origin("take")))
 
 def in_child(work):
     child = os.fork()
@@ -36,8 +36,8 @@ def in_child(work):
         sys.exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the child failed"
 
-def is_there(slot):
-    return (Path("/dev/shm") / slot.key).exists()
+def is_there(region):
+    return (Path("/dev/shm") / region.key).exists()
 
 pool = SlotPool(PoolOptions(max_bytes=2**20))
 held, memory = take()
@@ -93,10 +93,10 @@ USES = {
         def work():
             global pool
             pool = SlotPool(PoolOptions(max_bytes=2**20))
-            slot = take()[0]
-            assert str(os.getpid()) in slot.key
+            region = take()[0]
+            assert str(os.getpid()) in region.key
             pool.close()
-            assert not is_there(slot)
+            assert not is_there(region)
         in_child(work)
         assert is_there(held) and is_there(idle)
     """,
@@ -106,7 +106,7 @@ USES = {
         pool.close()
         pool = SlotPool(PoolOptions(max_bytes=held.byte_size))
         only, memory = take()
-        ticket = pool.request(1, 1, "direct", Origin("take"))
+        ticket = pool.request(Need(1), Origin("take"))
         waiter = threading.Thread(target=ticket.granted.result, args=(30,))
         waiter.start()
         in_child(pool.close)
@@ -143,15 +143,15 @@ if os.fork() == 0:
     sys.stdin.read()
     os._exit(0)
 os.read(running, 1)
-print(SLOT.key, flush=True)
+print(REGION.key, flush=True)
 signal.pause()
 """
 
 
-@pytest.mark.parametrize("slot", ["idle", "held"])
-def test_the_lease_goes_when_the_parent_dies_although_its_child_lives(slot: str) -> None:
+@pytest.mark.parametrize("region", ["idle", "held"])
+def test_the_lease_goes_when_the_parent_dies_although_its_child_lives(region: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", BEGIN + ORPHAN.replace("SLOT", slot)],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", BEGIN + ORPHAN.replace("REGION", region)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -16,16 +16,16 @@ import pytest
 
 from shm_backend_utils.client.errors import PoolExhaustedError
 from shm_backend_utils.client.origin import Origin
-from shm_backend_utils.client.pool import SlotPool, Ticket
-from shm_backend_utils.client.pool_options import PoolOptions
-from shm_backend_utils.client.slot import Slot
 from shm_backend_utils.errors import ClosedError
-from shm_backend_utils.protocol.region_layout import PAGE_SIZE, data_offset
+from shm_backend_utils.memory.pool.options import PoolOptions
+from shm_backend_utils.memory.pool.pool import Need, SlotPool, Ticket
+from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 
-SLOT = data_offset(1) + PAGE_SIZE
-"""What the smallest slot takes of the budget."""
-ALL_THREE = 3 * SLOT - data_offset(1)
-"""Bytes of data for which a slot takes the whole budget."""
+REGION = data_offset(1, PAGE_SIZE) + PAGE_SIZE
+"""What the smallest region takes of the budget."""
+ALL_THREE = 3 * REGION - data_offset(1, PAGE_SIZE)
+"""Bytes of data for which a region takes the whole budget."""
 LONG_S = 30.0
 """Longer than anything here takes unless it hangs."""
 
@@ -34,23 +34,23 @@ Memory = npt.NDArray[np.uint8]
 
 @pytest.fixture
 def pool() -> Iterator[SlotPool]:
-    """A pool that may have three of the smallest slots."""
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * SLOT))) as pool:
+    """A pool that may have three of the smallest regions."""
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * REGION))) as pool:
         yield pool
 
 
 def ask(pool: SlotPool, byte_size: int = 1, group: str = "direct", origin: Origin | None = None) -> Ticket:
-    return pool.request(byte_size, 1, group, origin or Origin("ask"))
+    return pool.request(Need(byte_size, 1, group=group), origin or Origin("ask"))
 
 
-def redeemed(pool: SlotPool, ticket: Ticket) -> tuple[Slot, Memory]:
-    """Wait until the ticket is granted, and return its slot."""
+def redeemed(pool: SlotPool, ticket: Ticket) -> tuple[SlotRegion, Memory]:
+    """Wait until the ticket is granted, and return its region."""
     ticket.granted.result(LONG_S)
     return pool.redeem(ticket)
 
 
 def take(pool: SlotPool, byte_size: int = 1, group: str = "direct") -> Memory:
-    """Take a slot and return its memory; while it lives, the slot is held."""
+    """Take a region and return its memory; while it lives, the region is held."""
     return redeemed(pool, ask(pool, byte_size, group))[1]
 
 
@@ -68,31 +68,31 @@ def test_who_finds_the_pool_dry_waits(pool: SlotPool) -> None:
     assert len(held) == pool.status.held
 
 
-def test_a_ticket_that_waits_is_granted_when_a_slot_comes_back(pool: SlotPool) -> None:
+def test_a_ticket_that_waits_is_granted_when_a_region_comes_back(pool: SlotPool) -> None:
     held = [take(pool) for _ in range(3)]
     ticket = ask(pool)
     held.pop()
-    slot, memory = redeemed(pool, ticket)
-    assert memory.nbytes == slot.byte_size
+    region, memory = redeemed(pool, ticket)
+    assert memory.nbytes == region.byte_size
     assert pool.status.held == 3
 
 
-def test_a_slot_may_come_back_in_another_thread(pool: SlotPool) -> None:
+def test_a_region_may_come_back_in_another_thread(pool: SlotPool) -> None:
     held = [take(pool) for _ in range(3)]
     ticket = ask(pool)
     other = threading.Thread(target=held.clear)
     other.start()
-    slot, memory = redeemed(pool, ticket)
+    region, memory = redeemed(pool, ticket)
     other.join()
-    assert memory.nbytes == slot.byte_size
+    assert memory.nbytes == region.byte_size
 
 
-def test_a_ticket_for_another_group_is_granted_the_room_of_a_slot_that_comes_back(pool: SlotPool) -> None:
+def test_a_ticket_for_another_group_is_granted_the_room_of_a_region_that_comes_back(pool: SlotPool) -> None:
     held = [take(pool) for _ in range(3)]
     ticket = ask(pool, group="triton-shm")
     held.pop()
     redeemed(pool, ticket)
-    assert pool.status.byte_size == 3 * SLOT
+    assert pool.status.byte_size == 3 * REGION
 
 
 def test_who_came_first_is_served_first(pool: SlotPool) -> None:
@@ -110,19 +110,19 @@ def test_a_small_call_does_not_overtake_a_large_one_that_waits(pool: SlotPool) -
     small = ask(pool)
     assert (large.granted.done(), small.granted.done()) == (False, False)
     del held
-    large_slot, memory = redeemed(pool, large)
+    large_region, memory = redeemed(pool, large)
     assert not small.granted.done()
     del memory
-    assert redeemed(pool, small)[0] is large_slot
+    assert redeemed(pool, small)[0] is large_region
 
 
-def test_no_idle_slot_is_taken_past_those_that_wait(pool: SlotPool) -> None:
+def test_no_idle_region_is_taken_past_those_that_wait(pool: SlotPool) -> None:
     idle = take(pool)
     held = take(pool)
     large = ask(pool, ALL_THREE)
     del idle
     assert not large.granted.done()
-    assert pool.take_idle(1, 1, "direct", Origin("take")) is None
+    assert pool.take_idle(Need(1), Origin("take")) is None
     assert held.nbytes
     pool.withdraw(large)
 
@@ -145,7 +145,7 @@ def test_a_ticket_that_is_withdrawn_from_the_queue_lets_the_next_one_pass(pool: 
     assert len(held) == 2
 
 
-def test_a_ticket_that_is_withdrawn_gives_back_the_slot_that_it_was_granted(pool: SlotPool) -> None:
+def test_a_ticket_that_is_withdrawn_gives_back_the_region_that_it_was_granted(pool: SlotPool) -> None:
     take(pool)
     ticket = ask(pool)
     assert pool.status.held == 1
@@ -159,15 +159,15 @@ def test_a_ticket_that_is_withdrawn_gives_back_the_room_that_it_was_granted(pool
     assert not waiting.granted.done()
     pool.withdraw(ticket)
     waiting.granted.result(LONG_S)
-    assert pool.status.byte_size == 3 * SLOT
+    assert pool.status.byte_size == 3 * REGION
 
 
-def test_slots_that_made_way_for_a_ticket_that_is_withdrawn_are_gone(pool: SlotPool) -> None:
-    slot = redeemed(pool, ask(pool))[0]
+def test_regions_that_made_way_for_a_ticket_that_is_withdrawn_are_gone(pool: SlotPool) -> None:
+    region = redeemed(pool, ask(pool))[0]
     ticket = ask(pool, ALL_THREE)
     assert ticket.granted.done()
     pool.withdraw(ticket)
-    assert not (Path("/dev/shm") / slot.key).exists()
+    assert not (Path("/dev/shm") / region.key).exists()
     assert pool.status.byte_size == 0
 
 
@@ -209,7 +209,7 @@ def test_a_thread_that_waits_is_woken_when_the_pool_is_closed(pool: SlotPool) ->
     assert len(held) == 3
 
 
-def test_the_error_of_who_waited_in_vain_names_how_many_slots_are_held_and_by_which_lines(pool: SlotPool) -> None:
+def test_the_error_of_who_waited_in_vain_names_how_many_regions_are_held_and_by_which_lines(pool: SlotPool) -> None:
     held, origins = [], []
     for _ in range(2):
         line = line_of_this_function() + 1
@@ -227,8 +227,8 @@ def test_the_error_of_who_waited_in_vain_names_how_many_slots_are_held_and_by_wh
 def test_the_error_of_who_waited_in_vain_names_the_bytes(pool: SlotPool) -> None:
     held = take(pool, ALL_THREE)
     message = str(pool.exhausted(ask(pool), 1))
-    assert f"no {SLOT} bytes of shared memory became free" in message
-    assert f"{held.nbytes} of {3 * SLOT} bytes" in message
+    assert f"no {REGION} bytes of shared memory became free" in message
+    assert f"{held.nbytes} of {3 * REGION} bytes" in message
 
 
 def test_a_warning_tells_which_line_holds_the_memory_when_the_pool_runs_dry(
@@ -259,7 +259,7 @@ def test_who_need_not_wait_warns_of_nothing(pool: SlotPool, caplog: pytest.LogCa
     assert caplog.records == []
 
 
-def test_threads_that_contend_for_few_slots_all_get_theirs_and_never_share(pool: SlotPool) -> None:
+def test_threads_that_contend_for_few_regions_all_get_theirs_and_never_share(pool: SlotPool) -> None:
     takes, thread_count = 200, 8
     all_ready = threading.Barrier(thread_count)
 

@@ -1,47 +1,236 @@
-"""The examples in docs/protocol.md are valid, and the drawing agrees with the code."""
+"""Every table, number and example of docs/protocol.md agrees with the code."""
 
 from __future__ import annotations
 
 import json
 import re
+import struct
 from pathlib import Path
+from typing import Final
 
-import numpy as np
+import pytest
 
-from shm_backend_utils.client.result import result_of
-from shm_backend_utils.client.space import HostSpace
-from shm_backend_utils.protocol import descriptor
-from shm_backend_utils.protocol import region_layout as layout
-from shm_backend_utils.protocol.results import parse_results
-from shm_backend_utils.tensors.strings import Strings
+from shm_backend_utils import dtypes, errors
+from shm_backend_utils.memory import locks
+from shm_backend_utils.model.triton import _CODES
+from shm_backend_utils.model_spec import BATCH_CARRIER, UIDS_PARAMETER
+from shm_backend_utils.protocol import claims, layout, named, results, spans, table
+from shm_backend_utils.protocol.address import (
+    GENERATION_PARAMETER,
+    SLOT_PARAMETER,
+    SlotAddress,
+    parse_address,
+    parse_generation,
+)
+from shm_backend_utils.protocol.refusals import code_in
+from shm_backend_utils.protocol.results import OutputPlace, Results
+from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
-DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
-DESCRIPTOR, RESULTS = re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)
+DOCUMENT: Final = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
+PROSE: Final = " ".join(re.sub(r"```.*?```", "", DOCUMENT, flags=re.DOTALL).split())
+
+Rows = list[dict[str, str]]
+
+FP32: Final = dtypes.BY_NAME["FP32"]
+ADDRESS: Final = SlotAddress("identity", "shmbu-4711-0123456789abcdef", "00112233445566778899aabbccddeeff", 0)
+TABLE: Final = Table({"INPUT0": InputSpan(FP32, (4,), 0, 8192, 16)}, {"OUTPUT0": OutputSpan(0, 8448, 16)})
+RESULTS: Final = Results((OutputPlace("OUTPUT0", FP32, (4,), 0, 8192, 16, False),), ())
+HTTP_STATUS: Final = {
+    "INVALID_ARG": ("INVALID_ARGUMENT", "400"),
+    "CANCELLED": ("CANCELLED", "400"),
+    "ALREADY_EXISTS": ("ALREADY_EXISTS", "400"),
+    "NOT_FOUND": ("NOT_FOUND", "404"),
+    "INTERNAL": ("INTERNAL", "500"),
+    "UNAVAILABLE": ("UNAVAILABLE", "503"),
+}
+"""What gRPC calls Triton's codes, and what Triton makes of them over HTTP; the end-to-end tests see it."""
 
 
-def test_the_descriptor_is_one() -> None:
-    parsed = descriptor.parse(DESCRIPTOR)
-    assert parsed.inputs["IMAGE"].shape == (8, 480, 640, 3)
-    assert json.loads(descriptor.encode(parsed)) == json.loads(DESCRIPTOR)
+def tables() -> list[Rows]:
+    """Return every table of the page, each row by its headings; code marks are taken off."""
+    found = []
+    for text in re.findall(r"(?:^\|.*\n)+", DOCUMENT, re.MULTILINE):
+        lines = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in text.splitlines()]
+        assert all(len(line) == len(lines[0]) for line in lines), lines[0]
+        found.append([dict(zip(lines[0], line, strict=True)) for line in lines[2:]])
+    return found
 
 
-def test_the_results_can_be_read() -> None:
-    byte_size = json.loads(DESCRIPTOR)["regions"][0]["byte_size"]
+def table_with(*headings: str) -> list[Rows]:
+    return [rows for rows in tables() if list(rows[0])[: len(headings)] == list(headings)]
 
-    names = Strings.of("NAMES", np.array([["cat", b"dog"]] * 8, object))
 
-    class Response:
-        def as_numpy(self, name: str) -> np.ndarray:
-            return names.encoded if name == "NAMES" else np.zeros(3, np.int32)
+def plain(cell: str) -> str:
+    return cell.strip("`")
 
-    places = parse_results(RESULTS.encode(), [byte_size])
-    result = result_of(places, [HostSpace(0, byte_size)], np.zeros(byte_size, np.uint8), Response())
-    assert result["OUTPUT0"].shape == (8, 3, 224, 224)
-    assert result["NAMES"].tolist() == [[b"cat", b"dog"]] * 8
-    assert result.overflowed == {"LABELS": 12, "NAMES": 16 * (4 + 3)}
+
+def examples(kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)
+
+
+def message(text: str) -> tuple[list[str], str]:
+    """Return an HTTP message's head and body; the body is one line on the wire."""
+    head, _, body = text.partition("\n\n")
+    return head.splitlines(), body.replace("\n", "")
+
+
+STRUCTS: Final = {
+    "magic": layout._HEADER,
+    "generation": table._HEAD,
+    "offset": table.TENSOR,
+    "started": struct.Struct(results._STAMPS.format + results._HEAD.format.removeprefix("<")),
+    "device_uuid": results._EVENT,
+    "kind": claims._CLAIM,
+}
+"""By the name of the first field."""
+
+
+@pytest.mark.parametrize("first", STRUCTS)
+def test_a_struct_lies_as_its_table_says(first: str) -> None:
+    (rows,) = [rows for rows in table_with("offset", "field", "type") if plain(rows[0]["field"]) == first]
+    form = "<"
+    for row in rows:
+        assert int(row["offset"]) == struct.calcsize(form), row
+        kind = row["type"]
+        form += (
+            f"{kind.split()[0]}s" if kind.endswith("bytes") else {"u8": "B", "u16": "H", "u32": "I", "u64": "Q"}[kind]
+        )
+    assert struct.calcsize(form) == STRUCTS[first].size
+    assert form == STRUCTS[first].format
+
+
+def test_every_struct_of_the_page_is_compared() -> None:
+    assert {plain(rows[0]["field"]) for rows in table_with("offset", "field", "type")} == set(STRUCTS)
+
+
+def test_every_data_type_has_its_number_and_size() -> None:
+    (rows,) = table_with("datatype", "name", "element size")
+    told = {int(row["datatype"]): (plain(row["name"]), int(row["element size"])) for row in rows}
+    assert told == {number: (dtype.name, dtype.itemsize) for number, dtype in table.BY_NUMBER.items()}
+
+
+def test_every_refusal_has_its_code_and_status() -> None:
+    (rows,) = table_with("code", "gRPC", "HTTP", "when")
+    told = {plain(row["code"]): (row["gRPC"], row["HTTP"]) for row in rows}
+    expected: dict[str, set[tuple[str, str]]] = {}
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        code = next((code for base, code in _CODES if issubclass(kind, base)), "INTERNAL")
+        expected.setdefault(kind.code, set()).add(HTTP_STATUS[code])
+    assert {code: {status} for code, status in told.items()} == expected
+
+
+def test_the_parameters_are_the_codes() -> None:
+    (rows,) = table_with("parameter", "type", "value")
+    assert [plain(row["parameter"]) for row in rows] == [SLOT_PARAMETER, GENERATION_PARAMETER]
+    assert plain(rows[0]["value"]) == f"{layout.VERSION}/MODEL/KEY/TOKEN/SLOT"
+    assert rows[1]["value"].endswith("1 to 2^63 - 1")
+
+
+def test_the_locked_bytes_are_the_codes() -> None:
+    (rows,) = table_with("byte", "held by", "while")
+    assert [row["byte"] for row in rows][:2] == [str(locks._OWNER_BYTE), str(locks._USERS_BYTE)]
+    assert [row["byte"] for row in rows][2:] == [
+        "the first of a slot's record",
+        "the second of a slot's record",
+        "both",
+    ]
+    assert locks._BORROWED == 1
+
+
+def test_the_kinds_of_regions_are_the_codes() -> None:
+    (rows,) = table_with("kind", "name", "offsets count from")
+    assert [row["kind"] for row in rows] == [
+        f"{claims._LENT} lent",
+        f"{claims._CUDA} CUDA",
+        f"{claims._NAMED} named",
+    ]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        f"1 to {layout.MAX_SLOT_COUNT} |",
+        f"a multiple of {layout.PAGE_SIZE}, at most {layout.MAX_RECORD_BYTE_SIZE} |",
+        f"inputs and outputs together: at most {spans.MAX_TENSORS} |",
+        f"further regions, at most {claims.MAX_REGIONS} |",
+        f"of a stream's ring, at most {spans.MAX_FRAMES}; 0 for none |",
+        f"of an input, at most {table.MAX_RANK}; of an output 0 |",
+        f"`output_count` | u16 | at most {spans.MAX_TENSORS} |",
+        f"`event_count` | u16 | at most {claims.MAX_REGIONS} |",
+        f"the generation of a stream is at most {spans.MAX_FRAMED_GENERATION}.",
+        f"{claims._NO_FENCE} for none |",
+        f"kind 2 with fence {claims._NO_FENCE},",
+        f"at most {named.MAX_DESCRIPTOR_LENGTH} characters.",
+        f"has one more input, `{BATCH_CARRIER}` (",
+        f"whom the model's `{UIDS_PARAMETER}` names",
+        "`shmbu-`, then 1 to 64 of `0`-`9`, `a`-`z` and `-` |",
+        f"{results._BEGIN} bytes, and for each wanted output {table.TENSOR.size}, 8 for each dimension and its padded "
+        f"name, and {results._EVENT.size} for each GPU in use.",
+        f"`(generation << {spans._FRAME_BITS}) + n + 1`",
+    ],
+)
+def test_a_number_of_the_page_is_the_codes(sentence: str) -> None:
+    assert sentence in PROSE
+
+
+def test_the_key_is_as_long_as_the_page_says() -> None:
+    address = ADDRESS._replace(key="shmbu-" + "a" * 64)
+    assert parse_address(str(address)) == address
+    with pytest.raises(errors.TableError):
+        parse_address(str(address._replace(key=address.key + "a")))
+    with pytest.raises(errors.TableError):
+        parse_generation(0)
 
 
 def test_the_drawing_shows_the_layout() -> None:
-    assert f"up to {layout.MAX_RESULTS_LENGTH} " in DOCUMENT
-    assert layout.data_offset(1) == 8192
-    assert f"at most {descriptor.MAX_DESCRIPTOR_LENGTH:,} characters" in DOCUMENT
+    assert re.search(rf"^ +{layout.record_offset(0, 4096)} ├", DOCUMENT, re.MULTILINE)
+    assert re.search(rf"^ +{layout.PAGE_SIZE} \+ record_byte_size ├", DOCUMENT, re.MULTILINE)
+
+
+def test_the_table_in_hexadecimal_is_one() -> None:
+    data = bytes.fromhex(examples("hex")[0])
+    assert table.decode(data, layout.data_offset(1, 4096), 12288) == (7, TABLE)
+    assert data == (7).to_bytes(8, "little") + table.encode(TABLE)
+
+
+def test_the_results_in_hexadecimal_are_some() -> None:
+    data = bytes.fromhex(examples("hex")[1])
+    assert results.decode(data, [12288]) == RESULTS
+    assert results.completed_generation(data) == 7
+    assert data[16:] == results.encode(RESULTS.outputs)
+
+
+def test_every_http_message_is_as_long_as_it_says() -> None:
+    for text in examples("http"):
+        head, body = message(text)
+        assert f"Content-Length: {len(body)}" in head
+        json.loads(body)
+
+
+def test_the_requests_name_a_slot() -> None:
+    requests = [message(text) for text in examples("http") if text.startswith("POST")]
+    for head, body in requests:
+        sent = json.loads(body)
+        address = parse_address(sent["parameters"][SLOT_PARAMETER])
+        assert head[0] == f"POST /v2/models/{address.model}/infer HTTP/1.1"
+        assert address == ADDRESS._replace(model=address.model)
+        assert parse_generation(sent["parameters"][GENERATION_PARAMETER]) == 7
+    plain_one, batch = [json.loads(body)["inputs"] for _, body in requests]
+    assert plain_one == []
+    assert batch == [{"name": BATCH_CARRIER, "shape": [2, 0], "datatype": "UINT8", "data": []}]
+
+
+def test_the_refusal_has_a_code_of_the_page() -> None:
+    (body,) = [message(text)[1] for text in examples("http") if " 400 " in text]
+    assert code_in(json.loads(body)["error"]) == "shm:stale"
+
+
+def test_the_descriptor_of_named_regions_is_one() -> None:
+    (text,) = examples("json")
+    model, found = named.parse_descriptor(text)
+    assert model == "resize"
+    assert found.inputs["IMAGE"].shape == (8, 480, 640, 3)
+    assert json.loads(named.encode_descriptor(model, found)) == json.loads(text)
+    (rows,) = [rows for rows in table_with("field", "meaning") if rows]
+    assert [plain(row["field"]) for row in rows] == list(json.loads(text))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 WORDS = [b"a", b"", b"\x00\xff\x00", "ü".encode()]
 ENCODED = b"\x01\0\0\0a" + b"\0\0\0\0" + b"\x03\0\0\0\x00\xff\x00" + b"\x02\0\0\0\xc3\xbc"
 NO_ACCESS = 0  # mman.h: PROT_NONE
+NO_RESERVE = 0x4000  # mman.h: MAP_NORESERVE
 
 LIES = {
     "one byte less": (ENCODED[:-1], (4,)),
@@ -61,15 +64,6 @@ def at_the_end() -> Iterator[Callable[[bytes], Bytes]]:
 
     yield put
     assert protect(behind, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE) == 0
-
-
-class Restless(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Memory that a peer overwrites with the largest lengths as soon as it was copied."""
-
-    def tobytes(self, *arguments: Any) -> bytes:
-        copied = super().tobytes(*arguments)
-        self[:] = 255
-        return copied
 
 
 def encoded(data: bytes = ENCODED, shape: tuple[int, ...] = (4,)) -> Strings:
@@ -203,11 +197,45 @@ def test_each_string_begins_where_the_one_before_ends_so_that_none_can_overlap_a
     assert list(encoded(overlapping, (2,))) == [b"\x01\0\0\0x", b"y"]
 
 
-def test_lengths_that_change_while_they_are_read_do_not_matter_as_a_copy_is_read() -> None:
-    memory = np.frombuffer(bytearray(ENCODED), np.uint8).view(Restless)
-    strings = Strings.encoded_as("TEXT", memory, (4,))
-    assert list(strings) == WORDS
-    assert memory.tobytes() == b"\xff" * len(ENCODED)
+def test_room_behind_the_strings_costs_nothing() -> None:
+    room = np.frombuffer(mmap.mmap(-1, 1 << 36, mmap.MAP_PRIVATE | NO_RESERVE), np.uint8)
+    room[: len(ENCODED)] = np.frombuffer(ENCODED, np.uint8)
+    assert list(Strings.encoded_as("TEXT", room, (4,))) == WORDS
+    assert Strings.encoded_as("TEXT", room, (4,)).packed() == ENCODED
+
+
+def test_lengths_that_change_while_they_are_read_lead_nowhere(at_the_end: Callable[[bytes], Bytes]) -> None:
+    memory = at_the_end(b"\x01\0\0\0a" * 300)
+    is_over = threading.Event()
+
+    def change() -> None:
+        dice = np.random.default_rng(1)
+        while not is_over.is_set():
+            memory[dice.integers(300) * 5] = dice.integers(3)
+
+    peer = threading.Thread(target=change)
+    peer.start()
+    try:
+        for _ in range(300):
+            with contextlib.suppress(TensorError):
+                strings = list(Strings.encoded_as("TEXT", memory, (300,)))
+                assert len(strings) == 300
+    finally:
+        is_over.set()
+        peer.join()
+
+
+def test_strings_are_packed_without_the_room_behind_them() -> None:
+    strings = encoded(ENCODED + b"room")
+    assert (strings.packed(), strings.encoded.nbytes) == (ENCODED, len(ENCODED) + 4)
+    assert given(*WORDS).packed() == ENCODED
+
+
+def test_where_strings_lie_is_known_of_those_that_lie_somewhere() -> None:
+    assert given(*WORDS).memory is None
+    memory = encoded().memory
+    assert memory is not None
+    assert memory.tobytes() == ENCODED
 
 
 @pytest.mark.parametrize("reading", READINGS)

@@ -14,7 +14,8 @@ from rich.progress import Progress
 from shm_backend_utils.server import EmbeddedServer
 
 from ..common.figures import Figure
-from ..common.rounds import Times, rotated
+from ..common.rounds import Times, shuffled
+from .amounts import Amounts
 
 __all__ = ["AsyncCases", "Bench", "Cases", "Medians", "allow_many_descriptors"]
 
@@ -51,15 +52,19 @@ class Bench:
     Attributes
     ----------
     server : EmbeddedServer
-    rounds : int
-        How often each case runs.
+    amounts : Amounts
+    shows_functions : bool
+        Whether to print the functions that are counted.
     medians : dict of str to Medians
         All that were measured, by what was measured.
     """
 
-    def __init__(self, server: EmbeddedServer, rounds: int, progress: Progress) -> None:
+    def __init__(
+        self, server: EmbeddedServer, amounts: Amounts, progress: Progress, *, shows_functions: bool = False
+    ) -> None:
         self.server = server
-        self.rounds = rounds
+        self.amounts = amounts
+        self.shows_functions = shows_functions
         self.medians: dict[str, Medians] = {}
         self._progress = progress
 
@@ -68,11 +73,15 @@ class Bench:
         """The server's address for ShmClient, by protocol."""
         return {"grpc": self.server.grpc_url, "http": f"http://{self.server.http_url}"}
 
-    def plain_client(self, protocol: str) -> Any:
+    def plain_client(self, protocol: str = "grpc") -> Any:
         """Return tritonclient's client, to be closed."""
         if protocol == "grpc":
             return tritonclient.grpc.InferenceServerClient(self.server.grpc_url)
         return tritonclient.http.InferenceServerClient(self.server.http_url)
+
+    def say(self, text: str) -> None:
+        """Print something beside the progress."""
+        self._progress.console.print(text, highlight=False, markup=False)
 
     def shown(self, what: str, count: int) -> Iterator[int]:
         """Count up to ``count``, showing progress."""
@@ -82,16 +91,22 @@ class Bench:
             self._progress.advance(task)
         self._progress.remove_task(task)
 
-    def rounds_with_warm_up(self, what: str, rounds: int | None = None) -> Iterator[int]:
+    def rounds_with_warm_up(
+        self, what: str, rounds: int | None = None, warm_up_rounds: int | None = None
+    ) -> Iterator[int]:
         """Count the rounds, from below 0 to warm up, showing progress."""
-        for number in self.shown(what, WARM_UP_ROUNDS + (rounds or self.rounds)):
-            yield number - WARM_UP_ROUNDS
+        rounds = rounds or self.amounts.rounds
+        first = min(rounds, WARM_UP_ROUNDS) if warm_up_rounds is None else warm_up_rounds
+        for number in self.shown(what, first + rounds):
+            yield number - first
 
-    def measure(self, what: str, cases: Cases, rounds: int | None = None) -> Medians:
+    def measure(
+        self, what: str, cases: Cases, rounds: int | None = None, *, warm_up_rounds: int | None = None
+    ) -> Medians:
         """Run every case once per round, so that whatever the machine does meanwhile hits all alike."""
         times = Times(cases)
-        for number in self.rounds_with_warm_up(what, rounds):
-            for name in rotated(cases, number):
+        for number in self.rounds_with_warm_up(what, rounds, warm_up_rounds):
+            for name in shuffled(cases, number):
                 case = cases[name]
                 begin = time.perf_counter()
                 case()
@@ -102,7 +117,7 @@ class Bench:
         """As :meth:`measure`, for cases that are awaited, one after another."""
         times = Times(cases)
         for number in self.rounds_with_warm_up(what, rounds):
-            for name in rotated(cases, number):
+            for name in shuffled(cases, number):
                 case = cases[name]
                 begin = time.perf_counter()
                 await case()

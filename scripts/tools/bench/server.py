@@ -1,4 +1,4 @@
-"""The bench's server: the sample models and the bench's own, on any core or on one that nobody else uses."""
+"""The bench's server: two sample models and the bench's own, on any core or on one that nobody else uses."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ from typing import Final
 
 from shm_backend_utils.server import EmbeddedServer
 
-from ..common.sample_models import copy_models, models_in, sample_models
+from ..common.sample_models import REPOSITORY, copy_models, models_in
 from ..common.server import temporary_server
 
-__all__ = ["bench_server", "models_on_a_core_of_their_own"]
+__all__ = ["bench_server", "models_on_a_core_of_their_own", "stubs_of"]
 
 _MODELS: Final = Path(__file__).resolve().parent / "models"
+_SAMPLE_MODELS: Final = ("identity", "multiply")
 
 
 def bench_server() -> AbstractContextManager[EmbeddedServer]:
-    """Start a server with the sample models and those of the bench, for as long as a block."""
-    return temporary_server("bench", lambda folder: copy_models([*sample_models(), *models_in(_MODELS)], folder))
+    """Start a server with those models, for as long as a block."""
+    models = [*(REPOSITORY / name for name in _SAMPLE_MODELS), *models_in(_MODELS)]
+    return temporary_server("bench", lambda folder: copy_models(models, folder))
+
+
+def stubs_of(server: EmbeddedServer) -> list[int]:
+    """Return the processes that execute the server's models."""
+    threads = Path(f"/proc/{server.pid}/task").iterdir()
+    return [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
 
 
 @contextmanager
@@ -31,7 +39,7 @@ def models_on_a_core_of_their_own(server: EmbeddedServer) -> Iterator[None]:
     """
     everywhere = os.sched_getaffinity(0)
     core = max(everywhere)
-    stubs = [int(pid) for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()]
+    stubs = stubs_of(server)
     others = [server.pid, os.getpid()]
     try:
         for pid in stubs:

@@ -5,18 +5,23 @@ Whatever the machine does meanwhile hits all cases alike then. Standard library 
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Iterable
 
-__all__ = ["Times", "rotated"]
+__all__ = ["Times", "shuffled"]
 
 
-def rotated(names: Iterable[str], round_number: int) -> list[str]:
-    """Return the names, beginning with another one in each round: the first finds the caches coldest."""
+def shuffled(names: Iterable[str], round_number: int) -> list[str]:
+    """Return the names in an order of the round's own, always the same one.
+
+    The first finds the caches coldest, and each finds in them what the one before it left; so every case is to come
+    first, and after every other one, as often. An order that only rotates keeps its neighbours.
+    """
     order = list(names)
-    first = round_number % len(order)
-    return order[first:] + order[:first]
+    random.Random(round_number).shuffle(order)
+    return order
 
 
 class Times:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..common.rounds import Times, rotated
+from ..common.rounds import Times, shuffled
 from .report import Figure
 
 __all__ = ["FULL", "SMALL", "Amounts", "identity_figures", "medians_ms", "multiply_figure", "name_of"]
@@ -52,7 +52,7 @@ def medians_ms(cases: Mapping[str, Callable[[], object]], rounds: int) -> dict[s
     """Run every case once per round, after some rounds to warm up; return medians."""
     times = Times(cases)
     for round_number in range(-min(_WARM_UP_ROUNDS, rounds), rounds):
-        for name in rotated(cases, round_number):
+        for name in shuffled(cases, round_number):
             begin = time.perf_counter()
             cases[name]()
             times.add(name, round_number, begin)

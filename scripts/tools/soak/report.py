@@ -8,6 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from shm_backend_utils.errors import SlotInUseError, StaleRequestError
+from shm_backend_utils.protocol.refusals import code_in
+
 from .client.tally import Tally
 
 __all__ = ["Leaks", "SoakReport"]
@@ -114,4 +117,4 @@ class SoakReport:
 
 def is_stale(reason: str) -> bool:
     """Return whether a refusal says that the client had given the request up."""
-    return "given this request up" in reason or "the slot is in use" in reason
+    return code_in(reason) in (StaleRequestError.code, SlotInUseError.code)

@@ -6,7 +6,6 @@ import math
 import operator
 import threading
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
@@ -32,7 +31,7 @@ from ..options import RequestOptions
 from ..origin import Origin
 from ..paths.inline import InlineExchange
 from ..settings import CallSettings
-from ..steps import BlockingDriver, Steps, Together
+from ..steps import BlockingDriver, Steps, Together, forget_locals
 from ..transports.transport import Transport
 from .rows import Rows, check_rows
 
@@ -136,7 +135,7 @@ class RegisteredModel:
                 try:
                     yield from self._infer(self._settings(deadline, options, origin), given, targets)
                 except BaseException as error:
-                    traceback.clear_frames(error.__traceback__)  # one that the caller keeps must not keep the slot
+                    forget_locals(error)
                     failure.setdefault("first", error)
 
         begins = range(0, row_count, self.max_batch_size)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +26,7 @@ _SAME_VALUES: Final = "safe"  # another byte order, or strings to objects; dtype
 _OBJECT: Final = np.dtype(object)
 
 
+@dataclass(slots=True, eq=False)
 class Source:
     """One input as the user holds it.
 
@@ -37,17 +39,15 @@ class Source:
         Of the tensor.
     parts : sequence of numpy.ndarray
         What lies one after another along the first axis; in any memory order and byte order.
+    device : int or None
+        This process' number of the GPU that it is on; None for the host.
     """
 
-    __slots__ = ("byte_size", "dtype", "parts", "shape")
-
+    dtype: DType
+    shape: tuple[int, ...]
+    byte_size: int
+    parts: Sequence[npt.NDArray[Any]]
     device: int | None = None
-
-    def __init__(self, dtype: DType, shape: tuple[int, ...], byte_size: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        self.dtype = dtype
-        self.shape = shape
-        self.byte_size = byte_size
-        self.parts = parts
 
     @classmethod
     def of(cls, name: str, array: npt.NDArray[Any]) -> Source:
@@ -90,7 +90,13 @@ class StringSource(Source):
             target[: self.encoded.nbytes] = self.encoded
 
 
-def sources(spec: ModelSpec, inputs: Mapping[str, Any]) -> dict[str, Source]:
+def _on_host(name: str, value: Any) -> None:
+    return None
+
+
+def sources(
+    spec: ModelSpec, inputs: Mapping[str, Any], elsewhere: Callable[[str, Any], Source | None] = _on_host
+) -> dict[str, Source]:
     """Look at every input of a call.
 
     Parameters
@@ -105,6 +111,8 @@ def sources(spec: ModelSpec, inputs: Mapping[str, Any]) -> dict[str, Source]:
         - a source, as it is;
         - Python numbers, strings and nested lists of them, which take the model's dtype if they fit it. One number
           serves an input whose dimensions may all be 1.
+    elsewhere : callable, optional
+        Takes name and value of an input; returns a source if it is not on the host, else None.
 
     Raises
     ------
@@ -119,7 +127,7 @@ def sources(spec: ModelSpec, inputs: Mapping[str, Any]) -> dict[str, Source]:
         elif isinstance(value, Source):
             found[name] = value
         else:
-            found[name] = _source(spec.input(name), value)
+            found[name] = elsewhere(name, value) or _source(spec.input(name), value)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -9,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
-from ...errors import PeerError, SlotInDoubtError, TensorError
+from ...errors import ClosedError, PeerError, SlotInDoubtError, TensorError
 from ...memory.cuda.bank import DeviceMemory
 from ...memory.pool.slot import Slot, SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol import results
-from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...protocol.call_layout import CallLayout
 from ...protocol.claims import CudaRegionClaim
 from ...protocol.refusals import code_in
@@ -27,14 +27,16 @@ from ..inputs.sources import Source
 from ..options import RequestOptions
 from ..result import Result
 from ..steps import Send, Steps
-from ..transports.messages import Codec, Request
-from .exchange import Exchange, batch_carrier, is_answer, missing_output, wanted_outputs
+from ..transports.messages import Codec
+from .exchange import Exchange, check_outputs, is_answer, request_in_slot
 from .inline import no_strings, source_of
 
 __all__ = ["DirectExchange", "PreparedExchange", "result_of"]
 
 Memory = npt.NDArray[np.uint8]
 
+_NAME: Final = operator.attrgetter("name")
+_BYTE_SIZE: Final = operator.attrgetter("byte_size")
 _BYTE: Final = np.dtype(np.uint8)
 _NO_MEMORY: Final[Memory] = np.empty(0, np.uint8)
 _MEMORY_REFUSED: Final = frozenset({"shm:gone", "shm:refused"})
@@ -58,6 +60,7 @@ class DirectExchange(Exchange):
     """
 
     path = "direct"
+    is_kept = False  # by the user, for more requests than one: then others like it will come
 
     def __init__(
         self,
@@ -69,19 +72,22 @@ class DirectExchange(Exchange):
         slot: Slot,
         memory: Memory,
     ) -> None:
-        super().__init__(spec, layout, options)
+        self.spec, self.layout, self.options = spec, layout, options
         self._codec = codec
         self._region = region
         self._slot = slot
         self._memory = memory
         self._devices: Sequence[DeviceMemory] = ()
         self._table = layout.table
+        self._byte_sizes = [region.byte_size]
+        self._input_bytes = sum(map(_BYTE_SIZE, layout.table.inputs.values()))
         if layout.devices:
             self._devices = [region.device_memory[device] for device in layout.devices]
             claims = [
                 CudaRegionClaim(each.handle, each.byte_size, each.device_uuid, 0)
                 for each in [held.allocation for held in self._devices]
             ]
+            self._byte_sizes += [claim.byte_size for claim in claims]
             self._table = Table(layout.table.inputs, layout.table.outputs, tuple(claims), layout.table.ring)
 
     def arrays(self) -> dict[str, Any]:
@@ -90,7 +96,7 @@ class DirectExchange(Exchange):
 
     def write(self, given: Mapping[str, Source]) -> None:
         memory = self._memory  # keeps the slot, if the exchange is closed while another thread copies
-        if self._is_closed:
+        if self.is_closed:
             return
         spans = self._table.inputs
         for name, source in given.items():
@@ -114,34 +120,37 @@ class DirectExchange(Exchange):
         return is_answer(error) and not self._slot.is_started
 
     def send(self, timeout_s: float) -> Steps[Result]:
-        self._check_is_open()
-        slot, layout = self._slot, self.layout
+        if self.is_closed:
+            raise ClosedError("this call")
+        slot, spec, layout = self._slot, self.spec, self.layout
         if slot.is_in_doubt:
             self._take_back()
         for device in self._devices:
             device.finish_writing()
+        memory = self._memory  # keeps the slot until there is an answer, whoever closes the exchange meanwhile
+        slot.is_in_doubt = True
         generation = slot.begin(self._table)
         try:
-            parameters = {SLOT_PARAMETER: slot.address(self.spec.name), GENERATION_PARAMETER: generation}
-            request = Request(self.spec.name, batch_carrier(layout), wanted_outputs(layout), parameters, self.options)
+            request = request_in_slot(spec, layout, self.options, slot, generation)
             answer = yield Send(self._codec.infer(request), timeout_s)
             data = slot.record.copy_results()
             if completed_generation(data) != generation:
-                raise unused_memory(self.spec.name)
-            found = results.decode(data, self._byte_sizes())
+                raise unused_memory(spec.name)
+            found = results.decode(data, self._byte_sizes)
             if found.events:
                 self._wait_on_streams(found.events)
-            return self._result(found.outputs, self._codec.result(answer))
+            check_outputs(spec, layout, frozenset(map(_NAME, found.outputs)))
+            result = result_of(found.outputs, memory, self._devices, self._codec.result(answer), self._input_bytes)
         except BaseException as error:
             slot.is_in_doubt = not slot.is_completed
             if isinstance(error, InferenceError) and self.did_not_start(error):
-                refused = self._refused(error)
-                if refused is not None:
-                    raise refused from None
+                self._check_memory_was_opened(error)
             raise
+        slot.is_in_doubt = False
+        return result
 
     def close(self) -> None:
-        super().close()
+        self.is_closed = True
         self._memory = _NO_MEMORY
 
     def _input(self, memory: Memory, span: InputSpan) -> Any:
@@ -152,16 +161,6 @@ class DirectExchange(Exchange):
             return self._devices[region - 1].array_at(memory, offset, dtype.numpy, shape)
         return np.ndarray(shape, dtype.numpy, memory, offset)
 
-    def _byte_sizes(self) -> list[int]:
-        return [self._region.byte_size, *[device.allocation.byte_size for device in self._devices]]
-
-    def _result(self, places: Sequence[results.OutputPlace], response: Any) -> Result:
-        missing = missing_output(self.spec, self.layout, [place.name for place in places])
-        if missing is not None:
-            raise missing
-        avoided = sum([span.byte_size for span in self._table.inputs.values()])
-        return result_of(places, self._memory, self._devices, response, avoided)
-
     def _take_back(self) -> None:
         """Make sure that no model is at work in the slot, after a request that got no answer."""
         if not self._slot.reclaim():
@@ -170,7 +169,7 @@ class DirectExchange(Exchange):
                 "again later, or prepare another call"
             )
         if self._devices:  # a model that has ended may have left the rest to its GPU, and said so by events
-            events = results.decode(self._slot.record.copy_results(), self._byte_sizes()).events
+            events = results.decode(self._slot.record.copy_results(), self._byte_sizes).events
             self._devices[0].listener.wait(events)
 
     def _wait_on_streams(self, events: Sequence[Event]) -> None:
@@ -178,18 +177,18 @@ class DirectExchange(Exchange):
             raise PeerError("the model's results break the protocol: an event for a call without memory on a GPU")
         self._devices[0].listener.wait_on_streams(events)
 
-    def _refused(self, error: InferenceError) -> MemoryRefusedError | None:
-        """Return the error for memory that the model could not open, or not any more; None if it was something else."""
-        if code_in(str(error)) not in _MEMORY_REFUSED:
-            return None
-        self._region.is_spoiled = True
-        return MemoryRefusedError(
-            f"{error.message()}; this call's memory is lost: prepare another call", error.status()
-        )
+    def _check_memory_was_opened(self, error: InferenceError) -> None:
+        """Raise MemoryRefusedError if an answer says that the model could not open the memory, or not any more."""
+        if code_in(str(error)) in _MEMORY_REFUSED:
+            self._region.is_spoiled = True
+            message = f"{error.message()}; this call's memory is lost: prepare another call"
+            raise MemoryRefusedError(message, error.status()) from None
 
 
 class PreparedExchange(DirectExchange):
     """One whose inputs the user fills. Strings are objects there, and become bytes with each request."""
+
+    is_kept = True
 
     def __init__(
         self,

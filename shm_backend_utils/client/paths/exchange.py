@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import ClosedError, PeerError
+from ...memory.pool.slot import Slot
 from ...model_spec import BATCH_CARRIER, ModelSpec
 from ...protocol.call_layout import CallLayout
 from ..errors import DeadlineExceededError, InferenceError
@@ -17,9 +18,9 @@ from ..inputs.sources import Source
 from ..options import RequestOptions
 from ..result import Result
 from ..steps import Steps
-from ..transports.messages import InputTensor, OutputTensor
+from ..transports.messages import InputTensor, OutputTensor, Request
 
-__all__ = ["Exchange", "batch_carrier", "is_answer", "missing_output", "wanted_outputs"]
+__all__ = ["Exchange", "check_outputs", "is_answer", "request_in_slot", "wanted_outputs"]
 
 
 class Exchange(ABC):
@@ -32,15 +33,14 @@ class Exchange(ABC):
     spec : ModelSpec
     layout : CallLayout
     options : RequestOptions
+    is_closed : bool
     """
 
     path: str
-
-    def __init__(self, spec: ModelSpec, layout: CallLayout, options: RequestOptions) -> None:
-        self.spec = spec
-        self.layout = layout
-        self.options = options
-        self._is_closed = False
+    spec: ModelSpec
+    layout: CallLayout
+    options: RequestOptions
+    is_closed = False
 
     @abstractmethod
     def arrays(self) -> dict[str, Any]:
@@ -76,10 +76,10 @@ class Exchange(ABC):
 
     def close(self) -> None:
         """Give the memory back, as soon as no array needs it. Twice is fine."""
-        self._is_closed = True
+        self.is_closed = True
 
     def _check_is_open(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError("this call")
 
 
@@ -88,10 +88,21 @@ def is_answer(error: BaseException) -> bool:
     return isinstance(error, InferenceError) and not isinstance(error, DeadlineExceededError)
 
 
-def batch_carrier(layout: CallLayout) -> list[InputTensor]:
-    """Return the input that tells Triton's batcher the batch size in no bytes, where the model has one."""
-    size = layout.batch_size
-    return [] if size is None else [InputTensor(BATCH_CARRIER, "UINT8", (size, 0), _NO_ROWS)]
+def request_in_slot(
+    spec: ModelSpec, layout: CallLayout, options: RequestOptions, slot: Slot, generation: int
+) -> Request:
+    """Return the request whose tensors a slot tells of.
+
+    Where the model takes batches, an input of no bytes tells Triton's batcher the batch size.
+    """
+    size, requested = layout.batch_size, layout.requested
+    return Request(
+        spec.name,
+        () if size is None else (InputTensor(BATCH_CARRIER, "UINT8", (size, 0), _NO_ROWS),),
+        None if requested is None else wanted_outputs(layout),
+        options,
+        (slot.address(spec.name), generation),
+    )
 
 
 _NO_ROWS: npt.NDArray[np.uint8] = np.empty((0, 0), np.uint8)
@@ -102,7 +113,9 @@ def wanted_outputs(layout: CallLayout) -> list[OutputTensor] | None:
     return None if layout.requested is None else [OutputTensor(name) for name in layout.requested]
 
 
-def missing_output(spec: ModelSpec, layout: CallLayout, found: Iterable[str]) -> PeerError | None:
-    """Return the error for an answer without one of the wanted outputs; None if all are there."""
-    missing = set(spec.outputs if layout.requested is None else layout.requested).difference(found)
-    return PeerError(f"model {spec.name!r} answered without output {min(missing)!r}") if missing else None
+def check_outputs(spec: ModelSpec, layout: CallLayout, found: Set[str]) -> None:
+    """Raise :class:`PeerError` if one of the wanted outputs is not there."""
+    wanted = spec.outputs.keys() if layout.requested is None else frozenset(layout.requested)
+    missing = wanted - found
+    if missing:
+        raise PeerError(f"model {spec.name!r} answered without output {min(missing)!r}")

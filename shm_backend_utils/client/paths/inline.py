@@ -17,7 +17,7 @@ from ..options import RequestOptions
 from ..result import Result
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, Request
-from .exchange import Exchange, missing_output, wanted_outputs
+from .exchange import Exchange, check_outputs, wanted_outputs
 
 __all__ = ["InlineExchange", "in_band", "no_strings", "source_of"]
 
@@ -28,7 +28,7 @@ class InlineExchange(Exchange):
     path = "inline"
 
     def __init__(self, codec: Codec, spec: ModelSpec, layout: CallLayout, options: RequestOptions) -> None:
-        super().__init__(spec, layout, options)
+        self.spec, self.layout, self.options = spec, layout, options
         self._codec = codec
         self._arrays: dict[str, npt.NDArray[Any]] = {
             name: np.empty(span.shape, span.dtype.numpy) for name, span in layout.table.inputs.items()
@@ -47,7 +47,7 @@ class InlineExchange(Exchange):
     def message(self) -> Any:
         """Return the message of a request for what lies in the inputs now."""
         inputs = [in_band(name, array, self.layout) for name, array in self._arrays.items()]
-        return self._codec.infer(Request(self.spec.name, inputs, wanted_outputs(self.layout), {}, self.options))
+        return self._codec.infer(Request(self.spec.name, inputs, wanted_outputs(self.layout), self.options))
 
     def result(self, answer: Any) -> Result:
         """Return a response's outputs; those that it does not have are left out."""
@@ -59,9 +59,7 @@ class InlineExchange(Exchange):
     def send(self, timeout_s: float) -> Steps[Result]:
         self._check_is_open()
         result = self.result((yield Send(self.message(), timeout_s)))
-        missing = missing_output(self.spec, self.layout, result)
-        if missing is not None:
-            raise missing
+        check_outputs(self.spec, self.layout, result.keys())
         return result
 
     def close(self) -> None:

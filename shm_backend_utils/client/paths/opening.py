@@ -88,8 +88,17 @@ class Opening:
         """
         options = settings.options
         if path == DirectExchange.path:
-            region, slot, layout, memory = yield from self._direct(settings, known, layout, given, wanted)
-            return kind(self._codec, known.spec, layout, options, region, slot, memory)
+            if layout.devices:
+                region, memory = yield from self._with_devices(settings, known, layout)
+            elif known.spec.has_batcher and (count := self._row_count(known, layout)) > 1:
+                row = yield from self._beside_others(settings, known, layout, given, wanted, count, kind)
+                return kind(self._codec, known.spec, row.layout, options, row.region, row.slot, row.memory)
+            else:
+                need = Need(layout.end - known.data_begin, 1, known.record_byte_size)
+                region, memory = self._pool.take_idle(need, settings.origin) or (
+                    yield from self._wait(settings, self._pool.request(need, settings.origin))
+                )
+            return kind(self._codec, known.spec, layout, options, region, region.slots[0], memory)
         input_devices = {name: each.device for name, each in given.items() if each.device is not None}
         if layout.devices:
             on_host = {name: CallInput(each.dtype, each.shape, each.byte_size) for name, each in given.items()}
@@ -126,36 +135,17 @@ class Opening:
         SlotRegion, numpy.ndarray of uint8
             When the array, which is the whole region, and all arrays made from it are gone, the region is given back.
         """
-        need = _need(known, end, slot_count, group)
+        size = known.record_byte_size
+        need = Need(end - data_offset(slot_count, size), slot_count, size, group)
         return self._pool.take_idle(need, settings.origin) or (
             yield from self._wait(settings, self._pool.request(need, settings.origin))
         )
-
-    def _direct(
-        self,
-        settings: CallSettings,
-        known: KnownModel,
-        layout: CallLayout,
-        given: Mapping[str, AnyInput],
-        wanted: Mapping[str, int | None] | None,
-    ) -> Steps[Row[CallLayout]]:
-        """Return memory for a call: a region of its own, or a row of a block beside calls like it."""
-        spec = known.spec
-        if layout.devices:
-            region, memory = yield from self._with_devices(settings, known, layout)
-        elif spec.has_batcher and (count := self._row_count(known, layout)) > 1:
-            return (yield from self._beside_others(settings, known, layout, given, wanted, count))
-        else:
-            need = _need(known, layout.end, 1, DirectExchange.path)
-            taken = self._pool.take_idle(need, settings.origin)
-            region, memory = taken or (yield from self._wait(settings, self._pool.request(need, settings.origin)))
-        return Row(region, region.slots[0], layout, memory)
 
     def _row_count(self, known: KnownModel, layout: CallLayout) -> int:
         """Return how many calls like this may lie side by side; less than 2 for calls of which no batches are made."""
         if layout.batch_size is None or any(span.dtype is BYTES for span in layout.table.inputs.values()):
             return 0
-        size = layout.end - data_offset(1, known.record_byte_size)
+        size = layout.end - known.data_begin
         most = min(_MOST_ROWS, self._pool.options.max_batch_bytes // max(size, 1))
         return min(known.spec.max_batch_size // layout.batch_size, most)
 
@@ -167,9 +157,13 @@ class Opening:
         given: Mapping[str, AnyInput],
         wanted: Mapping[str, int | None] | None,
         count: int,
+        kind: type[DirectExchange],
     ) -> Steps[Row[CallLayout]]:
         table = layout.table
-        key = (settings.model, settings.version, tuple(table.inputs.items()), tuple(table.outputs.items()))
+        spans = tuple(table.inputs.items()), tuple(table.outputs.items())
+        key = (settings.model, settings.version, layout.requested, *spans)
+        if kind.is_kept:
+            self._blocks.expect(key)
         row = self._blocks.take(key)
         if row is not None:
             return row
@@ -182,7 +176,9 @@ class Opening:
                 slot_count=count,
                 is_one_request=False,
             )
-            taken = yield from self._at_once(settings, _need(known, whole.end, count, "direct, side by side"))
+            size = known.record_byte_size
+            need = Need(whole.end - data_offset(count, size), count, size, "direct, side by side")
+            taken = yield from self._at_once(settings, need)
             if taken is not None:
                 rows = layout.batch_size or 1
                 parts = [rows_of(whole, index * rows, (index + 1) * rows) for index in range(count)]
@@ -259,11 +255,6 @@ class Opening:
         events = [event for slot in used for event in results.decode(slot.record.copy_results(), sizes).events]
         if events:
             yield Offload(lambda: held[0].listener.wait(events))
-
-
-def _need(known: KnownModel, end: int, slot_count: int, group: str) -> Need:
-    size = known.record_byte_size
-    return Need(end - data_offset(slot_count, size), slot_count, size, group)
 
 
 def _times(each: AnyInput, count: int) -> CallInput:

@@ -32,7 +32,7 @@ class StagedExchange(Exchange):
     """
 
     def __init__(self, inner: Exchange, input_devices: Mapping[str, int], cuda: CudaAccess) -> None:
-        super().__init__(inner.spec, inner.layout, inner.options)
+        self.spec, self.layout, self.options = inner.spec, inner.layout, inner.options
         self.path = inner.path
         self._inner = inner
         self._runtime = cuda.runtime

@@ -13,17 +13,15 @@ from ...errors import CallerError
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol import results
-from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...protocol.call_layout import CallLayout
-from ...protocol.layout import SlotRecord
 from ...protocol.results import completed_generation, unused_memory
 from ...protocol.spans import MAX_FRAMES, Ring, Table, frame_number
 from ..inputs.sources import Source
 from ..options import RequestOptions
 from ..result import Result
-from ..transports.messages import Codec, Request
+from ..transports.messages import Codec
 from .direct import result_of
-from .exchange import batch_carrier, wanted_outputs
+from .exchange import request_in_slot
 
 __all__ = ["DirectStream", "check_frames", "ring_end"]
 
@@ -73,11 +71,11 @@ class DirectStream:
         self._region = region
         self._memory = memory
         self._slot = region.slots[0]
-        self._records = [slot.record for slot in region.slots[1:]]
+        self._frames = region.slots[1:]
         self._byte_size = region.byte_size
         self._index = 0
         self._released: dict[int, weakref.ref[Memory]] = {}
-        ring = Ring(1, len(self._records), _stride(layout))
+        ring = Ring(1, len(self._frames), _stride(layout))
         self._table = Table(layout.table.inputs, layout.table.outputs, (), ring)
 
     def write(self, given: Mapping[str, Source]) -> None:
@@ -91,15 +89,8 @@ class DirectStream:
 
     def message(self) -> Any:
         """Begin the request, and return its message."""
-        parameters = {SLOT_PARAMETER: self._slot.address(self.spec.name)}
-        request = Request(
-            self.spec.name,
-            batch_carrier(self.layout),
-            wanted_outputs(self.layout),
-            parameters | {GENERATION_PARAMETER: self._slot.begin(self._table)},
-            self._options,
-        )
-        return self._codec.infer(request)
+        generation = self._slot.begin(self._table)
+        return self._codec.infer(request_in_slot(self.spec, self.layout, self._options, self._slot, generation))
 
     def result(self, answer: Any) -> Result:
         """Return the outputs of the next response.
@@ -109,17 +100,17 @@ class DirectStream:
         PeerError
             The model has not written its frame, or by another protocol.
         """
-        place = self._index % len(self._records)
+        place = self._index % len(self._frames)
         number = frame_number(self._slot.generation, self._index)
-        record = self._records[place]
-        data = record.copy_results()
+        frame = self._frames[place]
+        data = frame.record.copy_results()
         if completed_generation(data) != number:
             raise unused_memory(self.spec.name)
         found = results.decode(data, [self._byte_size])
         # What this frame's arrays keep. NumPy has arrays keep the first of a chain of arrays, hence the memoryview.
         memory = np.frombuffer(self._memory.data, np.uint8)
         result = result_of(found.outputs, memory, (), self._codec.result(answer))
-        self._released[place] = weakref.ref(memory, lambda _: _release(record, number))
+        self._released[place] = weakref.ref(memory, lambda _: frame.release_frame(number))
         self._index += 1
         return result
 
@@ -127,10 +118,6 @@ class DirectStream:
         """Give the memory back, as soon as no array needs it. Twice is fine."""
         self._slot.is_in_doubt = not self._slot.is_completed
         self._memory = np.empty(0, np.uint8)
-
-
-def _release(record: SlotRecord, number: int) -> None:
-    record.generation = number
 
 
 def _stride(layout: CallLayout) -> int:

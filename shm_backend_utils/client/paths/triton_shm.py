@@ -118,7 +118,7 @@ class RegisteredExchange(Exchange):
         memory: npt.NDArray[np.uint8],
         registrations: Registrations,
     ) -> None:
-        super().__init__(spec, layout, options)
+        self.spec, self.layout, self.options = spec, layout, options
         self._codec = codec
         self._region = region
         self._memory = memory
@@ -134,7 +134,7 @@ class RegisteredExchange(Exchange):
 
     def write(self, given: Mapping[str, Source]) -> None:
         arrays = self._arrays  # they keep the region, if the exchange is closed while another thread copies
-        if self._is_closed:
+        if self.is_closed:
             return
         for name, source in given.items():
             source.write_to(arrays[name])
@@ -149,6 +149,7 @@ class RegisteredExchange(Exchange):
                 "a request of this call got no answer, and the server may still write to this call's memory; prepare "
                 "another call"
             )
+        memory = self._memory  # keeps the region until there is an answer, whoever closes the exchange meanwhile
         yield from self._registrations.add(self._region, timeout_s)
         try:
             answer = yield from self._ask(timeout_s)
@@ -161,7 +162,7 @@ class RegisteredExchange(Exchange):
                 ) from None
             raise
         response = self._codec.result(answer)
-        arrays = {name: self._output(name, response) for name in self._wanted}
+        arrays = {name: self._output(name, response, memory) for name in self._wanted}
         placed = sum(array.nbytes for name, array in arrays.items() if self._is_placed(name))
         placed += sum(span.byte_size for span in self.layout.table.inputs.values() if span.dtype is not BYTES)
         return Result(arrays, self.path, response, bytes_avoided=placed)
@@ -212,7 +213,7 @@ class RegisteredExchange(Exchange):
                 room = table.outputs[name]
                 place = self._place(room.offset, room.byte_size)
             outputs.append(OutputTensor(name, place))
-        return Request(self.spec.name, inputs, outputs, {}, self.options)
+        return Request(self.spec.name, inputs, outputs, self.options)
 
     def _place(self, offset: int, byte_size: int) -> Place:
         return Place(self._region.key, offset, byte_size)
@@ -221,13 +222,13 @@ class RegisteredExchange(Exchange):
         is_strings = self.spec.outputs[name].dtype is BYTES
         return name in self.layout.certain and self.layout.table.outputs[name].byte_size > 0 and not is_strings
 
-    def _output(self, name: str, response: Any) -> npt.NDArray[Any]:
+    def _output(self, name: str, response: Any, memory: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
         described = self._codec.output_of(response, name)
         array: npt.NDArray[Any] | None = None
         if described is not None and self._is_placed(name):
             datatype, shape = described
             room = self.layout.table.outputs[name]
-            array = array_at(self._memory, room.offset, dtypes.BY_NAME[datatype].numpy, shape, room.byte_size)
+            array = array_at(memory, room.offset, dtypes.BY_NAME[datatype].numpy, shape, room.byte_size)
         elif described is not None:
             array = response.as_numpy(name)
         if array is None:

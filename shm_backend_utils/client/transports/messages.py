@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.parse
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -40,13 +40,24 @@ class OutputTensor(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One request; ``outputs`` is None for all that the model has. ``parameters`` are added to those of the options."""
+    """One request.
+
+    Attributes
+    ----------
+    model : str
+    inputs : sequence of InputTensor
+    outputs : sequence of OutputTensor or None
+        None for all that the model has.
+    options : RequestOptions
+    slot : (str, int) or None
+        The slot's address and generation, where there is one: the values of ``shm_slot`` and ``shm_generation``.
+    """
 
     model: str
     inputs: Sequence[InputTensor]
     outputs: Sequence[OutputTensor] | None
-    parameters: Mapping[str, Any]
     options: RequestOptions
+    slot: tuple[str, int] | None = None
 
 
 class Codec(ABC):

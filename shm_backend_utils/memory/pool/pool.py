@@ -182,7 +182,10 @@ class SlotPool:
             self._granted.remove(ticket)
         self._settle()
         region = grant.region or self._make(ticket, grant)
-        return region, self._hold(region, ticket.holder)
+        memory = self._hold(region, ticket.holder)  # from here on it comes back by itself, whatever is raised
+        if grant.region is None and self.options.prefault:
+            region.prefault()
+        return region, memory
 
     def withdraw(self, ticket: Ticket) -> None:
         """Give up a ticket, granted or not; it cannot be redeemed then. Nothing happens if it was redeemed."""
@@ -265,6 +268,7 @@ class SlotPool:
     def forsake(self) -> None:
         """Forget every region, in a forked child. Arrays over them stay valid."""
         self.is_a_forks = True
+        self._lock = threading.Lock()  # one of the parent's other threads may have held it, and does not run here
         self._inventory.forsake()
         self._queue.clear()
 
@@ -366,8 +370,6 @@ class SlotPool:
             if self._housekeeper is None:
                 self._housekeeper = Repeater(self._keep_house, self._patience(), "shm pool")
         self._settle()
-        if self.options.prefault:
-            region.prefault()
         return region
 
     def _make_region(self, ticket: Ticket) -> SlotRegion:

@@ -117,6 +117,11 @@ class RowBlocks(Generic[Layout]):
             calls.come_together = others
             return wanted
 
+    def expect(self, key: Hashable) -> None:
+        """Have the next call begin a block: others like it will come."""
+        with self._lock:
+            self._calls_of(key).come_together = True
+
     def note_alone(self, key: Hashable, memory: Memory) -> None:
         """Take note of a call that has a region of its own."""
         with self._lock:

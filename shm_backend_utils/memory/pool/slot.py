@@ -7,11 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ...errors import ClosedError
-from ...protocol import layout, table
+from ...protocol import table
 from ...protocol.address import SlotAddress
 from ...protocol.layout import SlotRecord
 from ...protocol.spans import Table
@@ -34,11 +31,13 @@ class Slot:
         Whether a request got no answer, so that a model may be executing it, or may begin to.
     """
 
-    __slots__ = ("_record", "_region", "generation", "index", "is_in_doubt")
+    __slots__ = ("_address", "_record", "_region", "generation", "index", "is_in_doubt")
 
     def __init__(self, region: ManagedRegion, index: int) -> None:
         self._region = region
         self._record: SlotRecord | None = region.record(index)
+        # Nothing else in an address has a percent sign.
+        self._address = str(SlotAddress("%s", region.segment.key, region.header.token.hex(), index))
         self.index = index
         self.generation = 0
         self.is_in_doubt = False
@@ -52,13 +51,14 @@ class Slot:
 
     def address(self, model: str) -> str:
         """Return the value of ``shm_slot`` for requests to a model."""
-        header = self._region.header
-        return str(SlotAddress(model, self._region.segment.key, header.token.hex(), self.index))
+        return self._address % model
 
     def begin(self, contents: Table) -> int:
         """Write the table of the next request, and return its generation."""
         self.generation += 1
-        self.record.begin(self.generation, table.encode(contents))
+        if self._record is None:
+            raise ClosedError("this client")
+        self._record.begin(self.generation, table.encode(contents))
         return self.generation
 
     @property
@@ -97,6 +97,14 @@ class Slot:
             self._record.generation = self.generation
             self.is_in_doubt = True
 
+    def release_frame(self, number: int) -> None:
+        """Let the model write here again; ``number`` is that of the frame that nobody reads any more.
+
+        Nothing happens once the region is destroyed, nor in a forked child: the frame is the parent's.
+        """
+        if self._record is not None:
+            self._record.generation = number
+
     def forget(self) -> None:
         """Let go of the memory, when the region is destroyed."""
         self._record = None
@@ -114,6 +122,8 @@ class SlotRegion:
         Where its data begins.
     capacity : int
         Bytes of data.
+    memory : callable
+        Returns the whole region as bytes, writable; an array of its own for each call.
     is_spoiled : bool
         Whether it must not be used again: something unfenced may still write to it, or no model can open it.
     is_registered : bool
@@ -140,6 +150,7 @@ class SlotRegion:
         "idle_since",
         "is_registered",
         "is_spoiled",
+        "memory",
         "on_destroy",
         "shelf",
         "slots",
@@ -149,6 +160,7 @@ class SlotRegion:
         self._region = ManagedRegion.create(byte_size, slot_count, access, record_byte_size)
         self.byte_size = self._region.header.byte_size
         self.data_offset = self._region.data_offset
+        self.memory = self._region.bytes
         self.capacity = self.byte_size - self.data_offset
         self.slots = tuple([Slot(self._region, index) for index in range(slot_count)])
         self.is_spoiled = False
@@ -177,10 +189,6 @@ class SlotRegion:
                 return True
         return False
 
-    def memory(self) -> npt.NDArray[np.uint8]:
-        """Return the whole region as bytes, writable. Each call returns an array of its own."""
-        return self._region.bytes()
-
     def reclaim(self) -> bool:
         """Make sure that no request will touch the region again. Return whether that is so now."""
         reclaimed = [slot.reclaim() for slot in self.slots if slot.is_in_doubt]
@@ -207,11 +215,3 @@ class SlotRegion:
         for slot in self.slots:
             slot.forget()
         self._region.close()
-
-
-def least_record_byte_size(byte_size: int) -> int:
-    """Return the size of records whose halves have room for so many bytes each: a page, or a power of two of them."""
-    size = layout.PAGE_SIZE
-    while size // 2 < byte_size:
-        size *= 2
-    return size

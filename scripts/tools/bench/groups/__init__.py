@@ -12,12 +12,15 @@ from typing import Final
 
 from ...common.figures import Figure
 from ..rounds import Bench
+from .batches import batches
 from .client_time import client_time
-from .modes import modes
+from .forwarding import forwarding
+from .functions import functions
+from .growth import growth
 from .own_time import own_time
 from .round_trips import round_trips
-from .slots import slots
-from .strings import strings
+from .stock import infer_beside_stock, plain_clients
+from .streams import streams
 from .throughput import throughput
 from .triton_shm_client import compat, other_client
 
@@ -26,12 +29,16 @@ __all__ = ["GROUPS"]
 GROUPS: Final[Mapping[str, Callable[[Bench], list[Figure]]]] = {
     "path": round_trips,
     "own-time": own_time,
+    "client": client_time,
+    "stock": infer_beside_stock,
+    "plain": plain_clients,
+    "throughput": throughput,
     "other-client": other_client,
     "compat": compat,
-    "client": client_time,
-    "throughput": throughput,
-    "slots": slots,
-    "modes": modes,
-    "strings": strings,
+    "batch": batches,
+    "forward": forwarding,
+    "stream": streams,
+    "growth": growth,
+    "functions": functions,
 }
 """The groups by the names that ``--only`` knows."""

@@ -1,93 +1,124 @@
-"""What the library itself takes in a model's process: all of `execute`, and the fencing alone."""
+"""What the library itself takes in a model's process: all of `execute`, less that of a bare model.
+
+The model takes the times itself, keeps them in its own memory, and tells them at the end. Requests come one after
+another, so that it is known which time is whose.
+"""
 
 from __future__ import annotations
 
 import statistics
-import time
-from contextlib import ExitStack
-from typing import Final
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import tritonclient.grpc
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.memory.cuda.memory import CudaAccess
-from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.model.direct import DirectPlan, DirectTensors
-from shm_backend_utils.model.manager import SharedMemoryManager
-from shm_backend_utils.model.regions import Resolver
-from shm_backend_utils.model.settings import Settings
-from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.protocol.descriptor import Descriptor, SystemRegionClaim
 
 from ...common.figures import Figure
+from ...common.rounds import shuffled
 from ..rounds import Bench
 from ..server import models_on_a_core_of_their_own
 
-__all__ = ["own_time"]
+__all__ = ["MODEL", "own_time", "tensors"]
 
-IN_EXECUTE_US: Final = {1: 20.0, 8: 50.0}
-FENCING_US: Final = 10.0
+MODEL: Final = "timed_identity"
+MODELS: Final = {1: MODEL, 8: "timed_identity_8"}
+"""By the number of inputs, and of outputs."""
+BARE_MODEL: Final = "timed_bare"
+MOST_US: Final = {1: 40.0, 8: 80.0}
+OTHER_SHAPES_OVER_REPEATED: Final = 1.15
+ROUNDS_PER_ROUND: Final = 5
+"""A request takes no time."""
+
+Tensors = dict[str, npt.NDArray[np.float32]]
+
+
+def tensors(count: int, number: int = 0) -> Tensors:
+    """Return so many inputs; of another shape for every number, but of about 1 KiB each."""
+    return {f"X{index}": np.full((8 + (number + index) % 97, 4), number, np.float32) for index in range(count)}
 
 
 def own_time(bench: Bench) -> list[Figure]:
-    """Measure it.
+    """Measure it where the models have a core of their own.
 
     Between two requests the caches are filled with the code of whatever else runs on the core, so it matters where.
     """
-    with models_on_a_core_of_their_own(bench.server):
-        figures = _in_execute(bench, "a core of its own")
-    return [*figures, *_in_execute(bench, "a core that is shared"), _fencing(bench)]
+    with models_on_a_core_of_their_own(bench.server), ShmClient(bench.server.grpc_url) as client:
+        bare = bench.plain_client()
+        try:
+            return _figures(*_times_us(bench, client, bare))
+        finally:
+            bare.close()
 
 
-def _in_execute(bench: Bench, where: str) -> list[Figure]:
-    """Measure `execute` of a model with the library, less that of a model without."""
-    figures: list[Figure] = []
-    with ExitStack() as stack:
-        client = stack.enter_context(ShmClient(bench.server.grpc_url))
-        bare = bench.plain_client("grpc")
-        stack.callback(bare.close)
-        for tensor_count, limit_us in IN_EXECUTE_US.items():
-            inputs = {f"X{index}": ((1,), np.int64) for index in range(tensor_count)}
-            outputs = [f"Y{index}" for index in range(tensor_count)]
-            call = stack.enter_context(client.prepare("own_time", inputs, outputs=outputs))
-            whole_us = []
-            name = f"own time in execute, {tensor_count} in and {tensor_count} out, {where}"
-            for _ in bench.rounds_with_warm_up(name):
-                bare.infer("bare_time", [], parameters={"x": 1})
-                with call.infer() as result:
-                    whole_us.append(int(result["Y0"][0]) / 1e3)
-            ask = tritonclient.grpc.InferInput("ASK", [1], "INT64")
-            ask.set_data_from_numpy(np.zeros(1, np.int64))
-            bare_us = bare.infer("bare_time", [ask]).as_numpy("TIMES_NS") / 1e3
-            whole = statistics.median(whole_us[-bench.rounds :])
-            without = float(np.median(bare_us[-bench.rounds :]))
-            basis = f"{whole:.1f} µs - {without:.1f} µs"
-            figures.append(Figure(name, whole - without, "µs", basis, at_most=limit_us))
+def _times_us(bench: Bench, client: ShmClient, bare: Any) -> tuple[dict[str, list[float]], list[float]]:
+    """Return what `execute` took by case, and in a bare model."""
+
+    def send(number: int, count: int, *, is_varied: bool) -> None:
+        inputs = tensors(count, number if is_varied else 48)
+        outputs = {name.replace("X", "Y"): (array.shape, array.dtype) for name, array in inputs.items()}
+        with client.infer(MODELS[count], inputs, outputs=outputs) as result:
+            if result.path != "direct" or (result["Y0"] != inputs["X0"]).any():
+                raise AssertionError(f"{MODELS[count]} does not give back its input on the direct path")
+
+    cases: dict[str, Callable[[int], None]] = {}
+    for count in MOST_US:
+        cases[f"{count} same"] = lambda number, count=count: send(number, count, is_varied=False)  # type: ignore[misc]
+        cases[f"{count} other"] = lambda number, count=count: send(number, count, is_varied=True)  # type: ignore[misc]
+    for model in MODELS.values():
+        _told(client, model)
+    order: dict[int, list[tuple[str, int]]] = {count: [] for count in MODELS}
+    rounds = ROUNDS_PER_ROUND * bench.amounts.rounds
+    for number in bench.rounds_with_warm_up("own time in execute", rounds):
+        for name in shuffled([*cases, BARE_MODEL], number):
+            if name == BARE_MODEL:
+                bare.infer(BARE_MODEL, [], parameters={"x": 1})
+            else:
+                cases[name](number)
+                order[int(name[0])].append((name, number))
+    times_us: dict[str, list[float]] = defaultdict(list)
+    for count, model in MODELS.items():
+        for (name, number), nanoseconds in zip(order[count], _told(client, model), strict=True):
+            if number >= 0:
+                times_us[name].append(nanoseconds / 1e3)
+    ask = tritonclient.grpc.InferInput("ASK", [1], "INT64")
+    ask.set_data_from_numpy(np.zeros(1, np.int64))
+    bare_ns = bare.infer(BARE_MODEL, [ask]).as_numpy("TIMES_NS").tolist()
+    return times_us, [nanoseconds / 1e3 for nanoseconds in bare_ns[-rounds:]]
+
+
+def _told(client: ShmClient, model: str) -> list[int]:
+    """Return what each `execute` of a model took since this was asked last; what that took itself is left out."""
+    with client.infer(model, {}, outputs={"TIMES_NS": 8 * 2**16}) as result:
+        told: list[int] = result["TIMES_NS"].tolist()[1:]
+        return told
+
+
+def _figures(times_us: dict[str, list[float]], bare_us: list[float]) -> list[Figure]:
+    medians = {name: statistics.median(times) for name, times in times_us.items()}
+    bare = statistics.median(bare_us)
+    figures = [
+        Figure(
+            f"own time in execute, {count} in and {count} out",
+            medians[f"{count} same"] - bare,
+            "µs above a bare model's",
+            f"{medians[f'{count} same']:.1f} µs - {bare:.1f} µs",
+            at_most=limit_us,
+        )
+        for count, limit_us in MOST_US.items()
+    ]
+    for count in MOST_US:
+        same, other = medians[f"{count} same"] - bare, medians[f"{count} other"] - bare
+        figures.append(
+            Figure(
+                f"own time in execute, {count} in and {count} out, every request another shape",
+                other / same,
+                "× repeated shapes",
+                f"{other:.1f} µs / {same:.1f} µs",
+                at_most=OTHER_SHAPES_OVER_REPEATED,
+            )
+        )
     return figures
-
-
-def _fencing(bench: Bench) -> Figure:
-    """Measure what a request pays for being safe: checking region and generation, the lease both ways."""
-    name = "fencing, leases and checks of one request"
-    spec = ModelSpec.from_config({"name": "bench", "parameters": {"SHM_PATHS": {"string_value": "direct"}}})
-    manager = SharedMemoryManager()
-    region = ManagedRegion.create(4096)
-    try:
-        claim = SystemRegionClaim(region.segment.key, region.header.byte_size, region.header.token.hex(), 0)
-        resolved = Resolver(Settings(), manager, CudaAccess()).resolve(claim, "regions[0]", [])
-        plan = DirectPlan(Descriptor("bench", (claim,), {}, {}), spec, [resolved])
-        times_us = []
-        for generation, _ in enumerate(bench.rounds_with_warm_up(name), 1):
-            region.record(0).generation = generation
-            begin = time.perf_counter()
-            plan.check()
-            manager.begin_use(plan.mapped)
-            DirectTensors(plan, generation).fail()
-            manager.end_use(plan.mapped)
-            times_us.append((time.perf_counter() - begin) * 1e6)
-    finally:
-        manager.unregister_all()
-        region.segment.unlink()
-        region.close()
-    return Figure(name, statistics.median(times_us[-bench.rounds :]), "µs", "in a loop", at_most=FENCING_US)

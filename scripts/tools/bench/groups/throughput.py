@@ -1,125 +1,133 @@
-"""How many calls per second one client makes when many use it, beside what tritonclient reaches with empty requests."""
+"""How many calls per second one client makes when many use it, beside tritonclient in band with a stock model.
+
+Both send the same arrays, of different lengths, get them back, and read the end of each.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import statistics
-import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import tritonclient.grpc.aio
-import tritonclient.http.aio
 
 from shm_backend_utils.client import AsyncShmClient, ShmClient
 
 from ...common.figures import Figure
+from ...common.rounds import shuffled
+from ..payloads import Floats, endless, in_band, varying
 from ..rounds import Bench
 
 __all__ = ["throughput"]
 
 THREADS: Final = 16
 TASKS: Final = 64
-LEAST_SHARE: Final = 0.85
-PERIOD_S: Final = 1.5
-WARM_UP_PERIODS: Final = 1
-PERIODS: Final = 5
-TENSOR: Final = np.ones(16, np.float32)
+LEAST: Final[Mapping[int, float]] = {1: 1.0, 16: 1.15}
+"""By KiB."""
+STOCK: Final = "stock_identity"
+OURS: Final = "identity"
+_APART: Final = 7
 
-Pairs = list[tuple[float, float]]
-"""Calls per second, ours and tritonclient's, of periods that followed each other."""
+Rates = dict[str, list[float]]
 
 
 def throughput(bench: Bench) -> list[Figure]:
-    """Measure threads and tasks; over HTTP for information."""
+    """Measure threads and tasks, over gRPC."""
     figures = []
-    for protocol in bench.urls:
-        with ExitStack() as stack:
-            figures.append(_figure(f"{protocol}: {THREADS} threads, infer 64 B", _threads(bench, protocol, stack)))
-        figures.append(_figure(f"{protocol}: {TASKS} tasks, infer 64 B", asyncio.run(_tasks(bench, protocol))))
+    for kibibytes, least in LEAST.items():
+        arrays = varying(kibibytes << 10)
+        figures.append(_figure(f"{THREADS} threads, around {kibibytes} KiB", _threads(bench, arrays), least))
+        figures.append(_figure(f"{TASKS} tasks, around {kibibytes} KiB", asyncio.run(_tasks(bench, arrays)), least))
     return figures
 
 
-def _figure(name: str, pairs: Pairs) -> Figure:
-    share = statistics.median(ours / theirs for ours, theirs in pairs)
-    ours, theirs = (statistics.median(rates) for rates in zip(*pairs, strict=True))
-    unit, basis = "× tritonclient's empty requests", f"{ours:,.0f} /s / {theirs:,.0f} /s"
-    return Figure(name, share, unit, basis, at_least=LEAST_SHARE if name.startswith("grpc") else None)
+def _figure(name: str, rates: Rates, least: float) -> Figure:
+    ratio = statistics.median(ours / stock for ours, stock in zip(rates["ours"], rates["stock"], strict=True))
+    ours, stock = (statistics.median(rates[case]) for case in ("ours", "stock"))
+    unit, basis = "× the calls of tritonclient in band with a stock model", f"{ours:,.0f} /s / {stock:,.0f} /s"
+    return Figure(f"{name}, shapes varying", ratio, unit, basis, at_least=least)
 
 
-def _threads(bench: Bench, protocol: str, stack: ExitStack) -> Pairs:
-    client = stack.enter_context(ShmClient(bench.urls[protocol]))
-    pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(THREADS))
-    bare_request = _bare_request(bench, protocol, stack)
+def _threads(bench: Bench, arrays: list[Floats]) -> Rates:
+    with ExitStack() as stack:
+        client = stack.enter_context(ShmClient(bench.server.grpc_url))
+        plain = bench.plain_client()
+        stack.callback(plain.close)
+        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(THREADS))
 
-    def rate(request: Callable[[], object]) -> float:
-        begin = time.perf_counter()
-        end = begin + PERIOD_S
+        def infer(x: Floats) -> None:
+            with client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
+                _check(result["OUTPUT0"], x)
 
-        def work(_: int) -> int:
-            count = 0
-            while time.perf_counter() < end:
-                request()
-                count += 1
-            return count
+        def plain_infer(x: Floats) -> None:
+            _check(plain.infer(STOCK, in_band(x)).as_numpy("OUTPUT0"), x)
 
-        count = sum(pool.map(work, range(THREADS)))
-        return count / (time.perf_counter() - begin)
+        def rate(call: Callable[[Floats], None]) -> float:
+            begin = time.perf_counter()
 
-    pairs = []
-    for _ in bench.shown(f"throughput of threads, {protocol}", WARM_UP_PERIODS + PERIODS):
-        ours = rate(lambda: client.infer("identity", {"INPUT0": TENSOR})["OUTPUT0"])
-        pairs.append((ours, rate(bare_request)))
-    return pairs[WARM_UP_PERIODS:]
+            def work(number: int) -> int:
+                count = 0
+                for x in _until(begin + bench.amounts.period_s, arrays, number):
+                    call(x)
+                    count += 1
+                return count
 
+            count = sum(pool.map(work, range(THREADS)))
+            return count / (time.perf_counter() - begin)
 
-def _bare_request(bench: Bench, protocol: str, stack: ExitStack) -> Callable[[], object]:
-    """Return an empty request of tritonclient; over HTTP, of a client for each thread, as it cannot share one."""
-    if protocol == "grpc":
-        shared = bench.plain_client(protocol)
-        stack.callback(shared.close)
-        return lambda: shared.infer("empty", [])
-    of_thread = threading.local()
-
-    def request() -> object:
-        client = getattr(of_thread, "client", None)
-        if client is None:
-            client = of_thread.client = bench.plain_client(protocol)
-        return client.infer("empty", [])
-
-    return request
+        cases = {"ours": infer, "stock": plain_infer}
+        rates: Rates = {name: [] for name in cases}
+        for number in bench.shown("throughput of threads", 1 + bench.amounts.periods):
+            for name in shuffled(cases, number):
+                rates[name].append(rate(cases[name]))
+    return {name: values[1:] for name, values in rates.items()}
 
 
-async def _tasks(bench: Bench, protocol: str) -> Pairs:
-    async def rate(request: Callable[[], Awaitable[object]]) -> float:
-        begin = time.perf_counter()
-        end = begin + PERIOD_S
-
-        async def work() -> int:
-            count = 0
-            while time.perf_counter() < end:
-                await request()
-                count += 1
-            return count
-
-        count = sum(await asyncio.gather(*(work() for _ in range(TASKS))))
-        return count / (time.perf_counter() - begin)
-
+async def _tasks(bench: Bench, arrays: list[Floats]) -> Rates:
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(AsyncShmClient(bench.urls[protocol]))
-        bare = await stack.enter_async_context(_bare_client(bench, protocol))
-        pairs = []
-        for _ in bench.shown(f"throughput of tasks, {protocol}", WARM_UP_PERIODS + PERIODS):
-            ours = await rate(lambda: client.infer("identity", {"INPUT0": TENSOR}))
-            pairs.append((ours, await rate(lambda: bare.infer("empty", []))))
-    return pairs[WARM_UP_PERIODS:]
+        client = await stack.enter_async_context(AsyncShmClient(bench.server.grpc_url))
+        plain = await stack.enter_async_context(tritonclient.grpc.aio.InferenceServerClient(bench.server.grpc_url))
+
+        async def infer(x: Floats) -> None:
+            with await client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
+                _check(result["OUTPUT0"], x)
+
+        async def plain_infer(x: Floats) -> None:
+            _check((await plain.infer(STOCK, in_band(x))).as_numpy("OUTPUT0"), x)
+
+        async def rate(call: Callable[[Floats], Awaitable[None]]) -> float:
+            begin = time.perf_counter()
+
+            async def work(number: int) -> int:
+                count = 0
+                for x in _until(begin + bench.amounts.period_s, arrays, number):
+                    await call(x)
+                    count += 1
+                return count
+
+            count = sum(await asyncio.gather(*map(work, range(TASKS))))
+            return count / (time.perf_counter() - begin)
+
+        cases = {"ours": infer, "stock": plain_infer}
+        rates: Rates = {name: [] for name in cases}
+        for number in bench.shown("throughput of tasks", 1 + bench.amounts.periods):
+            for name in shuffled(cases, number):
+                rates[name].append(await rate(cases[name]))
+    return {name: values[1:] for name, values in rates.items()}
 
 
-def _bare_client(bench: Bench, protocol: str) -> Any:
-    if protocol == "grpc":
-        return tritonclient.grpc.aio.InferenceServerClient(bench.server.grpc_url)
-    return tritonclient.http.aio.InferenceServerClient(bench.server.http_url)
+def _until(end: float, arrays: list[Floats], number: int) -> Iterator[Floats]:
+    """Return the arrays of one thread or task, for some time."""
+    for x in endless(arrays, _APART * number):
+        if time.perf_counter() >= end:
+            return
+        yield x
+
+
+def _check(y: Floats, x: Floats) -> None:
+    if y.shape != x.shape or y[-1] != x[-1]:
+        raise AssertionError("a call got another one's answer")

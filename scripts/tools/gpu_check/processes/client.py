@@ -138,9 +138,9 @@ class Client:
         require(slot.is_completed, "the model has answered without finishing with the slot")
         return answer.notes
 
-    def refusal(self, model: str, slot: Slot, text: str) -> str:
-        """Make a request with another descriptor, which must be refused, and return why."""
-        answer = self.model.infer(model, slot.next_request(text))
+    def refusal(self, model: str, slot: Slot, encoded: bytes | None = None) -> str:
+        """Make a request, with another table if one is given, which must be refused, and return why."""
+        answer = self.model.infer(model, slot.next_request(encoded))
         require(bool(answer.error), "the model has served it")
         return answer.error
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 
+from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import RegionRefusedError
 from shm_backend_utils.memory.cuda.memory import CudaMappings
 from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaError, device_guard
+from shm_backend_utils.protocol.results import OutputPlace
 
 from .. import photographs
 from ..report import CheckFailedError, SkippedError, require
@@ -78,8 +79,9 @@ def _mutation(client: Client) -> str:
 def _pass_through(client: Client) -> str:
     with client.slot("identity", COUNT, room=0) as slot:
         client.infer("identity", slot)
-        place = slot.results()["OUTPUT0"]
-        require(place == ["FP32", [COUNT], COUNT * 4, 1, 0], f"the output is said to be {place}")
+        (place,) = slot.results().outputs
+        expected = OutputPlace("OUTPUT0", BY_NAME["FP32"], (COUNT,), 1, 0, COUNT * 4, is_in_response=False)
+        require(place == expected, f"the output is said to be {place}")
     return ""
 
 
@@ -138,10 +140,9 @@ def _claimed_too_large(client: Client) -> str:
 
 def _freed(client: Client) -> str:
     with client.slot("gpu_multiply", COUNT) as slot:
-        text = slot.text
         slot.free_on_device()
-        reason = client.refusal("gpu_multiply", slot, text)
-        _require_words(reason, "shm_io.regions[1] refused", "freed")
+        reason = client.refusal("gpu_multiply", slot)
+        _require_words(reason, "regions[1] refused", "freed")
     return _brief(reason)
 
 
@@ -159,8 +160,8 @@ def _handle_length(client: Client) -> str:
     with client.slot("gpu_multiply", COUNT) as slot:
         for length in (0, HANDLE_LENGTH - 1, HANDLE_LENGTH + 1):
             handle = slot.allocation.handle.ljust(HANDLE_LENGTH + 1, b"\0")[:length]
-            reason = client.refusal("gpu_multiply", slot, slot.claiming(handle=base64.b64encode(handle).decode()))
-            _require_words(reason, "regions[1].handle", "64 bytes")
+            reason = client.refusal("gpu_multiply", slot, slot.claiming_handle_length(length))
+            _require_words(reason, "regions[1].name_length", "64, as a CUDA IPC handle has")
             try:
                 CudaMappings(client.gpu.runtime).map(handle, 1, 0, "the memory")
             except RegionRefusedError as error:
@@ -195,9 +196,8 @@ def _host_memory(client: Client) -> str:
     with client.slot("gpu_multiply", COUNT) as slot:
         key = slot.region.segment.key.encode().ljust(HANDLE_LENGTH, b"\0")
         for handle in (bytes(HANDLE_LENGTH), key):
-            text = slot.claiming(handle=base64.b64encode(handle).decode())
-            reason = client.refusal("gpu_multiply", slot, text)
-            _require_words(reason, "shm_io.regions[1] refused")
+            reason = client.refusal("gpu_multiply", slot, slot.claiming(handle=handle))
+            _require_words(reason, "regions[1] refused")
     return f"exporting it: {exporting}; claiming it: {_brief(reason)}"
 
 

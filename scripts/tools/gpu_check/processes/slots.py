@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,21 +17,21 @@ from shm_backend_utils.memory import locks as lease
 from shm_backend_utils.memory.cuda.events import Event
 from shm_backend_utils.memory.cuda.memory import CudaAllocation
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.protocol import descriptor
-from shm_backend_utils.protocol.descriptor import (
-    CudaRegionClaim,
-    Descriptor,
-    InputSpan,
-    OutputSpan,
-    RegionClaim,
-    SystemRegionClaim,
-)
+from shm_backend_utils.protocol import results, table
+from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, SlotAddress
+from shm_backend_utils.protocol.claims import CudaRegionClaim, RegionClaim, claimed_size
+from shm_backend_utils.protocol.results import Results
+from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
 from ..gpu import Gpu
 
 __all__ = ["DeviceSlot", "HostSlot", "Slot"]
 
 _ALIGNMENT: Final = 256
+_NAME_LENGTH: Final = struct.Struct("<H")
+_NAME_LENGTH_OFFSET: Final = (
+    table.HEAD_LENGTH - 8 + 6
+)  # of the first further region; the generation is not in the table
 
 
 class Slot:
@@ -45,7 +46,9 @@ class Slot:
         self.region = ManagedRegion.create(byte_size)
         self._record = self.region.record(0)
         self._generation = 0
-        self.text = ""
+        self._table = Table({}, {})
+        self._encoded = table.encode(self._table)
+        self._parameters = ""
 
     def describe(
         self,
@@ -55,31 +58,30 @@ class Slot:
         *others: RegionClaim,
     ) -> None:
         """Say what all requests from now on are; the regions of their spans are this one, and then the others."""
-        header = self.region.header
-        claim = SystemRegionClaim(self.region.segment.key, header.byte_size, header.token.hex(), 0)
-        self.text = descriptor.encode(Descriptor(model, (claim, *others), inputs, outputs))
-        self._parameters = _parameters(self.text)
+        address = SlotAddress(model, self.region.segment.key, self.region.header.token.hex(), 0)
+        self._table = Table(dict(inputs), dict(outputs), others)
+        self._encoded = table.encode(self._table)
+        self._parameters = f'{{"{SLOT_PARAMETER}":{json.dumps(str(address))},"{GENERATION_PARAMETER}":'
 
-    def next_request(self, text: str | None = None) -> str:
-        """Begin a generation and return the parameters of its request, with another descriptor if one is given."""
+    def next_request(self, encoded: bytes | None = None) -> str:
+        """Begin a generation and return the parameters of its request; with another table if one is given."""
         self._generation += 1
-        self._record.generation = self._generation
-        begin = self._parameters if text is None else _parameters(text)
-        return f"{begin}{self._generation}}}"
+        self._record.begin(self._generation, self._encoded if encoded is None else encoded)
+        return f"{self._parameters}{self._generation}}}"
 
     @property
     def is_completed(self) -> bool:
         """Whether the model has finished with the last request."""
         return self._record.completed == self._generation
 
-    def results(self) -> dict[str, Any]:
+    def results(self) -> Results:
         """Return what the model has written of its outputs."""
-        results: dict[str, Any] = json.loads(self._record.results())
-        return results
+        further = [claimed_size(claim) for claim in self._table.regions]
+        return results.decode(self._record.copy_results(), [self.region.header.byte_size, *further])
 
-    def events(self) -> list[Event]:
+    def events(self) -> Sequence[Event]:
         """Return the events that tell when the outputs are complete."""
-        return [Event(uuid, base64.b64decode(handle)) for uuid, handle in self.results().get("", [])]
+        return self.results().events
 
     def unlink(self) -> None:
         """Give the memory up: models let go of it now."""
@@ -124,7 +126,7 @@ class DeviceSlot(Slot):
         self.y: Any = self.allocation.array_at(y_begin, np.dtype(np.float32), out_shape, y_bytes)
         self.describe(
             model,
-            {names[0]: InputSpan(1, 0, x_bytes, dtypes.from_numpy(dtype, names[0]), shape)},
+            {names[0]: InputSpan(dtypes.from_numpy(dtype, names[0]), shape, 1, 0, x_bytes)},
             {names[1]: OutputSpan(1, y_begin, y_bytes)},
             CudaRegionClaim(self.allocation.handle, self.allocation.byte_size, self.allocation.device_uuid, 0),
         )
@@ -135,11 +137,16 @@ class DeviceSlot(Slot):
         out = (count if room is None else room,)
         return cls(gpu, model, (count,), out, ("INPUT0", "OUTPUT0"), np.dtype(np.float32), device)
 
-    def claiming(self, **changes: object) -> str:
-        """Return the descriptor with other claims about the device memory."""
-        content = json.loads(self.text)
-        content["regions"][1].update(changes)
-        return json.dumps(content)
+    def claiming(self, **changes: Any) -> bytes:
+        """Return the table with other claims about the device memory."""
+        (claim,) = self._table.regions
+        return table.encode(self._table._replace(regions=(replace(claim, **changes),)))
+
+    def claiming_handle_length(self, length: int) -> bytes:
+        """Return the table with a handle that is said to have so many bytes."""
+        encoded = bytearray(self._encoded)
+        _NAME_LENGTH.pack_into(encoded, _NAME_LENGTH_OFFSET, length)
+        return bytes(encoded)
 
     def free_on_device(self) -> None:
         """Free the memory of the GPU alone."""
@@ -160,9 +167,4 @@ class HostSlot(Slot):
         begin = self.region.data_offset
         self.region.bytes()[begin : begin + values.nbytes] = values.view(np.uint8)
         dtype = dtypes.from_numpy(values.dtype, "INPUT0")
-        self.describe(model, {"INPUT0": InputSpan(0, begin, values.nbytes, dtype, values.shape)}, {})
-
-
-def _parameters(text: str) -> str:
-    """Return the request's parameters up to the generation."""
-    return f'{{"{descriptor.PARAMETER}":{json.dumps(text)},"{descriptor.GENERATION_PARAMETER}":'
+        self.describe(model, {"INPUT0": InputSpan(dtype, values.shape, 0, begin, values.nbytes)}, {})

@@ -14,8 +14,9 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.dtypes import BY_NAME
-from shm_backend_utils.protocol import descriptor
-from shm_backend_utils.protocol.descriptor import CudaRegionClaim, Descriptor, InputSpan, OutputSpan
+from shm_backend_utils.protocol import named
+from shm_backend_utils.protocol.claims import CudaRegionClaim
+from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
 from ..measuring import Amounts, identity_figures, medians_ms, name_of
 from ..report import Report, SkippedError, require
@@ -106,9 +107,9 @@ def _raw_region(client: ServerClient) -> str:
         claim = CudaRegionClaim(
             base64.b64decode(region.raw_handle()), 2 * size, client.gpu.runtime.device_uuid(_DEVICE), None
         )
-        inputs = {"INPUT0": InputSpan(0, 0, size, BY_NAME["FP32"], numbers.shape)}
-        text = descriptor.encode(Descriptor("gpu_multiply", (claim,), inputs, {"OUTPUT0": OutputSpan(0, size, size)}))
-        client.bare.infer("gpu_multiply", [], parameters={descriptor.PARAMETER: text})
+        inputs = {"INPUT0": InputSpan(BY_NAME["FP32"], numbers.shape, 1, 0, size)}
+        text = named.encode_descriptor("gpu_multiply", Table(inputs, {"OUTPUT0": OutputSpan(1, size, size)}, (claim,)))
+        client.bare.infer("gpu_multiply", [], parameters={named.PARAMETER: text})
         require(bool((region.numbers()[COUNT:] == numbers * 2).all()), "the output is wrong")
     return f"a descriptor of {len(text)} bytes"
 

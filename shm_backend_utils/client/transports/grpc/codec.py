@@ -12,6 +12,7 @@ from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
 from ....errors import CallerError
+from ....protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ..messages import Codec, InputTensor, Place, Request
 
 __all__ = ["GrpcCodec", "GrpcMessage", "Metadata"]
@@ -60,10 +61,12 @@ class GrpcCodec(Codec):
             added = message.outputs.add(name=name)
             if place is not None:
                 _set_place(added, place)
-        for name, value in request.parameters.items():
-            _set(message.parameters[name], name, value)
-        if not request.options:
-            return self._message("ModelInfer", message)
+        if request.slot is not None:
+            address, generation = request.slot
+            message.parameters[SLOT_PARAMETER].string_param = address
+            message.parameters[GENERATION_PARAMETER].int64_param = generation
+        if not request.options and self._complete is None:
+            return GrpcMessage("ModelInfer", message)
         _add_options(message, request.options)
         headers = request.options.get("headers")
         metadata = None if headers is None else [(name.lower(), value) for name, value in headers.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -53,6 +54,7 @@ class GrpcTransport(Transport):
 
     def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
         _, request, metadata, compression = message
+        owner = os.getpid()
         try:
             # No more requests will come, so the server ends the stream after the last response.
             call = self._service.ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
@@ -75,7 +77,8 @@ class GrpcTransport(Transport):
                     raise _error(answer, self.address) from None
                 yield _response(answer, self.address)
         finally:
-            call.cancel()
+            if os.getpid() == owner:  # a forked child must not speak on its parent's connection
+                call.cancel()
 
     def close(self) -> None:
         self._channel.close()
@@ -104,6 +107,7 @@ class AsyncGrpcTransport(AsyncTransport):
 
     async def stream(self, message: GrpcMessage, patience_s: float) -> AsyncGenerator[Any, None]:
         _, request, metadata, compression = message
+        owner = os.getpid()
         call = self._service.ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
         try:
             while True:
@@ -116,7 +120,8 @@ class AsyncGrpcTransport(AsyncTransport):
         except grpc.RpcError as error:
             raise _error(error, self.address) from None
         finally:
-            call.cancel()
+            if os.getpid() == owner:  # a forked child must not speak on its parent's connection
+                call.cancel()
 
     async def close(self) -> None:
         await self._channel.close()

@@ -16,6 +16,7 @@ from tritonclient.http import InferResult
 from tritonclient.utils import serialize_byte_tensor
 
 from ....errors import CallerError, ShmError
+from ....protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...errors import InferenceError, translated
 from ..messages import Codec, InputTensor, OutputTensor, Place, Request
 
@@ -76,7 +77,9 @@ class HttpCodec(Codec):
         if options.get("request_id"):
             head["id"] = options["request_id"]
         head["inputs"] = [_input(tensor, tensors) for tensor in request.inputs]
-        parameters: dict[str, Any] = {**_checked(options.get("parameters", {})), **request.parameters}
+        parameters: dict[str, Any] = {**_checked(options.get("parameters", {}))}
+        if request.slot is not None:
+            parameters[SLOT_PARAMETER], parameters[GENERATION_PARAMETER] = request.slot
         if request.outputs is None:
             parameters["binary_data_output"] = True
         else:

@@ -24,4 +24,4 @@ class TritonPythonModel:
             "OUTPUT0": pictures.reshape(len(pictures), -1)[:, :512].copy(),
             "OUTPUT1": (numbers[:, :5] + numbers.sum(axis=1, keepdims=True)).astype(np.int32),
         }
-        return self.backend.response(self.backend.output(name, array) for name, array in outputs.items())
+        return self.backend.response([self.backend.output(name, array) for name, array in outputs.items()])

@@ -1,0 +1,20 @@
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from shm_backend_utils.model.triton import TritonBackend
+
+BYTES = 1_000_000
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.backend = TritonBackend()  # pb_utils' tensors to and from arrays, whatever NumPy there is; no session
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            tensor = pb_utils.get_input_tensor_by_name(request, "COUNT")
+            for number in range(int(self.backend.input(tensor, None)[0])):
+                frame = np.full(BYTES, number % 256, np.uint8)
+                sender.send(pb_utils.InferenceResponse([self.backend.output("FRAME", frame)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -1,0 +1,171 @@
+"""A pool against a model of it: whatever is taken, given back, evicted or closed, in any order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
+
+from shm_backend_utils.errors import BudgetError, ClosedError
+from shm_backend_utils.memory.locks import SlotLease
+from shm_backend_utils.memory.pool.options import PoolOptions
+from shm_backend_utils.memory.pool.pool import Need, SlotPool, Ticket
+from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset, record_offset
+
+SHM = Path("/dev/shm")
+BUDGET = 8 * PAGE_SIZE
+needs = st.builds(
+    Need,
+    st.integers(0, 7 * PAGE_SIZE),
+    slot_count=st.sampled_from([1, 1, 1, 2]),
+    record_byte_size=st.just(PAGE_SIZE),
+    group=st.sampled_from(["direct", "direct", "triton-shm"]),
+)
+
+
+class Holding:
+    """A region that somebody has, and the model that may be at work in it."""
+
+    def __init__(self, need: Need, region: SlotRegion, memory: npt.NDArray[np.uint8]) -> None:
+        self.need = need
+        self.region = region
+        self.memory = memory
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """What clients do with a pool, one step at a time."""
+
+    held: Bundle[Holding] = Bundle("held")
+    waiting: Bundle[Ticket] = Bundle("waiting")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = SlotPool(PoolOptions(max_bytes=BUDGET, prefault=False))
+        self.holdings: list[Holding] = []
+        self.tickets: list[Ticket] = []
+        self.leases: list[tuple[int, SlotLease, SlotRegion]] = []
+        self.is_closed = False
+
+    def teardown(self) -> None:
+        self.pool.close()
+        for fd, _, _ in self.leases:
+            os.close(fd)
+
+    def hold(self, need: Need, region: SlotRegion, memory: npt.NDArray[np.uint8]) -> Holding:
+        """Check what was handed out, and note it."""
+        assert region.key not in [each.region.key for each in self.holdings], "handed out twice"
+        assert region.key not in [each.key for _, _, each in self.leases if not each.is_spoiled], "out of quarantine"
+        assert region.capacity >= need.byte_size
+        assert len(region.slots) == need.slot_count
+        assert memory.nbytes == region.byte_size
+        holding = Holding(need, region, memory)
+        self.holdings.append(holding)
+        return holding
+
+    @rule(target=held, need=needs)
+    def take_idle(self, need: Need) -> object:
+        taken = self.pool.take_idle(need, "machine")
+        if taken is None:
+            return multiple()
+        assert not self.is_closed
+        assert not self.tickets, "past those that wait"
+        return self.hold(need, *taken)
+
+    @rule(target=waiting, need=needs)
+    def request(self, need: Need) -> object:
+        try:
+            ticket = self.pool.request(need, "machine")
+        except ClosedError:
+            assert self.is_closed
+            return multiple()
+        except BudgetError:
+            assert need.byte_size + data_offset(need.slot_count, PAGE_SIZE) > BUDGET - PAGE_SIZE
+            return multiple()
+        self.tickets.append(ticket)
+        return ticket
+
+    @rule(target=held, ticket=consumes(waiting))
+    def redeem(self, ticket: Ticket) -> object:
+        if not ticket.granted.done():
+            self.pool.withdraw(ticket)
+            self.tickets.remove(ticket)
+            return multiple()
+        self.tickets.remove(ticket)
+        try:
+            return self.hold(ticket.need, *self.pool.redeem(ticket))
+        except ClosedError:
+            assert self.is_closed
+            return multiple()
+
+    @rule(ticket=consumes(waiting))
+    def withdraw(self, ticket: Ticket) -> None:
+        self.pool.withdraw(ticket)
+        self.tickets.remove(ticket)
+
+    @rule(holding=consumes(held), fate=st.sampled_from(["well", "well", "well", "spoiled", "in doubt"]))
+    def give_back(self, holding: Holding, fate: str) -> None:
+        self.holdings.remove(holding)
+        holding.region.is_spoiled = fate == "spoiled"
+        holding.region.slots[0].is_in_doubt = fate == "in doubt"
+        holding.memory = np.empty(0, np.uint8)
+
+    @precondition(lambda self: not self.is_closed)
+    @rule(holding=consumes(held))
+    def give_back_while_a_model_executes(self, holding: Holding) -> None:
+        self.holdings.remove(holding)
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(SHM / holding.region.key, os.O_RDWR)
+            lease = SlotLease(fd, record_offset(0, PAGE_SIZE))
+            assert lease.take()
+            self.leases.append((fd, lease, holding.region))
+        holding.region.slots[0].is_in_doubt = True
+        holding.memory = np.empty(0, np.uint8)
+
+    @precondition(lambda self: self.leases)
+    @rule()
+    def the_model_has_finished(self) -> None:
+        fd, lease, _ = self.leases.pop()
+        lease.give_back()
+        os.close(fd)
+
+    @rule()
+    def drop_idle(self) -> None:
+        self.pool.drop_idle()
+        assert self.pool.status.idle == 0
+
+    @precondition(lambda self: len(self.holdings) > 2)
+    @rule()
+    def close(self) -> None:
+        self.pool.close()
+        self.is_closed = True
+        assert all(ticket.granted.done() for ticket in self.tickets)
+
+    @invariant()
+    def the_figures_are_right(self) -> None:
+        status = self.pool.status
+        assert status.byte_size <= status.max_bytes
+        if self.is_closed:
+            assert (status.held, status.idle, status.quarantined, status.byte_size) == (0, 0, 0, 0)
+            return
+        granted = [ticket.granted.result() for ticket in self.tickets if ticket.granted.done()]
+        assert status.held == len(self.holdings) + sum(grant.region is not None for grant in granted)
+        assert status.quarantined == len(self.leases)
+        if status.idle and self.tickets:
+            first = next((ticket for ticket in self.tickets if not ticket.granted.done()), None)
+            assert first is None or first.byte_size > status.max_bytes - status.byte_size
+
+    @invariant()
+    def what_is_held_has_its_name(self) -> None:
+        for holding in self.holdings:
+            assert (SHM / holding.region.key).exists() is not self.is_closed
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

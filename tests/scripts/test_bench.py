@@ -1,0 +1,149 @@
+"""``scripts/bench``: run briefly as a user runs it, what its reports say, and whether its checks can fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scripts.tools import ROOT
+from scripts.tools.bench.amounts import FULL
+from scripts.tools.bench.document import document_of
+from scripts.tools.bench.figures import COLUMNS, MEASURED_ELSEWHERE, as_json, cells_of
+from scripts.tools.bench.groups.functions import functions_called
+from scripts.tools.bench.memory import resident_bytes, shared_bytes
+from scripts.tools.bench.payloads import endless, varying
+from scripts.tools.bench.random_requests import RandomRequests
+from scripts.tools.common.figures import Figure
+from shm_backend_utils.client import Result
+from shm_backend_utils.dtypes import from_numpy
+
+HELD = Figure("one", 1.0, "× another", "1 ms / 1 ms", at_most=1.2)
+NOT_HELD = Figure("two", 0.5, "× another", "1 ms / 2 ms", at_least=1.0)
+WITHOUT_LIMIT = Figure("three", 3.0, "µs", "measured alone")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What some groups measure, and the document."""
+    folder = tmp_path_factory.mktemp("bench")
+    options = ["--quick", "--rounds", "2", "--requests", "100"]
+    for group in ("own-time", "stock", "growth", "functions"):
+        options += ["--only", group]
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "scripts.tools.bench", *options),
+            *("--json", str(folder / "bench.json"), "--document", str(folder / "bench.md")),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=110,
+        check=True,
+    )
+    report: dict[str, Any] = json.loads((folder / "bench.json").read_text())
+    report["document"] = (folder / "bench.md").read_text()
+    return report
+
+
+def test_a_short_run_measures_what_it_was_told_to(report: dict[str, Any]) -> None:
+    names = " ".join(figure["name"] for figure in report["figures"])
+    for words in ("own time in execute, 8 in and 8 out", "infer, around 64 KiB", "growth after 100", "way in infer"):
+        assert words in names
+
+
+def test_every_answer_to_requests_at_random_was_right(report: dict[str, Any]) -> None:
+    (wrong,) = [figure for figure in report["figures"] if figure["name"].startswith("wrong answers")]
+    assert (wrong["figure"], wrong["holds"]) == (0, True)
+    assert re.match(r"100 answers, \d+ of them with overflows", wrong["basis"])
+
+
+def test_the_document_describes_the_machine_and_has_every_figure(report: dict[str, Any]) -> None:
+    assert f"| NumPy | {np.__version__} |" in report["document"]
+    assert all(figure["name"] in report["document"] for figure in report["figures"])
+    assert str(Path.home()) not in report["document"]
+
+
+def test_nothing_is_left_in_shared_memory(report: dict[str, Any]) -> None:
+    assert report
+    assert list(Path("/dev/shm").glob("bench-*")) == []
+
+
+# --- reports
+
+
+def test_a_row_says_whether_its_limit_is_held() -> None:
+    holds = COLUMNS.index("holds")
+    assert [cells_of(figure)[holds] for figure in (HELD, NOT_HELD, WITHOUT_LIMIT)] == ["yes", "no", ""]
+    assert [as_json(figure)["holds"] for figure in (HELD, NOT_HELD, WITHOUT_LIMIT)] == [True, False, None]
+
+
+def test_a_document_counts_the_limits_and_names_those_that_are_not_held() -> None:
+    text = document_of([HELD, NOT_HELD, WITHOUT_LIMIT], {"cores": "2"})
+    assert "1 of 2 limits are held. Not held: two." in text
+    assert all(elsewhere.name in text for elsewhere in MEASURED_ELSEWHERE)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(row.count("|") in (3, 1 + len(COLUMNS)) for row in rows)
+
+
+def test_fewer_rounds_are_fewer_slow_rounds() -> None:
+    amounts = FULL.with_rounds(20).with_requests(7)
+    assert (amounts.rounds, amounts.slow_rounds, amounts.requests) == (20, 2, 7)
+    assert FULL.with_rounds(3).slow_rounds == 1
+
+
+# --- parts
+
+
+def test_arrays_that_vary_have_lengths_around_the_one_that_was_asked_for() -> None:
+    arrays = varying(4096)
+    lengths = [array.nbytes for array in arrays]
+    assert (min(lengths), max(lengths)) == (2048, 6144)
+    assert abs(np.mean(lengths) - 4096) < 64
+    assert len(set(lengths)) > 200
+    given = endless(arrays, first=len(arrays) - 1)
+    assert [next(given).nbytes for _ in range(2)] == [lengths[-1], lengths[0]]
+
+
+def test_functions_of_the_package_are_counted_once_and_no_others() -> None:
+    def work() -> None:
+        for _ in range(2):
+            from_numpy(np.dtype(np.float32), "x")
+            json.dumps([1])
+
+    assert "dtypes:from_numpy" in functions_called(work)
+    assert functions_called(lambda: json.dumps([1])) == []
+
+
+def test_memory_is_counted_as_it_grows() -> None:
+    own, resident = "bench-test-", resident_bytes(os.getpid())
+    path = Path(f"/dev/shm/{own}{os.getpid()}")
+    before = shared_bytes(own)
+    try:
+        path.write_bytes(bytes(1 << 16))
+        assert shared_bytes(own) - before == 1 << 16
+    finally:
+        path.unlink()
+    held = np.ones(1 << 22, np.uint8)
+    assert resident_bytes(os.getpid()) - resident > 1 << 21
+    del held
+
+
+class Forgetful:
+    """A client whose model adds nothing."""
+
+    def infer(self, model: str, inputs: dict[str, Any], **named: Any) -> Result:
+        return Result({f"Y{name[1:]}": array for name, array in inputs.items()}, "direct", None)
+
+
+def test_wrong_answers_to_requests_at_random_are_counted() -> None:
+    requests = RandomRequests(Forgetful())  # type: ignore[arg-type]
+    requests.send(50)
+    assert requests.answers == 50
+    assert requests.wrong > 20

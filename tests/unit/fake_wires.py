@@ -1,0 +1,212 @@
+"""The wires between a client and a :class:`FakeServer`: the messages of gRPC and HTTP, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from fake_server import Arrays, FakeServer, Order
+from google.protobuf import json_format
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
+
+from shm_backend_utils import dtypes
+from shm_backend_utils.client import AsyncShmClient, ShmClient, aio, client
+from shm_backend_utils.client.transports.grpc.codec import GrpcCodec, GrpcMessage
+from shm_backend_utils.client.transports.http.codec import Answer, HttpCodec, HttpMessage
+from shm_backend_utils.client.transports.messages import Codec
+from shm_backend_utils.client.transports.transport import AsyncTransport, Transport
+from shm_backend_utils.dtypes import BYTES
+from shm_backend_utils.errors import CallerError
+
+Wire = Callable[[FakeServer, Any], Any]
+
+
+def grpc_wire(server: FakeServer, message: GrpcMessage) -> Any:
+    """Answer a message of gRPC."""
+    procedure, request = message.procedure, message.request
+    if procedure == "ModelConfig":
+        answer = service_pb2.ModelConfigResponse()
+        json_format.ParseDict(server.config(request.name), answer.config)
+        return answer
+    if procedure == "SystemSharedMemoryRegister":
+        return server.register(request.name, request.key, request.byte_size)
+    if procedure == "SystemSharedMemoryUnregister":
+        return server.unregister(request.name)
+    assert procedure == "ModelInfer"
+    return grpc_response(request, server.infer(grpc_order(message)))
+
+
+def grpc_order(message: GrpcMessage) -> Order:
+    """Return what a message of gRPC asks for."""
+    request = service_pb2.ModelInferRequest.FromString(message.request.SerializeToString())
+    order = Order(request.model_name, request.model_version, _values(request.parameters), dict(message.metadata or ()))
+    contents = iter(request.raw_input_contents)
+    for tensor in request.inputs:
+        place = _values(tensor.parameters)
+        shape = tuple(tensor.shape)
+        order.inputs[tensor.name] = (
+            (*_place(place), tensor.datatype, shape) if place else _array(next(contents), tensor.datatype, shape)
+        )
+    if request.outputs:
+        places = {tensor.name: _values(tensor.parameters) for tensor in request.outputs}
+        order.outputs = {name: _place(place) if place else None for name, place in places.items()}
+    return order
+
+
+def grpc_response(request: Any, outputs: Arrays) -> Any:
+    """Return a response of gRPC."""
+    answer = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
+    for name, array in outputs.items():
+        answer.outputs.add(name=name, datatype=dtypes.from_numpy(array.dtype, name).name, shape=array.shape)
+        answer.raw_output_contents.append(_raw(array))
+    return answer
+
+
+def http_wire(server: FakeServer, message: HttpMessage) -> Answer:
+    """Answer a message of HTTP."""
+    _, _, kind, *rest = message.path.split("/")
+    if kind == "systemsharedmemory":
+        _, name, action = rest
+        if action == "register":
+            told = json.loads(message.body or b"")
+            server.register(unquote(name), told["key"], told["byte_size"])
+        else:
+            server.unregister(unquote(name))
+        return Answer(200, {}, b"{}")
+    name = unquote(rest[0])
+    if rest[-1] == "config":
+        return Answer(200, {}, json.dumps(server.config(name)).encode())
+    outputs = server.infer(_http_order(name, message))
+    tensors = [_raw(array) for array in outputs.values()]
+    described = [
+        {
+            "name": output,
+            "datatype": dtypes.from_numpy(array.dtype, output).name,
+            "shape": list(array.shape),
+            "parameters": {"binary_data_size": len(data)},
+        }
+        for (output, array), data in zip(outputs.items(), tensors, strict=True)
+    ]
+    head = json.dumps({"model_name": name, "outputs": described}).encode()
+    return Answer(200, {"inference-header-content-length": str(len(head))}, b"".join((head, *tensors)))
+
+
+def _http_order(name: str, message: HttpMessage) -> Order:
+    body = message.body or b""
+    length = int(message.headers["Inference-Header-Content-Length"])
+    head, at = json.loads(body[:length]), length
+    version = message.path.split("/")[5] if "/versions/" in message.path else ""
+    order = Order(name, version, head.get("parameters", {}), dict(message.headers))
+    order.parameters.pop("binary_data_output", None)
+    for tensor in head["inputs"]:
+        told, shape = tensor["parameters"], tuple(tensor["shape"])
+        if "shared_memory_region" in told:
+            order.inputs[tensor["name"]] = (*_place(told), tensor["datatype"], shape)
+        else:
+            data = body[at : at + told["binary_data_size"]]
+            at += len(data)
+            order.inputs[tensor["name"]] = _array(data, tensor["datatype"], shape)
+    if "outputs" in head:
+        places = {tensor["name"]: tensor["parameters"] for tensor in head["outputs"]}
+        order.outputs = {
+            each: _place(place) if "shared_memory_region" in place else None for each, place in places.items()
+        }
+    return order
+
+
+WIRES: dict[str, tuple[type[Codec], Wire]] = {"grpc": (GrpcCodec, grpc_wire), "http": (HttpCodec, http_wire)}
+
+
+class FakeTransport(Transport):
+    """For threads."""
+
+    def __init__(self, server: FakeServer, protocol: str) -> None:
+        kind, self._wire = WIRES[protocol]
+        self.codec = kind()
+        self.host = "localhost"
+        self.address = f"{protocol}://localhost"
+        self._server = server
+        self.is_closed = False
+
+    def send(self, message: Any, timeout_s: float) -> Any:
+        return self._wire(self._server, message)
+
+    def stream(self, message: Any, patience_s: float) -> Generator[Any, None, None]:
+        if isinstance(message, HttpMessage):
+            raise CallerError("HTTP has no streams")
+        for outputs in self._server.stream(grpc_order(message)):
+            yield grpc_response(message.request, outputs)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class AsyncFakeTransport(AsyncTransport):
+    """For tasks. Requests wait in threads of the loop's, others are answered at once."""
+
+    def __init__(self, server: FakeServer, protocol: str) -> None:
+        self._inner = FakeTransport(server, protocol)
+        self.codec = self._inner.codec
+        self.host = self._inner.host
+        self.address = self._inner.address
+
+    async def send(self, message: Any, timeout_s: float) -> Any:
+        await asyncio.sleep(0)
+        return await asyncio.to_thread(self._inner.send, message, timeout_s)
+
+    async def stream(self, message: Any, patience_s: float) -> AsyncGenerator[Any, None]:
+        for answer in self._inner.stream(message, patience_s):
+            await asyncio.sleep(0)
+            yield answer
+
+    async def close(self) -> None:
+        self._inner.close()
+
+
+@contextlib.contextmanager
+def client_of(server: FakeServer, protocol: str = "grpc", **named: Any) -> Iterator[ShmClient]:
+    """Connect a client to a fake server."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "connect", lambda *_: FakeTransport(server, protocol))
+        made = ShmClient("localhost:8001", **named)
+    with made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def async_client_of(server: FakeServer, protocol: str = "grpc", **named: Any) -> AsyncGenerator[AsyncShmClient, None]:
+    """Connect a client for tasks to a fake server."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aio, "connect_async", lambda *_: AsyncFakeTransport(server, protocol))
+        async with AsyncShmClient("localhost:8001", **named) as made:
+            yield made
+
+
+def _values(parameters: Any) -> dict[str, Any]:
+    return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
+
+
+def _place(told: dict[str, Any]) -> tuple[str, int, int]:
+    return told["shared_memory_region"], told.get("shared_memory_offset", 0), told["shared_memory_byte_size"]
+
+
+def _array(data: bytes, datatype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    if datatype == "BYTES":
+        strings: npt.NDArray[Any] = deserialize_bytes_tensor(data)
+        return strings.reshape(shape)
+    return np.frombuffer(data, dtypes.BY_NAME[datatype].numpy).reshape(shape)
+
+
+def _raw(array: npt.NDArray[Any]) -> bytes:
+    if dtypes.from_numpy(array.dtype, "") is BYTES:
+        serialized = serialize_byte_tensor(array)
+        return bytes(serialized.item()) if serialized.size else b""
+    return array.tobytes()

@@ -1,0 +1,41 @@
+"""Sessions in the test's own process, behind a fake of Triton's Python backend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.model import ShmSession
+from tests.unit import fake_backend
+
+__all__ = ["session_of", "tensor"]
+
+
+def tensor(name: str, dtype: str = "FP32", dims: Sequence[int] = (-1,), **more: Any) -> dict[str, Any]:
+    return {"name": name, "data_type": f"TYPE_{dtype}", "dims": list(dims), "optional": True, **more}
+
+
+@contextmanager
+def session_of(
+    monkeypatch: pytest.MonkeyPatch,
+    inputs: Sequence[Mapping[str, Any]],
+    outputs: Sequence[Mapping[str, Any]],
+    *,
+    cuda: CudaAccess | None = None,
+    parameters: Mapping[str, str] | None = None,
+    **config: Any,
+) -> Iterator[ShmSession]:
+    """Make a session of model `m`; ``parameters`` are those of config.pbtxt."""
+    fake_backend.put_in_place(monkeypatch)
+    said = {name: {"string_value": text} for name, text in (parameters or {}).items()}
+    described = {"name": "m", "input": list(inputs), "output": list(outputs), "parameters": said, **config}
+    session = ShmSession.from_args({"model_config": json.dumps(described)}, cuda)
+    try:
+        yield session
+    finally:
+        session.close()

@@ -1,0 +1,348 @@
+"""What a client holds after a call: nothing, however the call ended, and whoever keeps its error."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_server import Arrays, FakeServer, Order, config, doubled
+from fake_wires import async_client_of, client_of
+
+from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError, ShmClient
+from shm_backend_utils.client.errors import MemoryRefusedError
+from shm_backend_utils.client.inputs.sources import Source
+from shm_backend_utils.client.paths import direct
+from shm_backend_utils.client.result import Result
+from shm_backend_utils.errors import CallerError, ClosedError, PeerError, RegionGoneError, SlotInDoubtError
+from shm_backend_utils.memory.pool import forks
+from shm_backend_utils.memory.pool.slot import Slot
+from shm_backend_utils.protocol import results
+from shm_backend_utils.protocol.refusals import refusal
+
+X = np.arange(6, dtype=np.float32)
+LONG_S = 30.0
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    batches = config("batches", max_batch_size=4, dims="3")
+    decoupled = config("stream", model_transaction_policy={"decoupled": True})
+    with FakeServer(config("m"), batches, decoupled) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: FakeServer) -> Iterator[ShmClient]:
+    with client_of(server) as client:
+        for path in ("direct", "triton-shm", "inline"):
+            client.infer("m", {"IN0": X}, path=path)  # type: ignore[arg-type]
+        yield client
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> Any:
+        raise error
+
+    return fail
+
+
+def fail_before(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
+    server.before = raising(error)
+
+
+def fail_after(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
+    server.after = raising(error)
+
+
+def fail_in_model(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
+    server.compute = raising(InferenceError(str(error)))
+
+
+def fail_copying(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
+    patch.setattr(Source, "write_to", lambda source, target: raising(error)())
+
+
+def fail_beginning(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
+    patch.setattr(Slot, "begin", raising(error))
+
+
+def fail_reading(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
+    patch.setattr(results, "decode", raising(error))
+
+
+def fail_making_arrays(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def broken(places: Any, memory: Any, *_: Any) -> Result:
+        kept = memory[10:]
+        raise type(error)(str(error)) from ValueError(kept.nbytes)
+
+    patch.setattr(direct, "result_of", broken)
+
+
+def misses_an_output(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
+    server.compute = lambda order, inputs: {}
+
+
+FAILURES = [
+    fail_before,
+    fail_after,
+    fail_in_model,
+    fail_copying,
+    fail_beginning,
+    fail_reading,
+    fail_making_arrays,
+    misses_an_output,
+]
+ERRORS = [
+    InferenceError("no", "StatusCode.INTERNAL"),
+    DeadlineExceededError("late"),
+    ServerUnavailableError("gone"),
+    PeerError("odd"),
+    KeyboardInterrupt("now"),
+]
+
+
+def infer(client: ShmClient) -> None:
+    client.infer("m", {"IN0": X})
+
+
+def submit(client: ShmClient) -> None:
+    client.submit("m", {"IN0": X}).result(LONG_S)
+
+
+def split(client: ShmClient) -> None:
+    client.infer("batches", {"IN0": np.ones((10, 3), np.float32)}, split=True)
+
+
+def prepare(client: ShmClient) -> None:
+    with client.prepare("m", {"IN0": ((6,), np.float32)}) as call:
+        call.infer()
+
+
+def registered(client: ShmClient) -> None:
+    client.infer("m", {"IN0": X}, path="triton-shm")
+
+
+@pytest.mark.parametrize("call", [infer, submit, split, prepare, registered], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("fail", FAILURES, ids=lambda each: each.__name__)
+def test_an_error_that_somebody_keeps_keeps_no_slot(
+    client: ShmClient, server: FakeServer, fail: Any, error: BaseException, call: Any
+) -> None:
+    gc.disable()
+    kept = None
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            fail(server, patch, error)
+            try:
+                call(client)
+            except BaseException as raised:  # noqa: BLE001
+                kept = raised
+        server.before = server.after = lambda order: None
+        server.compute = doubled
+        assert client.stats().slots_held == 0, kept
+        infer(client)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("fail", [fail_reading, fail_making_arrays], ids=lambda each: each.__name__)
+def test_an_error_of_a_stream_that_somebody_keeps_keeps_no_slot(
+    client: ShmClient, server: FakeServer, monkeypatch: pytest.MonkeyPatch, fail: Any
+) -> None:
+    from shm_backend_utils.client.paths import stream
+
+    server.compute = lambda order, inputs: ({"OUT0": inputs["IN0"] * factor} for factor in range(3))  # type: ignore[return-value]
+    if fail is fail_making_arrays:
+        fail(server, monkeypatch, PeerError("odd"))
+        monkeypatch.setattr(stream, "result_of", direct.result_of)
+    else:
+        fail(server, monkeypatch, PeerError("odd"))
+    with pytest.raises(PeerError) as kept:
+        list(client.stream("stream", {"IN0": X}))
+    assert client.stats().slots_held == 0, kept
+
+
+def test_a_stream_that_is_let_go_of_gives_its_memory_back(client: ShmClient, server: FakeServer) -> None:
+    server.compute = lambda order, inputs: ({"OUT0": inputs["IN0"] * factor} for factor in range(9))  # type: ignore[return-value]
+    stream = client.stream("stream", {"IN0": X}, outputs={"OUT0": X.nbytes})
+    first = next(stream)
+    del stream
+    np.testing.assert_array_equal(first["OUT0"], 0 * X)
+    assert client.stats().slots_held == 1
+    del first
+    assert client.stats().slots_held == 0
+
+
+def test_a_result_holds_its_slot_until_its_last_array_is_gone(client: ShmClient) -> None:
+    result = client.infer("m", {"IN0": X})
+    part = result["OUT0"][2:]
+    assert client.stats().slots_held == 1
+    result.release()
+    assert client.stats().slots_held == 1
+    del part
+    assert client.stats().slots_held == 0
+
+
+def test_memory_of_a_call_that_is_closed_while_the_model_executes_is_nobody_elses_until_it_has_ended(
+    client: ShmClient, server: FakeServer
+) -> None:
+    executes, go = threading.Event(), threading.Event()
+
+    def compute(_: Order, inputs: Arrays) -> Arrays:
+        executes.set()
+        go.wait(LONG_S)
+        return {"OUT0": inputs["IN0"] * 2}
+
+    server.compute = compute
+    call = client.prepare("m", {"IN0": ((6,), np.float32)}, outputs={"OUT0": X.nbytes})
+    call.inputs["IN0"][:] = X
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        under_way = thread.submit(call.infer)
+        assert executes.wait(LONG_S)
+        call.close()
+        assert client.stats().slots_held == 1
+        go.set()
+        np.testing.assert_array_equal(under_way.result(LONG_S)["OUT0"], 2 * X)
+        del under_way
+    assert client.stats().slots_held == 0
+
+
+def test_a_prepared_call_that_two_threads_use_at_once_says_so(client: ShmClient, server: FakeServer) -> None:
+    executes, go = threading.Event(), threading.Event()
+    server.before = lambda _: (executes.set(), go.wait(LONG_S), None)[2]
+    with client.prepare("m", {"IN0": ((6,), np.float32)}) as call, concurrent.futures.ThreadPoolExecutor(1) as thread:
+        call.inputs["IN0"][:] = X
+        first = thread.submit(call.infer)
+        assert executes.wait(LONG_S)
+        with pytest.raises(CallerError, match="prepare one call for each thread"):
+            call.infer()
+        go.set()
+        np.testing.assert_array_equal(first.result(LONG_S)["OUT0"], 2 * X)
+        np.testing.assert_array_equal(call.infer()["OUT0"], 2 * X)
+
+
+def test_a_prepared_call_without_an_answer_waits_for_its_slot(client: ShmClient, server: FakeServer) -> None:
+    with client.prepare("m", {"IN0": ((6,), np.float32)}) as call:
+        call.inputs["IN0"][:] = X
+        lease = call._call.exchange._region._region.lease(0)  # type: ignore[attr-defined]
+        server.before = raising(DeadlineExceededError("late"))
+        with pytest.raises(DeadlineExceededError):
+            call.infer()
+        server.before = lambda _: None
+        assert lease.take()  # as a model that has begun after all
+        with pytest.raises(SlotInDoubtError):
+            call.infer()
+        lease.give_back()
+        np.testing.assert_array_equal(call.infer()["OUT0"], 2 * X)
+
+
+def test_memory_that_the_model_cannot_open_is_replaced_once_and_not_used_again(
+    client: ShmClient, server: FakeServer
+) -> None:
+    refused: list[Order] = []
+
+    def refuse_once(order: Order) -> None:
+        if not refused:
+            refused.append(order)
+            raise InferenceError(refusal(RegionGoneError("the region")))
+
+    server.before = refuse_once
+    np.testing.assert_array_equal(client.infer("m", {"IN0": X})["OUT0"], 2 * X)
+    assert server.orders[-1].parameters["shm_slot"] != refused[0].parameters["shm_slot"]
+    assert (client.stats().retries, client.stats().slots_held) == (1, 0)
+    key = refused[0].parameters["shm_slot"].split("/")[2]
+    assert not (Path("/dev/shm") / key).exists()
+
+
+def test_a_request_that_has_begun_is_not_sent_again(client: ShmClient, server: FakeServer) -> None:
+    before = len(server.orders)
+    server.after = raising(InferenceError(refusal(RegionGoneError("the region"))))
+    with pytest.raises(InferenceError):
+        client.infer("m", {"IN0": X})
+    assert len(server.orders) == before + 1
+    assert not isinstance(InferenceError, type(MemoryRefusedError("")))
+
+
+def test_a_client_that_is_closed_says_so_at_every_entry(client: ShmClient) -> None:
+    call = client.prepare("m", {"IN0": ((6,), np.float32)})
+    result = client.infer("m", {"IN0": X})
+    client.close()
+    np.testing.assert_array_equal(result["OUT0"], 2 * X)
+    for use in (
+        lambda: client.infer("m", {"IN0": X}),
+        lambda: client.submit("m", {"IN0": X}),
+        lambda: client.prepare("m", {"IN0": ((6,), np.float32)}),
+        lambda: list(client.stream("m", {"IN0": X})),
+        lambda: client.explain("m"),
+        client.stats,
+        call.infer,
+    ):
+        with pytest.raises(ClosedError):
+            use()
+    call.close()
+
+
+def held_by_this_process() -> tuple[int, int, int]:
+    """Return how many descriptors, threads and owners of memory there are."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), len(forks._OWNERS)
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
+def test_a_thousand_clients_leave_nothing(server: FakeServer, is_closed: bool) -> None:
+    def one() -> None:
+        with client_of(server) as client:
+            np.testing.assert_array_equal(client.infer("m", {"IN0": X})["OUT0"], 2 * X)
+            if not is_closed:
+                client.close = lambda: None  # type: ignore[method-assign]
+
+    for _ in range(5):
+        one()
+    before = held_by_this_process()
+    for _ in range(1000 if is_closed else 300):
+        one()
+    deadline = threading.Event()
+    for _ in range(200):
+        if all(now <= then for now, then in zip(held_by_this_process(), before, strict=True)):
+            break
+        deadline.wait(0.02)
+    assert all(now <= then + 2 for now, then in zip(held_by_this_process(), before, strict=True)), (
+        held_by_this_process(),
+        before,
+    )
+    assert list(Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*")) == []
+
+
+def test_tasks_that_are_cancelled_anywhere_hold_nothing(server: FakeServer) -> None:
+    async def main() -> None:
+        async with async_client_of(server) as client:
+            await client.infer("m", {"IN0": X})
+            large = np.zeros(2**21, np.float32)  # copied in a thread
+            for path in ("direct", "triton-shm", "inline"):
+                for given in (X, large):
+                    for steps in range(12):
+                        task = client.submit("m", {"IN0": given}, path=path, outputs={"OUT0": given.nbytes})
+                        for _ in range(steps):
+                            await asyncio.sleep(0)
+                        task.cancel()
+                        await asyncio.wait([task])
+                        if not task.cancelled():
+                            np.testing.assert_array_equal(task.result()["OUT0"], given * 2)
+                        del task
+            for _ in range(500):
+                stats = client.stats()
+                if stats.slots_held == stats.quarantined == 0:
+                    break
+                await asyncio.sleep(0.01)
+            assert (stats.slots_held, stats.quarantined) == (0, 0)
+            np.testing.assert_array_equal((await client.infer("m", {"IN0": X}))["OUT0"], 2 * X)
+
+    asyncio.run(main())

@@ -1,0 +1,135 @@
+"""What config.pbtxt says of regions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from shm_backend_utils.errors import ModelError
+from shm_backend_utils.model.config import Config
+
+
+def config(**parameters: str) -> Config:
+    return Config.from_config(
+        {"parameters": {name: {"string_value": value} for name, value in parameters.items()}},
+    )
+
+
+def settings_below(*server_arguments: str) -> str:
+    """Return the URL that a process finds whose parent has such a command line, as a stub's parent has."""
+    child = "from shm_backend_utils.model.config import Config; print(Config.from_config({}).server_url)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", parent, *server_arguments], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_everything_has_a_default() -> None:
+    assert Config.from_config({}) == Config()
+
+
+def test_parameters_of_others_do_not_matter() -> None:
+    assert config(EXECUTION_ENV_PATH="somewhere", FORCE_CPU_ONLY_INPUT_TENSORS="no") == Config()
+
+
+def test_this_user_and_root_are_allowed_by_default() -> None:
+    assert config().allowed_uids == frozenset({os.geteuid(), 0})
+
+
+def test_users_can_be_listed() -> None:
+    assert config(SHM_ALLOWED_UIDS="1000, 1001").allowed_uids == frozenset({1000, 1001})
+
+
+def test_a_list_of_users_replaces_the_default() -> None:
+    assert config(SHM_ALLOWED_UIDS="65534").allowed_uids == frozenset({65534})
+
+
+@pytest.mark.parametrize("text", ["any", " any "])
+def test_every_user_can_be_allowed(text: str) -> None:
+    assert config(SHM_ALLOWED_UIDS=text).allowed_uids is None
+
+
+@pytest.mark.parametrize("text", ["", "root", "1000,", "-1", "1000 1001", "any,1000", "0x3e8", "1.5"])
+def test_what_is_no_list_of_users_is_refused(text: str) -> None:
+    with pytest.raises(ModelError, match="parameter SHM_ALLOWED_UIDS is .*; expected user ids"):
+        config(SHM_ALLOWED_UIDS=text)
+
+
+def test_foreign_regions_are_allowed_by_default() -> None:
+    assert config().foreign_regions
+
+
+def test_foreign_regions_can_be_allowed_in_words() -> None:
+    assert config(SHM_FOREIGN_REGIONS="registered").foreign_regions
+
+
+def test_foreign_regions_can_be_turned_off() -> None:
+    assert not config(SHM_FOREIGN_REGIONS="off").foreign_regions
+
+
+@pytest.mark.parametrize("text", ["", "on", "OFF", "false", "any"])
+def test_what_is_no_word_for_foreign_regions_is_refused(text: str) -> None:
+    with pytest.raises(ModelError, match="parameter SHM_FOREIGN_REGIONS is .*; expected registered or off"):
+        config(SHM_FOREIGN_REGIONS=text)
+
+
+def test_mapped_memory_has_no_limit_by_default() -> None:
+    assert config().max_mapped_bytes is None
+
+
+def test_mapped_memory_can_be_limited() -> None:
+    assert config(SHM_MAX_MAPPED_BYTES="1073741824").max_mapped_bytes == 1 << 30
+
+
+@pytest.mark.parametrize("text", ["", "1 GiB", "-1", "1e9", "1.0", "none"])
+def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
+    with pytest.raises(ModelError, match="parameter SHM_MAX_MAPPED_BYTES is .*; expected a number of bytes"):
+        config(SHM_MAX_MAPPED_BYTES=text)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("true", True), ("false", False)])
+def test_metrics_are_turned_on_and_off_in_words(text: str, expected: bool) -> None:
+    assert config(SHM_METRICS=text).metrics is expected
+
+
+def test_metrics_are_off_by_default() -> None:
+    assert not config().metrics
+
+
+@pytest.mark.parametrize("text", ["", "on", "True", "1", "yes"])
+def test_what_is_no_word_for_metrics_is_refused(text: str) -> None:
+    with pytest.raises(ModelError, match="parameter SHM_METRICS is .*; expected true or false"):
+        config(SHM_METRICS=text)
+
+
+def test_the_server_can_be_named() -> None:
+    assert config(SHM_SERVER_URL="http://127.0.0.1:9").server_url == "http://127.0.0.1:9"
+
+
+def test_the_server_is_looked_for_at_its_usual_port() -> None:
+    assert settings_below() == "http://localhost:8000"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--http-port=9000",), ("--http-port", "9000"), ("--grpc-port=9001", "--http-port=9000", "--metrics-port=9002")],
+)
+def test_the_servers_command_line_tells_its_port(arguments: tuple[str, ...]) -> None:
+    assert settings_below(*arguments) == "http://localhost:9000"
+
+
+def test_the_servers_command_line_tells_its_address() -> None:
+    assert settings_below("--http-port=9000", "--http-address=127.0.0.1") == "http://127.0.0.1:9000"
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+def test_a_server_that_listens_everywhere_is_reached_on_this_machine(address: str) -> None:
+    assert settings_below("--http-port=9000", f"--http-address={address}") == "http://localhost:9000"
+
+
+def test_an_address_counts_without_a_port() -> None:
+    assert settings_below("--http-address=127.0.0.2") == "http://127.0.0.2:8000"

@@ -1,0 +1,367 @@
+"""Requests that name a slot: what is served, where outputs lie, and how much of this package's code it takes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.dtypes import BYTES
+from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.protocol.spans import InputSpan
+from shm_backend_utils.tensors.attributes import MemoryType
+from tests.unit.fake_backend import Logger, Request
+from tests.unit.sessions import session_of, tensor
+from tests.unit.table_client import Client
+
+MOST_FUNCTIONS = 20
+X = np.arange(4, dtype=np.float32)
+
+Infer = Callable[[Call], object]
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+    inputs = [tensor("X"), tensor("W"), tensor("TEXT", "STRING")]
+    outputs = [tensor("Y"), tensor("Z"), tensor("WORDS", "STRING"), tensor("N", "INT64")]
+    with session_of(monkeypatch, inputs, outputs) as session:
+        yield session
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    client = Client(slots=2)
+    yield client
+    client.close()
+
+
+def served(session: ShmSession, request: Request, infer: Infer) -> Any:
+    (response,) = session.serve([request], infer)
+    return response
+
+
+def double(call: Call) -> None:
+    x = call.input("X")
+    np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())
+
+
+# Where tensors are
+
+
+def test_an_input_is_the_clients_memory_and_read_only(session: ShmSession, client: Client) -> None:
+    seen: list[Any] = []
+
+    def infer(call: Call) -> None:
+        view = call.input("X")
+        client.region.data()[:4] = np.frombuffer(np.float32(7).tobytes(), np.uint8)
+        seen.extend([view.path, view.shape, view.triton_dtype, view.writable, view.numpy().tolist(), call.path])
+        seen.append(view.attributes.memory_type)
+        call.output("Y", (0,), np.float32)
+
+    assert served(session, client.request({"X": X}, {"Y": 16}), infer).error is None
+    assert seen == ["direct", (4,), "FP32", False, [7, 1, 2, 3], "direct", MemoryType.CPU]
+
+
+def test_an_output_is_where_the_table_has_room_for_it(session: ShmSession, client: Client) -> None:
+    response = served(session, client.request({"X": X}, {"Y": 16}), double)
+    assert (response.error, response.tensors) == (None, {})
+    place = client.places()["Y"]
+    assert (place.region, place.offset, place.byte_size) == (0, client.data + 256, 16)
+    assert client.output("Y").tolist() == [0, 2, 4, 6]
+    assert client.is_over()
+
+
+def test_an_output_that_finds_no_room_is_in_the_response(session: ShmSession, client: Client) -> None:
+    response = served(session, client.request({"X": X}, {"Y": 15}), double)
+    assert response.tensors["Y"].tolist() == [0, 2, 4, 6]
+    place = client.places()["Y"]
+    assert (place.is_in_response, place.shape, place.dtype.name) == (True, (4,), "FP32")
+
+
+def test_an_output_that_the_table_does_not_list_is_in_the_response(session: ShmSession, client: Client) -> None:
+    parameters = client.begin(client.laid_out({"X": X}, {}))
+    response = served(session, Request(parameters, ["Y"]), double)
+    assert response.tensors["Y"].tolist() == [0, 2, 4, 6]
+
+
+def test_an_input_that_is_passed_on_is_not_copied(session: ShmSession, client: Client) -> None:
+    served(session, client.request({"X": X}, {"Y": 16}), lambda call: call.put("Y", call.input("X").numpy()[1:]))
+    place = client.places()["Y"]
+    assert (place.offset, place.shape) == (client.data + 4, (3,))
+
+
+def test_an_array_that_is_put_is_copied_to_the_client(session: ShmSession, client: Client) -> None:
+    served(session, client.request({"X": X}, {"Y": 32}), lambda call: call.put("Y", np.ones(8, np.float32)[::2]))
+    assert client.output("Y").tolist() == [1, 1, 1, 1]
+
+
+def test_strings_lie_in_the_clients_memory_both_ways(session: ShmSession, client: Client) -> None:
+    encoded = b"\x01\0\0\0a\x02\0\0\0bc"
+    said = client.laid_out({}, {"WORDS": 64})
+    client.region.data()[512 : 512 + len(encoded)] = np.frombuffer(encoded, np.uint8)
+    said.inputs["TEXT"] = InputSpan(BYTES, (2,), 0, client.data + 512, 30)
+    seen: list[bytes] = []
+
+    def infer(call: Call) -> None:
+        seen.extend(call.input("TEXT").strings())
+        call.put("WORDS", [word.upper() for word in seen])
+
+    response = served(session, Request(client.begin(said), ["WORDS"]), infer)
+    assert response.error is None
+    place = client.places()["WORDS"]
+    assert (seen, place.byte_size, place.shape) == ([b"a", b"bc"], 11, (2,))
+    at = place.offset
+    assert client.region.bytes()[at : at + 11].tobytes() == encoded.upper()
+
+
+def test_strings_that_find_no_room_are_bytes_in_the_response(session: ShmSession, client: Client) -> None:
+    response = served(session, client.request({}, {"WORDS": 4}), lambda call: call.put("WORDS", ["ab", "c"]))
+    assert response.tensors["WORDS"].tobytes() == b"\x02\0\0\0ab\x01\0\0\0c"
+    assert client.places()["WORDS"].shape == (2,)
+
+
+def test_an_input_may_come_in_the_request_beside_others_in_memory(session: ShmSession, client: Client) -> None:
+    request = client.request({"X": X}, {"Y": 16}, delivered={"W": X + 1})
+    served(session, request, lambda call: call.put("Y", call.input("X").numpy() + call.input("W").numpy()))
+    assert client.output("Y").tolist() == [1, 3, 5, 7]
+
+
+def test_parameters_are_the_users_own_and_a_copy(session: ShmSession, client: Client) -> None:
+    seen: list[Any] = []
+
+    def infer(call: Call) -> None:
+        call.parameters.clear()
+        seen.append(call.parameters)
+        call.put("Y", X)
+
+    served(session, client.request({}, {"Y": 16}, shm_callers="a", note="b", count=3), infer)
+    assert seen == [{"note": "b", "count": 3}]
+
+
+# Shapes
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8, int])
+def test_shapes_may_be_integers_of_numpy(session: ShmSession, client: Client, kind: Any) -> None:
+    def infer(call: Call) -> None:
+        call.output("Y", [kind(4)], np.float32).numpy()[:] = 5
+
+    for _ in range(3):
+        response = served(session, client.request({}, {"Y": 16}), infer)
+        assert response.error is None
+        assert client.output("Y").tolist() == [5, 5, 5, 5]
+        assert {type(size) for size in client.places()["Y"].shape} == {int}
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        ((-1,), np.float32, "'Y' has shape"),
+        ((2, 2), np.float32, "'Y' has shape"),
+        ((4,), np.float64, "'Y' is FP64"),
+        ((4,), "S3", "'Y' is BYTES"),
+        ((4,), np.complex64, "'Y' has NumPy dtype complex64"),
+    ],
+    ids=str,
+)
+def test_an_output_that_the_model_may_not_write_is_its_error(
+    session: ShmSession, client: Client, shape: Any, dtype: Any, message: str
+) -> None:
+    response = served(session, client.request({}, {"Y": 16}), lambda call: call.output("Y", shape, dtype))
+    assert response.error.code == "INTERNAL"
+    assert str(response.error).startswith("shm:model: model.py wrote an output that it may not: tensor ")
+    assert message in str(response.error)
+    assert client.is_over()
+    assert not client.has_results()
+
+
+def test_shapes_that_vary_without_end_leave_nothing_behind(session: ShmSession, client: Client) -> None:
+    def objects() -> int:
+        gc.collect()
+        return len(gc.get_objects())
+
+    for length in range(1, 20):
+        served(session, client.request({"X": np.ones(length, np.float32)}, {"Y": 4 * length}), double)
+    before = objects()
+    for length in range(20, 520):
+        array = np.full(length, length, np.float32)
+        response = served(session, client.request({"X": array}, {"Y": 4 * length}, note="x" * length), double)
+        assert response.error is None
+        assert client.output("Y").tolist() == [2 * length] * length
+    assert objects() - before < 50
+
+
+def test_parameters_that_vary_without_end_leave_nothing_behind(session: ShmSession, client: Client) -> None:
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    for count in range(60):
+        if count == 10:
+            before = resident()
+        prompt = chr(97 + count % 26) * (1 << 20) + str(count)
+        served(session, client.request({"X": X}, {"Y": 16}, prompt=prompt), double)
+    assert resident() - before < 16 << 20
+
+
+def test_outputs_that_found_no_room_are_not_kept(session: ShmSession, client: Client) -> None:
+    kept: list[weakref.ref[Any]] = []
+
+    def infer(call: Call) -> None:
+        view = call.output("Y", (1000,), np.float32)
+        kept.append(weakref.ref(view.array))
+
+    for _ in range(5):
+        served(session, client.request({}, {"Y": 16}), infer)
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * 5
+
+
+# The way of a request
+
+
+def functions_of(work: Callable[[], object]) -> list[str]:
+    """Return the functions of this package that are called."""
+    found: list[str] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and f"{os.sep}shm_backend_utils{os.sep}" in frame.f_code.co_filename:
+            found.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_a_warm_request_takes_few_functions(session: ShmSession, client: Client) -> None:
+    for length in (4, 8, 5):
+        request = client.request({"X": np.ones(length, np.float32)}, {"Y": 4 * length})
+        found = functions_of(lambda request=request: session.serve([request], double))  # type: ignore[misc]
+    assert len(found) <= MOST_FUNCTIONS, found
+
+
+def test_another_shape_takes_as_many_functions_as_the_same_one(session: ShmSession, client: Client) -> None:
+    served(session, client.request({"X": X}, {"Y": 16}), double)
+    same, other = (
+        functions_of(lambda request=request: session.serve([request], double))  # type: ignore[misc]
+        for request in (
+            client.request({"X": X}, {"Y": 16}),
+            client.request({"X": np.ones(77, np.float32)}, {"Y": 400}, 1),
+        )
+    )
+    assert len(same) <= MOST_FUNCTIONS
+    assert len(other) < len(same) + 40  # the second slot's address is read once
+
+
+# Errors
+
+
+def test_what_infer_raises_fails_the_request_and_is_logged(session: ShmSession, client: Client) -> None:
+    def infer(call: Call) -> None:
+        raise ValueError("not today")
+
+    response = served(session, client.request({"X": X}, {"Y": 16}), infer)
+    assert (response.error.code, str(response.error)) == ("INTERNAL", "ValueError: not today")
+    assert "Traceback" in Logger.lines[-1]
+    assert client.is_over()
+    assert not client.has_results()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_whatever_is_raised_only_that_request_fails(
+    session: ShmSession, client: Client, kind: type[BaseException]
+) -> None:
+    def infer(call: Call) -> None:
+        if call.parameters.get("fail"):
+            raise kind
+        double(call)
+
+    requests = [client.request({"X": X}, {"Y": 16}, 0, fail=True), client.request({"X": X}, {"Y": 16}, 1)]
+    first, second = session.serve(requests, infer)
+    assert kind.__name__ in str(first.error)
+    assert second.error is None
+    assert client.is_over(0)
+    assert client.output("Y", 1).tolist() == [0, 2, 4, 6]
+
+
+def test_an_output_that_is_missing_is_the_models_error(session: ShmSession, client: Client) -> None:
+    response = served(session, client.request({"X": X}, {"Y": 16, "Z": 16}), double)
+    assert str(response.error) == "shm:model: output 'Z' was requested, but model.py wrote none"
+    assert client.is_over()
+
+
+def test_an_input_that_is_missing_is_the_callers_error(session: ShmSession, client: Client) -> None:
+    response = served(session, client.request({}, {"Y": 16}), double)
+    assert response.error.code == "INVALID_ARG"
+    assert str(response.error) == "shm:missing: the request has no input 'X', which the model needs"
+
+
+def test_results_that_the_record_has_no_room_for_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"{'n' * 200}{number}" for number in range(20)]
+    client = Client(record_byte_size=8192)
+    with session_of(monkeypatch, [], [tensor(name) for name in names]) as session:
+
+        def infer(call: Call) -> None:
+            for name in names:
+                call.put(name, X)
+
+        response = served(session, Request(client.begin(client.laid_out({}, {})), names), infer)
+    assert "the slot's record has room for" in str(response.error)
+    assert client.is_over()
+    client.close()
+
+
+def test_a_call_that_is_over_is_closed(session: ShmSession, client: Client) -> None:
+    kept: list[Call] = []
+
+    def keep(call: Call) -> None:
+        kept.append(call)
+        double(call)
+
+    served(session, client.request({"X": X}, {"Y": 16}), keep)
+    for use in (
+        lambda: kept[0].input("X"),
+        lambda: kept[0].inputs,
+        lambda: kept[0].output("Y", (4,), np.float32),
+        lambda: kept[0].put("Y", X),
+    ):
+        with pytest.raises(Exception, match="this call is closed"):
+            use()
+
+
+def test_a_call_that_is_kept_keeps_no_slot(session: ShmSession, client: Client) -> None:
+    kept: list[Call] = []
+
+    def keep(call: Call) -> None:
+        kept.append(call)
+        double(call)
+
+    served(session, client.request({"X": X}, {"Y": 16}), keep)
+    assert client.is_over()
+    assert served(session, client.request({"X": X}, {"Y": 16}), double).error is None
+
+
+def test_a_closed_session_answers_that_it_is(session: ShmSession, client: Client) -> None:
+    session.close()
+    response = served(session, client.request({"X": X}, {"Y": 16}), double)
+    assert (response.error.code, str(response.error)[:10]) == ("UNAVAILABLE", "shm:closed")
+
+
+def test_a_session_can_be_used_without_serve(session: ShmSession, client: Client) -> None:
+    with session.open(client.request({"X": X}, {"Y": 16})) as call:
+        double(call)
+    assert call.response.error is None
+    assert client.output("Y").tolist() == [0, 2, 4, 6]
+    with pytest.raises(RuntimeError, match="not today"), session.open(client.request({"X": X}, {"Y": 16})):
+        raise RuntimeError("not today")
+    assert client.is_over()

@@ -1,0 +1,262 @@
+"""The one thing that a model keeps from request to request: mappings. They do not lie, and there is an end to them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model.mapping.resolver import Resolver
+from tests.unit.fake_backend import Request
+from tests.unit.sessions import session_of, tensor
+from tests.unit.table_client import Client
+
+SHM = Path("/dev/shm")
+MANY = 512
+X = np.arange(4, dtype=np.float32)
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session:
+        yield session
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    client = Client(slots=2)
+    yield client
+    client.close()
+
+
+def double(call: Call) -> None:
+    x = call.input("X")
+    np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())
+
+
+def answer(session: ShmSession, client: Client, value: float = 1, slot: int = 0) -> str:
+    """Have a request doubled; return the error's code, or nothing if the answer is right."""
+    request = client.request({"X": X + value}, {"Y": 16}, slot)
+    (response,) = session.serve([request], double)
+    if response.error is not None:
+        return str(response.error).partition(": ")[0]
+    assert client.output("Y", slot).tolist() == (2 * (X + value)).tolist()
+    return ""
+
+
+def resolver_of(session: ShmSession) -> Resolver:
+    return session._open_context().resolver
+
+
+def mapped(session: ShmSession) -> int:
+    return resolver_of(session).registry.mapped_regions
+
+
+def is_mapped(key: str) -> bool:
+    return key in Path("/proc/self/maps").read_text()
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def clone(region: ManagedRegion, header: bytes | None = None) -> None:
+    """Put another file of the same content under the key of a region."""
+    path = SHM / region.segment.key
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes((header or content[:4096]) + content[4096:])
+
+
+# Lies
+
+
+def test_a_file_that_replaces_another_under_its_key_is_mapped_anew(session: ShmSession, client: Client) -> None:
+    assert answer(session, client) == ""
+    clone(client.region)
+    request = Request({"shm_slot": client.address(), "shm_generation": 1}, ["Y"])
+    (response,) = session.serve([request], double)
+    assert str(response.error).startswith("shm:replayed: ")  # the copy's own record was read, not the old memory's
+    fresh = ManagedRegion.open(client.region.segment.key, client.region.header.token.hex(), "region")
+    fresh.record(0).generation = 5
+    said = client.region.bytes()[4096 + 8 : 4096 + 2048].tobytes()
+    fresh.record(0).begin(5, said)
+    (response,) = session.serve([Request({"shm_slot": client.address(), "shm_generation": 5}, ["Y"])], double)
+    assert response.error is None
+    assert (fresh.record(0).completed, client.region.record(0).completed) == (5, 1)
+    fresh.close()
+    (SHM / client.region.segment.key).unlink()
+
+
+def test_a_file_that_replaces_another_with_another_token_is_refused(session: ShmSession, client: Client) -> None:
+    assert answer(session, client) == ""
+    header = bytearray((SHM / client.region.segment.key).read_bytes()[:4096])
+    header[24:40] = bytes(16)
+    clone(client.region, bytes(header))
+    assert answer(session, client) == "shm:refused"
+    assert not is_mapped(client.region.segment.key + "\n") or mapped(session) == 0
+    (SHM / client.region.segment.key).unlink()
+
+
+def test_a_token_that_changes_in_place_is_none_that_was_asked_for(session: ShmSession, client: Client) -> None:
+    assert answer(session, client) == ""
+    client.region.bytes()[24:40] = 0
+    other = client.address().replace(client.region.header.token.hex(), "0" * 32)
+    (response,) = session.serve([Request({"shm_slot": other, "shm_generation": 1}, ["Y"])], double)
+    assert response.error is None or not str(response.error).startswith("shm:error")
+    client.region.bytes()[24:40] = np.frombuffer(client.region.header.token, np.uint8)
+    assert answer(session, client) == ""
+
+
+def test_a_key_with_another_token_is_not_what_was_mapped(session: ShmSession, client: Client) -> None:
+    assert answer(session, client) == ""
+    wrong = client.address().replace(client.region.header.token.hex(), "0" * 32)
+    (response,) = session.serve([Request({"shm_slot": wrong, "shm_generation": 1}, ["Y"])], double)
+    assert str(response.error) == "shm:refused: shm_slot refused: the token is not the region's"
+    assert answer(session, client) == ""
+
+
+def test_a_region_that_was_removed_is_gone(session: ShmSession, client: Client) -> None:
+    assert answer(session, client) == ""
+    client.region.segment.unlink()
+    assert answer(session, client) == "shm:gone"
+    assert mapped(session) == 0
+
+
+def test_a_region_that_was_truncated_is_refused_before_it_is_touched(session: ShmSession) -> None:
+    client = Client()
+    assert answer(session, client) == ""
+    path = SHM / client.region.segment.key
+    request = client.request({"X": X}, {"Y": 16})
+    size = path.stat().st_size
+    os.truncate(path, size - 4096)
+    (response,) = session.serve([request], double)
+    assert str(response.error).startswith("shm:refused: ")
+    os.truncate(path, size)
+    assert answer(session, client) == ""
+    client.close()
+
+
+def test_a_region_that_has_grown_is_what_its_header_says(session: ShmSession, client: Client) -> None:
+    assert answer(session, client) == ""
+    path = SHM / client.region.segment.key
+    os.truncate(path, path.stat().st_size + (1 << 20))
+    assert answer(session, client) == ""
+    said = client.laid_out({}, {"Y": 1 << 18})
+    (response,) = session.serve([Request(client.begin(said), ["Y"])], double)
+    assert str(response.error).startswith("shm:table: ")
+
+
+def test_slots_of_one_region_are_not_taken_for_each_other(session: ShmSession, client: Client) -> None:
+    for value in range(10):
+        assert answer(session, client, value, value % 2) == ""
+    assert mapped(session) == 1
+
+
+# The end
+
+
+def test_a_session_that_closes_unmaps_everything(session: ShmSession, client: Client) -> None:
+    assert answer(session, client) == ""
+    session.close()
+    assert mapped_keys(client) == 1  # the client's own
+
+
+def mapped_keys(client: Client) -> int:
+    """Return how many mappings of a client's region this process has."""
+    inode = str((SHM / client.region.segment.key).stat().st_ino)
+    return sum(line.split()[4] == inode for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_a_region_whose_owner_has_left_is_unmapped_by_the_sweeper(session: ShmSession, client: Client) -> None:
+    before = descriptors()
+    assert answer(session, client) == ""
+    client.region.segment.unlink()
+    resolver_of(session).sweep()
+    assert mapped(session) == 0
+    assert descriptors() == before
+
+
+def test_a_region_that_is_swept_during_a_call_goes_after_it(session: ShmSession, client: Client) -> None:
+    before = descriptors()
+    seen: list[int] = []
+
+    def infer(call: Call) -> None:
+        client.region.segment.unlink()
+        resolver_of(session).sweep()
+        seen.append(mapped(session))
+        double(call)
+
+    (response,) = session.serve([client.request({"X": X}, {"Y": 16})], infer)
+    assert response.error is None
+    assert client.output("Y").tolist() == [0, 2, 4, 6]
+    assert (seen, mapped(session), descriptors()) == ([1], 0, before)
+
+
+def test_arrays_that_are_kept_stay_valid_and_keep_no_descriptor(session: ShmSession, client: Client) -> None:
+    before = descriptors()
+    kept: list[Any] = []
+    session.serve([client.request({"X": X}, {"Y": 16})], lambda call: kept.append(call.input("X").numpy()))
+    session.close()
+    assert kept[0].tolist() == X.tolist()
+    assert descriptors() <= before + 1  # that of the mapping itself
+
+
+def test_many_regions_are_mapped_and_go_with_their_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = descriptors()
+    limit = str(64 << 20)
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")], parameters={"SHM_MAX_MAPPED_BYTES": limit}) as session:
+        for count in range(MANY):
+            client = Client(share=4096)
+            assert answer(session, client, count) == ""
+            client.close()
+            if count % 100 == 0:
+                assert mapped(session) <= 2
+        assert len(resolver_of(session).registry.slots) <= 1
+        resolver_of(session).sweep()
+        assert (mapped(session), len(resolver_of(session).registry.slots)) == (0, 0)
+    assert descriptors() == before
+
+
+def test_many_regions_that_live_stay_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = [Client(share=4096) for _ in range(40)]
+    size = clients[0].region.header.byte_size
+    parameters = {"SHM_MAX_MAPPED_BYTES": str(10 * size)}
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")], parameters=parameters) as session:
+        for _ in range(3):
+            for client in clients:
+                assert answer(session, client) == ""
+                assert mapped(session) <= 10
+        assert len(resolver_of(session).registry.slots) == 10
+    for client in clients:
+        client.close()
+
+
+def test_a_region_that_is_used_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = Client(share=4096), Client(share=4096)
+    parameters = {"SHM_MAX_MAPPED_BYTES": str(one.region.header.byte_size)}
+    answers: list[str] = []
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")], parameters=parameters) as session:
+
+        def infer(call: Call) -> None:
+            answers.append(answer(session, other))
+            double(call)
+
+        (response,) = session.serve([one.request({"X": X}, {"Y": 16})], infer)
+        assert (answers, response.error) == (["shm:machine"], None)
+        assert answer(session, other) == ""
+    for client in (one, other):
+        client.close()
+
+
+def test_addresses_of_other_models_are_not_remembered(session: ShmSession) -> None:
+    for number in range(20):
+        parameters = {"shm_slot": f"2/other{number}/shmbu-1-00/{'0' * 32}/0", "shm_generation": 1}
+        session.serve([Request(parameters, ["Y"])], double)
+    assert len(resolver_of(session).registry.slots) == 0

@@ -1,0 +1,301 @@
+"""What docs/protocol.md promises beyond tables and numbers, point by point, against the model half."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.model import Call, ShmSession, StreamCall
+from shm_backend_utils.protocol import table
+from shm_backend_utils.protocol.address import SlotAddress
+from shm_backend_utils.protocol.refusals import code_in
+from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
+from tests.unit import fake_backend
+from tests.unit.fake_backend import Request
+from tests.unit.table_client import Client
+
+X = np.arange(4, dtype=np.float32)
+
+
+def tensor(name: str, dtype: str = "FP32", optional: bool = True) -> dict[str, Any]:
+    return {"name": name, "data_type": f"TYPE_{dtype}", "dims": [-1], "optional": optional}
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+    fake_backend.put_in_place(monkeypatch)
+    config = {
+        "name": "m",
+        "input": [tensor("X"), tensor("WORDS", "STRING")],
+        "output": [tensor("Y"), tensor("Z"), tensor("N", "INT64"), tensor("S", "STRING")],
+    }
+    session = ShmSession.from_args({"model_config": json.dumps(config)})
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    client = Client()
+    yield client
+    client.close()
+
+
+def double(call: Call) -> None:
+    x = call.input("X").numpy()
+    call.put("Y", x * 2)
+    call.put("Z", x * 3)
+    call.put("N", np.array([x.size]))
+    call.put("S", ["text"])
+
+
+def answer(session: ShmSession, request: Request, infer: Callable[[Call], None] = double) -> Any:
+    (response,) = session.serve([request], infer)
+    return response
+
+
+def refusal(session: ShmSession, request: Request, infer: Callable[[Call], None] = double) -> tuple[str, str]:
+    """Return the code of ours and Triton's that a request is refused with."""
+    error = answer(session, request, infer).error
+    assert error is not None
+    return code_in(str(error)), error.code
+
+
+def stamps(client: Client) -> tuple[int, int]:
+    record = client.region.record(0)
+    return record.started, record.completed
+
+
+NOT_BEGUN = (0, 0)
+DONE = (1, 1)
+
+
+# What is wanted, and where it is
+
+
+def test_of_one_name_in_the_table_and_as_a_tensor_the_table_counts(session: ShmSession, client: Client) -> None:
+    request = client.request({"X": X}, {"Y": 16}, delivered={"X": X + 100})
+    assert answer(session, request).error is None
+    assert client.output("Y").tolist() == [0, 2, 4, 6]
+
+
+def test_the_table_is_no_list_of_outputs(session: ShmSession, client: Client) -> None:
+    parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
+    response = answer(session, Request(parameters, ["Y", "Z", "N"]))
+    assert set(client.places()) == {"Y", "Z", "N"}
+    assert {name: array.tolist() for name, array in response.tensors.items()} == {"Z": [0, 3, 6, 9], "N": [4]}
+
+
+def test_room_for_an_output_that_is_not_wanted_stays_unused(session: ShmSession, client: Client) -> None:
+    said = client.laid_out({"X": X}, {"Y": 16, "Z": 16})
+    before = client.region.bytes().tobytes()[said.outputs["Z"].offset :]
+    response = answer(session, Request(client.begin(said), ["Y"]), lambda call: call.put("Y", call.input("X").numpy()))
+    assert (response.error, response.tensors, set(client.places())) == (None, {}, {"Y"})
+    assert client.region.bytes().tobytes()[said.outputs["Z"].offset :] == before
+
+
+def test_strings_without_room_are_in_the_response_as_bytes(session: ShmSession, client: Client) -> None:
+    response = answer(session, client.request({"X": X}, {"S": 7}))
+    assert response.tensors["S"].tobytes() == struct.pack("<I4s", 4, b"text")
+    assert (client.places()["S"].is_in_response, client.places()["S"].shape) == (True, (1,))
+
+
+# Alignment: a rule
+
+
+@pytest.mark.parametrize("shift", [1, 2, 3])
+@pytest.mark.parametrize("group", ["inputs", "outputs"])
+def test_an_odd_address_is_refused(session: ShmSession, client: Client, group: str, shift: int) -> None:
+    said = client.laid_out({"X": X}, {"Y": 16})
+    if group == "inputs":
+        said.inputs["X"] = said.inputs["X"]._replace(offset=client.data + shift)
+    else:
+        said.outputs["Y"] = said.outputs["Y"]._replace(offset=client.data + 256 + shift)
+    assert refusal(session, Request(client.begin(said), ["Y"])) == ("shm:table", "INVALID_ARG")
+    assert stamps(client) == NOT_BEGUN
+
+
+def test_strings_may_lie_at_any_address(session: ShmSession, client: Client) -> None:
+    client.region.bytes()[client.data + 1 : client.data + 6] = np.frombuffer(struct.pack("<Is", 1, b"a"), np.uint8)
+    said = Table(
+        {"WORDS": InputSpan(table.BY_NUMBER[13], (1,), 0, client.data + 1, 5)},
+        {"S": OutputSpan(0, client.data + 257, 50)},
+    )
+    request = Request(client.begin(said), ["S"])
+    assert answer(session, request, lambda call: call.put("S", call.input("WORDS"))).error is None
+    assert client.places()["S"].offset in {client.data + 1, client.data + 257}
+
+
+# What names a slot
+
+
+@pytest.mark.parametrize("generation", [0, -1, "1", 1.0, float(2**63), True, None], ids=str)
+def test_what_is_no_generation_is_refused(session: ShmSession, client: Client, generation: object) -> None:
+    parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
+    parameters["shm_generation"] = generation
+    assert refusal(session, Request(parameters, ["Y"])) == ("shm:table", "INVALID_ARG")
+    assert stamps(client) == NOT_BEGUN
+
+
+def test_a_wrong_token_is_refused_and_not_called_gone(session: ShmSession, client: Client) -> None:
+    parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
+    parameters["shm_slot"] = str(SlotAddress("m", client.region.segment.key, "0" * 32, 0))
+    assert refusal(session, Request(parameters, ["Y"])) == ("shm:refused", "INVALID_ARG")
+    parameters["shm_slot"] = str(SlotAddress("m", "shmbu-none", "0" * 32, 0))
+    assert refusal(session, Request(parameters, ["Y"])) == ("shm:gone", "NOT_FOUND")
+    assert stamps(client) == NOT_BEGUN
+
+
+def test_a_slot_that_the_region_does_not_have_is_refused(session: ShmSession, client: Client) -> None:
+    parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
+    parameters["shm_slot"] = client.address(1)
+    assert refusal(session, Request(parameters, ["Y"])) == ("shm:table", "INVALID_ARG")
+
+
+def test_another_version_is_refused(session: ShmSession, client: Client) -> None:
+    parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
+    parameters["shm_slot"] = parameters["shm_slot"].replace("2/", "3/", 1)
+    assert refusal(session, Request(parameters, ["Y"])) == ("shm:version", "INVALID_ARG")
+    region = {"kind": "system", "key": "shmbu-1", "byte_size": 1, "token": "0" * 32, "slot": 0}
+    first = {"v": 1, "model": "m", "regions": [region], "inputs": {}, "outputs": {}}
+    assert refusal(session, Request({"shm_io": json.dumps(first)}, ["Y"])) == ("shm:version", "INVALID_ARG")
+
+
+def test_a_slot_and_a_descriptor_at_once_are_refused(session: ShmSession, client: Client) -> None:
+    parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
+    parameters["shm_io"] = json.dumps({"v": 1, "model": "m", "regions": [], "inputs": {}, "outputs": {}})
+    assert refusal(session, Request(parameters, ["Y"])) == ("shm:table", "INVALID_ARG")
+
+
+def test_a_slot_of_another_model_means_nothing(session: ShmSession, client: Client) -> None:
+    client.model = "another"
+    parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
+    response = answer(session, Request(parameters, ["Y"], {"X": X}))
+    assert response.tensors["Y"].tolist() == [0, 2, 4, 6]
+    assert refusal(session, Request(parameters, ["Y"])) == ("shm:missing", "INVALID_ARG")
+    assert stamps(client) == NOT_BEGUN
+
+
+# What an error means for the slot
+
+
+def test_a_model_that_fails_completes_the_generation_without_results(session: ShmSession, client: Client) -> None:
+    def fail(call: Call) -> None:
+        raise RuntimeError("no")
+
+    error = answer(session, client.request({"X": X}, {"Y": 16}), fail).error
+    assert code_in(str(error)) == ""
+    assert stamps(client) == DONE
+    assert not client.has_results()
+    assert client.is_free()
+
+
+def test_a_code_that_model_py_quotes_is_none_of_this_request(session: ShmSession, client: Client) -> None:
+    def fail(call: Call) -> None:
+        raise RuntimeError("shm:stale: of another request")
+
+    assert code_in(str(answer(session, client.request({"X": X}, {"Y": 16}), fail).error)) == ""
+
+
+def test_a_missing_input_is_found_out_after_the_start(session: ShmSession, client: Client) -> None:
+    assert refusal(session, client.request({}, {"Y": 16})) == ("shm:missing", "INVALID_ARG")
+    assert stamps(client) == DONE
+
+
+def test_a_replay_leaves_the_first_results(session: ShmSession, client: Client) -> None:
+    request = client.request({"X": X}, {"Y": 16})
+    answer(session, request)
+    assert refusal(session, request) == ("shm:replayed", "ALREADY_EXISTS")
+    assert stamps(client) == DONE
+    assert client.output("Y").tolist() == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize("generation", [1, 3])
+def test_any_other_generation_is_stale(session: ShmSession, client: Client, generation: int) -> None:
+    request = client.request({"X": X}, {"Y": 16})
+    client.region.record(0).generation = 2
+    assert client.generations == [1]
+    if generation == 3:
+        request = Request({**json.loads(request.parameters()), "shm_generation": 3}, ["Y"])
+    assert refusal(session, request) == ("shm:stale", "CANCELLED")
+    assert stamps(client) == NOT_BEGUN
+
+
+def test_a_slot_that_is_locked_is_busy(session: ShmSession, client: Client) -> None:
+    request = client.request({"X": X}, {"Y": 16})
+    assert client.region.lease(0).take_back()
+    assert refusal(session, request) == ("shm:busy", "CANCELLED")
+    client.region.lease(0).give_back()
+    assert stamps(client) == NOT_BEGUN
+    assert answer(session, request).error is None
+
+
+def test_results_that_do_not_fit_fail_the_request_after_it_ran(session: ShmSession, client: Client) -> None:
+    outputs = [tensor(f"{'long name ' * 10}{index}") for index in range(30)]
+    config = {"name": "many", "input": [], "output": outputs}
+    many = ShmSession.from_args({"model_config": json.dumps(config)})
+    names = [output["name"] for output in outputs]
+
+    def infer(call: Call) -> None:
+        for name in names:
+            call.put(name, X)
+
+    client.model = "many"
+    request = Request(client.begin(Table({}, {})), names)
+    assert refusal(many, request, infer) == ("shm:table", "INVALID_ARG")
+    assert stamps(client) == DONE
+    assert not client.has_results()
+    larger = Client("many", record_byte_size=16384)
+    assert answer(many, Request(larger.begin(Table({}, {})), names), infer).error is None
+    larger.close()
+    many.close()
+
+
+# The file, and the rest
+
+
+def test_a_file_of_another_kind_is_refused(session: ShmSession, client: Client) -> None:
+    region = ManagedRegion.create(4096)
+    region.segment.buffer()[:8] = b"NOTHINGS"
+    address = SlotAddress("m", region.segment.key, region.header.token.hex(), 0)
+    parameters = {"shm_slot": str(address), "shm_generation": 1}
+    assert refusal(session, Request(parameters, ["Y"])) == ("shm:refused", "INVALID_ARG")
+    region.segment.unlink()
+    region.close()
+
+
+def test_a_ring_needs_a_model_that_streams(session: ShmSession, client: Client) -> None:
+    request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 0))
+    assert refusal(session, request) == ("shm:table", "INVALID_ARG")
+
+
+def test_a_session_that_was_closed_says_so(session: ShmSession, client: Client) -> None:
+    session.close()
+    assert refusal(session, client.request({"X": X}, {"Y": 16})) == ("shm:closed", "UNAVAILABLE")
+
+
+@pytest.mark.parametrize(("stride", "is_right"), [(16, True), (20, True), (17, False), (18, False)])
+def test_every_place_of_a_ring_is_aligned(monkeypatch: pytest.MonkeyPatch, stride: int, is_right: bool) -> None:
+    fake_backend.put_in_place(monkeypatch)
+    decoupled = {"name": "m", "input": [tensor("X")], "output": [tensor("Y")]}
+    session = ShmSession.from_args({"model_config": json.dumps(decoupled)})
+    streaming = Client(slots=3)
+    request = streaming.request({"X": X}, {"Y": 16}, ring=Ring(1, 2, stride))
+
+    def twice(call: StreamCall) -> Iterator[None]:
+        for _ in range(2):
+            call.put("Y", X)
+            yield
+
+    session.serve_streams([request], twice)
+    first = request.sender.sent[0]
+    assert first is not None
+    assert (code_in(str(first.error)) == "shm:table") != is_right
+    session.close()
+    streaming.close()

@@ -1,0 +1,352 @@
+"""A slot's table, byte by byte as it is drawn, and each way in which it may be wrong."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from shm_backend_utils import dtypes
+from shm_backend_utils.errors import TableError
+from shm_backend_utils.protocol import table
+from shm_backend_utils.protocol.claims import LentRegionClaim, NamedRegionClaim, encode_claim
+from shm_backend_utils.protocol.spans import MAX_TENSORS, InputSpan, OutputSpan, Ring, Table
+
+FP32, UINT8, BYTES = dtypes.BY_NAME["FP32"], dtypes.BY_NAME["UINT8"], dtypes.BYTES
+BEGIN, SIZE = 8192, 16384
+"""Where the region's data begins, and how large the region is."""
+RECORD = 2048
+LENT = LentRegionClaim("shmbu-1-5ec7e7", 4096, "0123456789abcdef" * 2, 0)
+NAMED = NamedRegionClaim("weights")
+
+
+def tensor(name: bytes, offset: int, size: int, number: int = 0, shape: tuple[int, ...] = (), **changes: int) -> bytes:
+    """Return a tensor byte by byte; the changes are of fields."""
+    fields = {"region": 0, "rank": len(shape), "name_length": len(name), "flags": 0, **changes}
+    fixed = struct.pack("<QQHBBHH", offset, size, fields["region"], number, *list(fields.values())[1:])
+    return fixed + struct.pack(f"<{len(shape)}Q", *shape) + name.ljust(-(-len(name) // 8) * 8, b"\0")
+
+
+def record(inputs: list[bytes], outputs: list[bytes], regions: list[bytes] | None = None, **changes: Any) -> bytes:
+    """Return the client's half of a record; the changes are of the head's fields."""
+    body = b"".join([*(regions or []), *inputs, *outputs])
+    head = {
+        "generation": 7,
+        "length": 32 + len(body),
+        "input_count": len(inputs),
+        "output_count": len(outputs),
+        "region_count": len(regions or []),
+        "frame_count": 0,
+        "frame_slot": 0,
+        "reserved": 0,
+        "frame_stride": 0,
+        **changes,
+    }
+    data = struct.pack("<QIHHHHHHQ", *head.values()) + body
+    return data.ljust(max(RECORD, len(data)), b"\0")
+
+
+IMAGE = tensor(b"IMAGE", BEGIN, 24, 11, (2, 3))
+ROOM = tensor(b"OUTPUT0", BEGIN + 256, 4096)
+
+
+def decoded(data: bytes) -> Table:
+    generation, found = table.decode(data, BEGIN, SIZE)
+    assert generation == 7
+    return found
+
+
+def refusal(data: bytes) -> TableError:
+    with pytest.raises(TableError) as caught:
+        decoded(data)
+    assert caught.value.code == "shm:table"
+    assert len(str(caught.value)) < 300
+    return caught.value
+
+
+def refusal_of_input(**changes: Any) -> TableError:
+    """Return the error that refuses an input with a field changed."""
+    fields: dict[str, Any] = {"name": b"IMAGE", "offset": BEGIN, "size": 24, "number": 11, "shape": (2, 3), **changes}
+    return refusal(record([tensor(**fields)], []))
+
+
+def test_a_table_is_read_in_full() -> None:
+    assert decoded(record([IMAGE], [ROOM], [encode_claim(LENT)])) == Table(
+        {"IMAGE": InputSpan(FP32, (2, 3), 0, BEGIN, 24)}, {"OUTPUT0": OutputSpan(0, BEGIN + 256, 4096)}, (LENT,)
+    )
+
+
+def test_a_table_is_written_as_it_is_drawn() -> None:
+    found = decoded(record([IMAGE], [ROOM], [encode_claim(LENT)]))
+    written = (7).to_bytes(8, "little") + table.encode(found)
+    assert written.ljust(RECORD, b"\0") == record([IMAGE], [ROOM], [encode_claim(LENT)])
+
+
+def test_a_ring_is_written_and_read() -> None:
+    data = record([IMAGE], [ROOM], frame_count=1, frame_slot=3, frame_stride=77)
+    assert decoded(data).ring == Ring(3, 1, 77)
+    assert (7).to_bytes(8, "little") + table.encode(decoded(data)) == data[: 32 + len(IMAGE) + len(ROOM)]
+
+
+def test_there_may_be_nothing() -> None:
+    assert decoded(record([], [])) == Table({}, {})
+
+
+def test_an_input_may_also_be_an_output() -> None:
+    assert decoded(record([IMAGE], [tensor(b"IMAGE", BEGIN + 256, 4)])).outputs["IMAGE"].byte_size == 4
+
+
+@pytest.mark.parametrize("number", table.NUMBERS.values())
+def test_every_data_type_has_its_number(number: int) -> None:
+    dtype = table.BY_NUMBER[number]
+    size = 6 * (dtype.itemsize or 4)
+    assert decoded(record([tensor(b"X", BEGIN, size, number, (2, 3))], [])).inputs["X"].dtype is dtype
+
+
+def test_the_length_of_a_tensor_is_known_before() -> None:
+    for name, shape in [("X", ()), ("12345678", (1,)), ("é" * 4, (0,) * 32), ("x" * 65535, (1, 2))]:
+        data = tensor(name.encode(), BEGIN, 0, 2, shape)
+        assert len(data) == table.tensor_length(name, len(shape))
+
+
+# Limits
+
+
+def test_the_longest_name_is_read_and_shortened_in_messages() -> None:
+    name = "é" * 32767 + "x"
+    assert list(decoded(record([], [tensor(name.encode(), BEGIN, 0)])).outputs) == [name]
+    error = refusal(record([IMAGE], [tensor(name.encode(), BEGIN, 24)]))
+    assert error.field == f"outputs.{'é' * 61}..."
+
+
+def test_names_in_messages_are_printable() -> None:
+    assert refusal(record([IMAGE], [tensor(b"a\x1b[31m\n", BEGIN, 24)])).field == r"outputs.a\x1b[31m\n"
+
+
+def test_a_tensor_has_up_to_32_dimensions() -> None:
+    assert decoded(record([tensor(b"X", BEGIN, 1, 2, (1,) * 32)], [])).inputs["X"].shape == (1,) * 32
+    assert refusal(record([tensor(b"X", BEGIN, 1, 2, (1,) * 33)], [])).found.startswith("rank 33 ")
+    assert refusal_of_input(rank=255).found.startswith("rank 255 ")
+
+
+@pytest.mark.parametrize("input_count", [0, 1, MAX_TENSORS // 2, MAX_TENSORS])
+def test_a_table_has_up_to_512_tensors(input_count: int) -> None:
+    inputs = [tensor(b"%d" % index, BEGIN, 24, 11, (2, 3)) for index in range(input_count)]
+    outputs = [tensor(b"%d" % index, BEGIN + 24 + index, 1) for index in range(MAX_TENSORS - input_count)]
+    found = decoded(record(inputs, outputs))
+    assert (len(found.inputs), len(found.outputs)) == (input_count, MAX_TENSORS - input_count)
+    assert refusal(record([*inputs, IMAGE], outputs)).field == "input_count and output_count"
+
+
+@pytest.mark.parametrize("count", [MAX_TENSORS + 1, 65535])
+@pytest.mark.parametrize("field", ["input_count", "output_count"])
+def test_a_count_that_is_too_large_is_refused(field: str, count: int) -> None:
+    assert refusal(record([], [], None, **{field: count})).field == "input_count and output_count"
+
+
+@pytest.mark.parametrize("field", ["input_count", "output_count", "region_count"])
+def test_a_count_of_more_than_there_is_is_refused(field: str) -> None:
+    assert refusal(record([IMAGE], [ROOM], None, **{field: 3})).field.startswith(("inputs[", "outputs[", "regions["))
+
+
+@pytest.mark.parametrize("length", [0, 8, 31, 32, 33, RECORD + 1, 2**31, 2**32 - 1])
+def test_another_length_is_refused(length: int) -> None:
+    assert refusal(record([IMAGE], [], length=length)).field in {"length", "inputs[0]"}
+
+
+@pytest.mark.parametrize("excess", [1, 8, 100])
+def test_a_table_that_is_longer_than_its_tensors_is_refused(excess: int) -> None:
+    data = record([IMAGE], [], length=32 + len(IMAGE) + excess)
+    assert refusal(data).expected == f"{32 + len(IMAGE)}, where the last of its tensors ends"
+
+
+def test_reserved_bytes_are_zero() -> None:
+    assert refusal(record([], [], reserved=1)).field == "reserved"
+
+
+def test_a_table_may_fill_its_record() -> None:
+    length = RECORD - 32 - 24
+    data = record([], [tensor(b"x" * length, BEGIN, 1)])
+    assert len(data) == RECORD
+    assert len(decoded(data).outputs) == 1
+
+
+# Spans
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"),
+    [
+        (0, 4),
+        (4096, 4),
+        (BEGIN - 1, 1),
+        (BEGIN - 4, 8),
+        (SIZE - 3, 4),
+        (SIZE, 1),
+        (SIZE + 1, 0),
+        (BEGIN, SIZE - BEGIN + 1),
+        (2**63, 1),
+        (2**64 - 1, 1),
+        (2**64 - 4, 8),
+        (BEGIN, 2**64 - 1),
+        (BEGIN, 2**64 - BEGIN),
+        (2**64 - 1, 2**64 - 1),
+    ],
+)
+def test_a_span_outside_the_data_is_refused(offset: int, size: int) -> None:
+    assert refusal(record([], [tensor(b"Y", offset, size)])).field == "outputs[0]"
+    assert refusal(record([tensor(b"X", offset, size, 2, (size,))], [])).field == "inputs[0]"
+
+
+@pytest.mark.parametrize(("offset", "size"), [(BEGIN, SIZE - BEGIN), (SIZE - 1, 1), (SIZE, 0), (BEGIN, 0)])
+def test_a_span_may_be_anywhere_in_the_data(offset: int, size: int) -> None:
+    assert decoded(record([], [tensor(b"Y", offset, size)])).outputs["Y"] == OutputSpan(0, offset, size)
+    found = decoded(record([tensor(b"X", offset, size, 2, (size,))], []))
+    assert found.inputs["X"] == InputSpan(UINT8, (size,), 0, offset, size)
+
+
+@pytest.mark.parametrize("region", [1, 2, 65535])
+def test_a_region_that_is_not_there_is_refused(region: int) -> None:
+    assert refusal(record([], [tensor(b"Y", BEGIN, 1, region=region)])).field == "outputs[0]"
+
+
+def test_a_span_may_be_in_a_further_region() -> None:
+    regions = [encode_claim(LENT), encode_claim(NAMED)]
+    outputs = [tensor(b"Y", 0, 4096, region=1), tensor(b"Z", 2**62, 2**62 - 1, region=2)]
+    assert decoded(record([], outputs, regions)).outputs["Z"] == OutputSpan(2, 2**62, 2**62 - 1)
+    assert refusal(record([], [tensor(b"Y", 0, 4097, region=1)], regions)).field == "outputs[0]"
+    assert refusal(record([], [tensor(b"Y", 2**62, 2**62, region=2)], regions)).field == "outputs[0]"
+
+
+# Data types and shapes
+
+
+@pytest.mark.parametrize("number", [0, 15, 255])
+def test_a_number_of_no_data_type_is_refused(number: int) -> None:
+    assert refusal_of_input(number=number).field == "inputs[0].datatype"
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3, 2), (0,), (7,), (2**62, 2**62), (2**64 - 1,) * 32])
+def test_an_input_whose_size_is_not_that_of_its_shape_is_refused(shape: tuple[int, ...]) -> None:
+    assert refusal_of_input(shape=shape).field == "inputs[0].byte_size"
+
+
+@pytest.mark.parametrize("shape", [(0, 2**62), (2**62, 2**62, 0), (2**64 - 1, 0), (0, 2**61, 2)])
+@pytest.mark.parametrize("number", [11, 12, 13], ids=["FP32", "FP64", "BYTES"])
+def test_an_empty_tensor_of_a_shape_that_no_array_has_is_refused(number: int, shape: tuple[int, ...]) -> None:
+    assert refusal_of_input(number=number, size=0, shape=shape).field == "inputs[0].shape"
+
+
+@pytest.mark.parametrize(("size", "shape"), [(24, (2, 3)), (25, (2, 3)), (4096, (6,)), (4, ()), (0, (0,)), (9, (0,))])
+def test_strings_may_have_any_size_that_has_room_for_their_lengths(size: int, shape: tuple[int, ...]) -> None:
+    found = decoded(record([tensor(b"WORDS", BEGIN + 1, size, 13, shape)], []))
+    assert found.inputs["WORDS"] == InputSpan(BYTES, shape, 0, BEGIN + 1, size)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 2), (7,), (2**62, 2), (2**63 - 1,) * 32])
+def test_strings_that_are_more_than_their_lengths_have_room_are_refused(shape: tuple[int, ...]) -> None:
+    assert refusal_of_input(number=13, shape=shape).field == "inputs[0].byte_size"
+
+
+def test_an_output_has_neither_a_data_type_nor_a_shape() -> None:
+    assert refusal(record([], [tensor(b"Y", BEGIN, 4, 11)])).field == "outputs[0]"
+    assert refusal(record([], [tensor(b"Y", BEGIN, 4, 0, (1,))])).field == "outputs[0]"
+
+
+@pytest.mark.parametrize("flags", [1, 2, 65535])
+def test_flags_are_zero(flags: int) -> None:
+    assert refusal_of_input(flags=flags).field == "inputs[0]"
+    assert refusal(record([], [tensor(b"Y", BEGIN, 4, flags=flags)])).field == "outputs[0]"
+
+
+# Names
+
+
+@pytest.mark.parametrize("name", [b"", b"\xff", b"\xed\xa0\x80", b"ab\xc3"])
+def test_what_is_no_name_is_refused(name: bytes) -> None:
+    assert refusal_of_input(name=name).field == "inputs[0].name"
+    assert refusal(record([], [tensor(name, BEGIN, 4)])).field == "outputs[0].name"
+
+
+def test_a_name_that_is_longer_than_the_table_is_refused() -> None:
+    assert refusal_of_input(name_length=65535).field == "inputs[0]"
+    assert refusal_of_input(name_length=9).field == "inputs[0]"
+
+
+def test_a_name_that_is_there_twice_is_refused() -> None:
+    assert refusal(record([IMAGE, IMAGE], [])).field == "inputs or outputs"
+    assert refusal(record([], [ROOM, tensor(b"OUTPUT0", BEGIN, 1)])).field == "inputs or outputs"
+
+
+# Overlaps; the property tests look at all small ones
+
+
+@pytest.mark.parametrize("offset", [BEGIN, BEGIN + 1, BEGIN + 23])
+def test_an_output_that_overlaps_an_input_is_refused(offset: int) -> None:
+    assert refusal(record([IMAGE], [tensor(b"Y", offset, 1)])).field == "outputs.Y"
+
+
+def test_an_output_that_overlaps_an_input_below_a_longer_input_is_refused() -> None:
+    inputs = [tensor(b"LONG", BEGIN, 100, 2, (100,)), tensor(b"SHORT", BEGIN, 1, 2, (1,))]
+    assert refusal(record(inputs, [tensor(b"Y", BEGIN + 99, 1)])).field == "outputs.Y"
+
+
+def test_an_output_that_overlaps_the_room_behind_strings_is_refused() -> None:
+    words = tensor(b"WORDS", BEGIN, 193, 13, (0,))
+    assert refusal(record([words], [tensor(b"Y", BEGIN + 192, 1)])).field == "outputs.Y"
+
+
+def test_spans_without_bytes_overlap_nothing() -> None:
+    inputs = [IMAGE, tensor(b"EMPTY", BEGIN + 300, 0, 11, (0, 3))]
+    assert len(decoded(record(inputs, [ROOM, tensor(b"NONE", BEGIN + 4, 0)])).outputs) == 2
+
+
+# Rings
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"frame_count": 65}, "frame_count"),
+        ({"frame_count": 65535}, "frame_count"),
+        ({"frame_slot": 1023}, "frame_slot"),
+        ({"frame_slot": 65535}, "frame_slot"),
+        ({"frame_stride": 0}, "frame_stride"),
+        ({"frame_stride": 999}, "frame_stride"),  # shorter than Y
+        ({"frame_stride": 2048}, "frame_stride"),  # the second Y would be where the first Z is
+        ({"frame_stride": 3548}, "frame_stride"),
+        ({"frame_stride": 4000}, "frame_stride"),  # the last place would end behind the region
+        ({"frame_stride": 2**63 - 1}, "frame_stride"),
+        ({"frame_stride": 2**64 - 1}, "frame_stride"),
+        ({"generation": 2**32}, "generation"),
+    ],
+    ids=str,
+)
+def test_a_ring_that_does_not_fit_is_refused(changes: dict[str, int], field: str) -> None:
+    outputs = [tensor(b"Y", BEGIN, 1000), tensor(b"Z", BEGIN + 2049, 1500)]
+    fields = {"frame_count": 2, "frame_slot": 1, "frame_stride": 3549}
+    assert decoded(record([], outputs, None, **fields)).ring == Ring(1, 2, 3549)
+    with pytest.raises(TableError) as caught:
+        table.decode(record([], outputs, None, **{**fields, **changes}), BEGIN, BEGIN + 7500)
+    assert caught.value.field == field
+
+
+def test_a_later_place_over_an_input_is_refused() -> None:
+    outputs = [tensor(b"Y", BEGIN, 1000)]
+    for offset in (BEGIN + 1000, BEGIN + 1023, BEGIN + 3999):
+        data = record([tensor(b"X", offset, 1, 2, (1,))], outputs, frame_count=4, frame_slot=1, frame_stride=1000)
+        assert refusal(data).field == "outputs.Y"
+    data = record([tensor(b"X", BEGIN + 4000, 1, 2, (1,))], outputs, frame_count=4, frame_slot=1, frame_stride=1000)
+    assert decoded(data).ring == Ring(1, 4, 1000)
+
+
+def test_inputs_in_another_region_than_the_ring_are_no_matter() -> None:
+    inputs = [tensor(b"X", 1, 1, 2, (1,), region=1)]
+    outputs = [tensor(b"Y", BEGIN, 1000)]
+    data = record(inputs, outputs, [encode_claim(LENT)], frame_count=4, frame_slot=1, frame_stride=1000)
+    assert decoded(data).ring == Ring(1, 4, 1000)
+
+
+def test_the_last_slots_of_a_region_may_be_a_ring() -> None:
+    assert decoded(record([], [], frame_count=64, frame_slot=960)).ring == Ring(960, 64, 0)
