@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from json.scanner import make_scanner
 from operator import index
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
@@ -63,7 +64,7 @@ _DIRECT_ALONE: Final = frozenset({DIRECT})
 _place: Final[Callable[[type[OutputPlace], tuple[Any, ...]], OutputPlace]] = tuple.__new__
 _output: Final[Callable[[type[Output], tuple[Any, ...]], Output]] = tuple.__new__
 
-_decode_json: Final = json.JSONDecoder().raw_decode
+_scan_json: Final = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # whose type is not that of its name
 
 Self = TypeVar("Self", bound="Call")
 
@@ -195,7 +196,7 @@ class Call:
         """
         text = self._request.parameters()
         if _OURS in text:
-            parameters = self._parameters = _decode_json(text)[0]
+            parameters = self._parameters = _scan_json(text, 0)[0]
             address = parameters.pop(SLOT_PARAMETER, None)
             generation = parameters.pop(GENERATION_PARAMETER, None)
             slot = self._context.slots.get(address) or self._find_slot(address)
@@ -340,7 +341,7 @@ class Call:
         parameters = self._parameters
         if parameters is None:
             text = self._request.parameters()
-            parameters = self._parameters = _decode_json(text)[0] if text else {}
+            parameters = self._parameters = _scan_json(text, 0)[0] if text else {}
         return {name: value for name, value in parameters.items() if name != CALLERS_PARAMETER}
 
     @property

@@ -49,6 +49,11 @@ def check_output(spec: ModelSpec, name: str, numpy_dtype: np.dtype[Any], shape: 
     ModelError
         The configuration has no such output, or not of this data type and shape.
     """
+    tensor = spec.outputs.get(name)
+    if tensor is not None and tensor.takes_any_size and len(shape) == len(tensor.shape):
+        known = tensor.dtype
+        if known is not None and known.numpy == numpy_dtype:
+            return known
     try:
         dtype = dtypes.from_numpy(numpy_dtype, name)
         spec.output(name).check(dtype, shape)

@@ -42,6 +42,8 @@ _STAMPS: Final = struct.Struct("<QQ")
 _HEAD: Final = struct.Struct("<IHH")
 _EVENT: Final = struct.Struct("<16s64s")
 _IN_RESPONSE: Final = 1
+_OUTPUTS: Final = tuple(struct.Struct(f"{TENSOR.format}{rank}Q") for rank in range(MAX_RANK + 1))
+_PADDING: Final = tuple(bytes(length) for length in range(8))
 _BEGIN: Final = _STAMPS.size + _HEAD.size
 NO_RESULTS: Final = bytes(_HEAD.size)
 """The results of a call that failed."""
@@ -96,24 +98,19 @@ class Results(NamedTuple):
 
 def encode(outputs: Iterable[OutputPlace], events: Iterable[Event] = ()) -> bytes:
     """Return results in their binary form, without the stamps in front of them."""
-    pieces = [b""]
+    pieces: list[bytes] = []
     output_count = event_count = 0
     for name, dtype, shape, region, offset, byte_size, is_in_response in outputs:
         text = name.encode()
-        rank = len(shape)
-        pieces += (
-            TENSOR.pack(offset, byte_size, region, NUMBERS[dtype.name], rank, len(text), is_in_response),
-            SHAPES[rank].pack(*shape),
-            text,
-            bytes(-len(text) % 8),
-        )
+        rank, length = len(shape), len(text)
+        head = offset, byte_size, region, NUMBERS[dtype.name], rank, length, is_in_response
+        pieces += (_OUTPUTS[rank].pack(*head, *shape), text, _PADDING[-length % 8])
         output_count += 1
     for event in events:
         pieces.append(_EVENT.pack(bytes.fromhex(event.device_uuid), event.handle))
         event_count += 1
-    length = _BEGIN + sum(map(len, pieces))
-    pieces[0] = _HEAD.pack(length, output_count, event_count)
-    return b"".join(pieces)
+    body = b"".join(pieces)
+    return _HEAD.pack(_BEGIN + len(body), output_count, event_count) + body
 
 
 def results_length(results: bytes) -> int:
