@@ -188,7 +188,7 @@ class FakeServer:
         assert address.model == order.model
         region = self._region(address.key, address.token)
         record = region.record(address.slot)
-        found, contents = table.decode(record.copy_request(), region.data_offset, region.header.byte_size)
+        found, contents = table.decode(bytes(record.request), region.data_offset, region.header.byte_size)
         if found != generation:
             raise InferenceError(refusal(StaleRequestError("another generation")))
         if record.started == generation:
