@@ -11,8 +11,9 @@ from .origin import Origin
 from .paths.choice import PathName, check_path
 from .transports.messages import split_url
 
-__all__ = ["CallSettings", "ClientSettings"]
+__all__ = ["LEAST_S", "CallSettings", "ClientSettings"]
 
+LEAST_S: Final = 1e-3
 _NO_OPTIONS: Final = RequestOptions()
 
 
@@ -44,7 +45,7 @@ class CallSettings(NamedTuple):
     @property
     def left_s(self) -> float:
         """Seconds until the deadline; always a little, so that what is ready is taken."""
-        return max(self.deadline - time.monotonic(), 1e-3)
+        return max(self.deadline - time.monotonic(), LEAST_S)
 
 
 class ClientSettings:

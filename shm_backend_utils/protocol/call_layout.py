@@ -168,8 +168,12 @@ def lay_out(
         tensor = spec.outputs.get(name) or spec.output(name)
         if tensor.dtype is None:
             continue
-        room, is_certain = _room(tensor, batch_size, rows, None if wanted is None else wanted[name], learned)
-        if is_certain:
+        room = None if wanted is None else wanted[name]
+        if room is None and tensor.row_byte_size is not None:
+            room = tensor.row_byte_size * rows
+        if room is None:
+            room = learned.get(name, 0) * rows
+        else:
             certain.append(name)
         if output_devices and name in output_devices:
             if tensor.dtype is BYTES:
@@ -204,16 +208,6 @@ def rows_of(whole: CallLayout, begin: int, end: int) -> CallLayout:
 
 def _length(tensors: Iterable[TensorSpec]) -> int:
     return sum(table.tensor_length(tensor.name, len(tensor.shape)) for tensor in tensors)
-
-
-def _room(
-    tensor: TensorSpec, batch_size: int | None, rows: int, hint: int | None, learned: Mapping[str, int]
-) -> tuple[int, bool]:
-    """Return the bytes to keep for an output, and whether they are certain to do."""
-    if hint is not None:
-        return hint, True
-    known = tensor.nbytes(batch_size)
-    return (learned.get(tensor.name, 0) * rows, False) if known is None else (known, True)
 
 
 def _batch_size(spec: ModelSpec, inputs: Mapping[str, AnyInput], most: int) -> int:

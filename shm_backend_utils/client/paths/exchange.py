@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..result import Result
 from ..steps import Steps
 from ..transports.messages import InputTensor, OutputTensor, Request
 
-__all__ = ["Exchange", "check_outputs", "is_answer", "request_in_slot", "wanted_outputs"]
+__all__ = ["Exchange", "is_answer", "missing_output", "request_in_slot", "wanted_outputs"]
 
 
 class Exchange(ABC):
@@ -101,7 +101,7 @@ def request_in_slot(
         () if size is None else (InputTensor(BATCH_CARRIER, "UINT8", (size, 0), _NO_ROWS),),
         None if requested is None else wanted_outputs(layout),
         options,
-        (slot.address(spec.name), generation),
+        (slot.address_pattern % spec.name, generation),
     )
 
 
@@ -113,9 +113,6 @@ def wanted_outputs(layout: CallLayout) -> list[OutputTensor] | None:
     return None if layout.requested is None else [OutputTensor(name) for name in layout.requested]
 
 
-def check_outputs(spec: ModelSpec, layout: CallLayout, found: Set[str]) -> None:
-    """Raise :class:`PeerError` if one of the wanted outputs is not there."""
-    wanted = spec.outputs.keys() if layout.requested is None else frozenset(layout.requested)
-    missing = wanted - found
-    if missing:
-        raise PeerError(f"model {spec.name!r} answered without output {min(missing)!r}")
+def missing_output(model: str, name: str) -> PeerError:
+    """Return the error for an answer without one of the wanted outputs."""
+    return PeerError(f"model {model!r} answered without output {name!r}")
