@@ -108,7 +108,7 @@ _DEVICES: Final = 4  # as many further regions, and events, always find room
 _CLAIM_LENGTH: Final = 96
 
 
-def lay_out(
+def lay_out(  # noqa: PLR0912  # one function: each further one costs a call a microsecond
     spec: ModelSpec,
     inputs: Mapping[str, AnyInput],
     wanted: Mapping[str, int | None] | None,
@@ -152,7 +152,11 @@ def lay_out(
     for name, each in inputs.items():
         dtype, shape, byte_size = each.dtype, each.shape, each.byte_size
         tensor = spec.inputs.get(name) or spec.input(name)
-        tensor.check(dtype, shape)
+        if dtype is not tensor.dtype or len(shape) != len(tensor.shape):
+            tensor.check(dtype, shape)  # raises, as below: what fits needs no further function
+        for size, want in zip(shape, tensor.shape, strict=True):
+            if size < 0 or want not in (size, -1):
+                tensor.check(dtype, shape)
         if each.device is not None:
             on_devices[name] = each.device
             continue

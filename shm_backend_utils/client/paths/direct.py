@@ -29,8 +29,8 @@ from ..inputs.sources import Source
 from ..options import RequestOptions
 from ..result import Result
 from ..steps import Send, Steps
-from ..transports.messages import Codec
-from .exchange import Exchange, is_answer, missing_output, request_in_slot
+from ..transports.messages import Codec, Request
+from .exchange import Exchange, batch_carrier, is_answer, missing_output, wanted_outputs
 from .inline import no_strings, source_of
 
 __all__ = ["DirectExchange", "PreparedExchange", "result_of"]
@@ -136,7 +136,13 @@ class DirectExchange(Exchange):
         slot.is_in_doubt = True
         generation = slot.begin(encode(self._table))
         try:
-            request = request_in_slot(spec, layout, self.options, slot, generation)
+            request = Request(
+                spec.name,
+                () if layout.batch_size is None else (batch_carrier(layout.batch_size),),
+                None if layout.requested is None else wanted_outputs(layout),
+                self.options,
+                (slot.address_pattern % spec.name, generation),
+            )
             answer = yield Send(self._codec.infer(request), timeout_s)
             outputs, events, completed = results.decode(slot.copy_results(), self._byte_sizes)
             if completed != generation:

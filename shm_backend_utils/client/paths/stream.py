@@ -21,9 +21,9 @@ from ...protocol.table import encode
 from ..inputs.sources import Source
 from ..options import RequestOptions
 from ..result import Result
-from ..transports.messages import Codec
+from ..transports.messages import Codec, Request
 from .direct import result_of
-from .exchange import request_in_slot
+from .exchange import batch_carrier, wanted_outputs
 
 __all__ = ["DirectStream", "check_frames", "ring_end"]
 
@@ -92,7 +92,15 @@ class DirectStream:
     def message(self) -> Any:
         """Begin the request, and return its message."""
         generation = self._slot.begin(encode(self._table))
-        return self._codec.infer(request_in_slot(self.spec, self.layout, self._options, self._slot, generation))
+        size = self.layout.batch_size
+        request = Request(
+            self.spec.name,
+            () if size is None else (batch_carrier(size),),
+            wanted_outputs(self.layout),
+            self._options,
+            (self._slot.address_pattern % self.spec.name, generation),
+        )
+        return self._codec.infer(request)
 
     def result(self, answer: Any) -> Result:
         """Return the outputs of the next response.

@@ -126,8 +126,8 @@ class SlotRegion:
         Where its data begins.
     capacity : int
         Bytes of data.
-    memory : callable
-        Returns the whole region as bytes, writable; an array of its own for each call.
+    buffer : memoryview
+        The whole region, writable.
     is_spoiled : bool
         Whether it must not be used again: something unfenced may still write to it, or no model can open it.
     is_registered : bool
@@ -146,6 +146,7 @@ class SlotRegion:
 
     __slots__ = (
         "_region",
+        "buffer",
         "byte_size",
         "capacity",
         "data_offset",
@@ -154,7 +155,6 @@ class SlotRegion:
         "idle_since",
         "is_registered",
         "is_spoiled",
-        "memory",
         "on_destroy",
         "shelf",
         "slots",
@@ -164,7 +164,7 @@ class SlotRegion:
         self._region = ManagedRegion.create(byte_size, slot_count, access, record_byte_size)
         self.byte_size = self._region.header.byte_size
         self.data_offset = self._region.data_offset
-        self.memory = self._region.bytes
+        self.buffer = self._region.buffer()
         self.capacity = self.byte_size - self.data_offset
         self.slots = tuple([Slot(self._region, index) for index in range(slot_count)])
         self.is_spoiled = False
@@ -218,4 +218,5 @@ class SlotRegion:
     def _close(self) -> None:
         for slot in self.slots:
             slot.forget()
+        self.buffer = memoryview(b"")
         self._region.close()
