@@ -125,7 +125,8 @@ class Call:
     Attributes
     ----------
     response : InferenceResponse
-        What ``execute`` returns for this request; there once the call was committed.
+        What ``execute`` returns for this request; there once the call was committed, or has failed: then it carries the
+        error.
     devices : set of int or None
         The GPUs that the call uses; None for none. It is not over before they have done what is on their current
         streams.
@@ -295,21 +296,25 @@ class Call:
         self._abort()
 
     def __enter__(self: Self) -> Self:
-        self.begin()
+        try:
+            self.begin()
+        except BaseException as error:
+            self.fail(error)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._abort()
+            self.fail(error)
             return
         try:
             self.commit()
             if self.devices:
                 self._context.arrays.synchronize(sorted(self.devices))
-        except BaseException:
-            self._abort()
+        except BaseException as own:
+            self.fail(own)
             raise
         self.end()
 

@@ -187,7 +187,7 @@ class ShmSession:
         -------
         Call
             Entering it raises a :class:`ShmError` if the request cannot be served: its kind tells whose fault that is.
-            After it was left, ``call.response`` is there.
+            After it was left, or could not be entered, ``call.response`` is what ``execute`` returns.
 
         Raises
         ------

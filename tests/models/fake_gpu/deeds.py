@@ -12,7 +12,7 @@ import triton_python_backend_utils as pb_utils
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaError
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.model.device_view import DeviceView
+from shm_backend_utils.tensors.device_view import DeviceView
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
 
 PATIENCE_S = 10
@@ -179,7 +179,7 @@ class TritonPythonModel:
 
     def do_sweep(self, call):
         """Unmap at once what would be unmapped in some seconds."""
-        self.session._instance.plans.sweep()
+        self.session._open_context().resolver.sweep()
         self.do_tell(call)
 
     def do_tell(self, call):

@@ -5,10 +5,11 @@ waited for the GPU before them. Lets go of memory soon after its client has.
 import numpy as np
 
 from shm_backend_utils.memory.cuda.memory import CudaAccess
-from shm_backend_utils.model import Call, ShmSession, plans
+from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model.mapping import resolver
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
 
-plans._SWEEP_INTERVAL_S = 0.05
+resolver.SWEEP_INTERVAL_S = 0.05
 
 
 class TritonPythonModel:
