@@ -18,8 +18,9 @@ from ..memory.cuda.events import EventRecorder
 from ..memory.cuda.memory import CudaAccess
 from ..model_spec import ModelSpec
 from ..tensors.view import DIRECT
-from .call import Call, Context
+from .call import Call
 from .config import Config
+from .context import Context
 from .devices.arrays import DeviceArrays
 from .devices.completion import complete
 from .mapping.mapped import PATIENCE_S, PAUSE_S
