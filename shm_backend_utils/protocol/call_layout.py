@@ -13,9 +13,19 @@ from ..dtypes import BYTES, DType
 from ..errors import BatchSizeError, MissingTensorError, TensorTypeError
 from ..model_spec import ModelSpec, TensorSpec
 from . import layout, results, table
-from .spans import InputSpan, OutputSpan, Table
+from .spans import MAX_TENSORS, InputSpan, OutputSpan, Table
 
-__all__ = ["ALIGNMENT", "AnyInput", "CallInput", "CallLayout", "aligned", "lay_out", "record_byte_size", "rows_of"]
+__all__ = [
+    "ALIGNMENT",
+    "AnyInput",
+    "CallInput",
+    "CallLayout",
+    "aligned",
+    "lay_out",
+    "obstacle_in_tensors",
+    "record_byte_size",
+    "rows_of",
+]
 
 ALIGNMENT: Final = 256
 """What ``dlpack.h`` asks of producers."""
@@ -93,19 +103,40 @@ def aligned(offset: int) -> int:
 def record_byte_size(spec: ModelSpec) -> int:
     """Return the size of the slot records that have room for any call of a model.
 
-    It is a page, or a power of two of them: each half has room for all tensors that the configuration lists.
+    It is a page, or a power of two of them: each half has room for all tensors that the configuration lists. Where
+    these are too many, :func:`obstacle_in_tensors` says so.
     """
-    inputs, outputs = _length(spec.inputs.values()), _length(spec.outputs.values())
-    devices = _DEVICES * _CLAIM_LENGTH
-    needed = max(table.HEAD_LENGTH + inputs + outputs, results.results_length(results.NO_RESULTS) + outputs) + devices
-    size = layout.PAGE_SIZE
-    while size // 2 < needed:
+    needed, size = _needed_of_record(spec), layout.PAGE_SIZE
+    while size // 2 < needed and size < layout.MAX_RECORD_BYTE_SIZE:
         size *= 2
     return size
 
 
+def obstacle_in_tensors(spec: ModelSpec) -> str | None:
+    """Return why no slot can tell of the tensors of a model's calls; None if it can."""
+    tensors = (*spec.inputs.values(), *spec.outputs.values())
+    if len(tensors) > MAX_TENSORS:
+        return f"model {spec.name!r} has {len(tensors)} inputs and outputs, and a slot tells of {MAX_TENSORS}"
+    for tensor in tensors:
+        if len(tensor.shape) > table.MAX_RANK:
+            return f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions, and a slot tells of {table.MAX_RANK}"
+        if len(tensor.name.encode()) > _LONGEST_NAME:
+            return f"a tensor of model {spec.name!r} has a name of more than {_LONGEST_NAME} bytes"
+    if _needed_of_record(spec) > layout.MAX_RECORD_BYTE_SIZE // 2:
+        return f"the names of the tensors of model {spec.name!r} are longer than a slot has room for"
+    return None
+
+
+def _needed_of_record(spec: ModelSpec) -> int:
+    """Return the bytes that a half of a record needs for any call of a model."""
+    inputs, outputs = _length(spec.inputs.values()), _length(spec.outputs.values())
+    devices = _DEVICES * _CLAIM_LENGTH
+    return max(table.HEAD_LENGTH + inputs + outputs, results.results_length(results.NO_RESULTS) + outputs) + devices
+
+
 _DEVICES: Final = 4  # as many further regions, and events, always find room
 _CLAIM_LENGTH: Final = 96
+_LONGEST_NAME: Final = 2**16 - 1
 
 
 def lay_out(  # noqa: PLR0912  # one function: each further one costs a call a microsecond

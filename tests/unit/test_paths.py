@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from shm_backend_utils.client.transports.connect import connect
 from shm_backend_utils.client.errors import InferenceError, PathUnavailableError
-from shm_backend_utils.client.paths.explanation import Check, Explanation
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.paths.choice import PathChooser, check_path, is_this_machine
+from shm_backend_utils.client.paths.explanation import Check, Explanation
 from shm_backend_utils.client.paths.triton_shm import Registrations
-from shm_backend_utils.client.runtime import run
+from shm_backend_utils.client.steps import Send, Steps
+from shm_backend_utils.client.transports.http.codec import HttpCodec
 from shm_backend_utils.errors import CallerError
 from shm_backend_utils.memory.segment import PRIVATE
 from shm_backend_utils.model_spec import ModelSpec
 
+T = TypeVar("T")
 FAR_AWAY = "192.0.2.1"  # TEST-NET-1 of RFC 5737, which is nobody's
 CARRIER = {"name": "SHM", "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}
 X = {"name": "X", "data_type": "TYPE_FP32", "dims": [-1], "optional": True}
@@ -33,17 +33,22 @@ def model(paths: str | None = "direct,triton-shm,inline", uids: str | None = Non
     return KnownModel(ModelSpec.from_config(config), head_room=1)
 
 
+def run(operation: Steps[T]) -> T:
+    """Do an operation to which a server on another machine answers: it finds no memory of this one."""
+    try:
+        step = next(operation)
+        while True:
+            assert isinstance(step, Send)
+            step = operation.throw(InferenceError("Unable to open shared memory region: 'its key'"))
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
+
 @pytest.fixture
-def far_away(monkeypatch: pytest.MonkeyPatch) -> Iterator[PathChooser]:
-    """Chooses paths to a server on another machine, which finds no memory of this one."""
-    transport = connect(f"http://{FAR_AWAY}:8000", None)
-
-    async def register(name: str, key: str, byte_size: int, timeout_s: float) -> None:
-        raise InferenceError(f"Unable to open shared memory region: '{key}'")
-
-    monkeypatch.setattr(transport, "register", register)
-    yield PathChooser(transport, Registrations(transport), PRIVATE)
-    run(transport.close())
+def far_away() -> PathChooser:
+    """Chooses paths to a server on another machine."""
+    return PathChooser(FAR_AWAY, Registrations(HttpCodec()), PRIVATE)
 
 
 def explained(chooser: PathChooser, known: KnownModel) -> Explanation:
@@ -140,6 +145,7 @@ def test_a_model_without_any_open_path_cannot_be_called(far_away: PathChooser) -
         (model(input=[X | {"optional": False}]), "inputs optional?", False),
         (model(max_batch_size=8), "inputs optional?", False),
         (model(max_batch_size=8, input=[X, CARRIER]), "inputs optional?", True),
+        (model(input=[X | {"dims": [-1] * 33}]), "tensors fit a slot?", False),
         (model(), "user allowed?", None),
         (model(uids="any"), "user allowed?", True),
         (model(uids=f"1000000, {os.geteuid()}"), "user allowed?", True),

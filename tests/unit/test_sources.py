@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from shm_backend_utils import dtypes
 from shm_backend_utils.client.inputs.sources import Source, sources
 from shm_backend_utils.errors import TensorError, TensorNameError, TensorShapeError, TensorTypeError
 from shm_backend_utils.model_spec import ModelSpec
@@ -26,7 +27,7 @@ def source(value: Any, config_dtype: str = "TYPE_FP32", dims: Sequence[int] = (-
 
 def written(source: Source) -> Array:
     """Return what the model gets of a source."""
-    target: Array = np.full(source.shape, 77).astype(source.dtype)
+    target: Array = np.full(source.shape, 77).astype(source.dtype.numpy)
     source.write_to(target)
     return target
 
@@ -99,12 +100,12 @@ def test_an_array_is_copied_only_once_and_not_before_it_is_written(kind: Any) ->
 
 def test_an_array_of_another_byte_order_is_described_in_this_machines() -> None:
     made = source(VALUES.astype(">f4"), dims=(-1, 3))
-    assert made.dtype.isnative
+    assert made.dtype is dtypes.BY_NAME["FP32"]
     assert same(written(made), VALUES)
 
 
 def test_the_dtype_of_an_array_is_not_changed() -> None:
-    assert source(np.zeros(3, np.float64)).dtype == np.float64
+    assert source(np.zeros(3, np.float64)).dtype is dtypes.BY_NAME["FP64"]
 
 
 def test_an_array_without_dimensions_keeps_none() -> None:
@@ -114,7 +115,7 @@ def test_an_array_without_dimensions_keeps_none() -> None:
 def test_a_scalar_of_numpy_is_a_number() -> None:
     made = source(np.float64(1.5), dims=(1, -1))
     assert made.shape == (1, 1)
-    assert made.dtype == np.float32
+    assert made.dtype is dtypes.BY_NAME["FP32"]
 
 
 def test_an_empty_array_arrives() -> None:
@@ -223,7 +224,7 @@ def test_arrays_of_different_byte_orders_are_refused_or_kept() -> None:
 )
 def test_pythons_numbers_take_the_models_dtype(value: list[Any], config_dtype: str) -> None:
     made = source(value, config_dtype)
-    assert made.dtype == np.dtype(made.dtype).newbyteorder("=")
+    assert f"TYPE_{made.dtype.name}" == config_dtype
     assert written(made).tolist() == value
 
 
@@ -294,7 +295,7 @@ def test_one_number_serves_where_all_dimensions_may_be_1(dims: tuple[int, ...]) 
 
 
 def test_one_number_does_not_serve_where_a_dimension_must_be_larger() -> None:
-    assert source(5, dims=(3,)).shape == ()  # which the plan will refuse
+    assert source(5, dims=(3,)).shape == ()  # which the layout will refuse
 
 
 def test_nested_lists_become_dimensions() -> None:
@@ -315,7 +316,7 @@ def test_strings_for_an_input_of_numbers_are_refused(value: Any, config_dtype: s
 
 
 def test_an_array_of_strings_for_an_input_of_numbers_stays_one() -> None:
-    assert source(np.array(["word"]), "TYPE_FP32").dtype == object  # which the plan will refuse
+    assert source(np.array(["word"]), "TYPE_FP32").dtype is dtypes.BYTES  # which the layout will refuse
 
 
 @pytest.mark.parametrize("value", [[1.0], 1.0, ["word"], [VALUES], Producer(VALUES)], ids=type)
@@ -329,3 +330,35 @@ def test_every_input_gets_its_source() -> None:
     tensors = [{"name": name, "data_type": "TYPE_FP32", "dims": [-1]} for name in "XY"]
     made = sources(ModelSpec.from_config({"name": "model", "input": tensors}), {"Y": [1], "X": [2, 3]})
     assert {name: written(one).tolist() for name, one in made.items()} == {"Y": [1], "X": [2, 3]}
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, "M8[s]", "V3", [("a", "f4")]], ids=str)
+def test_an_array_of_a_dtype_that_triton_does_not_have_is_refused(dtype: npt.DTypeLike) -> None:
+    with pytest.raises(TensorTypeError, match="'X'"):
+        source(np.zeros(3, dtype))
+
+
+def test_the_bytes_of_a_source_are_counted_whatever_its_kind() -> None:
+    values = [VALUES, VALUES.T, [VALUES, VALUES[:1]], [VALUES[0]], [[1.0, 2.0]], VALUES[:0]]
+    assert [source(value, dims=(-1, -1)).byte_size for value in values] == [24, 24, 36, 12, 8, 0]
+
+
+def test_a_source_is_taken_as_it_is() -> None:
+    made = source(VALUES, dims=(-1, 3))
+    assert source(made, dims=(-1, 3)) is made
+
+
+def test_what_is_elsewhere_is_asked_for_and_what_is_not_is_read_here() -> None:
+    tensors = [{"name": name, "data_type": "TYPE_FP32", "dims": [-1]} for name in "XY"]
+    there = Source(dtypes.BY_NAME["FP32"], (2,), 8, (), device=1)
+    asked: list[str] = []
+
+    def elsewhere(name: str, value: Any) -> Source | None:
+        asked.append(name)
+        return there if value == "there" else None
+
+    spec = ModelSpec.from_config({"name": "model", "input": tensors})
+    made = sources(spec, {"X": "there", "Y": [1.0]}, elsewhere)
+    assert asked == ["X", "Y"]
+    assert made["X"] is there
+    assert made["Y"].device is None
