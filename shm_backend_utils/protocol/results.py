@@ -103,7 +103,7 @@ class Results(NamedTuple):
 
     outputs: tuple[OutputPlace, ...]
     events: tuple[Event, ...]
-    completed: int
+    completed: int = 0
 
 
 def encode(outputs: Iterable[OutputPlace], events: Iterable[Event] = ()) -> bytes:

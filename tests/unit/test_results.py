@@ -90,7 +90,7 @@ def test_a_failed_call_has_no_results() -> None:
 
 
 def test_the_stamp_is_read() -> None:
-    assert results.completed_generation(record(started=9, completed=8)) == 8
+    assert results.decode(record(started=9, completed=8), []).completed == 8
 
 
 @pytest.mark.parametrize("number", table.NUMBERS.values())
