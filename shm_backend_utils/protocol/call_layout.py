@@ -139,7 +139,7 @@ _CLAIM_LENGTH: Final = 96
 _LONGEST_NAME: Final = 2**16 - 1
 
 
-def lay_out(
+def lay_out(  # noqa: PLR0912  # one function: each further one costs a call a microsecond
     spec: ModelSpec,
     inputs: Mapping[str, AnyInput],
     wanted: Mapping[str, int | None] | None,
@@ -183,7 +183,11 @@ def lay_out(
     for name, each in inputs.items():
         dtype, shape, byte_size = each.dtype, each.shape, each.byte_size
         tensor = spec.inputs.get(name) or spec.input(name)
-        tensor.check(dtype, shape)
+        if dtype is not tensor.dtype or len(shape) != len(tensor.shape):
+            tensor.check(dtype, shape)  # raises, as below: what fits needs no further function
+        for size, want in zip(shape, tensor.shape, strict=True):
+            if size < 0 or want not in (size, -1):
+                tensor.check(dtype, shape)
         if each.device is not None:
             on_devices[name] = each.device
             continue
@@ -199,8 +203,12 @@ def lay_out(
         tensor = spec.outputs.get(name) or spec.output(name)
         if tensor.dtype is None:
             continue
-        room, is_certain = _room(tensor, batch_size, rows, None if wanted is None else wanted[name], learned)
-        if is_certain:
+        room = None if wanted is None else wanted[name]
+        if room is None and tensor.row_byte_size is not None:
+            room = tensor.row_byte_size * rows
+        if room is None:
+            room = learned.get(name, 0) * rows
+        else:
             certain.append(name)
         if output_devices and name in output_devices:
             if tensor.dtype is BYTES:
@@ -235,16 +243,6 @@ def rows_of(whole: CallLayout, begin: int, end: int) -> CallLayout:
 
 def _length(tensors: Iterable[TensorSpec]) -> int:
     return sum(table.tensor_length(tensor.name, len(tensor.shape)) for tensor in tensors)
-
-
-def _room(
-    tensor: TensorSpec, batch_size: int | None, rows: int, hint: int | None, learned: Mapping[str, int]
-) -> tuple[int, bool]:
-    """Return the bytes to keep for an output, and whether they are certain to do."""
-    if hint is not None:
-        return hint, True
-    known = tensor.nbytes(batch_size)
-    return (learned.get(tensor.name, 0) * rows, False) if known is None else (known, True)
 
 
 def _batch_size(spec: ModelSpec, inputs: Mapping[str, AnyInput], most: int) -> int:

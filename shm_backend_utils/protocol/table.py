@@ -39,7 +39,7 @@ from typing import Any, Final
 from .. import dtypes
 from ..dtypes import BYTES, LENGTH_SIZE, DType
 from ..errors import TableError
-from .claims import RegionClaim, claimed_size, decode_claims, encode_claim, padded
+from .claims import RegionClaim, claimed_size, decode_claims, encode_claim
 from .layout import MAX_SLOT_COUNT
 from .spans import (
     MAX_FRAMED_GENERATION,
@@ -58,6 +58,7 @@ __all__ = [
     "HEAD_LENGTH",
     "MAX_RANK",
     "NUMBERS",
+    "PADDING",
     "SHAPES",
     "TENSOR",
     "check_element_count",
@@ -87,6 +88,9 @@ BY_NUMBER: Final[Mapping[int, DType]] = {number: dtypes.BY_NAME[name] for name, 
 _input_span: Final[Callable[[type[InputSpan], tuple[Any, ...]], InputSpan]] = tuple.__new__
 _output_span: Final[Callable[[type[OutputSpan], tuple[Any, ...]], OutputSpan]] = tuple.__new__
 
+PADDING: Final = tuple(map(bytes, range(8)))
+"""Zeros up to the next multiple of 8, by how many there must be."""
+
 SHAPES: Final = tuple(struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1))
 """How a shape is packed, by its rank."""
 
@@ -113,11 +117,12 @@ def encode(table: Table) -> bytes:
         pieces += (
             pack(offset, byte_size, region, NUMBERS[dtype.name], rank, len(text), 0),
             SHAPES[rank].pack(*shape),
-            padded(text),
+            text,
+            PADDING[-len(text) % 8],
         )
     for name, (region, offset, byte_size) in table.outputs.items():
         text = name.encode()
-        pieces += (pack(offset, byte_size, region, 0, 0, len(text), 0), padded(text))
+        pieces += (pack(offset, byte_size, region, 0, 0, len(text), 0), text, PADDING[-len(text) % 8])
     body = b"".join(pieces)
     ring = table.ring or _NO_RING
     return (

@@ -120,8 +120,8 @@ class Table:
 
     def packed(self, generation: int) -> bytes:
         """Return the client's half of the record, as far as the table reaches."""
-        pieces = [each.packed() for each in [*self.regions, *self.inputs, *self.outputs]]
-        body = b"".join(pieces)
+        tensors = [each.packed() for each in [*self.inputs, *self.outputs]]
+        body = b"".join([*[each.packed() for each in self.regions], *tensors])
         head = (
             generation,
             struct.calcsize(f"<{_HEAD}") + len(body) if self.length is None else self.length,

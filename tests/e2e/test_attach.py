@@ -252,7 +252,7 @@ def test_memory_of_a_gpu(gpu: GpuRequest) -> None:
         parameters={"deed": "double"},
         cuda=CudaAccess(lambda: gpu.cuda),
     )
-    gpu.grpc.infer(MODEL, **attached)
+    gpu.request.client(gpu.url).infer(MODEL, **attached)
     assert gpu.is_doubled
 
 

@@ -23,8 +23,8 @@ from shm_backend_utils.client import (
     ShmClient,
     TimeoutValueError,
 )
-from shm_backend_utils.client.paths.choice import PathName
 from shm_backend_utils.client.inputs.descriptions import OutputHint
+from shm_backend_utils.client.paths.choice import PathName
 from shm_backend_utils.errors import (
     BatchSizeError,
     CallerError,

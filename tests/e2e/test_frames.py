@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
+import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +19,11 @@ from shm_backend_utils.client import DeadlineExceededError, InferenceError, Path
 from shm_backend_utils.errors import CallerError
 from shm_backend_utils.protocol.spans import MAX_FRAMES
 from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.unregistering import unregister_when_free
 
 from .eventually import all_memory_comes_back, eventually
 from .flavours import AnyClient, Flavour, url_of
-from .hand_made import STEP, HandMade, hand_made
+from .hand_made import STEP, Claim, HandMade, hand_made
 from .mapped import lies_in_shared_memory
 
 X = np.array([1, 2, 3, 4], np.float32)
@@ -368,8 +372,8 @@ def test_a_ring_made_by_hand_works_as_long_as_nothing_breaks_it(by_hand: HandMad
         ({"frame_stride": -4096}, "frame_stride"),
         ({"frame_stride": 8 * 4096}, "frame_stride"),
         ({"frame_stride": STEP + 1}, "frame_stride"),
-        ({"frame_stride": 0}, "outputs.Y"),
-        ({"frame_stride": X.nbytes - 1}, "outputs.Y"),
+        ({"frame_stride": 0}, "frame_stride"),
+        ({"frame_stride": X.nbytes - 1}, "frame_stride"),
     ],
     ids=str,
 )
@@ -386,6 +390,30 @@ def test_a_ring_over_an_input_is_refused(by_hand: HandMade) -> None:
     x, y = by_hand.table["X"], by_hand.table["Y"]
     x.offset, y.offset = y.offset + 2 * STEP, x.offset
     assert "shm:table: outputs.Y" in last_error(by_hand)
+
+
+def test_a_ring_that_leaves_a_registered_region_is_refused(by_hand: HandMade) -> None:
+    """How large it is the model alone knows; behind what is registered, the object goes on."""
+    path = Path("/dev/shm") / f"foreign-{os.getpid()}-{secrets.token_hex(4)}"
+    path.write_bytes(bytes(8 * STEP))
+    client = by_hand.client(by_hand.url)
+    client.register_system_shared_memory(path.name, path.name, 3 * STEP)
+    try:
+        by_hand.table.regions = [Claim(3, path.name.encode())]
+        by_hand.table["Y"].region, by_hand.table["Y"].offset = 1, 0
+        by_hand.parameters.update(count=4)
+        assert last_error(by_hand).startswith("shm:table: outputs.Y: found 12304 bytes at offset 0")
+        assert not any(path.read_bytes())
+        client.stop_stream()
+        by_hand.table.frame_count = 3
+        by_hand.parameters.update(count=3)
+        by_hand.next()
+        assert last_error(by_hand) == ""
+        frames = [np.frombuffer(path.read_bytes(), np.float32, 4, place * STEP).tolist() for place in range(3)]
+        assert frames == [(X + index).tolist() for index in range(3)]
+    finally:
+        unregister_when_free(lambda: client.unregister_system_shared_memory(path.name))
+        path.unlink()
 
 
 def test_a_client_that_gives_no_frame_back_is_not_waited_for_for_ever(by_hand: HandMade) -> None:

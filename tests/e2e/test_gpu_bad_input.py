@@ -33,7 +33,7 @@ from .fake_gpus import (
     gpu_of,
     hand_made_for,
 )
-from .hand_made import DATATYPES, Claim
+from .hand_made import Claim
 
 ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
 
@@ -116,10 +116,6 @@ def _named_twice(made: GpuRequest) -> None:
     made.table.regions.append(other)
 
 
-def _strings(made: GpuRequest) -> None:
-    made.table["X"].datatype = DATATYPES["BYTES"]
-
-
 NO_FENCE_OF_ANYTHING = "0, or the number of an earlier region that is lent"
 LIES = {
     "handle too short": (_handle_of(63), "regions[1].name_length: found 63, expected 64, as a CUDA IPC handle has"),
@@ -146,7 +142,6 @@ LIES = {
     "fence on a GPU": (_fence_is_a_gpus, f"regions[2].fence: found 1, expected {NO_FENCE_OF_ANYTHING}"),
     "fence that comes later": (_fence_comes_later, f"regions[1].fence: found 2, expected {NO_FENCE_OF_ANYTHING}"),
     "one allocation, two sizes": (_named_twice, "regions[2]: found a region that is named before"),
-    "strings": (_strings, "'X' is BYTES"),
 }
 
 

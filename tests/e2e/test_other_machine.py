@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import PathUnavailableError
-
-from shm_backend_utils.client.paths import choice as paths, triton_shm as registration
 from shm_backend_utils.client.errors import MemoryRefusedError
+from shm_backend_utils.client.paths import choice as paths
+from shm_backend_utils.client.paths import triton_shm as registration
 
 from .flavours import AnyClient, Flavour
 from .stranger import NOT_PERMITTED

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.protocol import table
+from shm_backend_utils.protocol import results, table
 from shm_backend_utils.protocol.address import SlotAddress
 from shm_backend_utils.protocol.claims import LentRegionClaim, NamedRegionClaim, RegionClaim
+from shm_backend_utils.protocol.layout import SlotRecord
 from shm_backend_utils.protocol.refusals import code_in
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
 from shm_backend_utils.server import EmbeddedServer
@@ -90,6 +92,7 @@ def test_ten_thousand_tables(region: ManagedRegion, triton_server: EmbeddedServe
             writes += 1
             assert begin <= written[0]
             assert written[-1] < begin + room.byte_size
+            check_answer(region, record, found, pattern)
             data[:] = pattern
         assert (record.completed == generation) == (code in {"", "shm:missing"})
         lease = region.lease(0)
@@ -97,3 +100,13 @@ def test_ten_thousand_tables(region: ManagedRegion, triton_server: EmbeddedServe
         lease.give_back()
     connection.close()
     assert min(writes, codes["shm:table"], codes["shm:tensor"], codes["shm:gone"]) > 100, (writes, codes)
+
+
+def check_answer(region: ManagedRegion, record: SlotRecord, asked: Table, before: npt.NDArray[np.uint8]) -> None:
+    """See that what the model has written is what it was asked for: Y is X."""
+    (x,) = asked.inputs.values()
+    (y,) = results.decode(record.copy_results(), [region.header.byte_size]).outputs
+    assert (y.shape, y.byte_size) == (x.shape, x.byte_size)
+    begin = x.offset - region.data_offset
+    answer = region.bytes()[y.offset : y.offset + y.byte_size]
+    assert answer.tobytes() == before[begin : begin + x.byte_size].tobytes()

@@ -6,6 +6,7 @@ over the wire :mod:`fake_wires` reads and writes, in the messages of gRPC or HTT
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -106,6 +107,7 @@ class FakeServer:
         self.after: Callable[[Order], None] = lambda order: None
         self.registered: dict[str, SystemSegment] = {}
         self._mapped: dict[str, ManagedRegion] = {}
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self.frame_limit_s = 5.0
 
@@ -156,7 +158,8 @@ class FakeServer:
                 frame.complete(frame_number(generation, index), results.encode(written))
                 yield travelling
         finally:
-            record.complete(generation, NO_RESULTS)
+            if os.getpid() == self._process:  # a forked child has no server
+                record.complete(generation, NO_RESULTS)
 
     def close(self) -> None:
         """Unmap everything."""
@@ -185,7 +188,7 @@ class FakeServer:
         assert address.model == order.model
         region = self._region(address.key, address.token)
         record = region.record(address.slot)
-        found, contents = table.decode(record.copy_request(), region.data_offset, region.header.byte_size)
+        found, contents = table.decode(bytes(record.request), region.data_offset, region.header.byte_size)
         if found != generation:
             raise InferenceError(refusal(StaleRequestError("another generation")))
         if record.started == generation:

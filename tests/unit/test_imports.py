@@ -48,7 +48,7 @@ def test_every_form_of_import_is_seen(source: str, packages: set[str]) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["model", "protocol.descriptor", "memory.managed", "tensors.view", "tensors.dlpack", "model_spec", "errors"],
+    ["model", "protocol.table", "memory.managed", "tensors.view", "tensors.dlpack", "model_spec", "errors"],
 )
 @pytest.mark.parametrize("missing", [[], ["ml_dtypes"]], ids=["all there", "without ml_dtypes"])
 def test_importing_it_loads_only_numpy_and_the_standard_library(module: str, missing: list[str]) -> None:

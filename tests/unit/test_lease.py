@@ -14,12 +14,15 @@ import pytest
 
 from shm_backend_utils.memory.locks import (
     SlotLease,
+    has_users,
     hold_owner_lease,
     is_owner_alive,
     is_slot_in_use,
     take_owner_lease,
 )
+from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
 
+RECORD = record_offset(0, PAGE_SIZE)
 HOLDER = """
 import os, sys
 from shm_backend_utils.memory.locks import SlotLease, take_owner_lease
@@ -152,9 +155,10 @@ def test_slots_have_leases_of_their_own(fd: int, other: int) -> None:
     assert not is_slot_in_use(fd, 2)
 
 
-def test_a_slots_lease_is_not_the_owners(fd: int, other: int) -> None:
-    assert SlotLease(fd, 0).take()
+def test_a_slots_lease_is_neither_the_owners_nor_that_of_who_has_device_memory_mapped(fd: int, other: int) -> None:
+    assert SlotLease(fd, RECORD).take()
     assert not is_owner_alive(other)
+    assert not has_users(other)
 
 
 def test_one_of_many_threads_gets_the_lease(fd: int) -> None:

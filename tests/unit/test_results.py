@@ -89,17 +89,8 @@ def test_a_failed_call_has_no_results() -> None:
     broken(record(length=0))
 
 
-def test_a_call_without_results_has_left_nothing_to_wait_for() -> None:
-    event = bytes.fromhex(EVENT.device_uuid) + EVENT.handle
-    assert results.events_left(record(length=0), [REGION]) == ()
-    assert results.events_left(bytes(RECORD), [REGION]) == ()
-    assert results.events_left(record(output(), events=event), [REGION]) == (EVENT,)
-    with pytest.raises(PeerError):
-        results.events_left(record(length=1), [REGION])
-
-
 def test_the_stamp_is_read() -> None:
-    assert results.completed_generation(record(started=9, completed=8)) == 8
+    assert results.decode(record(started=9, completed=8), []).completed == 8
 
 
 @pytest.mark.parametrize("number", table.NUMBERS.values())

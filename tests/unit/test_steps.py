@@ -1,4 +1,4 @@
-"""The two drivers of a client's operations: one blocks a thread, the other gives way to other tasks."""
+"""The two ways to do an operation's steps: by blocking a thread, and by giving way to other tasks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import concurrent.futures
 import contextlib
 import gc
 import threading
+import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,63 +32,60 @@ from shm_backend_utils.errors import CallerError, ClosedError
 
 LONG_S = 30.0
 Future = concurrent.futures.Future[Any]
-RunWith = Callable[[Steps[Any]], Any]
+Run = Callable[[Steps[Any]], Any]
 
 
-class Echo:
-    """A transport whose server answers each message with itself, or raises it; notes what it is asked."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[Any, float]] = []
-        self.is_closed = False
+class Echo(Transport):
+    """Answers with the message, or raises it."""
 
     def send(self, message: Any, timeout_s: float) -> Any:
-        self.sent.append((message, timeout_s))
         if isinstance(message, BaseException):
             raise message
         return message
 
+    def stream(self, message: Any, patience_s: float) -> Generator[Any, None, None]:
+        yield message
+
     def close(self) -> None:
-        self.is_closed = True
+        pass
 
 
-class AsyncEcho(Echo):
+class AsyncEcho(AsyncTransport):
+    """As :class:`Echo`, a little later."""
+
     async def send(self, message: Any, timeout_s: float) -> Any:
         await asyncio.sleep(0)
-        return Echo.send(self, message, timeout_s)
+        if isinstance(message, BaseException):
+            raise message
+        return message
 
-    async def close(self) -> None:  # type: ignore[override]
-        self.is_closed = True
+    async def stream(self, message: Any, patience_s: float) -> Any:
+        yield message
 
-
-def blocking(echo: Echo | None = None, thread_count: int = 16) -> BlockingDriver:
-    return BlockingDriver(cast(Transport, echo or Echo()), thread_count)
+    async def close(self) -> None:
+        pass
 
 
 def run_blocking(operation: Steps[Any]) -> Any:
-    with contextlib.closing(blocking()) as driver:
+    with contextlib.closing(BlockingDriver(Echo())) as driver:
         return driver.run(operation)
 
 
-def in_loop(work: Callable[[AsyncioDriver], Coroutine[Any, Any, Any]]) -> Any:
+def run_asyncio(operation: Steps[Any]) -> Any:
     async def main() -> Any:
-        driver = AsyncioDriver(cast(AsyncTransport, AsyncEcho()))
+        driver = AsyncioDriver(AsyncEcho())
         try:
-            return await work(driver)
+            return await driver.run(operation)
         finally:
             await driver.close()
 
     return asyncio.run(main())
 
 
-def run_asyncio(operation: Steps[Any]) -> Any:
-    return in_loop(lambda driver: driver.run(operation))
-
-
 @pytest.fixture(params=[run_blocking, run_asyncio], ids=["blocking", "asyncio"])
-def run(request: pytest.FixtureRequest) -> RunWith:
-    """Does an operation with a driver of either kind."""
-    chosen: RunWith = request.param
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs an operation with a driver of either kind."""
+    chosen: Run = request.param
     return chosen
 
 
@@ -97,7 +95,13 @@ def thread() -> Iterator[concurrent.futures.ThreadPoolExecutor]:
         yield thread
 
 
+def one(step: Any) -> Steps[Any]:
+    """Return the outcome of one step."""
+    return (yield step)
+
+
 def value(of: Any) -> Steps[Any]:
+    """Return a value without any step."""
     yield from ()
     return of
 
@@ -107,91 +111,86 @@ def failure(error: BaseException) -> Steps[Any]:
     raise error
 
 
-def step(one: Any) -> Steps[Any]:
-    """Return an operation of one step, which returns what comes of it."""
-    return (yield one)
+def test_an_operation_without_steps_is_done(run: Run) -> None:
+    assert run(value(42)) == 42
 
 
-def test_an_operation_without_steps_is_done(run: RunWith) -> None:
-    def outer() -> Steps[Any]:
-        return (yield from value(1)) + (yield from value(2))
-
-    assert run(outer()) == 3
-
-
-def test_the_error_of_an_operation_is_raised(run: RunWith) -> None:
+def test_an_error_of_an_operation_is_raised(run: Run) -> None:
     with pytest.raises(KeyError, match="it"):
         run(failure(KeyError("it")))
 
 
-def test_each_step_gets_what_comes_of_it(run: RunWith) -> None:
-    def outer() -> Steps[Any]:
-        return [(yield Send("message", LONG_S)), (yield Offload(lambda: 2)), (yield Pause(0))]
+def test_the_outcome_of_each_step_is_sent_to_the_operation(run: Run) -> None:
+    def operation() -> Steps[Any]:
+        outcomes = [(yield Send("message", 1.0))]
+        outcomes.append((yield Offload(lambda: "work")))
+        outcomes.append((yield Pause(0.0)))
+        outcomes.append((yield Together([value(1), one(Send(2, 1.0))])))
+        return outcomes
 
-    assert run(outer()) == ["message", 2, None]
-
-
-def test_a_message_is_sent_with_its_time() -> None:
-    echo = Echo()
-    with contextlib.closing(blocking(echo)) as driver:
-        driver.run(step(Send("message", 1.5)))
-    assert echo.sent == [("message", 1.5)]
-    assert echo.is_closed
+    assert run(operation()) == ["message", "work", None, [1, 2]]
 
 
-@pytest.mark.parametrize("error", [KeyError("it"), KeyboardInterrupt()], ids=repr)
-def test_an_operation_may_go_on_after_an_error_of_a_step(run: RunWith, error: BaseException) -> None:
-    def outer() -> Steps[Any]:
-        with pytest.raises(type(error)) as caught:
-            yield Send(error, LONG_S)
-        assert caught.value is error
-        return (yield Send("again", LONG_S))
-
-    assert run(outer()) == "again"
+STEPS = [
+    lambda: Send(KeyError("it"), 1.0),
+    lambda: Offload(lambda: {}["it"]),
+    lambda: Together([value(1), failure(KeyError("it"))]),
+    lambda: Wait(failed(KeyError("it")), 1.0),
+]
 
 
-def test_the_error_of_a_step_ends_an_operation_that_does_not_catch_it(run: RunWith) -> None:
+def failed(error: BaseException) -> Future:
+    future = Future()
+    future.set_exception(error)
+    return future
+
+
+@pytest.mark.parametrize("step", STEPS, ids=["send", "offload", "together", "wait"])
+def test_the_error_of_a_step_is_thrown_into_the_operation_which_may_go_on(run: Run, step: Callable[[], Any]) -> None:
+    def operation() -> Steps[Any]:
+        with pytest.raises(KeyError):
+            yield step()
+        return (yield Send("again", 1.0))
+
+    assert run(operation()) == "again"
+
+
+@pytest.mark.parametrize("step", STEPS, ids=["send", "offload", "together", "wait"])
+def test_an_operation_that_fails_has_ended(run: Run, step: Callable[[], Any]) -> None:
     ended = []
 
-    def outer() -> Steps[Any]:
+    def operation() -> Steps[Any]:
         try:
-            yield Send(KeyError("it"), LONG_S)
+            yield step()
         finally:
             ended.append(True)
 
-    with pytest.raises(KeyError, match="it"):
-        run(outer())
+    with pytest.raises(KeyError):
+        run(operation())
     assert ended == [True]
 
 
-def test_a_future_that_is_done_is_not_waited_for(run: RunWith) -> None:
+def test_a_future_that_is_done_is_not_waited_for(run: Run) -> None:
     future = Future()
     future.set_result(42)
-    assert run(step(Wait(future, 1e-9))) == 42
+    assert run(one(Wait(future, 1e-9))) == 42
 
 
-def test_a_future_is_waited_for(run: RunWith, thread: concurrent.futures.ThreadPoolExecutor) -> None:
+def test_a_future_is_waited_for(run: Run, thread: concurrent.futures.ThreadPoolExecutor) -> None:
     go = threading.Event()
     future = thread.submit(lambda: go.wait(LONG_S) and 42)
     threading.Timer(0.01, go.set).start()
-    assert run(step(Wait(future, LONG_S))) == 42
+    assert run(one(Wait(future, LONG_S))) == 42
 
 
-def test_waiting_ends(run: RunWith) -> None:
+def test_waiting_ends(run: Run) -> None:
     with pytest.raises(TimeoutError):
-        run(step(Wait(Future(), 0.01)))
-
-
-def test_the_error_of_a_future_is_raised(run: RunWith) -> None:
-    future = Future()
-    future.set_exception(KeyError("it"))
-    with pytest.raises(KeyError):
-        run(step(Wait(future, LONG_S)))
+        run(one(Wait(Future(), 0.01)))
 
 
 @pytest.mark.parametrize("timeout_s", [1e7, 1e10, float("inf")])
 def test_a_time_that_is_accepted_can_be_waited(
-    run: RunWith, thread: concurrent.futures.ThreadPoolExecutor, timeout_s: float
+    run: Run, thread: concurrent.futures.ThreadPoolExecutor, timeout_s: float
 ) -> None:
     try:
         patience_s = check_timeout(timeout_s)
@@ -200,163 +199,199 @@ def test_a_time_that_is_accepted_can_be_waited(
     go = threading.Event()
     future = thread.submit(go.wait, LONG_S)
     threading.Timer(0.01, go.set).start()
-    assert run(step(Wait(future, patience_s)))
-
-
-def test_the_error_of_what_takes_long_is_raised(run: RunWith) -> None:
-    with pytest.raises(ZeroDivisionError):
-        run(step(Offload(lambda: 1 // 0)))
+    assert run(one(Wait(future, patience_s)))
 
 
 def test_a_thread_does_itself_what_takes_long() -> None:
-    assert run_blocking(step(Offload(threading.get_ident))) == threading.get_ident()
+    assert run_blocking(one(Offload(threading.get_ident))) == threading.get_ident()
 
 
 def test_an_event_loop_goes_on_while_something_takes_long() -> None:
-    go = threading.Event()
-
-    async def work(driver: AsyncioDriver) -> Any:
-        task = asyncio.ensure_future(driver.run(step(Offload(lambda: go.wait(LONG_S)))))
+    async def main() -> Any:
+        driver, go = AsyncioDriver(AsyncEcho()), threading.Event()
+        task = asyncio.ensure_future(driver.run(one(Offload(lambda: go.wait(LONG_S)))))
         await asyncio.sleep(0)
         go.set()
-        return await task
+        try:
+            return await task
+        finally:
+            await driver.close()
 
-    assert in_loop(work)
+    assert asyncio.run(main())
 
 
-def test_what_takes_long_does_not_wait_for_the_loops_own_threads() -> None:
-    go = threading.Event()
-
-    async def work(driver: AsyncioDriver) -> Any:
+def test_work_does_not_wait_for_the_loops_own_threads() -> None:
+    async def main() -> float:
+        driver, go, loop = AsyncioDriver(AsyncEcho()), threading.Event(), asyncio.get_running_loop()
         with concurrent.futures.ThreadPoolExecutor(1) as busy:
-            asyncio.get_running_loop().set_default_executor(busy)
-            busy.submit(go.wait, LONG_S)
+            loop.set_default_executor(busy)
+            before = loop.run_in_executor(None, go.wait, LONG_S)
             try:
-                return await asyncio.wait_for(driver.run(step(Offload(lambda: 42))), LONG_S / 2)
+                begin = time.monotonic()
+                assert await asyncio.wait_for(driver.run(one(Offload(lambda: 42))), 5) == 42
+                return time.monotonic() - begin
             finally:
                 go.set()
+                await before
+                await driver.close()
 
-    assert in_loop(work) == 42
+    assert asyncio.run(main()) < 1
 
 
-def test_results_of_operations_side_by_side_are_in_order(run: RunWith) -> None:
-    assert run(step(Together([value(number) for number in range(40)]))) == list(range(40))
+def test_results_come_together_in_order(run: Run) -> None:
+    assert run(one(Together([value(number) for number in range(40)]))) == list(range(40))
 
 
 def test_threads_run_side_by_side() -> None:
-    together = threading.Barrier(8, timeout=LONG_S)
+    barrier = threading.Barrier(8, timeout=LONG_S)
 
-    def meet() -> Steps[None]:
-        yield Offload(together.wait)
+    def meet() -> Steps[Any]:
+        yield Offload(barrier.wait)
 
-    assert run_blocking(step(Together([meet() for _ in range(8)]))) == [None] * 8
+    assert run_blocking(one(Together([meet() for _ in range(8)]))) == [None] * 8
 
 
 def test_tasks_run_side_by_side() -> None:
-    futures = [Future(), Future()]
+    barrier = threading.Barrier(8, timeout=LONG_S)
 
-    def meet(mine: int) -> Steps[Any]:
-        futures[mine].set_result(mine)
-        return (yield Wait(futures[1 - mine], LONG_S))
+    def meet() -> Steps[Any]:
+        yield Offload(barrier.wait)
 
-    assert run_asyncio(step(Together([meet(0), meet(1)]))) == [1, 0]
+    assert run_asyncio(one(Together([meet() for _ in range(8)]))) == [None] * 8
 
 
-def test_the_first_error_is_raised_when_all_have_ended(run: RunWith) -> None:
+def test_the_first_error_is_raised_when_all_have_ended(run: Run) -> None:
     ended = []
 
     def end(number: int) -> Steps[None]:
-        yield Pause(0)
+        yield Pause(0.01 * (3 - number))
         ended.append(number)
         if number in (1, 2):
             raise KeyError(number)
 
     with pytest.raises(KeyError, match="1"):
-        run(step(Together([end(number) for number in range(4)])))
+        run(one(Together([end(number) for number in range(4)])))
     assert sorted(ended) == [0, 1, 2, 3]
 
 
-def test_nothing_is_done_side_by_side_once_it_is_closed() -> None:
-    driver = blocking()
+def test_nothing_comes_together_once_a_driver_is_closed() -> None:
+    driver = BlockingDriver(Echo())
     driver.close()
     with pytest.raises(ClosedError):
-        driver.run(step(Together([value(number) for number in range(4)])))
+        driver.run(one(Together([value(1)])))
 
 
-def test_nothing_takes_long_once_it_is_closed() -> None:
-    async def work(driver: AsyncioDriver) -> None:
+def test_nothing_is_done_in_a_thread_once_a_driver_is_closed() -> None:
+    async def main() -> None:
+        driver = AsyncioDriver(AsyncEcho())
         await driver.close()
         with pytest.raises(ClosedError):
-            await driver.run(step(Offload(lambda: 42)))
+            await driver.run(one(Offload(lambda: 42)))
 
-    in_loop(work)
+    asyncio.run(main())
 
 
-def test_a_task_that_is_cancelled_cancels_what_it_does_and_waits_for_its_end() -> None:
+def test_a_task_that_is_cancelled_cancels_what_it_does_together_and_waits_for_its_end() -> None:
     ended = []
 
-    async def work(driver: AsyncioDriver) -> None:
-        def stay() -> Steps[None]:
-            try:
-                yield Pause(LONG_S)
-            finally:
-                ended.append(True)
+    def stay() -> Steps[None]:
+        try:
+            yield Pause(LONG_S)
+        finally:
+            ended.append(True)
 
-        task = asyncio.ensure_future(driver.run(step(Together([stay(), stay()]))))
+    async def main() -> None:
+        driver = AsyncioDriver(AsyncEcho())
+        task = asyncio.ensure_future(driver.run(one(Together([stay(), stay()]))))
         for _ in range(3):
             await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert ended == [True, True]
+        await driver.close()
 
-    in_loop(work)
+    asyncio.run(main())
     assert ended
+
+
+@pytest.mark.parametrize(
+    "step", [Send("message", 1.0), Wait(Future(), LONG_S), Pause(LONG_S), Offload(lambda: time.sleep(0.05))], ids=repr
+)
+def test_cancellation_reaches_the_operation_at_every_step(step: Any) -> None:
+    seen: list[BaseException] = []
+
+    def operation() -> Steps[None]:
+        try:
+            yield step
+        except BaseException as error:
+            seen.append(error)
+            raise
+
+    async def main() -> None:
+        driver = AsyncioDriver(AsyncEcho())
+        task = asyncio.ensure_future(driver.run(operation()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await driver.close()
+
+    asyncio.run(main())
+    assert [type(error) for error in seen] == [asyncio.CancelledError]
 
 
 def test_waiting_that_is_cancelled_cancels_the_future() -> None:
     future = Future()
 
-    async def work(driver: AsyncioDriver) -> None:
-        task = asyncio.ensure_future(driver.run(step(Wait(future, LONG_S))))
+    async def main() -> None:
+        driver = AsyncioDriver(AsyncEcho())
+        task = asyncio.ensure_future(driver.run(one(Wait(future, LONG_S))))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        await driver.close()
 
-    in_loop(work)
+    asyncio.run(main())
     assert future.cancelled()
 
 
-class Held:
-    """What must not be kept."""
+def test_an_error_keeps_nothing_of_what_an_operation_had_in_hand(run: Run) -> None:
+    alive: list[weakref.ref[Any]] = []
+
+    def memory() -> Any:
+        array = np.zeros(8)
+        alive.append(weakref.ref(array))
+        return array
+
+    def operation() -> Steps[None]:
+        held = yield Offload(memory)
+        parts = held[1:]
+        try:
+            raise ValueError(parts.nbytes)
+        except ValueError as error:
+            raise KeyError("it") from error
+
+    gc.disable()
+    try:
+        with pytest.raises(KeyError) as kept:
+            run(operation())
+        assert [reference() for reference in alive] == [None], kept
+    finally:
+        gc.enable()
 
 
-def test_an_error_keeps_nothing_of_the_operation_that_raised_it(run: RunWith) -> None:
-    held = Held()
-    alive = weakref.ref(held)
+def test_what_the_callers_had_in_hand_stays() -> None:
+    def of_the_caller() -> None:
+        treasure = 42
+        raise KeyError(treasure)
 
-    def outer(mine: Held) -> Steps[Any]:
-        return (yield Send(KeyError(repr(mine)), LONG_S))
-
-    operation = outer(held)
-    del held
-    with pytest.raises(KeyError) as caught:
-        run(operation)
-    del operation
-    gc.collect()
-    assert caught.value is not None
-    assert alive() is None
-
-
-def test_what_an_error_keeps_of_this_packages_functions_is_forgotten() -> None:
-    array = np.zeros((2, 3))
-    alive = weakref.ref(array)
-    with pytest.raises(CallerError) as caught:
-        check_timeout(array)
-    error = caught.value
-    del array, caught
-    assert alive() is not None
-    forget_locals(error)
-    gc.collect()
-    assert alive() is None
+    try:
+        of_the_caller()
+    except KeyError as error:
+        assert error.__traceback__ is not None
+        assert error.__traceback__.tb_next is not None
+        frame = error.__traceback__.tb_next.tb_frame
+        forget_locals(error)
+        assert frame.f_locals == {"treasure": 42}

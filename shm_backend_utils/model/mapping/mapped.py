@@ -20,6 +20,7 @@ from ...errors import (
     RegionRefusedError,
     SlotInUseError,
     StaleRequestError,
+    TableError,
 )
 from ...memory.cuda.memory import CudaMapping
 from ...memory.managed import ManagedRegion
@@ -191,14 +192,18 @@ class Slot:
             raise RegionRefusedError("the request's region", f"its {self._byte_size} bytes are not there any more")
         if not self.lease.take():
             self._wait_for_lease(generation, patience_s)
+        data = b""
         try:
             data = bytes(self.record.request)
-            if int.from_bytes(data[:8], "little") != generation:
+            found, said = table.decode(data, self._data_begin, self._byte_size)
+            if found != generation:
                 raise stale()
-            return table.decode(data, self._data_begin, self._byte_size)[1]
-        except BaseException:
+        except BaseException as error:
             self.lease.give_back()
+            if isinstance(error, TableError) and int.from_bytes(data[:8], "little") != generation:
+                raise stale() from None  # it is another request's
             raise
+        return said
 
     def lent_claim(self) -> LentRegionClaim:
         """Return what a request to another model says of this slot's region, while this one's is executed."""

@@ -17,6 +17,8 @@ class TritonPythonModel:
         self.functions = {}
 
     def execute(self, requests):
+        if "Y0" not in requests[0].requested_output_names():
+            return self.session.serve(requests, self.tell)
         if self.counts_functions:
             return self.execute_counted(requests)
         begin = time.perf_counter_ns()
@@ -37,16 +39,12 @@ class TritonPythonModel:
             self.functions[frame.f_code] = None
 
     def infer(self, call: Call) -> None:
-        if call.table is None or not call.table.inputs:
-            self.tell(call)
-            return
         for source, target in self.names:
             x = call.input(source)
             y = call.output(target, x.shape, x.dtype)
             np.copyto(y.numpy(), x.numpy())
 
     def tell(self, call: Call) -> None:
-        """Answer a request without inputs."""
         if call.requested("TIMES_NS"):
             told, self.times_ns = self.times_ns, []
             call.put("TIMES_NS", np.array(told, np.int64))

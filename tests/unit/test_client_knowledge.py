@@ -1,0 +1,169 @@
+"""What a client learns of models and of the server: it is used, it is bounded, and it is dropped when it is wrong."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_server import Arrays, FakeServer, Order, config
+from fake_wires import client_of
+
+from shm_backend_utils.client import InferenceError, PathUnavailableError, ServerUnavailableError, ShmClient
+from shm_backend_utils.client.known_model import KnownModel
+from shm_backend_utils.errors import TensorError
+from shm_backend_utils.model_spec import ModelSpec
+
+X = np.arange(6, dtype=np.float32)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer(config("m"), config("fixed", dims="6")) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: FakeServer) -> Iterator[ShmClient]:
+    with client_of(server) as client:
+        yield client
+
+
+def test_the_size_of_an_output_is_learned_from_the_first_call(client: ShmClient) -> None:
+    assert client.infer("m", {"IN0": X}).overflowed == {"OUT0": X.nbytes}
+    assert client.infer("m", {"IN0": X}).overflowed == {}
+    assert client.infer("m", {"IN0": np.ones(600, np.float32)}).overflowed == {"OUT0": 2400}
+    assert client.infer("m", {"IN0": np.ones(600, np.float32)}).overflowed == {}
+    assert client.infer("m", {"IN0": X}).overflowed == {}
+
+
+def test_a_size_that_the_configuration_tells_is_not_learned(client: ShmClient) -> None:
+    assert client.infer("fixed", {"IN0": X}).overflowed == {}
+
+
+def test_no_more_is_learned_than_the_model_has_outputs() -> None:
+    known = KnownModel(ModelSpec.from_config(config("m", count=2)), head_room=1.25)
+    for number in range(1000):
+        known.learn({f"OUT{number}": number, "OUT1": number}, rows=1)
+    assert set(known._learned) == {"OUT0", "OUT1"}
+    assert known._learned["OUT1"] == 1249
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_sizes_are_learned_by_the_row(server: FakeServer, client: ShmClient, rows: int) -> None:
+    server.configs["m"] = config("m", max_batch_size=8)
+    assert client.infer("m", {"IN0": np.ones((rows, 100), np.float32)}).overflowed == {"OUT0": rows * 400}
+    assert client.infer("m", {"IN0": np.ones((8, 100), np.float32)}).overflowed == {}
+
+
+CHANGES: dict[str, Callable[[], tuple[dict[str, Any], Any]]] = {
+    "another rank": lambda: (config("m", dims="-1,-1"), np.ones((2, 3), np.float32)),
+    "another dtype": lambda: (config("m", dtype="TYPE_INT64"), np.ones(3, np.int64)),
+    "batches": lambda: (config("m", max_batch_size=4), np.ones((4, 3), np.float32)),
+    "a fixed size": lambda: (config("m", dims="3"), np.ones(3, np.float32)),
+}
+
+
+def of_configuration(server: FakeServer) -> Callable[[Order], None]:
+    """Return what refuses requests that a model of the present configuration does not take, before it has begun."""
+
+    def check(order: Order) -> None:
+        has_carrier = "SHM" in order.inputs
+        if has_carrier is not bool(server.configs["m"].get("max_batch_size")):
+            raise InferenceError("[request id: <id_unknown>] unexpected shape for input 'SHM' for model 'm'")
+
+    return check
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
+@pytest.mark.parametrize("kind", ["infer", "submit", "prepare"])
+def test_a_configuration_that_changed_is_noticed(
+    client: ShmClient, server: FakeServer, change: Callable[[], tuple[dict[str, Any], Any]], kind: str
+) -> None:
+    server.before = of_configuration(server)
+    client.infer("m", {"IN0": X})
+    server.configs["m"], given = change()
+    if kind == "infer":
+        result = client.infer("m", {"IN0": given})
+    elif kind == "submit":
+        result = client.submit("m", {"IN0": given}).result(30)
+    else:
+        with client.prepare("m", {"IN0": (given.shape, given.dtype)}) as call:
+            call.inputs["IN0"][:] = given
+            result = call.infer()
+    np.testing.assert_array_equal(result["OUT0"], given * 2)
+    with pytest.raises(TensorError):
+        client.infer("m", {"IN0": np.ones((1, 1, 1, 1), np.float16)})
+
+
+def test_a_configuration_that_took_batches_and_does_not_any_more_is_noticed(
+    client: ShmClient, server: FakeServer
+) -> None:
+    server.configs["m"] = config("m", max_batch_size=4)
+    server.before = of_configuration(server)
+    given = np.ones((2, 3), np.float32)
+    client.infer("m", {"IN0": given})
+    server.configs["m"] = config("m", dims="-1,-1")
+    np.testing.assert_array_equal(client.infer("m", {"IN0": given})["OUT0"], given * 2)
+    assert client.stats().retries == 1
+
+
+def test_what_a_server_was_found_to_be_is_forgotten_when_it_does_not_answer(
+    client: ShmClient, server: FakeServer
+) -> None:
+    client.infer("m", {"IN0": X})
+
+    def is_gone(_: Order) -> None:
+        raise ServerUnavailableError("gone")
+
+    server.before = is_gone
+    with pytest.raises(ServerUnavailableError):
+        client.infer("m", {"IN0": X})
+    server.before = lambda _: None
+    server.configs["m"] = config("m", parameters={"SHM_PATHS": {"string_value": "inline"}})
+    result = client.infer("m", {"IN0": X})
+    assert result.path == "inline"
+    with pytest.raises(PathUnavailableError):
+        client.infer("m", {"IN0": X}, path="direct")
+
+
+def test_models_of_different_names_and_versions_are_told_apart(client: ShmClient, server: FakeServer) -> None:
+    server.configs["other"] = config("other", dims="-1,-1")
+    for name, version in itertools.product(("m", "other"), ("", "1", "2")):
+        given = X if name == "m" else X.reshape(2, 3)
+        client.infer(name, {"IN0": given}, model_version=version)
+        assert (server.orders[-1].model, server.orders[-1].version) == (name, version)
+
+
+def test_memory_of_one_model_serves_another_with_nothing_left_of_the_first(
+    client: ShmClient, server: FakeServer
+) -> None:
+    def compute(_: Order, inputs: Arrays) -> Arrays:
+        return {name.replace("IN", "OUT"): array.copy() for name, array in inputs.items()}
+
+    server.compute = compute
+    server.configs["two"] = config("two", count=2)
+    hint: Any = {"OUT0": 64}
+    assert set(client.infer("two", {"IN0": X, "IN1": X + 1})) == {"OUT0", "OUT1"}
+    for size in (3, 1, 5):
+        result = client.infer("m", {"IN0": X[:size]}, outputs=hint)
+        np.testing.assert_array_equal(result["OUT0"], X[:size])
+        del result
+    result = client.infer("two", {"IN0": X, "IN1": X + 1}, outputs={"OUT0": 64, "OUT1": 64})
+    np.testing.assert_array_equal(result["OUT1"], X + 1)
+
+
+def test_rows_side_by_side_are_each_the_callers_own_and_adjacent(client: ShmClient, server: FakeServer) -> None:
+    server.configs["m"] = config("m", dims="3", max_batch_size=8, dynamic_batching={})
+    held = []
+    for number in range(6):
+        given = np.full((1, 3), number, np.float32)
+        held.append(client.infer("m", {"IN0": given}))
+    for number, result in enumerate(held):
+        np.testing.assert_array_equal(result["OUT0"], np.full((1, 3), 2 * number, np.float32))
+    slots = [order.parameters["shm_slot"].split("/")[2:] for order in server.orders]
+    assert len({key for key, _, _ in slots[1:]}) == 1, "all but the first lie in one block"
+    addresses = [result["OUT0"].__array_interface__["data"][0] for result in held[1:]]
+    assert {after - before for before, after in itertools.pairwise(addresses)} == {12}
