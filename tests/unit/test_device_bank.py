@@ -134,7 +134,7 @@ def test_a_table_names_the_device_memory_and_the_slot_that_fences_it(cuda: FakeC
     with pool_and_opening(cuda) as calls:
         exchange = calls.open(A=1, B=0)
         region = exchange._region
-        exchange._slot.begin(exchange._table)
+        exchange._slot.begin(table.encode(exchange._table))
         found = decoded_table(region)
         allocations = [region.device_memory[device].allocation for device in (0, 1)]
         assert list(found.regions) == [
@@ -403,7 +403,7 @@ class Calls:
     def open(self, timeout_s: float = PATIENCE_S, **devices: int) -> DirectExchange:
         """Return a call with some inputs of 100 bytes on these GPUs."""
         given = {name: CallInput(BYTE, (100,), 100, device) for name, device in devices.items()}
-        settings = CallSettings("m", "", "auto", time.monotonic() + timeout_s, RequestOptions(), Origin("infer"))
+        settings = CallSettings("m", "", "auto", time.monotonic() + timeout_s, RequestOptions(), Origin.here("infer"))
         layout = self._known.lay_out(given, None)
         exchange = self._driver.run(self._opening.open(settings, self._known, "direct", layout, given, None))
         assert isinstance(exchange, DirectExchange)
@@ -426,7 +426,7 @@ def decoded_table(region: SlotRegion) -> Table:
 def leave_events(exchange: DirectExchange, *events: Event) -> SlotRegion:
     """End a call's request as a model does whose GPU goes on; the call is over."""
     slot, region = exchange._slot, exchange._region
-    slot.record.complete(slot.begin(exchange._table), results.encode((), events))
+    slot.record.complete(slot.begin(table.encode(exchange._table)), results.encode((), events))
     exchange.close()
     return region
 
@@ -457,7 +457,7 @@ def test_a_region_whose_models_have_left_nothing_to_wait_for_is_used_at_once(cud
     with pool_and_opening(cuda) as calls:
         exchange = calls.open(A=0)
         slot, region = exchange._slot, exchange._region
-        slot.record.complete(slot.begin(exchange._table), written)
+        slot.record.complete(slot.begin(table.encode(exchange._table)), written)
         exchange.close()
         again = calls.open(A=0)
         assert again._region is region
@@ -471,7 +471,7 @@ def test_a_call_without_an_answer_is_made_again_in_its_own_memory(cuda: FakeCuda
     with pool_and_opening(cuda) as calls:
         exchange = calls.open(A=0)
         slot = exchange._slot
-        generation = slot.begin(exchange._table)
+        generation = slot.begin(table.encode(exchange._table))
         if has_begun:
             slot.record.started = generation
             slot.record.complete(generation, NO_RESULTS)

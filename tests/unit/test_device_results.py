@@ -73,7 +73,7 @@ def read(
     data = bytes(results.results_length(b"")) + results.encode(places)
     outputs = results.decode(data, [HOST_SIZE, DEVICE_SIZE]).outputs
     devices = [DeviceMemory(allocation, EventListener(allocation.runtime))]
-    return result_of(outputs, host_memory() if memory is None else memory, devices, response or Response())
+    return result_of(outputs, host_memory() if memory is None else memory, devices, lambda: response or Response())
 
 
 def test_an_output_is_where_the_model_wrote_it(allocation: CudaAllocation) -> None:

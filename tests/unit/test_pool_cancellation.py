@@ -40,7 +40,7 @@ class Take:
         self.threads = self._driver._threads = concurrent.futures.ThreadPoolExecutor(1)
 
     def __call__(self) -> Awaitable[object]:
-        settings = CallSettings("m", "", "auto", time.monotonic() + LONG_S, RequestOptions(), Origin("infer"))
+        settings = CallSettings("m", "", "auto", time.monotonic() + LONG_S, RequestOptions(), Origin.here("infer"))
         return self._driver.run(self._opening.take(settings, MODEL, MODEL.data_begin + 1, 1, "direct"))
 
 

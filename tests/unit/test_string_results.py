@@ -57,7 +57,7 @@ def in_response(shape: list[int]) -> OutputPlace:
 
 def read(place: OutputPlace, memory: npt.NDArray[np.uint8], response: Response | None = None) -> Result:
     data = bytes(results.results_length(b"")) + results.encode([place])
-    return result_of(results.decode(data, [memory.nbytes]).outputs, memory, (), response or Response())
+    return result_of(results.decode(data, [memory.nbytes]).outputs, memory, (), lambda: response or Response())
 
 
 def test_strings_in_memory_are_an_array_of_bytes(memory: npt.NDArray[np.uint8]) -> None:
