@@ -90,9 +90,10 @@ class ClientSettings:
             It cannot be said so.
         """
         checked = check_options(options) if options else _NO_OPTIONS
-        caller = sys._getframe(2)
-        is_users = not caller.f_code.co_filename.startswith(NOT_THE_USERS)
-        origin = Origin(what, caller.f_code, caller.f_lineno) if is_users else Origin.here(what)
+        client = sys._getframe().f_back
+        caller = None if client is None else client.f_back  # None where no line of Python has made the call
+        is_users = caller is not None and not caller.f_code.co_filename.startswith(NOT_THE_USERS)
+        origin = Origin(what, caller.f_code, caller.f_lineno) if caller and is_users else Origin.here(what)
         return CallSettings(
             model,
             checked.get("model_version", ""),
