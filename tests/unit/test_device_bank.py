@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from shm_backend_utils.memory.cuda.bank import DeviceBank, ShortOfMemoryError, rounded_up
-from shm_backend_utils.client.errors import BudgetError
 from shm_backend_utils.client.slot import Slot
+from shm_backend_utils.protocol.descriptor import CudaRegionClaim, SystemRegionClaim
+
+from shm_backend_utils.client.errors import BudgetError
 from shm_backend_utils.errors import MachineError, PeerError
+from shm_backend_utils.memory.cuda.bank import DeviceBank, ShortOfMemoryError, rounded_up
 from shm_backend_utils.memory.cuda.events import Event, EventRecorder
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaMappings
 from shm_backend_utils.memory.locks import use
 from shm_backend_utils.memory.segment import PRIVATE
-from shm_backend_utils.protocol.descriptor import CudaRegionClaim, SystemRegionClaim
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.fake_gpu import BYTES, fails_by, objects_of, runtime_that_gives_all_back
 from tests.unit.fake_gpu_events import PATIENCE_S, unfinished_work
