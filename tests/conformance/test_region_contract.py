@@ -16,7 +16,6 @@ from typing import Final
 
 import numpy as np
 import pytest
-from shm_backend_utils.protocol.region_layout import MAX_RESULTS_LENGTH
 
 from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory.managed import ManagedRegion
@@ -59,15 +58,14 @@ class SystemKind(Kind):
         return ManagedRegion.create(1000, SLOTS)
 
     def open(self, region: ManagedRegion, token: str) -> ManagedRegion:
-        return ManagedRegion.open(region.segment.key, region.header.byte_size, token, FIELD)
+        return ManagedRegion.open(region.segment.key, token, FIELD)
 
     def start_peer(self, region: ManagedRegion, program: str) -> subprocess.Popen[str]:
         return start_python(
             "import sys\n"
             "from shm_backend_utils.memory.managed import ManagedRegion\n"
-            "region = ManagedRegion.open(sys.argv[1], int(sys.argv[2]), sys.argv[3], 'regions[0]')\n" + program,
+            "region = ManagedRegion.open(sys.argv[1], sys.argv[2], 'regions[0]')\n" + program,
             region.segment.key,
-            str(region.header.byte_size),
             region.header.token.hex(),
         )
 
@@ -76,12 +74,12 @@ class SystemKind(Kind):
             "import os, sys\n"
             "from shm_backend_utils.memory.managed import ManagedRegion\n"
             f"region = ManagedRegion.create(1000, {SLOTS})\n"
-            "print(region.segment.key, region.header.byte_size, region.header.token.hex(), flush=True)\n"
+            "print(region.segment.key, region.header.token.hex(), flush=True)\n"
             "sys.stdin.read()\n"
             "os._exit(1)\n"
         )
-        key, byte_size, token = line_of(process).split()
-        return process, ManagedRegion.open(key, int(byte_size), token, FIELD)
+        key, token = line_of(process).split()
+        return process, ManagedRegion.open(key, token, FIELD)
 
     def remove(self, region: ManagedRegion) -> None:
         region.segment.unlink()
@@ -169,18 +167,6 @@ def test_a_region_opens_with_its_token_alone(kind: Kind, region: ManagedRegion, 
     assert region.header.token.hex() not in str(refusal.value)
 
 
-def test_a_request_with_another_token_fails_the_check(region: ManagedRegion, peer: ManagedRegion) -> None:
-    peer.check(region.header.byte_size, region.header.token.hex(), FIELD)
-    with pytest.raises(RegionRefusedError, match="token"):
-        peer.check(region.header.byte_size, "0" * 32, FIELD)
-
-
-@pytest.mark.parametrize("difference", [-1, 1])
-def test_a_request_that_claims_another_size_fails_the_check(peer: ManagedRegion, difference: int) -> None:
-    with pytest.raises(RegionRefusedError):
-        peer.check(peer.header.byte_size + difference, peer.header.token.hex(), FIELD)
-
-
 def test_the_peer_sees_the_owners_bytes(region: ManagedRegion, peer: ManagedRegion) -> None:
     region.data()[:1000] = np.arange(1000) % 251
     np.testing.assert_array_equal(peer.data()[:1000], np.arange(1000) % 251)
@@ -217,16 +203,18 @@ def test_results_reach_the_owner(kind: Kind, region: ManagedRegion) -> None:
     )
     run_peer(kind, region, program)
     record = region.record(1)
-    assert (record.started, record.completed, record.results()) == (5, 5, b"{}" * 9)
+    assert (record.started, record.completed) == (5, 5)
+    assert record.copy_results()[16:].startswith(b"{}" * 9)
 
 
 def test_the_longest_results_disturb_neither_the_next_slot_nor_the_data(
     region: ManagedRegion, peer: ManagedRegion
 ) -> None:
     for slot in range(SLOTS):
-        peer.record(slot).complete(slot + 1, bytes([slot + 1]) * MAX_RESULTS_LENGTH)
+        peer.record(slot).complete(slot + 1, bytes([slot + 1]) * peer.record(slot).results_room)
     for slot in range(SLOTS):
-        assert region.record(slot).results() == bytes([slot + 1]) * MAX_RESULTS_LENGTH
+        record = region.record(slot)
+        assert record.copy_results()[16:] == bytes([slot + 1]) * record.results_room
         assert region.record(slot).completed == slot + 1
         assert region.record(slot).generation == 0
     assert not region.data().any()
@@ -373,7 +361,7 @@ def test_a_removed_region_cannot_be_opened(kind: Kind, region: ManagedRegion) ->
 def test_the_peer_knows_that_the_region_was_removed(kind: Kind, region: ManagedRegion, peer: ManagedRegion) -> None:
     kind.remove(region)
     with pytest.raises(RegionGoneError):
-        peer.check(region.header.byte_size, region.header.token.hex(), FIELD)
+        peer.check(FIELD)
 
 
 def test_removing_twice_is_fine(kind: Kind, region: ManagedRegion) -> None:

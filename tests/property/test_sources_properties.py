@@ -34,7 +34,7 @@ def written(source: Source) -> Array:
     memory = np.frombuffer(
         bytearray(b"\xa5" * (source.dtype.itemsize * int(np.prod(source.shape, dtype=int)))), np.uint8
     )
-    target: Array = np.ndarray(source.shape, source.dtype, buffer=memory.data)
+    target: Array = np.ndarray(source.shape, source.dtype.numpy, buffer=memory.data)
     source.write_to(target)
     return target
 
@@ -119,6 +119,6 @@ def test_fractions_are_as_near_as_the_dtype_can_or_refused(values: list[float], 
 def test_strings_and_bytes_arrive_as_they_are(values: list[str | bytes]) -> None:
     tensor = {"name": "X", "data_type": "TYPE_STRING", "dims": [-1]}
     made = sources(ModelSpec.from_config({"name": "model", "input": [tensor]}), {"X": values})["X"]
-    target: Array = np.empty(made.shape, made.dtype)
+    target: Array = np.empty(made.shape, made.dtype.numpy)
     made.write_to(target)
     assert target.tolist() == values

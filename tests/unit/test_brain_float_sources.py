@@ -23,7 +23,7 @@ def written(value: Any) -> npt.NDArray[Any]:
     """Return what the model gets of a value that is passed for an input of BF16."""
     tensor = {"name": "X", "data_type": "TYPE_BF16", "dims": [-1]}
     source = sources(ModelSpec.from_config({"name": "model", "input": [tensor]}), {"X": value})["X"]
-    target: npt.NDArray[Any] = np.empty(source.shape, source.dtype)
+    target: npt.NDArray[Any] = np.empty(source.shape, source.dtype.numpy)
     source.write_to(target)
     return target
 
@@ -84,9 +84,9 @@ from shm_backend_utils.model_spec import ModelSpec
 spec = ModelSpec.from_config({"name": "model", "input": [{"name": "X", "data_type": "TYPE_BF16", "dims": [-1]}]})
 bits = np.array([0x3F80, 0x4000], np.uint16).view("V2")
 source = sources(spec, {"X": bits})["X"]
-written = np.empty(source.shape, source.dtype)
+written = np.empty(source.shape, source.dtype.numpy)
 source.write_to(written)
-print(source.dtype == bits.dtype, written.tobytes() == bits.tobytes())
+print(source.dtype.numpy == bits.dtype, written.tobytes() == bits.tobytes())
 try:
     sources(spec, {"X": [1.5]})
 except TensorTypeError as error:

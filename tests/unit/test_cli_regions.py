@@ -20,8 +20,8 @@ from shm_backend_utils import cli
 from shm_backend_utils.memory import reaper
 from shm_backend_utils.memory import segment as system
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.protocol import region_layout as layout
-from shm_backend_utils.protocol.region_layout import Header
+from shm_backend_utils.protocol import layout
+from shm_backend_utils.protocol.layout import Header
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def region(shared_memory: Path) -> Iterator[ManagedRegion]:
 def dead(shared_memory: Path) -> Path:
     """The region of a process that is gone."""
     path = shared_memory / "shmbu-1-0123456789abcdef"
-    size = layout.data_offset(1)
+    size = layout.data_offset(1, layout.PAGE_SIZE)
     memory = bytearray(size)
     layout.write_header(memoryview(memory), Header(1, size, bytes(16)))
     path.write_bytes(memory)

@@ -8,7 +8,7 @@ from shm_backend_utils import errors
 from shm_backend_utils.errors import (
     CallerError,
     ClosedError,
-    DescriptorError,
+    TableError,
     MachineError,
     ModelError,
     PeerError,
@@ -29,7 +29,7 @@ def test_every_error_is_a_shm_error(name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
-        (DescriptorError, CallerError),
+        (TableError, CallerError),
         (TensorError, CallerError),
         (RegionRefusedError, CallerError),
         (ClosedError, CallerError),
@@ -51,7 +51,7 @@ def test_no_error_is_the_fault_of_two(fault: type[ShmError]) -> None:
 @pytest.mark.parametrize(
     ("error", "builtin"),
     [
-        (DescriptorError("v", "2", "1"), ValueError),
+        (TableError("v", "2", "1"), ValueError),
         (TensorError("X", "tensor 'X' is wrong"), ValueError),
         (RegionRefusedError("regions[0]", "it is a symbolic link"), PermissionError),
         (ClosedError("this session"), RuntimeError),
@@ -66,9 +66,8 @@ def test_code_that_knows_only_builtin_errors_catches_it(error: ShmError, builtin
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (DescriptorError("inputs.X[1]", "-1", "0"), "request parameter shm_io.inputs.X[1]: found -1, expected 0"),
-        (DescriptorError("", "a number", "an object"), "request parameter shm_io: found a number, expected an object"),
-        (DescriptorError("", "0", "1", "shm_generation"), "request parameter shm_generation: found 0, expected 1"),
+        (TableError("inputs[0].offset", "-1", "0"), "inputs[0].offset: found -1, expected 0"),
+        (TableError("shm_generation", "0", "1"), "shm_generation: found 0, expected 1"),
         (TensorError("X", "tensor 'X' is wrong"), "tensor 'X' is wrong"),
         (RegionRefusedError("regions[0]", "it is a symbolic link"), "regions[0] refused: it is a symbolic link"),
         (ClosedError("this session"), "this session is closed; make a new one"),
@@ -81,8 +80,8 @@ def test_an_error_reads_as_its_message(error: ShmError, message: str) -> None:
     assert str(error) == message
 
 
-def test_a_descriptor_error_keeps_its_parts() -> None:
-    error = DescriptorError("v", "2", "1")
+def test_a_table_error_keeps_its_parts() -> None:
+    error = TableError("v", "2", "1")
     assert (error.field, error.found, error.expected) == ("v", "2", "1")
 
 

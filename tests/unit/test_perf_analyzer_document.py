@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from shm_backend_utils.protocol import descriptor
+from shm_backend_utils.protocol.named import parse_descriptor
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "perf_analyzer.md").read_text()
 
@@ -18,8 +18,9 @@ def test_the_descriptor_can_be_sent_as_shown(tmp_path: Path) -> None:
     shown = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert shown.stdout == shown.stdout.lower()
     assert ":" not in shown.stdout
-    assert descriptor.parse(shown.stdout) == descriptor.parse(text)
-    assert descriptor.parse(text).inputs["INPUT0"].shape == (2, 3, 224, 224)
+    model, table = parse_descriptor(text)
+    assert parse_descriptor(shown.stdout) == (model, table)
+    assert table.inputs["INPUT0"].shape == (2, 3, 224, 224)
 
 
 def test_the_region_has_room_for_both_tensors() -> None:

@@ -20,8 +20,8 @@ from shm_backend_utils.memory import reaper
 from shm_backend_utils.memory import segment as system
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.reaper import RegionReport
-from shm_backend_utils.protocol import region_layout as layout
-from shm_backend_utils.protocol.region_layout import Header
+from shm_backend_utils.protocol import layout
+from shm_backend_utils.protocol.layout import Header
 
 SHM = Path("/dev/shm")
 NOBODY = 65534
@@ -69,7 +69,7 @@ def dead(path: Path) -> Path:
 
 
 def file_with_header() -> bytes:
-    size = layout.data_offset(1) + layout.PAGE_SIZE
+    size = layout.data_offset(1, layout.PAGE_SIZE) + layout.PAGE_SIZE
     memory = bytearray(size)
     layout.write_header(memoryview(memory), Header(1, size, bytes(16)))
     return bytes(memory)
@@ -147,7 +147,7 @@ def test_arrays_over_a_removed_region_stay_valid(region: ManagedRegion) -> None:
 
 
 def test_a_region_that_this_process_only_has_open_does_not_live_for_that(region: ManagedRegion) -> None:
-    peer = ManagedRegion.open(region.segment.key, region.header.byte_size, region.header.token.hex(), "regions[0]")
+    peer = ManagedRegion.open(region.segment.key, region.header.token.hex(), "regions[0]")
     region.close()
     reaper.reap()
     assert peer.segment.is_unlinked
@@ -162,7 +162,7 @@ def test_a_region_that_this_process_only_has_open_does_not_live_for_that(region:
         bytes(8192),
         b"X" + file_with_header()[1:],
         file_with_header()[:8] + b"\0" + file_with_header()[9:],
-        file_with_header()[:8] + b"\2" + file_with_header()[9:],
+        file_with_header()[:8] + b"\3" + file_with_header()[9:],
         file_with_header()[:12] + b"\0\0\0\0" + file_with_header()[16:],
         file_with_header()[:12] + b"\xff\xff\xff\xff" + file_with_header()[16:],
     ],

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
 
 from shm_backend_utils.client.errors import DeadlineExceededError, InferenceError
 from shm_backend_utils.client.paths.triton_shm import Registrations
-from shm_backend_utils.client.runtime import run
-from shm_backend_utils.client.slot import Slot
+from shm_backend_utils.client.steps import BlockingDriver
+from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.memory.segment import PRIVATE
+from shm_backend_utils.protocol.layout import PAGE_SIZE
+
+
+Run = Callable[[Any], Any]
 
 
 class Server:
-    """Notes what is registered, and may have a request in it."""
+    """Codec, transport and server in one. It notes what is registered, and may have a request in it."""
 
     def __init__(self) -> None:
         self.registered: set[str] = set()
         self.is_busy = False
         self.is_silent = False
 
-    async def register(self, name: str, key: str, byte_size: int, timeout_s: float) -> None:
-        self.registered.add(name)
+    def register(self, name: str, key: str, byte_size: int) -> tuple[str, str]:
+        return "register", name
 
-    async def unregister(self, name: str, timeout_s: float) -> None:
+    def unregister(self, name: str) -> tuple[str, str]:
+        return "unregister", name
+
+    def send(self, message: tuple[str, str], timeout_s: float) -> None:
+        action, name = message
+        if action == "register":
+            self.registered.add(name)
+            return
         if self.is_silent:
             raise DeadlineExceededError("the server did not answer")
         if self.is_busy:
@@ -47,33 +57,34 @@ def registrations(server: Server) -> Registrations:
 
 
 @pytest.fixture
-def slot() -> Iterator[Slot]:
-    with contextlib.closing(_Slot(4096, 1, PRIVATE)) as slot:
-        yield slot
-
-
-class _Slot(Slot):
-    def close(self) -> None:
-        self.destroy()
+def region() -> Iterator[SlotRegion]:
+    region = SlotRegion(4096, 1, PAGE_SIZE, PRIVATE)
+    yield region
+    region.destroy()
 
 
 @pytest.fixture
-def _registered(server: Server, registrations: Registrations, slot: Slot) -> None:
-    run(registrations.add(slot, 1.0))
-    assert server.registered == {slot.key}
+def run(server: Server) -> Run:
+    return BlockingDriver(cast(Any, server)).run
+
+
+@pytest.fixture
+def _registered(run: Run, server: Server, registrations: Registrations, region: SlotRegion) -> None:
+    run(registrations.add(region, 1.0))
+    assert server.registered == {region.key}
 
 
 @pytest.mark.usefixtures("_registered")
-def test_what_is_not_wanted_is_unregistered(server: Server, registrations: Registrations, slot: Slot) -> None:
-    assert not run(registrations.drop([slot.key], 1.0))
+def test_what_is_not_wanted_is_unregistered(run: Run, server: Server, registrations: Registrations, region: SlotRegion) -> None:
+    assert not run(registrations.drop([region.key], 1.0))
     assert server.registered == set()
 
 
 @pytest.mark.usefixtures("_registered")
-def test_what_a_request_is_in_is_unregistered_later(server: Server, registrations: Registrations, slot: Slot) -> None:
+def test_what_a_request_is_in_is_unregistered_later(run: Run, server: Server, registrations: Registrations, region: SlotRegion) -> None:
     server.is_busy = True
-    assert run(registrations.drop([slot.key], 1.0))
-    assert server.registered == {slot.key}
+    assert run(registrations.drop([region.key], 1.0))
+    assert server.registered == {region.key}
     server.is_busy = False
     assert not run(registrations.drop([], 1.0))
     assert server.registered == set()
@@ -81,7 +92,7 @@ def test_what_a_request_is_in_is_unregistered_later(server: Server, registration
 
 @pytest.mark.usefixtures("_registered")
 def test_what_a_server_does_not_answer_to_is_unregistered_later(
-    server: Server, registrations: Registrations, slot: Slot
+    run: Run, server: Server, registrations: Registrations, region: SlotRegion
 ) -> None:
     server.is_silent = True
     assert not run(registrations.drop_all(1.0))
@@ -91,7 +102,7 @@ def test_what_a_server_does_not_answer_to_is_unregistered_later(
 
 
 @pytest.mark.usefixtures("_registered")
-def test_what_somebody_else_has_unregistered_is_fine(server: Server, registrations: Registrations, slot: Slot) -> None:
+def test_what_somebody_else_has_unregistered_is_fine(run: Run, server: Server, registrations: Registrations, region: SlotRegion) -> None:
     server.registered.clear()
     assert not run(registrations.drop_all(1.0))
     assert not run(registrations.drop_all(1.0))

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from shm_backend_utils import dtypes
 from shm_backend_utils.client.inputs.sources import Source, sources
 from shm_backend_utils.errors import TensorError, TensorNameError, TensorShapeError, TensorTypeError
 from shm_backend_utils.model_spec import ModelSpec
@@ -26,7 +27,7 @@ def source(value: Any, config_dtype: str = "TYPE_FP32", dims: Sequence[int] = (-
 
 def written(source: Source) -> Array:
     """Return what the model gets of a source."""
-    target: Array = np.full(source.shape, 77).astype(source.dtype)
+    target: Array = np.full(source.shape, 77).astype(source.dtype.numpy)
     source.write_to(target)
     return target
 
@@ -99,12 +100,12 @@ def test_an_array_is_copied_only_once_and_not_before_it_is_written(kind: Any) ->
 
 def test_an_array_of_another_byte_order_is_described_in_this_machines() -> None:
     made = source(VALUES.astype(">f4"), dims=(-1, 3))
-    assert made.dtype.isnative
+    assert made.dtype is dtypes.BY_NAME["FP32"]
     assert same(written(made), VALUES)
 
 
 def test_the_dtype_of_an_array_is_not_changed() -> None:
-    assert source(np.zeros(3, np.float64)).dtype == np.float64
+    assert source(np.zeros(3, np.float64)).dtype is dtypes.BY_NAME["FP64"]
 
 
 def test_an_array_without_dimensions_keeps_none() -> None:
@@ -114,7 +115,7 @@ def test_an_array_without_dimensions_keeps_none() -> None:
 def test_a_scalar_of_numpy_is_a_number() -> None:
     made = source(np.float64(1.5), dims=(1, -1))
     assert made.shape == (1, 1)
-    assert made.dtype == np.float32
+    assert made.dtype is dtypes.BY_NAME["FP32"]
 
 
 def test_an_empty_array_arrives() -> None:
@@ -223,7 +224,7 @@ def test_arrays_of_different_byte_orders_are_refused_or_kept() -> None:
 )
 def test_pythons_numbers_take_the_models_dtype(value: list[Any], config_dtype: str) -> None:
     made = source(value, config_dtype)
-    assert made.dtype == np.dtype(made.dtype).newbyteorder("=")
+    assert made.dtype is dtypes.from_config(config_dtype)
     assert written(made).tolist() == value
 
 
@@ -315,7 +316,7 @@ def test_strings_for_an_input_of_numbers_are_refused(value: Any, config_dtype: s
 
 
 def test_an_array_of_strings_for_an_input_of_numbers_stays_one() -> None:
-    assert source(np.array(["word"]), "TYPE_FP32").dtype == object  # which the plan will refuse
+    assert source(np.array(["word"]), "TYPE_FP32").dtype is dtypes.BYTES  # which the layout will refuse
 
 
 @pytest.mark.parametrize("value", [[1.0], 1.0, ["word"], [VALUES], Producer(VALUES)], ids=type)

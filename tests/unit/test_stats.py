@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from shm_backend_utils.client.pool_options import PoolStatus
+from shm_backend_utils.memory.pool.options import PoolStatus
 from shm_backend_utils.client.stats import ClientStats, Tally
 
 POOL = PoolStatus(held=1, idle=2, quarantined=3, byte_size=4, max_bytes=5)

@@ -163,7 +163,7 @@ def written(dtype: DType, value: Any, rank: int) -> npt.NDArray[Any]:
     """Return what the model gets of a value that is passed for an input."""
     tensor = {"name": "X", "data_type": f"TYPE_{dtype.name}", "dims": [-1] * rank}
     source = sources(ModelSpec.from_config({"name": "model", "input": [tensor]}), {"X": value})["X"]
-    target: npt.NDArray[Any] = np.empty(source.shape, source.dtype)
+    target: npt.NDArray[Any] = np.empty(source.shape, source.dtype.numpy)
     source.write_to(target)
     return target
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shm_backend_utils.client.options import Tls
-from shm_backend_utils.client.terms import Terms
+from shm_backend_utils.client.settings import ClientSettings
 from shm_backend_utils.client.transports.messages import split_url
 from shm_backend_utils.errors import CallerError
 
@@ -53,4 +53,4 @@ def test_what_is_no_url_of_a_server_is_refused_with_the_forms_that_are(url: str)
 @pytest.mark.parametrize("url", ["localhost:8001", "grpc://localhost:8001", "http://localhost:8000"])
 def test_certificates_for_a_url_without_tls_are_refused(url: str) -> None:
     with pytest.raises(CallerError, match="is without TLS; write grpcs:// or https://"):
-        Terms(url, 1.0, "auto", None, Tls(), None)
+        ClientSettings(url, 1.0, "auto", Tls())

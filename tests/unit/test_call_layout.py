@@ -1,4 +1,4 @@
-"""How a call is checked against a model's configuration and laid out in a slot."""
+"""How a call is checked against a model's configuration and laid out in a region."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
+from shm_backend_utils.client.inputs.descriptions import described_inputs, hinted_sizes, output_devices
 from shm_backend_utils.client.known_model import KnownModel
-from shm_backend_utils.client.plan import CallPlan, plan, rows_of, signature
+from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import (
     BatchSizeError,
     MissingTensorError,
@@ -21,9 +22,15 @@ from shm_backend_utils.errors import (
     TensorTypeError,
 )
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.protocol.descriptor import InputSpan, OutputSpan
+from shm_backend_utils.protocol import results, table
+from shm_backend_utils.protocol.call_layout import CallLayout, lay_out, record_byte_size, rows_of
+from shm_backend_utils.protocol.layout import MAX_RECORD_BYTE_SIZE, PAGE_SIZE
+from shm_backend_utils.protocol.results import OutputPlace
+from shm_backend_utils.protocol.spans import InputSpan, OutputSpan
 
 FP32 = np.dtype(np.float32)
+BEGIN = 8192
+"""Where the data of the region begins."""
 BF16 = dtypes.BF16.numpy
 Given = tuple[str, Sequence[int], npt.DTypeLike]
 
@@ -50,170 +57,138 @@ STRINGS = ModelSpec.from_config(
 )
 
 
-def planned(
+def laid_out(
     spec: ModelSpec,
     inputs: Sequence[Given],
     outputs: Any = None,
     learned: Mapping[str, int] | None = None,
     most_rows: int | None = None,
-) -> CallPlan:
+) -> CallLayout:
+    given = described_inputs({name: (shape, dtype) for name, shape, dtype in inputs})
     rows = spec.max_batch_size if most_rows is None else most_rows
-    return plan(
-        spec, signature({name: (shape, dtype) for name, shape, dtype in inputs}, outputs), learned or {}, most_rows=rows
-    )
+    wanted, devices = hinted_sizes(outputs), output_devices(outputs)
+    return lay_out(spec, given, wanted, BEGIN, learned=learned or {}, most_rows=rows, output_devices=devices)
 
 
 def test_an_input_has_its_place_and_size() -> None:
-    span = planned(SIMPLE, [("X", (10,), FP32)]).inputs["X"]
-    assert (span.offset, span.byte_size, span.shape, span.dtype.name) == (0, 40, (10,), "FP32")
+    span = laid_out(SIMPLE, [("X", (10,), FP32)]).table.inputs["X"]
+    assert (span.offset, span.byte_size, span.shape, span.dtype.name) == (BEGIN, 40, (10,), "FP32")
 
 
 def test_tensors_follow_each_other_at_multiples_of_256() -> None:
-    made = planned(BATCHED, [("X", (5, 3), FP32), ("W", (5, 2), np.uint8)], {"FIXED": None, "OPEN": 300})
-    spans: list[InputSpan | OutputSpan] = [*made.inputs.values(), *made.outputs.values()]
-    assert [(span.offset, span.byte_size) for span in spans] == [(0, 60), (256, 10), (512, 80), (768, 300)]
-    assert made.byte_size == 1280
-
-
-def test_a_call_of_the_same_form_has_an_equal_signature() -> None:
-    one = signature({"X": ([2, 3], "float32")}, {"Y": ((2, 3), np.float32)})
-    other = signature({"X": ((np.int64(2), 3), np.float32)}, {"Y": 24})
-    assert one == other
-    assert hash(one) == hash(other)
+    made = laid_out(BATCHED, [("X", (5, 3), FP32), ("W", (5, 2), np.uint8)], {"FIXED": None, "OPEN": 300})
+    spans: list[InputSpan | OutputSpan] = [*made.table.inputs.values(), *made.table.outputs.values()]
+    places = [(span.offset - BEGIN, span.byte_size) for span in spans]
+    assert places == [(0, 60), (256, 10), (512, 80), (768, 300)]
+    assert made.end == BEGIN + 1280
 
 
 def test_by_default_all_outputs_are_wanted() -> None:
-    made = planned(SIMPLE, [("X", (1,), FP32)])
+    made = laid_out(SIMPLE, [("X", (1,), FP32)])
     assert made.requested is None
-    assert list(made.wanted) == list(made.outputs) == ["Y", "Z"]
+    assert list(made.table.outputs) == ["Y", "Z"]
 
 
 def test_only_the_outputs_that_are_wanted_have_room() -> None:
-    made = planned(SIMPLE, [("X", (1,), FP32)], ["Z"])
+    made = laid_out(SIMPLE, [("X", (1,), FP32)], ["Z"])
     assert made.requested == ("Z",)
-    assert list(made.wanted) == list(made.outputs) == ["Z"]
+    assert list(made.table.outputs) == ["Z"]
 
 
 def test_no_output_may_be_wanted() -> None:
-    made = planned(SIMPLE, [("X", (1,), FP32)], [])
-    assert (made.requested, dict(made.outputs)) == ((), {})
+    made = laid_out(SIMPLE, [("X", (1,), FP32)], [])
+    assert (made.requested, dict(made.table.outputs)) == ((), {})
 
 
 @pytest.mark.parametrize(("hint", "room"), [(0, 0), (100, 100), (((2, 3), np.float64), 48), (((), "int8"), 1)], ids=str)
 def test_a_hint_says_how_much_room_an_output_gets(hint: Any, room: int) -> None:
-    made = planned(SIMPLE, [("X", (1,), FP32)], {"Y": hint})
-    assert made.outputs["Y"].byte_size == room
+    made = laid_out(SIMPLE, [("X", (1,), FP32)], {"Y": hint})
+    assert made.table.outputs["Y"].byte_size == room
     assert made.certain == {"Y"}
 
 
 def test_a_hint_may_be_any_kind_of_integer() -> None:
-    assert planned(SIMPLE, [("X", (1,), FP32)], {"Y": np.prod([4, 5])}).outputs["Y"].byte_size == 20
+    assert laid_out(SIMPLE, [("X", (1,), FP32)], {"Y": np.prod([4, 5])}).table.outputs["Y"].byte_size == 20
 
 
 def test_a_size_that_follows_from_the_configuration_is_certain() -> None:
-    made = planned(BATCHED, [("X", (5, 3), FP32)])
-    assert made.outputs["FIXED"].byte_size == 5 * 4 * 4
+    made = laid_out(BATCHED, [("X", (5, 3), FP32)])
+    assert made.table.outputs["FIXED"].byte_size == 5 * 4 * 4
     assert made.certain == {"FIXED"}
 
 
 def test_an_output_of_which_nothing_is_known_has_no_room() -> None:
-    assert planned(BATCHED, [("X", (5, 3), FP32)]).outputs["OPEN"].byte_size == 0
+    assert laid_out(BATCHED, [("X", (5, 3), FP32)]).table.outputs["OPEN"].byte_size == 0
 
 
 def test_what_was_learned_of_a_row_gives_room_for_every_row() -> None:
-    made = planned(BATCHED, [("X", (5, 3), FP32)], learned={"OPEN": 100})
-    assert made.outputs["OPEN"].byte_size == 500
+    made = laid_out(BATCHED, [("X", (5, 3), FP32)], learned={"OPEN": 100})
+    assert made.table.outputs["OPEN"].byte_size == 500
     assert "OPEN" not in made.certain
 
 
 def test_what_was_learned_gives_way_to_a_hint_and_to_the_configuration() -> None:
-    made = planned(BATCHED, [("X", (5, 3), FP32)], {"OPEN": 7, "FIXED": None}, learned={"OPEN": 100, "FIXED": 999})
-    assert (made.outputs["OPEN"].byte_size, made.outputs["FIXED"].byte_size) == (7, 80)
+    made = laid_out(BATCHED, [("X", (5, 3), FP32)], {"OPEN": 7, "FIXED": None}, learned={"OPEN": 100, "FIXED": 999})
+    assert (made.table.outputs["OPEN"].byte_size, made.table.outputs["FIXED"].byte_size) == (7, 80)
 
 
 def test_an_output_without_a_hint_beside_others_that_have_one_is_learned() -> None:
-    made = planned(SIMPLE, [("X", (1,), FP32)], {"Y": None, "Z": 4}, learned={"Y": 64})
-    assert (made.outputs["Y"].byte_size, set(made.certain)) == (64, {"Z"})
+    made = laid_out(SIMPLE, [("X", (1,), FP32)], {"Y": None, "Z": 4}, learned={"Y": 64})
+    assert (made.table.outputs["Y"].byte_size, set(made.certain)) == (64, {"Z"})
 
 
 def test_a_model_that_learned_gives_head_room_at_its_next_call() -> None:
     known = KnownModel(BATCHED, head_room=1.5)
-    call = signature({"X": ((4, 3), FP32)}, None)
-    assert known.plan(call).outputs["OPEN"].byte_size == 0
+    given = described_inputs({"X": ((4, 3), FP32)})
+    assert known.lay_out(given, None).table.outputs["OPEN"].byte_size == 0
     known.learn({"OPEN": 400}, rows=4)
-    assert known.plan(call).outputs["OPEN"].byte_size == 600
+    assert known.lay_out(given, None).table.outputs["OPEN"].byte_size == 600
 
 
 def test_a_model_does_not_unlearn() -> None:
     known = KnownModel(SIMPLE, head_room=1)
     known.learn({"Y": 400}, rows=1)
     known.learn({"Y": 100}, rows=1)
-    assert known.plan(signature({"X": ((1,), FP32)}, None)).outputs["Y"].byte_size == 400
-
-
-def test_calls_of_one_form_share_a_plan() -> None:
-    known = KnownModel(SIMPLE, head_room=1)
-    plans = [known.plan(signature({"X": ((size,), FP32)}, None)) for size in (1, 1, 2)]
-    assert plans[0] is plans[1]
-    assert plans[1] is not plans[2]
-
-
-def test_a_model_keeps_a_limited_number_of_plans() -> None:
-    known = KnownModel(SIMPLE, head_room=1)
-    first = known.plan(signature({"X": ((0,), FP32)}, None))
-    for size in range(1, 1000):
-        known.plan(signature({"X": ((size,), FP32)}, None))
-    assert known.plan(signature({"X": ((0,), FP32)}, None)) is not first
+    assert known.lay_out(described_inputs({"X": ((1,), FP32)}), None).table.outputs["Y"].byte_size == 400
 
 
 def test_strings_and_bf16_lie_beside_the_others() -> None:
-    made = planned(STRINGS, [("TEXT", (2,), "S20"), ("X", (1,), FP32), ("B", (3,), BF16)])
-    spans = {name: (span.offset, span.byte_size, span.dtype.name) for name, span in made.inputs.items()}
+    made = laid_out(STRINGS, [("TEXT", (2,), "S20"), ("X", (1,), FP32), ("B", (3,), BF16)])
+    spans = {
+        name: (span.offset - BEGIN, span.byte_size, span.dtype.name) for name, span in made.table.inputs.items()
+    }
     assert spans == {"TEXT": (0, 48, "BYTES"), "X": (256, 4, "FP32"), "B": (512, 6, "BF16")}
-    assert made.strings == {"TEXT"}
 
 
 def test_a_string_of_known_length_has_room_for_its_length_and_its_bytes() -> None:
-    assert planned(STRINGS, [("TEXT", (5,), "S7")]).inputs["TEXT"].byte_size == 5 * (4 + 7)
+    assert laid_out(STRINGS, [("TEXT", (5,), "S7")]).table.inputs["TEXT"].byte_size == 5 * (4 + 7)
 
 
 def test_a_character_may_take_four_bytes() -> None:
-    assert planned(STRINGS, [("TEXT", (5,), "U7")]).inputs["TEXT"].byte_size == 5 * (4 + 7 * len("😀".encode()))
+    assert laid_out(STRINGS, [("TEXT", (5,), "U7")]).table.inputs["TEXT"].byte_size == 5 * (4 + 7 * len("😀".encode()))
 
 
 def test_a_string_of_unknown_length_has_room_for_60_bytes() -> None:
-    assert planned(STRINGS, [("TEXT", (5,), object)]).inputs["TEXT"].byte_size == 5 * 64
+    assert laid_out(STRINGS, [("TEXT", (5,), object)]).table.inputs["TEXT"].byte_size == 5 * 64
 
 
 @pytest.mark.parametrize("dtype", ["S", "U", "S0", bytes, str], ids=repr)
 def test_strings_without_a_length_have_room_for_empty_ones_at_least(dtype: Any) -> None:
-    assert planned(STRINGS, [("TEXT", (5,), dtype)]).inputs["TEXT"].byte_size >= 5 * 4
-
-
-@pytest.mark.parametrize("dtype", ["U7", "S7", object, bytes])
-def test_strings_of_every_dtype_are_objects_in_a_signature(dtype: Any) -> None:
-    assert signature({"TEXT": ((2,), dtype)}, None).inputs == (("TEXT", (2,), np.dtype(object)),)
-
-
-def test_calls_whose_strings_need_more_room_have_another_plan() -> None:
-    known = KnownModel(STRINGS, head_room=1)
-    short, same, longer = [known.plan(signature({"TEXT": ((2,), dtype)}, None)) for dtype in ("S20", "U5", "S21")]
-    assert short is same
-    assert (short.inputs["TEXT"].byte_size, longer.inputs["TEXT"].byte_size) == (48, 50)
+    assert laid_out(STRINGS, [("TEXT", (5,), dtype)]).table.inputs["TEXT"].byte_size >= 5 * 4
 
 
 @pytest.mark.parametrize(
     ("hint", "room"), [(0, 0), (100, 100), (((2,), "S20"), 48), (((2, 3), "U2"), 72), (((2,), object), 128)], ids=str
 )
 def test_a_hint_says_how_much_room_an_output_of_strings_gets(hint: Any, room: int) -> None:
-    made = planned(STRINGS, [], {"WORDS": hint})
-    assert (made.outputs["WORDS"].byte_size, set(made.certain)) == (room, {"WORDS"})
+    made = laid_out(STRINGS, [], {"WORDS": hint})
+    assert (made.table.outputs["WORDS"].byte_size, set(made.certain)) == (room, {"WORDS"})
 
 
 def test_an_output_of_strings_is_of_open_size_whatever_its_shape() -> None:
     output = tensor("WORDS", "STRING", [2, 3])
-    made = planned(ModelSpec.from_config({"name": "model", "output": [output]}), [], learned={"WORDS": 100})
-    assert (made.outputs["WORDS"].byte_size, set(made.certain)) == (100, set())
+    made = laid_out(ModelSpec.from_config({"name": "model", "output": [output]}), [], learned={"WORDS": 100})
+    assert (made.table.outputs["WORDS"].byte_size, set(made.certain)) == (100, set())
 
 
 @pytest.mark.parametrize(
@@ -225,7 +200,7 @@ def test_an_output_of_strings_is_of_open_size_whatever_its_shape() -> None:
 )
 def test_strings_and_bf16_are_not_taken_for_each_other_or_for_anything_else(name: str, dtype: Any) -> None:
     with pytest.raises(TensorTypeError, match=f"'{name}' is .*, but the model's configuration says TYPE_") as caught:
-        planned(STRINGS, [(name, (2,), dtype)])
+        laid_out(STRINGS, [(name, (2,), dtype)])
     assert caught.value.tensor == name
 
 
@@ -240,50 +215,58 @@ def test_strings_and_bf16_are_not_taken_for_each_other_or_for_anything_else(name
 )
 def test_strings_cannot_lie_in_memory_of_a_gpu(inputs: Any, outputs: Any) -> None:
     with pytest.raises(TensorError, match="'TEXT'|'WORDS'"):
-        plan(STRINGS, signature(inputs, outputs), {}, most_rows=0)
+        lay_out(
+            STRINGS,
+            described_inputs(inputs),
+            hinted_sizes(outputs),
+            BEGIN,
+            learned={},
+            most_rows=0,
+            output_devices=output_devices(outputs),
+        )
 
 
 def test_strings_must_have_the_right_shape() -> None:
     with pytest.raises(TensorShapeError, match="'TEXT' has shape"):
-        planned(STRINGS, [("TEXT", (2, 2), object)])
+        laid_out(STRINGS, [("TEXT", (2, 2), object)])
 
 
 def test_the_batch_size_is_that_of_the_inputs() -> None:
-    assert planned(BATCHED, [("X", (5, 3), FP32), ("W", (5, 2), np.uint8)]).batch_size == 5
-    assert planned(SIMPLE, [("X", (5,), FP32)]).batch_size is None
+    assert laid_out(BATCHED, [("X", (5, 3), FP32), ("W", (5, 2), np.uint8)]).batch_size == 5
+    assert laid_out(SIMPLE, [("X", (5,), FP32)]).batch_size is None
 
 
 @pytest.mark.parametrize("rows", [1, 8])
 def test_a_batch_of_up_to_the_models_size_is_taken(rows: int) -> None:
-    assert planned(BATCHED, [("X", (rows, 3), FP32)]).batch_size == rows
+    assert laid_out(BATCHED, [("X", (rows, 3), FP32)]).batch_size == rows
 
 
 def test_a_batch_that_is_too_large_is_refused_with_the_way_out() -> None:
     with pytest.raises(BatchSizeError, match="'X' has a batch of 9, but .* takes 1 to 8; split=True sends several"):
-        planned(BATCHED, [("X", (9, 3), FP32)])
+        laid_out(BATCHED, [("X", (9, 3), FP32)])
 
 
 def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(BatchSizeError, match="'X' has a batch of 0, but model 'batched' takes 1 to 8$"):
-        planned(BATCHED, [("X", (0, 3), FP32)])
+        laid_out(BATCHED, [("X", (0, 3), FP32)])
 
 
 def test_a_batch_that_will_be_split_may_be_larger() -> None:
-    assert planned(BATCHED, [("X", (1000, 3), FP32)], most_rows=2**31).batch_size == 1000
+    assert laid_out(BATCHED, [("X", (1000, 3), FP32)], most_rows=2**31).batch_size == 1000
 
 
 def test_inputs_of_different_batch_sizes_are_refused() -> None:
     with pytest.raises(BatchSizeError, match="must have one batch size; found X 5, W 4"):
-        planned(BATCHED, [("X", (5, 3), FP32), ("W", (4, 2), np.uint8)])
+        laid_out(BATCHED, [("X", (5, 3), FP32), ("W", (4, 2), np.uint8)])
 
 
 def test_a_batch_without_inputs_is_refused() -> None:
     with pytest.raises(MissingTensorError, match="model 'batched' takes batches, .* found no input"):
-        planned(BATCHED, [])
+        laid_out(BATCHED, [])
 
 
 def test_a_call_without_inputs_is_fine_where_all_are_optional() -> None:
-    assert planned(SIMPLE, []).byte_size == 0
+    assert laid_out(SIMPLE, []).end == BEGIN
 
 
 def test_an_input_that_is_needed_must_be_there() -> None:
@@ -291,7 +274,7 @@ def test_an_input_that_is_needed_must_be_there() -> None:
     with pytest.raises(
         MissingTensorError, match="model 'strict' needs input 'X', which the call does not have"
     ) as found:
-        planned(spec, [("W", (1,), FP32)])
+        laid_out(spec, [("W", (1,), FP32)])
     assert found.value.tensor == "X"
 
 
@@ -305,42 +288,61 @@ def test_an_input_that_is_needed_must_be_there() -> None:
 )
 def test_names_that_the_model_does_not_have_are_refused(inputs: Any, outputs: Any, message: str) -> None:
     with pytest.raises(TensorNameError, match=message):
-        planned(SIMPLE, inputs, outputs)
+        laid_out(SIMPLE, inputs, outputs)
 
 
 def test_outputs_that_are_one_string_and_no_list_are_refused_as_such() -> None:
     with pytest.raises(TensorError, match="'YZ'|list"):
-        planned(SIMPLE, [], "YZ")
+        laid_out(SIMPLE, [], "YZ")
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int32, ">f4", object, "U3", np.complex64, "M8[s]"], ids=str)
 def test_an_input_of_another_dtype_is_refused(dtype: Any) -> None:
     with pytest.raises(TensorTypeError, match="tensor 'X' "):
-        planned(SIMPLE, [("X", (1,), dtype)])
+        laid_out(SIMPLE, [("X", (1,), dtype)])
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3)], ids=str)
 def test_an_input_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(TensorShapeError, match="tensor 'X' has shape .*, but the model's configuration says"):
-        planned(SIMPLE, [("X", shape, FP32)])
+        laid_out(SIMPLE, [("X", shape, FP32)])
 
 
 def test_a_negative_size_is_no_shape() -> None:
     with pytest.raises(TensorShapeError):
-        planned(SIMPLE, [("X", (-1,), FP32)])
+        laid_out(SIMPLE, [("X", (-1,), FP32)])
 
 
 @pytest.mark.parametrize("hint", [-1, ((-1000,), np.float32), 1.5, "many", (3,)], ids=str)
 def test_a_hint_that_is_no_size_is_refused(hint: Any) -> None:
     with pytest.raises(TensorError) as caught:
-        planned(SIMPLE, [("X", (1,), FP32)], {"Y": hint})
+        laid_out(SIMPLE, [("X", (1,), FP32)], {"Y": hint})
     assert caught.value.tensor == "Y"
 
 
 def test_rows_of_a_call_lie_where_they_lie_in_the_whole() -> None:
-    whole = planned(BATCHED, [("X", (6, 3), FP32)], {"FIXED": None, "OPEN": 61})
-    part = rows_of(whole, 2, 5, whole.signature)
+    whole = laid_out(BATCHED, [("X", (6, 3), FP32)], {"FIXED": None, "OPEN": 61})
+    part = rows_of(whole, 2, 5)
     assert part.batch_size == 3
-    assert (part.inputs["X"].offset, part.inputs["X"].byte_size, part.inputs["X"].shape) == (24, 36, (3, 3))
-    outputs = {name: (span.offset, span.byte_size) for name, span in part.outputs.items()}
+    x = part.table.inputs["X"]
+    assert (x.offset - BEGIN, x.byte_size, x.shape) == (24, 36, (3, 3))
+    outputs = {name: (span.offset - BEGIN, span.byte_size) for name, span in part.table.outputs.items()}
     assert outputs == {"FIXED": (256 + 32, 48), "OPEN": (512 + 20, 30)}
+
+
+@pytest.mark.parametrize("count", [1, 20, 200])
+def test_a_record_has_room_for_every_tensor_of_a_model(count: int) -> None:
+    names = [f"a rather long name of a tensor, number {index}, {'x' * 80}" for index in range(count)]
+    tensors = [tensor(name, dims=[-1] * 4) for name in names]
+    spec = ModelSpec.from_config({"name": "many", "input": tensors, "output": tensors})
+    size = record_byte_size(spec)
+    made = laid_out(spec, [(name, (1, 1, 1, 1), FP32) for name in names])
+    assert size % PAGE_SIZE == 0
+    assert PAGE_SIZE <= size <= MAX_RECORD_BYTE_SIZE
+    assert len(table.encode(made.table)) + 8 <= size // 2
+    places = [OutputPlace(name, BY_NAME["FP32"], (1, 1, 1, 1), 0, 0, 4, False) for name in names]
+    assert results.results_length(results.encode(places)) <= size // 2
+
+
+def test_the_record_of_a_small_model_is_a_page() -> None:
+    assert record_byte_size(SIMPLE) == PAGE_SIZE
