@@ -11,17 +11,18 @@ from collections.abc import Iterator
 import pytest
 
 from shm_backend_utils.memory.locks import SlotLease, borrow, is_slot_in_use
+from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
 
 BORROWER = """
 import os, sys
 from shm_backend_utils.memory.locks import borrow
 fd = os.open(sys.argv[1], os.O_RDWR)
-lease = borrow(fd, 1)
+lease = borrow(fd, int(sys.argv[2]))
 assert lease is not None
 print("borrowed", flush=True)
 sys.stdin.read()
 """
-SLOT = 1
+SLOT = record_offset(1, PAGE_SIZE)
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def test_giving_back_twice_gives_back_once(client: int, borrower: int) -> None:
 def test_a_loan_of_one_slot_is_none_of_its_neighbours(client: int, borrower: int) -> None:
     lease = borrow(borrower, SLOT)
     assert lease is not None
-    for neighbour in (SLOT - 1, SLOT + 1):
+    for neighbour in (SLOT - PAGE_SIZE, SLOT + PAGE_SIZE):
         assert SlotLease(client, neighbour).take_back()
     lease.give_back()
 
@@ -141,7 +142,7 @@ def test_a_loan_of_one_slot_is_none_of_its_neighbours(client: int, borrower: int
 @pytest.mark.parametrize("end", ["exit", "kill"])
 def test_a_loan_ends_with_the_process_that_has_it(client: int, end: str) -> None:
     path = f"/proc/{os.getpid()}/fd/{client}"
-    command = [sys.executable, "-c", BORROWER, path]
+    command = [sys.executable, "-c", BORROWER, path, str(SLOT)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"borrowed\n"
