@@ -9,6 +9,7 @@ import triton_python_backend_utils as pb_utils
 
 from shm_backend_utils.errors import ShmError
 from shm_backend_utils.model import ShmSession
+from shm_backend_utils.protocol.refusals import refusal
 
 
 class TritonPythonModel:
@@ -27,15 +28,17 @@ class TritonPythonModel:
         self.counts[0] += counted
         if fail == "before it begins":
             return failure
+        begun = False
         try:
             with self.session.open(request) as call:
+                begun = True
                 self.counts[1] += counted
                 if fail == "half way":
                     raise ShmError(parameters.get("message", "the model gave up"))
                 call.put("Y", call.input("X"))
                 call.put("COUNTS", self.counts)
         except ShmError as error:
-            return pb_utils.InferenceResponse([], pb_utils.TritonError(str(error)))
+            return pb_utils.InferenceResponse([], pb_utils.TritonError(str(error) if begun else refusal(error)))
         return failure if fail == "at the end" else call.response
 
     def finalize(self):
