@@ -34,6 +34,7 @@ __all__ = [
     "completed_generation",
     "decode",
     "encode",
+    "events_left",
     "results_length",
     "unused_memory",
 ]
@@ -150,6 +151,15 @@ def decode(data: bytes, byte_sizes: Sequence[int]) -> Results:
         raise broken_results("they end too early") from None
     except ValueError as error:
         raise broken_results(error) from None
+
+
+def events_left(data: bytes, byte_sizes: Sequence[int]) -> tuple[Event, ...]:
+    """Return the events of a slot's last call, of which none is left if it failed, or there was none.
+
+    Parameters and errors are those of :func:`decode`.
+    """
+    (length, *_) = _HEAD.unpack_from(data, _STAMPS.size)
+    return decode(data, byte_sizes).events if length else ()
 
 
 def _decode(data: bytes, byte_sizes: Sequence[int]) -> Results:

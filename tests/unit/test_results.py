@@ -87,6 +87,7 @@ def test_a_failed_call_has_no_results() -> None:
     assert not any(results.NO_RESULTS)
     assert len(results.NO_RESULTS) == 8
     broken(record(length=0))
+    assert results.events_left(record(length=0), [4096]) == ()
 
 
 def test_the_stamp_is_read() -> None:

@@ -169,7 +169,7 @@ class DirectExchange(Exchange):
                 "again later, or prepare another call"
             )
         if self._devices:  # a model that has ended may have left the rest to its GPU, and said so by events
-            events = results.decode(self._slot.record.copy_results(), self._byte_sizes).events
+            events = results.events_left(self._slot.record.copy_results(), self._byte_sizes)
             self._devices[0].listener.wait(events)
 
     def _wait_on_streams(self, events: Sequence[Event]) -> None:

@@ -252,7 +252,7 @@ class Opening:
         held: list[Any] = list(region.device_memory.values())
         sizes = [region.byte_size, *[each.allocation.byte_size for each in held]]
         used = [slot for slot in region.slots if slot.generation]
-        events = [event for slot in used for event in results.decode(slot.record.copy_results(), sizes).events]
+        events = [event for slot in used for event in results.events_left(slot.record.copy_results(), sizes)]
         if events:
             yield Offload(lambda: held[0].listener.wait(events))
 
