@@ -90,10 +90,13 @@ class ClientSettings:
             It cannot be said so.
         """
         checked = check_options(options) if options else _NO_OPTIONS
-        client = sys._getframe().f_back
-        caller = None if client is None else client.f_back  # None where no line of Python has made the call
-        is_users = caller is not None and not caller.f_code.co_filename.startswith(NOT_THE_USERS)
-        origin = Origin(what, caller.f_code, caller.f_lineno) if caller and is_users else Origin.here(what)
+        user = sys._getframe(
+            1
+        ).f_back  # None where no line of Python has made the call: a thread or a greenlet began so
+        if user is None or user.f_code.co_filename.startswith(NOT_THE_USERS):
+            origin = Origin.here(what)
+        else:
+            origin = Origin(what, user.f_code, user.f_lineno)
         return CallSettings(
             model,
             checked.get("model_version", ""),

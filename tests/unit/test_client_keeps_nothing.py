@@ -143,7 +143,7 @@ def test_an_error_that_somebody_keeps_keeps_no_slot(
             fail(server, patch, error)
             try:
                 call(client)
-            except BaseException as raised:  # noqa: BLE001
+            except BaseException as raised:
                 kept = raised
         server.before = server.after = lambda order: None
         server.compute = doubled

@@ -14,7 +14,6 @@ import pytest
 
 from shm_backend_utils.memory.locks import (
     SlotLease,
-    has_users,
     hold_owner_lease,
     is_owner_alive,
     is_slot_in_use,
@@ -22,13 +21,15 @@ from shm_backend_utils.memory.locks import (
 )
 from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
 
-RECORD = record_offset(0, PAGE_SIZE)
-HOLDER = """
+RECORDS = [record_offset(slot, PAGE_SIZE) for slot in range(3)]
+"""Where the records of a region's slots begin: the bytes of their leases."""
+
+HOLDER = f"""
 import os, sys
 from shm_backend_utils.memory.locks import SlotLease, take_owner_lease
 fd = os.open(sys.argv[1], os.O_RDWR)
 assert take_owner_lease(fd)
-assert SlotLease(fd, 1).take()
+assert SlotLease(fd, {RECORDS[1]}).take()
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -108,41 +109,41 @@ def test_asking_for_the_owner_takes_nothing(fd: int, other: int) -> None:
 
 
 def test_asking_for_a_slot_takes_nothing(fd: int, other: int) -> None:
-    assert not is_slot_in_use(fd, 0)
-    assert SlotLease(other, 0).take()
+    assert not is_slot_in_use(fd, RECORDS[0])
+    assert SlotLease(other, RECORDS[0]).take()
 
 
 def test_a_slot_is_seen_in_use_through_another_description(fd: int, other: int) -> None:
-    assert SlotLease(fd, 2).take()
-    assert is_slot_in_use(other, 2)
+    assert SlotLease(fd, RECORDS[2]).take()
+    assert is_slot_in_use(other, RECORDS[2])
 
 
 def test_the_holder_of_a_slot_does_not_see_its_own_lease(fd: int) -> None:
-    assert SlotLease(fd, 0).take()
-    assert not is_slot_in_use(fd, 0)
+    assert SlotLease(fd, RECORDS[0]).take()
+    assert not is_slot_in_use(fd, RECORDS[0])
 
 
 def test_a_slots_lease_is_taken_once_between_descriptions(fd: int, other: int) -> None:
-    assert SlotLease(fd, 0).take()
-    assert not SlotLease(other, 0).take()
+    assert SlotLease(fd, RECORDS[0]).take()
+    assert not SlotLease(other, RECORDS[0]).take()
 
 
 def test_a_slots_lease_is_taken_once_within_a_process(fd: int) -> None:
-    lease = SlotLease(fd, 0)
+    lease = SlotLease(fd, RECORDS[0])
     assert lease.take()
     assert not lease.take()
 
 
 def test_a_slots_lease_can_be_taken_when_it_was_given_back(fd: int, other: int) -> None:
-    lease = SlotLease(fd, 0)
+    lease = SlotLease(fd, RECORDS[0])
     assert lease.take()
     lease.give_back()
-    assert not is_slot_in_use(other, 0)
+    assert not is_slot_in_use(other, RECORDS[0])
     assert lease.take()
 
 
 def test_a_lease_that_was_not_to_be_had_can_be_taken_later(fd: int, other: int) -> None:
-    mine, theirs = SlotLease(fd, 0), SlotLease(other, 0)
+    mine, theirs = SlotLease(fd, RECORDS[0]), SlotLease(other, RECORDS[0])
     assert theirs.take()
     assert not mine.take()
     theirs.give_back()
@@ -150,19 +151,18 @@ def test_a_lease_that_was_not_to_be_had_can_be_taken_later(fd: int, other: int) 
 
 
 def test_slots_have_leases_of_their_own(fd: int, other: int) -> None:
-    assert SlotLease(fd, 0).take()
-    assert SlotLease(other, 1).take()
-    assert not is_slot_in_use(fd, 2)
+    assert SlotLease(fd, RECORDS[0]).take()
+    assert SlotLease(other, RECORDS[1]).take()
+    assert not is_slot_in_use(fd, RECORDS[2])
 
 
-def test_a_slots_lease_is_neither_the_owners_nor_that_of_who_has_device_memory_mapped(fd: int, other: int) -> None:
-    assert SlotLease(fd, RECORD).take()
+def test_a_slots_lease_is_not_the_owners(fd: int, other: int) -> None:
+    assert SlotLease(fd, RECORDS[0]).take()
     assert not is_owner_alive(other)
-    assert not has_users(other)
 
 
 def test_one_of_many_threads_gets_the_lease(fd: int) -> None:
-    lease = SlotLease(fd, 0)
+    lease = SlotLease(fd, RECORDS[0])
     together = threading.Barrier(8)
 
     def take(_: int) -> bool:
@@ -174,7 +174,7 @@ def test_one_of_many_threads_gets_the_lease(fd: int) -> None:
 
 
 def test_threads_with_a_lease_never_meet(fd: int) -> None:
-    lease = SlotLease(fd, 0)
+    lease = SlotLease(fd, RECORDS[0])
     inside: list[int] = []
 
     def come_and_go(thread: int) -> int:
@@ -195,7 +195,7 @@ def test_threads_with_a_lease_never_meet(fd: int) -> None:
 def test_a_failed_attempt_leaves_the_lease_free(fd: int) -> None:
     closed = os.dup(fd)
     os.close(closed)
-    lease = SlotLease(closed, 0)
+    lease = SlotLease(closed, RECORDS[0])
     for _ in range(2):
         with pytest.raises(OSError, match="Bad file descriptor"):
             lease.take()
@@ -205,21 +205,21 @@ def test_a_failed_attempt_leaves_the_lease_free(fd: int) -> None:
 def test_another_process_excludes_this_one(fd: int) -> None:
     assert is_owner_alive(fd)
     assert not take_owner_lease(fd)
-    assert is_slot_in_use(fd, 1)
-    assert not SlotLease(fd, 1).take()
+    assert is_slot_in_use(fd, RECORDS[1])
+    assert not SlotLease(fd, RECORDS[1]).take()
 
 
 def test_leases_go_with_a_process_that_ends(fd: int, holder: subprocess.Popen[bytes]) -> None:
     holder.communicate()
     assert take_owner_lease(fd)
-    assert SlotLease(fd, 1).take()
+    assert SlotLease(fd, RECORDS[1]).take()
 
 
 def test_leases_go_with_a_process_that_is_killed(fd: int, holder: subprocess.Popen[bytes]) -> None:
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     assert take_owner_lease(fd)
-    assert SlotLease(fd, 1).take()
+    assert SlotLease(fd, RECORDS[1]).take()
 
 
 def test_a_forked_child_keeps_its_parents_lease_alive(fd: int, other: int) -> None:

@@ -22,8 +22,7 @@ assert lease is not None
 print("borrowed", flush=True)
 sys.stdin.read()
 """
-BEFORE, SLOT, BEHIND = [record_offset(slot, PAGE_SIZE) for slot in range(3)]
-"""Where the records of some slots begin: their leases."""
+SLOT = record_offset(1, PAGE_SIZE)
 
 
 @pytest.fixture
@@ -135,7 +134,7 @@ def test_giving_back_twice_gives_back_once(client: int, borrower: int) -> None:
 def test_a_loan_of_one_slot_is_none_of_its_neighbours(client: int, borrower: int) -> None:
     lease = borrow(borrower, SLOT)
     assert lease is not None
-    for neighbour in (BEFORE, BEHIND):
+    for neighbour in (SLOT - PAGE_SIZE, SLOT + PAGE_SIZE):
         assert SlotLease(client, neighbour).take_back()
     lease.give_back()
 

@@ -26,7 +26,7 @@ _SAME_VALUES: Final = "safe"  # another byte order, or strings to objects; dtype
 _OBJECT: Final = np.dtype(object)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Source:
     """One input as the user holds it.
 
