@@ -30,6 +30,7 @@ __all__ = [
     "Event",
     "OutputPlace",
     "Results",
+    "are_there",
     "broken_results",
     "completed_generation",
     "decode",
@@ -122,6 +123,12 @@ def completed_generation(data: bytes) -> int:
     """Return the stamp ``completed`` of a model's half of a record that was copied out."""
     completed: int = _STAMPS.unpack_from(data)[1]
     return completed
+
+
+def are_there(data: bytes) -> bool:
+    """Return whether a model's half of a record holds results: not if the model failed, or has not ended."""
+    length: int = _HEAD.unpack_from(data, _STAMPS.size)[0]
+    return length > 0
 
 
 def decode(data: bytes, byte_sizes: Sequence[int]) -> Results:

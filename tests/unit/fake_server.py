@@ -136,7 +136,9 @@ class FakeServer:
         if SLOT_PARAMETER in order.parameters:
             outputs = self._in_slot(order)
         else:
-            outputs = self._placed(order, self.compute(order, {name: self._read(given) for name, given in order.inputs.items()}))
+            outputs = self._placed(
+                order, self.compute(order, {name: self._read(given) for name, given in order.inputs.items()})
+            )
         self.after(order)
         return outputs
 
@@ -264,18 +266,26 @@ class FakeServer:
         return travelling
 
 
-def _written(region: ManagedRegion, rooms: Mapping[str, OutputSpan], outputs: Arrays) -> tuple[list[OutputPlace], Arrays]:
+def _written(
+    region: ManagedRegion, rooms: Mapping[str, OutputSpan], outputs: Arrays
+) -> tuple[list[OutputPlace], Arrays]:
     """Write outputs to their rooms; return where they are, and those that found none."""
     memory = region.bytes()
     places, travelling = [], {}
     for name, array in outputs.items():
         dtype = dtypes.from_numpy(array.dtype, name)
-        data = Strings.of(name, array).encoded if dtype is BYTES else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        data = (
+            Strings.of(name, array).encoded
+            if dtype is BYTES
+            else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        )
         room = rooms.get(name)
         if room is None or room.byte_size < data.nbytes:
             travelling[name] = data if dtype is BYTES else array
             places.append(OutputPlace(name, dtype, array.shape, 0, 0, 0, is_in_response=True))
             continue
         memory[room.offset : room.offset + data.nbytes] = data
-        places.append(OutputPlace(name, dtype, array.shape, room.region, room.offset, data.nbytes, is_in_response=False))
+        places.append(
+            OutputPlace(name, dtype, array.shape, room.region, room.offset, data.nbytes, is_in_response=False)
+        )
     return places, travelling

@@ -182,7 +182,9 @@ def client_of(server: FakeServer, protocol: str = "grpc", **named: Any) -> Itera
 
 
 @contextlib.asynccontextmanager
-async def async_client_of(server: FakeServer, protocol: str = "grpc", **named: Any) -> AsyncGenerator[AsyncShmClient, None]:
+async def async_client_of(
+    server: FakeServer, protocol: str = "grpc", **named: Any
+) -> AsyncGenerator[AsyncShmClient, None]:
     """Connect a client for tasks to a fake server."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aio, "connect_async", lambda *_: AsyncFakeTransport(server, protocol))

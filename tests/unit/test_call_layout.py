@@ -154,9 +154,7 @@ def test_a_model_does_not_unlearn() -> None:
 
 def test_strings_and_bf16_lie_beside_the_others() -> None:
     made = laid_out(STRINGS, [("TEXT", (2,), "S20"), ("X", (1,), FP32), ("B", (3,), BF16)])
-    spans = {
-        name: (span.offset - BEGIN, span.byte_size, span.dtype.name) for name, span in made.table.inputs.items()
-    }
+    spans = {name: (span.offset - BEGIN, span.byte_size, span.dtype.name) for name, span in made.table.inputs.items()}
     assert spans == {"TEXT": (0, 48, "BYTES"), "X": (256, 4, "FP32"), "B": (512, 6, "BF16")}
 
 

@@ -1,10 +1,8 @@
-"""Device memory of a client's slots: up to a budget, and neither freed nor given to others while models may write."""
+"""Device memory of a client's regions: up to a budget, and neither freed nor given to others while models may write."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -18,15 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shm_backend_utils.memory.cuda.bank import DeviceBank, ShortOfMemoryError, rounded_up
 from shm_backend_utils.client.errors import BudgetError
-from shm_backend_utils.client.slot import Slot
-from shm_backend_utils.errors import MachineError, PeerError
-from shm_backend_utils.memory.cuda.events import Event, EventRecorder
+from shm_backend_utils.client.paths.direct import events_left
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.memory.cuda.bank import DeviceBank, ShortOfMemoryError, rounded_up
+from shm_backend_utils.memory.cuda.events import EventRecorder
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaMappings
 from shm_backend_utils.memory.locks import use
+from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.memory.segment import PRIVATE
-from shm_backend_utils.protocol.descriptor import CudaRegionClaim, SystemRegionClaim
+from shm_backend_utils.protocol import results
+from shm_backend_utils.protocol.layout import PAGE_SIZE
+from shm_backend_utils.protocol.spans import Table
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.fake_gpu import BYTES, fails_by, objects_of, runtime_that_gives_all_back
 from tests.unit.fake_gpu_events import PATIENCE_S, unfinished_work
@@ -36,7 +37,7 @@ SIZE = 4096
 LIMIT = 2 * SIZE
 OUT_OF_MEMORY = "cudaErrorMemoryAllocation"
 
-MakeSlot = Callable[..., Slot]
+MakeRegion = Callable[..., SlotRegion]
 
 
 @pytest.fixture
@@ -49,32 +50,32 @@ def cuda() -> Iterator[FakeCuda]:
 
 @pytest.fixture
 def bank(cuda: FakeCuda) -> Iterator[DeviceBank]:
-    """A bank from which two of the smallest slots can be provided on each device."""
+    """A bank from which two of the smallest regions can be provided on each device."""
     with contextlib.closing(DeviceBank(CudaAccess(lambda: cuda), LIMIT)) as bank:
         yield bank
 
 
 @pytest.fixture
-def new_slot(bank: DeviceBank) -> Iterator[MakeSlot]:
-    """Make a slot with so much memory on these devices; it is destroyed in the end."""
-    slots: list[Slot] = []
+def new_region(bank: DeviceBank) -> Iterator[MakeRegion]:
+    """Make a region with so much memory on these devices; it is destroyed in the end."""
+    regions: list[SlotRegion] = []
 
-    def make(devices: tuple[int, ...] = (0,), byte_size: int = SIZE) -> Slot:
-        slots.append(Slot(100, 1, PRIVATE))
-        bank.provide(slots[-1], devices, [byte_size] * len(devices))
-        return slots[-1]
+    def make(devices: tuple[int, ...] = (0,), byte_size: int = SIZE) -> SlotRegion:
+        regions.append(SlotRegion(100, 1, PAGE_SIZE, PRIVATE))
+        bank.provide(regions[-1], devices, [byte_size] * len(devices))
+        return regions[-1]
 
     yield make
-    for slot in slots:
-        slot.destroy()
+    for region in regions:
+        region.destroy()
 
 
 class Model:
-    """What a model has of a slot: the device memory, mapped, and the lease that says so."""
+    """What a model has of a region: the device memory, mapped, and the lease that says so."""
 
-    def __init__(self, slot: Slot, device: int = 0) -> None:
-        allocation = slot.device_spaces[device].allocation
-        fd = os.open(SHM / slot.key, os.O_RDWR)
+    def __init__(self, region: SlotRegion, device: int = 0) -> None:
+        allocation = region.device_memory[device].allocation
+        fd = os.open(SHM / region.key, os.O_RDWR)
         self._mappings = CudaMappings(FakeCuda())
         lease = use(fd)
         os.close(fd)
@@ -96,36 +97,29 @@ def times(cuda: FakeCuda, operation: str) -> int:
 # Providing
 
 
-def test_a_slot_has_what_it_needs_on_every_device(cuda: FakeCuda, new_slot: MakeSlot) -> None:
-    slot = new_slot((0, 1))
-    assert {device: space.byte_size for device, space in slot.device_spaces.items()} == {0: SIZE, 1: SIZE}
-    assert [space.allocation.device for space in slot.device_spaces.values()] == [0, 1]
+def test_a_region_has_what_it_needs_on_every_device(cuda: FakeCuda, new_region: MakeRegion) -> None:
+    region = new_region((0, 1))
+    assert {device: held.allocation.byte_size for device, held in region.device_memory.items()} == {0: SIZE, 1: SIZE}
+    assert [held.allocation.device for held in region.device_memory.values()] == [0, 1]
     assert cuda.live.allocations == 2
 
 
-def test_what_a_slot_has_already_is_not_allocated_again(cuda: FakeCuda, bank: DeviceBank, new_slot: MakeSlot) -> None:
-    slot = new_slot()
-    first = slot.device_spaces[0]
-    bank.provide(slot, (0, 1), (SIZE, SIZE))
-    assert slot.device_spaces[0] is first
+def test_what_a_region_has_already_is_not_allocated_again(
+    cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion
+) -> None:
+    region = new_region()
+    first = region.device_memory[0]
+    bank.provide(region, (0, 1), (SIZE, SIZE))
+    assert region.device_memory[0] is first
     assert times(cuda, "allocate") == 2
-
-
-def test_a_descriptor_names_the_device_memory_and_the_slot_that_fences_it(new_slot: MakeSlot) -> None:
-    slot = new_slot((0, 1))
-    host, *on_devices = slot.claims(slot.turns[0], [1, 0])
-    assert isinstance(host, SystemRegionClaim)
-    assert host.key == slot.key
-    allocations = [slot.device_spaces[device].allocation for device in (1, 0)]
-    assert on_devices == [CudaRegionClaim(each.handle, SIZE, each.device_uuid, 0) for each in allocations]
 
 
 def test_a_bank_that_provides_nothing_does_not_load_cuda(cuda: FakeCuda) -> None:
     access = CudaAccess(lambda: cuda)
     bank = DeviceBank(access, None)
-    slot = Slot(100, 1, PRIVATE)
-    bank.provide(slot, (), ())
-    slot.destroy()
+    region = SlotRegion(100, 1, PAGE_SIZE, PRIVATE)
+    bank.provide(region, (), ())
+    region.destroy()
     bank.collect()
     bank.close()
     assert not access.is_loaded
@@ -136,83 +130,83 @@ def test_where_there_is_no_cuda_the_error_says_so_and_nothing_is_counted() -> No
         raise MachineError("GPU memory needs CuPy, which is not installed")
 
     bank = DeviceBank(CudaAccess(load), SIZE)
-    slot = Slot(100, 1, PRIVATE)
+    region = SlotRegion(100, 1, PAGE_SIZE, PRIVATE)
     for _ in range(2):
         with pytest.raises(MachineError, match="needs CuPy") as caught:
-            bank.provide(slot, [0], [SIZE])
+            bank.provide(region, [0], [SIZE])
         assert not isinstance(caught.value, ShortOfMemoryError)
-    slot.destroy()
+    region.destroy()
 
 
 # Budget
 
 
-def test_each_device_gives_up_to_the_budget(bank: DeviceBank, new_slot: MakeSlot) -> None:
+def test_each_device_gives_up_to_the_budget(bank: DeviceBank, new_region: MakeRegion) -> None:
     for _ in range(2):
-        new_slot((0, 1))
+        new_region((0, 1))
     for device in (0, 1):
         with pytest.raises(ShortOfMemoryError, match=f"{LIMIT} of {LIMIT} bytes on GPU {device} are in use"):
-            new_slot((device,))
+            new_region((device,))
 
 
-def test_what_does_not_fit_now_fits_when_a_slot_was_destroyed(new_slot: MakeSlot) -> None:
-    first, _ = new_slot(), new_slot()
+def test_what_does_not_fit_now_fits_when_a_region_was_destroyed(new_region: MakeRegion) -> None:
+    first, _ = new_region(), new_region()
     with pytest.raises(ShortOfMemoryError):
-        new_slot()
+        new_region()
     first.destroy()
-    new_slot()
+    new_region()
 
 
 def test_what_can_never_fit_is_refused_at_once_with_the_option_that_would_help(
-    cuda: FakeCuda, new_slot: MakeSlot
+    cuda: FakeCuda, new_region: MakeRegion
 ) -> None:
     with pytest.raises(
         BudgetError,
         match=rf"needs {LIMIT + 1} bytes on GPU 0, but the pool may have {LIMIT}; raise PoolOptions.max_device_bytes",
     ):
-        new_slot(byte_size=LIMIT + 1)
+        new_region(byte_size=LIMIT + 1)
     assert times(cuda, "allocate") == 0
 
 
-def test_the_whole_budget_may_be_one_slots(new_slot: MakeSlot) -> None:
-    assert new_slot(byte_size=LIMIT).device_spaces[0].byte_size == LIMIT
+def test_the_whole_budget_may_be_one_regions(new_region: MakeRegion) -> None:
+    assert new_region(byte_size=LIMIT).device_memory[0].allocation.byte_size == LIMIT
 
 
 def test_a_bank_without_a_budget_gives_what_the_device_has(cuda: FakeCuda) -> None:
     with contextlib.closing(DeviceBank(CudaAccess(lambda: cuda), None)) as bank:
-        slot = Slot(100, 1, PRIVATE)
-        bank.provide(slot, [0], [100 * SIZE])
-        slot.destroy()
+        region = SlotRegion(100, 1, PAGE_SIZE, PRIVATE)
+        bank.provide(region, [0], [100 * SIZE])
+        region.destroy()
 
 
-def test_memory_that_the_device_does_not_have_may_be_there_later(cuda: FakeCuda, new_slot: MakeSlot) -> None:
+def test_memory_that_the_device_does_not_have_may_be_there_later(cuda: FakeCuda, new_region: MakeRegion) -> None:
     cuda.fail_next("allocate", OUT_OF_MEMORY)
     with pytest.raises(ShortOfMemoryError, match=OUT_OF_MEMORY):
-        new_slot(byte_size=LIMIT)
-    new_slot(byte_size=LIMIT)  # the attempt is not counted
+        new_region(byte_size=LIMIT)
+    new_region(byte_size=LIMIT)  # the attempt is not counted
 
 
 @pytest.mark.parametrize(("method", "name"), [("allocate", "cudaErrorNoDevice"), ("export", "cudaErrorNotSupported")])
 def test_any_other_failure_is_told_as_it_is_and_leaves_nothing(
-    cuda: FakeCuda, new_slot: MakeSlot, method: str, name: str
+    cuda: FakeCuda, new_region: MakeRegion, method: str, name: str
 ) -> None:
     cuda.fail_next(method, name)
     with fails_by(name):
-        new_slot(byte_size=LIMIT)
-    assert new_slot(byte_size=LIMIT).device_spaces[0].byte_size == LIMIT
+        new_region(byte_size=LIMIT)
+    assert new_region(byte_size=LIMIT).device_memory[0].allocation.byte_size == LIMIT
 
 
-def test_a_slot_for_which_one_device_has_no_room_keeps_what_the_other_gave(
-    cuda: FakeCuda, bank: DeviceBank, new_slot: MakeSlot
+def test_a_region_for_which_one_device_has_no_room_keeps_what_the_other_gave(
+    cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion
 ) -> None:
-    in_the_way = new_slot((1,), LIMIT)
-    slot = Slot(100, 1, PRIVATE)
+    in_the_way = new_region((1,), LIMIT)
+    region = SlotRegion(100, 1, PAGE_SIZE, PRIVATE)
     with pytest.raises(ShortOfMemoryError):
-        bank.provide(slot, (0, 1), (SIZE, SIZE))
+        bank.provide(region, (0, 1), (SIZE, SIZE))
     in_the_way.destroy()
-    bank.provide(slot, (0, 1), (SIZE, SIZE))
+    bank.provide(region, (0, 1), (SIZE, SIZE))
     assert times(cuda, "allocate") == 3
-    slot.destroy()
+    region.destroy()
 
 
 @given(st.integers(1, 2**50))
@@ -231,20 +225,20 @@ def test_calls_of_similar_sizes_get_the_same_size() -> None:
 # Freeing
 
 
-def test_memory_of_a_destroyed_slot_is_freed_once_nobody_has_it_mapped(
-    cuda: FakeCuda, bank: DeviceBank, new_slot: MakeSlot
+def test_memory_of_a_destroyed_region_is_freed_once_nobody_has_it_mapped(
+    cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion
 ) -> None:
-    slot = new_slot((0, 1))
-    slot.destroy()
+    region = new_region((0, 1))
+    region.destroy()
     bank.collect()
     assert cuda.live.allocations == 0
     assert times(cuda, "free") == 2
 
 
-def test_memory_that_a_model_has_mapped_is_not_freed(cuda: FakeCuda, bank: DeviceBank, new_slot: MakeSlot) -> None:
-    slot = new_slot()
-    model = Model(slot)
-    slot.destroy()
+def test_memory_that_a_model_has_mapped_is_not_freed(cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion) -> None:
+    region = new_region()
+    model = Model(region)
+    region.destroy()
     bank.collect()
     assert cuda.live.allocations == 1
     model.write(7)  # on a GPU, this would be undefined if the memory was freed
@@ -253,22 +247,22 @@ def test_memory_that_a_model_has_mapped_is_not_freed(cuda: FakeCuda, bank: Devic
     assert cuda.live.allocations == 0
 
 
-def test_memory_that_a_model_has_mapped_counts_and_is_nobody_elses(bank: DeviceBank, new_slot: MakeSlot) -> None:
-    slot = new_slot(byte_size=LIMIT)
-    model = Model(slot)
-    slot.destroy()
+def test_memory_that_a_model_has_mapped_counts_and_is_nobody_elses(bank: DeviceBank, new_region: MakeRegion) -> None:
+    region = new_region(byte_size=LIMIT)
+    model = Model(region)
+    region.destroy()
     with pytest.raises(ShortOfMemoryError, match=f"{LIMIT} of {LIMIT} bytes on GPU 0 are in use"):
-        new_slot()
+        new_region()
     model.let_go()
-    new_slot()
+    new_region()
 
 
 def test_memory_that_several_models_have_mapped_is_freed_after_the_last(
-    cuda: FakeCuda, bank: DeviceBank, new_slot: MakeSlot
+    cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion
 ) -> None:
-    slot = new_slot()
-    models = [Model(slot), Model(slot)]
-    slot.destroy()
+    region = new_region()
+    models = [Model(region), Model(region)]
+    region.destroy()
     live = []
     for model in models:
         model.let_go()
@@ -277,34 +271,34 @@ def test_memory_that_several_models_have_mapped_is_freed_after_the_last(
     assert live == [1, 0]
 
 
-def test_a_model_that_keeps_one_slots_memory_keeps_no_other(
-    cuda: FakeCuda, bank: DeviceBank, new_slot: MakeSlot
+def test_a_model_that_keeps_one_regions_memory_keeps_no_other(
+    cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion
 ) -> None:
-    slots = [new_slot(), new_slot((1,)), new_slot()]
-    model = Model(slots[1], device=1)
-    for slot in slots:
-        slot.destroy()
+    regions = [new_region(), new_region((1,)), new_region()]
+    model = Model(regions[1], device=1)
+    for region in regions:
+        region.destroy()
     bank.collect()
     assert cuda.live.allocations == 1
     model.write(7)
     model.let_go()
 
 
-def test_all_memory_of_a_slot_stays_while_a_model_has_some_of_it_mapped(
-    cuda: FakeCuda, bank: DeviceBank, new_slot: MakeSlot
+def test_all_memory_of_a_region_stays_while_a_model_has_some_of_it_mapped(
+    cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion
 ) -> None:
-    slot = new_slot((0, 1))
-    model = Model(slot, device=1)
-    slot.destroy()
+    region = new_region((0, 1))
+    model = Model(region, device=1)
+    region.destroy()
     bank.collect()
     assert cuda.live.allocations == 2
     model.let_go()
 
 
-def test_memory_is_freed_after_the_users_last_array(cuda: FakeCuda, bank: DeviceBank, new_slot: MakeSlot) -> None:
-    slot = new_slot()
-    array = slot.device_spaces[0].array_at(np.empty(0, np.uint8), 0, BYTES, (SIZE,))
-    slot.destroy()
+def test_memory_is_freed_after_the_users_last_array(cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion) -> None:
+    region = new_region()
+    array = region.device_memory[0].array_at(np.empty(0, np.uint8), 0, BYTES, (SIZE,))
+    region.destroy()
     bank.collect()
     assert array.get().size == SIZE
     assert cuda.live.allocations == 1
@@ -312,19 +306,21 @@ def test_memory_is_freed_after_the_users_last_array(cuda: FakeCuda, bank: Device
     assert cuda.live.allocations == 0
 
 
-def test_burying_waits_for_nothing_as_finalizers_do_it(cuda: FakeCuda, bank: DeviceBank, new_slot: MakeSlot) -> None:
-    slot = new_slot()
+def test_burying_waits_for_nothing_as_finalizers_do_it(
+    cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion
+) -> None:
+    region = new_region()
     with bank._lock:
-        slot.destroy()
+        region.destroy()
     assert times(cuda, "free") == 0
     bank.collect()
     assert times(cuda, "free") == 1
 
 
-def test_a_slot_is_buried_once(cuda: FakeCuda, bank: DeviceBank, new_slot: MakeSlot) -> None:
-    slot = new_slot()
-    slot.destroy()
-    slot.destroy()
+def test_a_region_is_buried_once(cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion) -> None:
+    region = new_region()
+    region.destroy()
+    region.destroy()
     bank.collect()
     assert times(cuda, "free") == 1
 
@@ -332,18 +328,18 @@ def test_a_slot_is_buried_once(cuda: FakeCuda, bank: DeviceBank, new_slot: MakeS
 # Closing
 
 
-def test_a_bank_that_is_closed_frees_what_nobody_uses(cuda: FakeCuda, bank: DeviceBank, new_slot: MakeSlot) -> None:
-    new_slot().destroy()
+def test_a_bank_that_is_closed_frees_what_nobody_uses(cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion) -> None:
+    new_region().destroy()
     bank.close()
     assert cuda.live.allocations == 0
 
 
 def test_what_models_still_use_is_freed_after_the_bank_was_closed_when_they_let_go(
-    cuda: FakeCuda, bank: DeviceBank, new_slot: MakeSlot
+    cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion
 ) -> None:
-    slot = new_slot()
-    model = Model(slot)
-    slot.destroy()
+    region = new_region()
+    model = Model(region)
+    region.destroy()
     bank.close()
     (undertaker,) = [thread for thread in threading.enumerate() if thread.name == "shm device memory"]
     assert cuda.live.allocations == 1
@@ -353,32 +349,35 @@ def test_what_models_still_use_is_freed_after_the_bank_was_closed_when_they_let_
     assert cuda.live.allocations == 0
 
 
-# Using a slot again
+# Using a region again
 
 
-def results_with(*events: Event) -> bytes:
-    listed = [[event.device_uuid, base64.b64encode(event.handle).decode()] for event in events]
-    return json.dumps({"": listed}).encode()
+def complete(region: SlotRegion, encoded: bytes) -> None:
+    """Have a request of the region completed with these results."""
+    slot = region.slots[0]
+    slot.record.complete(slot.begin(Table({}, {})), encoded)
 
 
-def wait_for_models(slot: Slot) -> None:
-    events = slot.events
+def wait_for_models(region: SlotRegion) -> None:
+    """Wait for what the last request's model has left to its GPU, as a client does before it uses a region again."""
+    held = list(region.device_memory.values())
+    events = events_left(region.slots[0], [region.byte_size, *[each.allocation.byte_size for each in held]])
     if events:
-        slot.listener.wait(events)
+        held[0].listener.wait(events)
 
 
-def test_a_slot_is_used_again_when_the_models_gpu_has_finished(new_slot: MakeSlot) -> None:
-    slot = new_slot()
+def test_a_region_is_used_again_when_the_models_gpu_has_finished(new_region: MakeRegion) -> None:
+    region = new_region()
     model = FakeCuda()
     recorder = EventRecorder(model)
     done: list[str] = []
 
     def call_next() -> None:
-        wait_for_models(slot)
+        wait_for_models(region)
         done.append("the next call")
 
     with unfinished_work(model, done) as finish:
-        slot.turns[0].record.complete(slot.turns[0].advance(), results_with(recorder.record(0)))
+        complete(region, results.encode([], [recorder.record(0)]))
         waiting = threading.Thread(target=call_next)
         waiting.start()
         finish.set()
@@ -386,30 +385,21 @@ def test_a_slot_is_used_again_when_the_models_gpu_has_finished(new_slot: MakeSlo
     assert done == ["work", "the next call"]
 
 
-@pytest.mark.parametrize("results", [b"", b"{}", b'{"Y":null}'])
-def test_a_slot_whose_models_have_left_nothing_to_wait_for_is_used_at_once(
-    cuda: FakeCuda, new_slot: MakeSlot, results: bytes
+def test_a_region_whose_models_have_left_nothing_to_wait_for_is_used_at_once(
+    cuda: FakeCuda, new_region: MakeRegion
 ) -> None:
-    slot = new_slot()
-    wait_for_models(slot)
-    slot.turns[0].record.complete(slot.turns[0].advance(), results)
-    wait_for_models(slot)
+    region = new_region()
+    wait_for_models(region)
+    complete(region, results.encode([]))
+    wait_for_models(region)
+    complete(region, results.NO_RESULTS)
+    wait_for_models(region)
     assert times(cuda, "synchronize_event") == 0
 
 
-def test_an_event_for_a_slot_without_device_memory_is_the_peers_fault() -> None:
-    slot = Slot(100, 1, PRIVATE)
-    slot.turns[0].record.complete(slot.turns[0].advance(), results_with(Event("0" * 32, bytes(64))))
-    with pytest.raises(PeerError, match="an event for a call without memory on a GPU"):
-        wait_for_models(slot)
-    slot.destroy()
-
-
-def test_slots_share_one_listener_so_that_an_event_is_opened_once(new_slot: MakeSlot) -> None:
-    assert (
-        len({id(space.listener) for slot in (new_slot((0, 1)), new_slot()) for space in slot.device_spaces.values()})
-        == 1
-    )
+def test_regions_share_one_listener_so_that_an_event_is_opened_once(new_region: MakeRegion) -> None:
+    regions = (new_region((0, 1)), new_region())
+    assert len({id(held.listener) for region in regions for held in region.device_memory.values()}) == 1
 
 
 # Forked children
@@ -418,11 +408,13 @@ def test_slots_share_one_listener_so_that_an_event_is_opened_once(new_slot: Make
 FORKING = """
 import atexit, faulthandler, os, threading, traceback
 from pathlib import Path
-from shm_backend_utils.client.slot import Slot
-from shm_backend_utils.client.terms import Terms
+from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.client.client_memory import ClientMemory
+from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.locks import use
 from shm_backend_utils.memory.segment import PRIVATE
+from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 
 freeing, go_on = threading.Event(), threading.Event()
@@ -437,17 +429,17 @@ class Client:
     pass
 
 cuda, client = SlowCuda(), Client()
-terms = Terms("127.0.0.1:1", 1.0, "auto", None, None, CudaAccess(lambda: cuda))
-terms.memory.end_with(client)
-slots = [Slot(100, 1, PRIVATE) for _ in range(2)]
-for slot in slots:
-    terms.memory.bank.provide(slot, [0], [100])
+memory = ClientMemory(PoolOptions(), CudaAccess(lambda: cuda))
+memory.end_with(client)
+regions = [SlotRegion(100, 1, PAGE_SIZE, PRIVATE) for _ in range(2)]
+for region in regions:
+    memory.bank.provide(region, [0], [100])
 
-inodes = {slot: (Path("/dev/shm") / slot.key).stat().st_ino for slot in slots}
+inodes = {region: (Path("/dev/shm") / region.key).stat().st_ino for region in regions}
 
-def descriptors(slot):
+def descriptors(region):
     places = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-    return sum(place.stat().st_ino == inodes[slot] for place in places if place.exists())
+    return sum(place.stat().st_ino == inodes[region] for place in places if place.exists())
 
 def in_child(work):
     child = os.fork()
@@ -470,26 +462,26 @@ try:
 END = """
 finally:
     go_on.set()
-    for slot in slots:
-        slot.destroy()
-    terms.memory.end()
+    for region in regions:
+        region.destroy()
+    memory.end()
 """
 
 USES = {
     "holds none of the regions that its parent has destroyed": """
-        user = use(slots[0]._region.segment.fileno())
-        slots[0].destroy()
-        here = descriptors(slots[0])
+        user = use(regions[0]._region.segment.fileno())
+        regions[0].destroy()
+        here = descriptors(regions[0])
         def work():
-            there = descriptors(slots[0])
+            there = descriptors(regions[0])
             assert there == here - 1, f"{there} of {here} descriptors are left"
         in_child(work)
         user.give_back()
     """,
     "ends although its parent was freeing memory": """
-        for slot in slots:
-            slot.destroy()
-        collecting = threading.Thread(target=terms.memory.bank.collect)
+        for region in regions:
+            region.destroy()
+        collecting = threading.Thread(target=memory.bank.collect)
         collecting.start()
         freeing.wait(20)
         in_child(lambda: None)
@@ -497,10 +489,10 @@ USES = {
     """,
     "frees nothing": """
         go_on.set()
-        slots[0].destroy()
-        in_child(terms.memory.bank.close)
+        regions[0].destroy()
+        in_child(memory.bank.close)
         assert cuda.live.allocations == 2
-        terms.memory.bank.collect()
+        memory.bank.collect()
         assert cuda.live.allocations == 1
     """,
 }

@@ -17,7 +17,7 @@ from shm_backend_utils.client.inputs.descriptions import (
 )
 from shm_backend_utils.errors import TensorError, TensorNameError
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.protocol.call_layout import CallInput, CallLayout, lay_out
+from shm_backend_utils.protocol.call_layout import CallInput, CallLayout, lay_out, rows_of
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan
 
 FP32 = np.float32
@@ -77,6 +77,122 @@ def device_of(name: str, device: Any) -> int | None:
 @pytest.mark.parametrize(("text", "device"), [("cuda", 0), ("cuda:0", 0), ("cuda:3", 3), ("cuda:9999", 9999)])
 def test_a_device_is_named_as_torch_names_it(text: str, device: int) -> None:
     assert device_of("A", text) == device
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("", "cpu", "gpu:0", "CUDA:0", "cuda:", "cuda:-1", "cuda:+1", "cuda:1.0", "cuda:00000", "cuda:0,1"),
+        *(" cuda:0", "cuda:0\n", "cuda:0 ", "xcuda", 0, 1.0, None, True, ("cuda", 0), b"cuda:0"),
+    ],
+    ids=ascii,
+)
+def test_what_names_no_device_is_refused_with_an_example(wrong: object) -> None:
+    with pytest.raises(TensorError, match="the device of tensor 'A' is .*; expected for example 'cuda:0'") as caught:
+        device_of("A", wrong)
+    assert caught.value.tensor == "A"
+
+
+@pytest.mark.parametrize("device", ["cpu", "", 0, None], ids=ascii)
+def test_a_wrong_device_is_refused_wherever_it_stands(device: Any) -> None:
+    with pytest.raises(TensorError) as of_input:
+        described_inputs({"A": ((1,), FP32, device)})
+    with pytest.raises(TensorError) as of_output:
+        output_devices({"X": ((1,), FP32, device)})
+    assert (of_input.value.tensor, of_output.value.tensor) == ("A", "X")
+
+
+# Descriptions
+
+
+def test_a_description_says_which_tensors_are_on_which_gpu() -> None:
+    given = described_inputs({"A": ((2,), FP32, "cuda:1"), "B": ((2,), FP32), "C": ((2,), np.uint8, "cuda")})
+    assert {name: each.device for name, each in given.items()} == {"A": 1, "B": None, "C": 0}
+    assert output_devices({"X": "cuda:2", "Y": ((5,), FP32, "cuda:1")}) == {"X": 2, "Y": 1}
+
+
+def test_the_device_of_a_tensor_changes_neither_its_shape_nor_its_room() -> None:
+    there, here = described_inputs({"A": ((2,), FP32, "cuda:1")}), described_inputs({"A": ((2,), FP32)})
+    assert there["A"]._replace(device=None) == here["A"]
+    assert hinted_sizes({"X": ((2, 3), FP32, "cuda:1")}) == hinted_sizes({"X": ((2, 3), FP32)})
+
+
+@pytest.mark.parametrize("outputs", [None, (), ["X"], {"X": None}, {"X": 24}, {"X": ((2, 3), FP32)}], ids=str)
+def test_outputs_are_on_the_host_unless_a_hint_says_otherwise(outputs: Any) -> None:
+    assert output_devices(outputs) == {}
+
+
+def test_a_device_alone_says_nothing_of_the_room() -> None:
+    assert hinted_sizes({"X": "cuda:0", "Y": ((2, 3), FP32, "cuda:0")}) == {"X": None, "Y": 24}
+
+
+# Layout
+
+
+def test_a_plan_without_gpus_has_no_device_memory() -> None:
+    made = laid_out({"A": ((10,), FP32)}, ["X"])
+    assert (made.devices, made.device_byte_sizes) == ((), ())
+
+
+def test_every_memory_is_laid_out_from_its_own_beginning() -> None:
+    made = laid_out(
+        {"A": ((100,), FP32, "cuda:0"), "B": ((100,), FP32), "C": ((7,), np.uint8, "cuda:0")},
+        {"X": ((2, 3), FP32, "cuda:0"), "Y": None},
+    )
+    assert places(made) == {
+        "A": (1, 0, 400),
+        "B": (0, 0, 400),
+        "C": (1, 512, 7),
+        "X": (1, 768, 24),
+        "Y": (0, 512, 20),
+    }
+    assert (made.end - BEGIN, made.devices, made.device_byte_sizes) == (768, (0,), (1024,))
+
+
+def test_regions_follow_the_numbers_of_the_devices_whatever_the_order_of_the_tensors() -> None:
+    made = laid_out({"A": ((1,), FP32, "cuda:7"), "B": ((1,), FP32, "cuda:2")}, {"Y": "cuda:4"})
+    assert made.devices == (2, 4, 7)
+    assert {name: region for name, (region, _, _) in places(made).items()} == {"B": 1, "Y": 2, "A": 3}
+
+
+def test_a_gpu_that_has_nothing_but_empty_tensors_still_has_memory() -> None:
+    made = laid_out({"A": ((0,), FP32, "cuda:0")}, {"X": "cuda:1"})
+    assert (made.devices, made.device_byte_sizes) == ((0, 1), (LEAST, LEAST))
+
+
+def test_a_call_that_is_all_on_gpus_needs_nothing_of_the_host() -> None:
+    made = laid_out({"A": ((10,), FP32, "cuda:0")}, {"Y": "cuda:0"})
+    assert made.end == BEGIN
+
+
+def test_an_output_on_a_gpu_gets_the_room_that_the_configuration_tells() -> None:
+    made = laid_out({"A": ((1,), FP32)}, {"Y": "cuda:0"})
+    assert (places(made)["Y"], set(made.certain)) == ((1, 0, 20), {"Y"})
+
+
+def test_an_output_on_a_gpu_gets_the_room_that_was_learned() -> None:
+    made = laid_out({"A": ((1,), FP32)}, {"X": "cuda:0"}, learned={"X": 300})
+    assert (places(made)["X"], set(made.certain)) == ((1, 0, 300), set())
+
+
+def test_an_output_on_a_gpu_gets_the_room_that_is_hinted_at() -> None:
+    made = laid_out({"A": ((1,), FP32)}, {"X": ((25,), FP32, "cuda:0")}, learned={"X": 300})
+    assert (places(made)["X"], set(made.certain)) == ((1, 0, 100), {"X"})
+
+
+def test_the_same_call_on_the_host_has_everything_there() -> None:
+    given = described_inputs({"A": ((100,), FP32, "cuda:0"), "B": ((100,), FP32, "cuda:1")})
+    on_host = {name: CallInput(each.dtype, each.shape, each.byte_size) for name, each in given.items()}
+    made = lay_out(SPEC, on_host, hinted_sizes({"Y": "cuda:1"}), BEGIN, learned={}, most_rows=0)
+    assert places(made) == {"A": (0, 0, 400), "B": (0, 512, 400), "Y": (0, 1024, 20)}
+    assert (made.end - BEGIN, made.devices) == (1280, ())
+
+
+def test_rows_of_a_call_stay_on_their_gpu() -> None:
+    whole = laid_out({"A": ((6, 3), FP32, "cuda:1")}, {"X": "cuda:1"}, spec=BATCHED)
+    part = rows_of(whole, 2, 5)
+    assert places(part) == {"A": (1, 24, 36), "X": (1, 256 + 32, 48)}
+    assert (part.devices, part.device_byte_sizes) == (whole.devices, whole.device_byte_sizes)
 
 
 def test_an_output_that_the_model_does_not_have_is_refused_on_a_gpu_too() -> None:

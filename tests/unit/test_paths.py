@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 
-from shm_backend_utils.client.transports.connect import connect
 from shm_backend_utils.client.errors import InferenceError, PathUnavailableError
 from shm_backend_utils.client.paths.explanation import Check, Explanation
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.paths.choice import PathChooser, check_path, is_this_machine
 from shm_backend_utils.client.paths.triton_shm import Registrations
-from shm_backend_utils.client.runtime import run
+from shm_backend_utils.client.steps import BlockingDriver, Steps
+from shm_backend_utils.client.transports.grpc.codec import GrpcCodec, GrpcMessage
+from shm_backend_utils.client.transports.transport import Transport
 from shm_backend_utils.errors import CallerError
 from shm_backend_utils.memory.segment import PRIVATE
 from shm_backend_utils.model_spec import ModelSpec
@@ -33,21 +34,38 @@ def model(paths: str | None = "direct,triton-shm,inline", uids: str | None = Non
     return KnownModel(ModelSpec.from_config(config), head_room=1)
 
 
+class FarAway(Transport):
+    """To a server on another machine, which finds no memory of this one."""
+
+    def __init__(self) -> None:
+        self.codec = GrpcCodec()
+        self.host = FAR_AWAY
+        self.address = f"grpc://{FAR_AWAY}"
+
+    def send(self, message: GrpcMessage, timeout_s: float) -> Any:
+        assert message.procedure == "SystemSharedMemoryRegister"
+        raise InferenceError(f"Unable to open shared memory region: '{message.request.key}'")
+
+    def stream(self, message: Any, patience_s: float) -> Generator[Any, None, None]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.fixture
-def far_away(monkeypatch: pytest.MonkeyPatch) -> Iterator[PathChooser]:
-    """Chooses paths to a server on another machine, which finds no memory of this one."""
-    transport = connect(f"http://{FAR_AWAY}:8000", None)
+def far_away() -> PathChooser:
+    """Chooses paths to a server on another machine."""
+    return PathChooser(FAR_AWAY, Registrations(GrpcCodec()), PRIVATE)
 
-    async def register(name: str, key: str, byte_size: int, timeout_s: float) -> None:
-        raise InferenceError(f"Unable to open shared memory region: '{key}'")
 
-    monkeypatch.setattr(transport, "register", register)
-    yield PathChooser(transport, Registrations(transport), PRIVATE)
-    run(transport.close())
+def run(operation: Steps[Any]) -> Any:
+    return BlockingDriver(FarAway()).run(operation)
 
 
 def explained(chooser: PathChooser, known: KnownModel) -> Explanation:
-    return run(chooser.explain(known, 1.0))
+    explanation: Explanation = run(chooser.explain(known, 1.0))
+    return explanation
 
 
 def found(explanation: Explanation, name: str) -> Check:

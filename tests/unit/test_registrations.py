@@ -75,13 +75,17 @@ def _registered(run: Run, server: Server, registrations: Registrations, region: 
 
 
 @pytest.mark.usefixtures("_registered")
-def test_what_is_not_wanted_is_unregistered(run: Run, server: Server, registrations: Registrations, region: SlotRegion) -> None:
+def test_what_is_not_wanted_is_unregistered(
+    run: Run, server: Server, registrations: Registrations, region: SlotRegion
+) -> None:
     assert not run(registrations.drop([region.key], 1.0))
     assert server.registered == set()
 
 
 @pytest.mark.usefixtures("_registered")
-def test_what_a_request_is_in_is_unregistered_later(run: Run, server: Server, registrations: Registrations, region: SlotRegion) -> None:
+def test_what_a_request_is_in_is_unregistered_later(
+    run: Run, server: Server, registrations: Registrations, region: SlotRegion
+) -> None:
     server.is_busy = True
     assert run(registrations.drop([region.key], 1.0))
     assert server.registered == {region.key}
@@ -102,7 +106,9 @@ def test_what_a_server_does_not_answer_to_is_unregistered_later(
 
 
 @pytest.mark.usefixtures("_registered")
-def test_what_somebody_else_has_unregistered_is_fine(run: Run, server: Server, registrations: Registrations, region: SlotRegion) -> None:
+def test_what_somebody_else_has_unregistered_is_fine(
+    run: Run, server: Server, registrations: Registrations, region: SlotRegion
+) -> None:
     server.registered.clear()
     assert not run(registrations.drop_all(1.0))
     assert not run(registrations.drop_all(1.0))

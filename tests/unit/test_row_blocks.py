@@ -30,7 +30,9 @@ def region_of(pool: SlotPool, count: int = 3) -> tuple[SlotRegion, npt.NDArray[n
     return pool.redeem(pool.request(Need(1, count), "block"))
 
 
-def begun(pool: SlotPool, key: object = "calls", blocks: RowBlocks[str] | None = None) -> tuple[RowBlocks[str], Row[str]]:
+def begun(
+    pool: SlotPool, key: object = "calls", blocks: RowBlocks[str] | None = None
+) -> tuple[RowBlocks[str], Row[str]]:
     blocks = blocks or RowBlocks()
     return blocks, blocks.begin(key, *region_of(pool), list(LAYOUTS))
 

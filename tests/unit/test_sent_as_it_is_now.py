@@ -70,7 +70,9 @@ def test_headers_that_change_in_place_between_two_calls_are_sent_as_they_are(
 
 
 def test_options_of_one_call_are_not_the_next_ones(client: ShmClient, server: FakeServer) -> None:
-    client.infer("m", {"IN0": X}, parameters={"a": 1}, priority=3, timeout=1000, headers={"token": "x"}, outputs=["OUT0"])
+    client.infer(
+        "m", {"IN0": X}, parameters={"a": 1}, priority=3, timeout=1000, headers={"token": "x"}, outputs=["OUT0"]
+    )
     assert {name: value for name, _, value in users(server.orders[-1])} == {"a": 1, "priority": 3, "timeout": 1000}
     client.infer("m", {"IN0": X})
     assert users(server.orders[-1]) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from typing import Any
 
@@ -10,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.client.result import Result, result_of
-from shm_backend_utils.client.space import HostSpace
+from shm_backend_utils.client.paths.direct import result_of
+from shm_backend_utils.client.result import Result
+from shm_backend_utils.dtypes import BYTES
 from shm_backend_utils.errors import PeerError
-from shm_backend_utils.protocol.results import parse_results
+from shm_backend_utils.protocol import results
+from shm_backend_utils.protocol.results import OutputPlace
 
 REGION = 8192
 """Bytes of the region that the outputs are in."""
@@ -41,18 +42,20 @@ def placed(memory: npt.NDArray[np.uint8], encoded: bytes, shape: list[int], room
     """Return the result of a model that has written this at the very end of the region, with room behind it."""
     offset = REGION - len(encoded) - room
     memory[offset : offset + len(encoded)] = np.frombuffer(encoded, np.uint8)
-    return read(["BYTES", shape, len(encoded) + room, 0, offset], memory)
+    return read(OutputPlace("WORDS", BYTES, tuple(shape), 0, offset, len(encoded) + room, False), memory)
 
 
 def overflowed(encoded: bytes, shape: list[int], dtype: Any = np.uint8) -> Result:
     """Return the result of a model whose strings found no room, and came back in the response."""
     response = Response(np.frombuffer(encoded, np.uint8).astype(dtype))
-    return read(["BYTES", shape], np.empty(REGION, np.uint8), response)
+    return read(OutputPlace("WORDS", BYTES, tuple(shape), 0, 0, 0, True), np.empty(REGION, np.uint8), response)
 
 
-def read(entry: object, memory: npt.NDArray[np.uint8], response: Response | None = None) -> Result:
-    places = parse_results(json.dumps({"WORDS": entry}).encode(), [memory.nbytes])
-    return result_of(places, [HostSpace(0, memory.nbytes)], memory, response or Response())
+def read(place: OutputPlace, memory: npt.NDArray[np.uint8], response: Response | None = None) -> Result:
+    """Return the result of a call after which the slot's record says this of an output."""
+    record = bytes(16) + results.encode([place])
+    found = results.decode(record.ljust(4096, b"\0"), [memory.nbytes])
+    return result_of(found.outputs, memory, (), response or Response())
 
 
 def test_strings_in_memory_are_an_array_of_bytes(memory: npt.NDArray[np.uint8]) -> None:
@@ -100,7 +103,7 @@ def test_strings_that_found_no_room_are_taken_from_the_response() -> None:
 
 def test_strings_that_are_neither_in_memory_nor_in_the_response_are_the_peers_fault() -> None:
     with pytest.raises(PeerError, match="break the protocol: WORDS"):
-        read(["BYTES", [3]], np.empty(REGION, np.uint8))
+        read(OutputPlace("WORDS", BYTES, (3,), 0, 0, 0, True), np.empty(REGION, np.uint8))
 
 
 LIES = {
@@ -116,7 +119,6 @@ LIES = {
     "more than a machine has memory for": (ENCODED, [2**31, 2**9]),
     "more than there are addresses": (ENCODED, [2**62, 2**62]),
     "none, of a shape that no array has": (b"", [0, 2**62, 2**62]),
-    "more dimensions than an array has": (b"\x00\x00\x00\x00", [1] * 100),
 }
 
 
@@ -141,15 +143,14 @@ def test_a_response_that_does_not_carry_strings_as_bytes_is_the_peers_fault(dtyp
 
 
 @pytest.mark.parametrize(
-    "place",
-    [(17, 0, REGION - 16), (REGION + 1, 0, 0), (16, 1, 0), (16, 0, REGION), (16, 0, -16), (-16, 0, 32), (2**70, 0, 0)],
-    ids=str,
+    "place", [(17, 0, REGION - 16), (REGION + 1, 0, 0), (16, 1, 0), (16, 0, REGION), (2**63, 0, 0)], ids=str
 )
 def test_strings_outside_the_region_are_the_peers_fault(
     memory: npt.NDArray[np.uint8], place: tuple[int, int, int]
 ) -> None:
+    byte_size, region, offset = place
     with pytest.raises(PeerError, match="the model's results break the protocol: "):
-        read(["BYTES", [0], *place], memory)
+        read(OutputPlace("WORDS", BYTES, (0,), region, offset, byte_size, False), memory)
 
 
 def test_the_message_names_the_output_and_its_bytes(memory: npt.NDArray[np.uint8]) -> None:

@@ -31,7 +31,7 @@ from ..transports.messages import Codec
 from .exchange import Exchange, check_outputs, is_answer, request_in_slot
 from .inline import no_strings, source_of
 
-__all__ = ["DirectExchange", "PreparedExchange", "result_of"]
+__all__ = ["DirectExchange", "PreparedExchange", "events_left", "result_of"]
 
 Memory = npt.NDArray[np.uint8]
 
@@ -169,8 +169,7 @@ class DirectExchange(Exchange):
                 "again later, or prepare another call"
             )
         if self._devices:  # a model that has ended may have left the rest to its GPU, and said so by events
-            events = results.decode(self._slot.record.copy_results(), self._byte_sizes).events
-            self._devices[0].listener.wait(events)
+            self._devices[0].listener.wait(events_left(self._slot, self._byte_sizes))
 
     def _wait_on_streams(self, events: Sequence[Event]) -> None:
         if not self._devices:
@@ -226,6 +225,18 @@ class PreparedExchange(DirectExchange):
                 f"{span.byte_size}; describe them as (shape, 'S100') if 100 is the length of the longest",
             )
         self._memory[span.offset : span.offset + encoded.nbytes] = encoded
+
+
+def events_left(slot: Slot, byte_sizes: Sequence[int]) -> tuple[Event, ...]:
+    """Return the events that tell when a model's GPU has finished with a slot, after its last request.
+
+    Raises
+    ------
+    PeerError
+        The model's results break the protocol.
+    """
+    data = slot.record.copy_results()
+    return results.decode(data, byte_sizes).events if results.are_there(data) else ()
 
 
 def result_of(
