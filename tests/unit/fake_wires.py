@@ -12,7 +12,6 @@ from urllib.parse import unquote
 import numpy as np
 import numpy.typing as npt
 import pytest
-from fake_server import Arrays, FakeServer, Order
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
@@ -25,6 +24,7 @@ from shm_backend_utils.client.transports.messages import Codec
 from shm_backend_utils.client.transports.transport import AsyncTransport, Transport
 from shm_backend_utils.dtypes import BYTES
 from shm_backend_utils.errors import CallerError
+from tests.unit.fake_server import Arrays, FakeServer, Order
 
 Wire = Callable[[FakeServer, Any], Any]
 

@@ -20,8 +20,8 @@ BEGIN = """
 import gc, hashlib, os, sys
 from pathlib import Path
 import numpy as np
-from fake_server import FakeServer, config
-from fake_wires import client_of
+from tests.unit.fake_server import FakeServer, config
+from tests.unit.fake_wires import client_of
 from shm_backend_utils.client import ForkedError
 
 X = np.arange(6, dtype=np.float32)
@@ -130,7 +130,7 @@ def test_in_a_forked_child(program: str) -> None:
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", f"{BEGIN}{body}\n{end}"],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([here, os.getcwd()])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([here, str(Path.cwd())])},
     ) as running:
         _, errors = running.communicate(timeout=LONG_S)
     left = list(SHM.glob(f"shmbu-{running.pid}-*"))

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_server import Arrays, FakeServer, Order, config, doubled
-from fake_wires import async_client_of, client_of
 
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError, ShmClient
 from shm_backend_utils.client.errors import MemoryRefusedError
@@ -26,6 +24,8 @@ from shm_backend_utils.memory.pool import forks
 from shm_backend_utils.memory.pool.slot import Slot
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.refusals import refusal
+from tests.unit.fake_server import Arrays, FakeServer, Order, config, doubled
+from tests.unit.fake_wires import async_client_of, client_of
 
 X = np.arange(6, dtype=np.float32)
 LONG_S = 30.0
@@ -43,7 +43,7 @@ def server() -> Iterator[FakeServer]:
 def client(server: FakeServer) -> Iterator[ShmClient]:
     with client_of(server) as client:
         for path in ("direct", "triton-shm", "inline"):
-            client.infer("m", {"IN0": X}, path=path)  # type: ignore[arg-type]
+            client.infer("m", {"IN0": X}, path=path)
         yield client
 
 
@@ -159,7 +159,7 @@ def test_an_error_of_a_stream_that_somebody_keeps_keeps_no_slot(
 ) -> None:
     from shm_backend_utils.client.paths import stream
 
-    server.compute = lambda order, inputs: ({"OUT0": inputs["IN0"] * factor} for factor in range(3))  # type: ignore[return-value]
+    server.compute = lambda order, inputs: ({"OUT0": inputs["IN0"] * factor} for factor in range(3))
     if fail is fail_making_arrays:
         fail(server, monkeypatch, PeerError("odd"))
         monkeypatch.setattr(stream, "result_of", direct.result_of)
@@ -171,7 +171,7 @@ def test_an_error_of_a_stream_that_somebody_keeps_keeps_no_slot(
 
 
 def test_a_stream_that_is_let_go_of_gives_its_memory_back(client: ShmClient, server: FakeServer) -> None:
-    server.compute = lambda order, inputs: ({"OUT0": inputs["IN0"] * factor} for factor in range(9))  # type: ignore[return-value]
+    server.compute = lambda order, inputs: ({"OUT0": inputs["IN0"] * factor} for factor in range(9))
     stream = client.stream("stream", {"IN0": X}, outputs={"OUT0": X.nbytes})
     first = next(stream)
     del stream
@@ -217,7 +217,12 @@ def test_memory_of_a_call_that_is_closed_while_the_model_executes_is_nobody_else
 
 def test_a_prepared_call_that_two_threads_use_at_once_says_so(client: ShmClient, server: FakeServer) -> None:
     executes, go = threading.Event(), threading.Event()
-    server.before = lambda _: (executes.set(), go.wait(LONG_S), None)[2]
+
+    def wait(_: Order) -> None:
+        executes.set()
+        go.wait(LONG_S)
+
+    server.before = wait
     with client.prepare("m", {"IN0": ((6,), np.float32)}) as call, concurrent.futures.ThreadPoolExecutor(1) as thread:
         call.inputs["IN0"][:] = X
         first = thread.submit(call.infer)
@@ -293,7 +298,7 @@ def test_a_client_that_is_closed_says_so_at_every_entry(client: ShmClient) -> No
 def held_by_this_process() -> tuple[int, int, int]:
     """Return how many descriptors, threads and owners of memory there are."""
     gc.collect()
-    return len(os.listdir("/proc/self/fd")), threading.active_count(), len(forks._OWNERS)
+    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), len(forks._OWNERS)
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])

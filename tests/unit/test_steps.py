@@ -133,7 +133,7 @@ def test_the_outcome_of_each_step_is_sent_to_the_operation(run: Run) -> None:
 
 STEPS = [
     lambda: Send(KeyError("it"), 1.0),
-    lambda: Offload(lambda: {}["it"]),
+    lambda: Offload(lambda: dict[str, int]()["it"]),
     lambda: Together([value(1), failure(KeyError("it"))]),
     lambda: Wait(failed(KeyError("it")), 1.0),
 ]
@@ -316,7 +316,9 @@ def test_a_task_that_is_cancelled_cancels_what_it_does_together_and_waits_for_it
 
 
 @pytest.mark.parametrize(
-    "step", [Send("message", 1.0), Wait(Future(), LONG_S), Pause(LONG_S), Offload(lambda: time.sleep(0.05))], ids=repr
+    "step",
+    [Send("message", 1.0), Wait(Future(), LONG_S), Pause(LONG_S), Offload(lambda: time.sleep(0.05))],
+    ids=lambda step: type(step).__name__,
 )
 def test_cancellation_reaches_the_operation_at_every_step(step: Any) -> None:
     seen: list[BaseException] = []
@@ -387,11 +389,9 @@ def test_what_the_callers_had_in_hand_stays() -> None:
         treasure = 42
         raise KeyError(treasure)
 
-    try:
+    with pytest.raises(KeyError) as caught:
         of_the_caller()
-    except KeyError as error:
-        assert error.__traceback__ is not None
-        assert error.__traceback__.tb_next is not None
-        frame = error.__traceback__.tb_next.tb_frame
-        forget_locals(error)
-        assert frame.f_locals == {"treasure": 42}
+    assert caught.tb.tb_next is not None
+    frame = caught.tb.tb_next.tb_frame
+    forget_locals(caught.value)
+    assert frame.f_locals == {"treasure": 42}
