@@ -39,7 +39,7 @@ from typing import Any, Final
 from .. import dtypes
 from ..dtypes import BYTES, LENGTH_SIZE, DType
 from ..errors import TableError
-from .claims import RegionClaim, claimed_size, decode_claims, encode_claim, padded
+from .claims import RegionClaim, claimed_size, decode_claims, encode_claim
 from .layout import MAX_SLOT_COUNT
 from .spans import (
     MAX_FRAMED_GENERATION,
@@ -70,6 +70,7 @@ __all__ = [
 _HEAD: Final = struct.Struct("<QIHHHHHHQ")
 HEAD_LENGTH: Final = _HEAD.size
 _WORD: Final = 8
+_ZERO: Final = b"\0"
 TENSOR: Final = struct.Struct("<QQHBBHH")
 """The fixed part of a tensor, in tables and in results."""
 
@@ -109,15 +110,16 @@ def encode(table: Table) -> bytes:
     pack = TENSOR.pack
     for name, (dtype, shape, region, offset, byte_size) in table.inputs.items():
         text = name.encode()
-        rank = len(shape)
+        rank, length = len(shape), len(text)
         pieces += (
-            pack(offset, byte_size, region, NUMBERS[dtype.name], rank, len(text), 0),
+            pack(offset, byte_size, region, NUMBERS[dtype.name], rank, length, 0),
             SHAPES[rank].pack(*shape),
-            padded(text),
+            text.ljust(length + -length % 8, _ZERO),
         )
     for name, (region, offset, byte_size) in table.outputs.items():
         text = name.encode()
-        pieces += (pack(offset, byte_size, region, 0, 0, len(text), 0), padded(text))
+        length = len(text)
+        pieces += (pack(offset, byte_size, region, 0, 0, length, 0), text.ljust(length + -length % 8, _ZERO))
     body = b"".join(pieces)
     ring = table.ring or _NO_RING
     return (

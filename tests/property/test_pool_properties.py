@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +71,7 @@ class PoolMachine(RuleBasedStateMachine):
         return holding
 
     @rule(target=held, need=needs)
-    def take_idle(self, need: Need) -> object:
+    def take_idle(self, need: Need) -> Any:
         taken = self.pool.take_idle(need, "machine")
         if taken is None:
             return multiple()
@@ -79,7 +80,7 @@ class PoolMachine(RuleBasedStateMachine):
         return self.hold(need, *taken)
 
     @rule(target=waiting, need=needs)
-    def request(self, need: Need) -> object:
+    def request(self, need: Need) -> Any:
         try:
             ticket = self.pool.request(need, "machine")
         except ClosedError:
@@ -92,7 +93,7 @@ class PoolMachine(RuleBasedStateMachine):
         return ticket
 
     @rule(target=held, ticket=consumes(waiting))
-    def redeem(self, ticket: Ticket) -> object:
+    def redeem(self, ticket: Ticket) -> Any:
         if not ticket.granted.done():
             self.pool.withdraw(ticket)
             self.tickets.remove(ticket)

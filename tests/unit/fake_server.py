@@ -29,7 +29,8 @@ from shm_backend_utils.protocol.spans import OutputSpan, Table, frame_number
 from shm_backend_utils.tensors.strings import Strings
 
 Arrays = dict[str, npt.NDArray[Any]]
-Compute = Callable[["Order", Arrays], Arrays]
+Compute = Callable[["Order", Arrays], Any]
+"""Takes an order and its inputs, returns its outputs; those of a stream are an iterable of outputs."""
 
 
 @dataclass
@@ -150,13 +151,13 @@ class FakeServer:
         assert contents.ring is not None
         ring = contents.ring
         try:
-            for index, outputs in enumerate(self.compute(order, inputs)):  # type: ignore[arg-type]
+            for index, outputs in enumerate(self.compute(order, inputs)):
                 place = index % ring.frames
                 frame = region.record(ring.slot + place)
                 if index >= ring.frames:
                     self._wait_for(frame, frame_number(generation, index - ring.frames))
                 rooms = ring.outputs(contents.outputs, place)
-                written, travelling = _written(region, rooms, outputs)  # type: ignore[arg-type]
+                written, travelling = _written(region, rooms, outputs)
                 frame.complete(frame_number(generation, index), results.encode(written))
                 yield travelling
         finally:
@@ -244,7 +245,8 @@ class FakeServer:
             return given
         name, offset, byte_size, datatype, shape = given
         memory = np.frombuffer(self._known(name).buffer(), np.uint8)[offset : offset + byte_size]
-        return memory.view(dtypes.BY_NAME[datatype].numpy).reshape(shape)
+        array: npt.NDArray[Any] = memory.view(dtypes.BY_NAME[datatype].numpy).reshape(shape)
+        return array
 
     def _known(self, name: str) -> SystemSegment:
         if name not in self.registered:

@@ -12,7 +12,6 @@ from urllib.parse import unquote
 import numpy as np
 import numpy.typing as npt
 import pytest
-from fake_server import Arrays, FakeServer, Order
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
@@ -25,6 +24,7 @@ from shm_backend_utils.client.transports.messages import Codec
 from shm_backend_utils.client.transports.transport import AsyncTransport, Transport
 from shm_backend_utils.dtypes import BYTES
 from shm_backend_utils.errors import CallerError
+from tests.unit.fake_server import Arrays, FakeServer, Order
 
 Wire = Callable[[FakeServer, Any], Any]
 
@@ -171,13 +171,17 @@ class AsyncFakeTransport(AsyncTransport):
         self._inner.close()
 
 
-@contextlib.contextmanager
-def client_of(server: FakeServer, protocol: str = "grpc", **named: Any) -> Iterator[ShmClient]:
-    """Connect a client to a fake server."""
+def connected(server: FakeServer, protocol: str = "grpc", **named: Any) -> ShmClient:
+    """Return a client of a fake server."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "connect", lambda *_: FakeTransport(server, protocol))
-        made = ShmClient("localhost:8001", **named)
-    with made:
+        return ShmClient("localhost:8001", **named)
+
+
+@contextlib.contextmanager
+def client_of(server: FakeServer, protocol: str = "grpc", **named: Any) -> Iterator[ShmClient]:
+    """Connect a client to a fake server, and close it in the end."""
+    with connected(server, protocol, **named) as made:
         yield made
 
 

@@ -20,8 +20,8 @@ BEGIN = """
 import gc, hashlib, os, sys
 from pathlib import Path
 import numpy as np
-from fake_server import FakeServer, config
-from fake_wires import client_of
+from tests.unit.fake_server import FakeServer, config
+from tests.unit.fake_wires import client_of
 from shm_backend_utils.client import ForkedError
 
 X = np.arange(6, dtype=np.float32)
@@ -125,12 +125,12 @@ PROGRAMS = {
 def test_in_a_forked_child(program: str) -> None:
     body = "\n".join(line[8:] for line in program.splitlines())
     end = "connected.__exit__(None, None, None)\nserver.close()\n"
-    here = str(Path(__file__).parent)
+    root = str(Path(__file__).parents[2])
     with subprocess.Popen(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", f"{BEGIN}{body}\n{end}"],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([here, os.getcwd()])},
+        env={**os.environ, "PYTHONPATH": root},
     ) as running:
         _, errors = running.communicate(timeout=LONG_S)
     left = list(SHM.glob(f"shmbu-{running.pid}-*"))

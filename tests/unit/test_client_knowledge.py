@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_server import Arrays, FakeServer, Order, config
-from fake_wires import client_of
 
 from shm_backend_utils.client import InferenceError, PathUnavailableError, ServerUnavailableError, ShmClient
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.errors import TensorError
 from shm_backend_utils.model_spec import ModelSpec
+from tests.unit.fake_server import Arrays, FakeServer, Order, config
+from tests.unit.fake_wires import client_of
 
 X = np.arange(6, dtype=np.float32)
 

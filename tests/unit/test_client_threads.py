@@ -1,4 +1,4 @@
-"""Every way to call a model, from eight threads that give way to each other at nearly every step: each answer is checked."""
+"""Every way to call a model, from eight threads that take turns at nearly every step: each answer is checked."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_server import Arrays, FakeServer, Order, config
-from fake_wires import async_client_of, client_of
 
 from shm_backend_utils.client import AsyncShmClient, PoolOptions, ShmClient
 from shm_backend_utils.protocol.layout import PAGE_SIZE
+from tests.unit.fake_server import Arrays, FakeServer, Order, config
+from tests.unit.fake_wires import async_client_of, client_of
 
 THREADS = 8
 ROUNDS = 120
@@ -39,9 +39,9 @@ def compute(order: Order, inputs: Arrays) -> Any:
 
 @pytest.fixture(params=["grpc", "http"])
 def server_and_protocol(request: pytest.FixtureRequest) -> Iterator[tuple[FakeServer, str]]:
-    decoupled = {"model_transaction_policy": {"decoupled": True}}
+    decoupled = config("stream", model_transaction_policy={"decoupled": True})
     batches = config("batches", max_batch_size=8, dynamic_batching={})
-    with FakeServer(config("m"), batches, config("stream", **decoupled), compute=compute) as server:
+    with FakeServer(config("m"), batches, decoupled, compute=compute) as server:
         yield server, request.param
 
 

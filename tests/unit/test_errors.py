@@ -8,7 +8,6 @@ from shm_backend_utils import errors
 from shm_backend_utils.errors import (
     CallerError,
     ClosedError,
-    TableError,
     MachineError,
     ModelError,
     PeerError,
@@ -17,6 +16,7 @@ from shm_backend_utils.errors import (
     ReplayedRequestError,
     ShmError,
     StaleRequestError,
+    TableError,
     TensorError,
 )
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from shm_backend_utils.client import ConnectionLostError, DeadlineExceededError, InferenceError, ServerUnavailableError
-from shm_backend_utils.client.transports.http.connections import HttpConnections
 from shm_backend_utils.client.transports.http.codec import Answer
+from shm_backend_utils.client.transports.http.connections import HttpConnections
 from shm_backend_utils.errors import ClosedError
 
 OK = b"HTTP/1.1 200 OK\r\n"

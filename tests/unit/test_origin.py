@@ -32,7 +32,7 @@ def test_an_origin_names_what_began_and_its_file_and_line() -> None:
 
 def origin_of(call: Coroutine[Any, Any, Any]) -> str:
     """Return the origin of a call that has not begun, and drop the call."""
-    origin = str(inspect.getcoroutinelocals(call)["demand"].origin)
+    origin = str(inspect.getcoroutinelocals(call)["settings"].origin)
     call.close()
     return origin
 
@@ -59,7 +59,7 @@ def test_the_lines_of_the_client_itself_are_passed_over(client: AsyncShmClient) 
     async def main() -> tuple[str, int]:
         line = here() + 1
         task = client.submit("model", {})
-        origin = inspect.getcoroutinelocals(task.get_coro())["demand"].origin  # type: ignore[arg-type]
+        origin = inspect.getcoroutinelocals(task.get_coro())["settings"].origin  # type: ignore[arg-type]
         task.cancel()
         await asyncio.wait([task])
         return str(origin), line

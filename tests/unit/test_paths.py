@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.client.errors import InferenceError, PathUnavailableError
-from shm_backend_utils.client.paths.explanation import Check, Explanation
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.paths.choice import PathChooser, check_path, is_this_machine
+from shm_backend_utils.client.paths.explanation import Check, Explanation
 from shm_backend_utils.client.paths.triton_shm import Registrations
 from shm_backend_utils.client.steps import BlockingDriver, Steps
 from shm_backend_utils.client.transports.grpc.codec import GrpcCodec, GrpcMessage

@@ -14,7 +14,6 @@ from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.memory.segment import PRIVATE
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 
-
 Run = Callable[[Any], Any]
 
 

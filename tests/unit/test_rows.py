@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shm_backend_utils.client.compat.rows import Rows, check_rows
+from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import TensorShapeError
 
 SIZES = st.sampled_from([1, 2, 3])
@@ -47,7 +48,7 @@ def written(data: Any, row_shape: tuple[int, ...], count: int) -> npt.NDArray[An
         return None
     target = np.empty((len(data), *row_shape), np.float32)
     for begin in range(0, len(data), count):
-        rows = Rows(data[begin : begin + count], row_shape, target.dtype)
+        rows = Rows("X", data[begin : begin + count], row_shape, target.dtype)
         assert rows.shape == target[begin : begin + count].shape
         rows.write_to(target[begin : begin + count])
     return target
@@ -83,16 +84,16 @@ def test_a_list_of_what_is_no_array_is_taken_if_numpy_takes_each(row: Any) -> No
 @pytest.mark.parametrize("dtype", [np.int8, np.uint64, np.float64, np.bool_, ">f4", object, "U4"])
 def test_numbers_of_any_dtype_are_cast(dtype: npt.DTypeLike) -> None:
     data = np.array([[0, 1], [1, 0]]).astype(dtype)
-    rows = Rows(data, (2,), np.dtype(np.float32))
+    rows = Rows("X", data, (2,), np.dtype(np.float32))
     target = np.empty((2, 2), np.float32)
     rows.write_to(target)
     np.testing.assert_array_equal(target, [[0, 1], [1, 0]])
-    assert rows.dtype == np.float32
+    assert rows.dtype is BY_NAME["FP32"]
 
 
 def test_values_that_cannot_be_cast_raise_what_numpy_raises() -> None:
     with pytest.raises(ValueError, match="could not convert string to float"):
-        Rows([["a", "b"]], (2,), np.dtype(np.float32)).write_to(np.empty((1, 2), np.float32))
+        Rows("X", [["a", "b"]], (2,), np.dtype(np.float32)).write_to(np.empty((1, 2), np.float32))
 
 
 def test_a_row_that_does_not_fit_is_named() -> None:

@@ -1,4 +1,4 @@
-"""What a call sends is what its arguments say at that moment: nothing of an earlier call, nothing that changed later."""
+"""What a call sends is what its arguments say then: nothing of an earlier call, nothing that changed later."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_server import Arrays, FakeServer, Order, config
-from fake_wires import async_client_of, client_of
 
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
+from tests.unit.fake_server import Arrays, FakeServer, Order, config
+from tests.unit.fake_wires import async_client_of, client_of
 
 X = np.arange(4, dtype=np.float32)
 
@@ -42,7 +42,8 @@ def users(order: Order) -> list[tuple[str, type, Any]]:
 
 
 def token(order: Order) -> str:
-    return {name.lower(): value for name, value in order.headers.items()}["token"]
+    headers = {name.lower(): value for name, value in order.headers.items()}
+    return headers["token"]
 
 
 @pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from shm_backend_utils.memory.pool.options import PoolStatus
 from shm_backend_utils.client.stats import ClientStats, Tally
+from shm_backend_utils.memory.pool.options import PoolStatus
 
 POOL = PoolStatus(held=1, idle=2, quarantined=3, byte_size=4, max_bytes=5)
 

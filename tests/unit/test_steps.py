@@ -131,9 +131,13 @@ def test_the_outcome_of_each_step_is_sent_to_the_operation(run: Run) -> None:
     assert run(operation()) == ["message", "work", None, [1, 2]]
 
 
+def fail() -> None:
+    raise KeyError("it")
+
+
 STEPS = [
     lambda: Send(KeyError("it"), 1.0),
-    lambda: Offload(lambda: {}["it"]),
+    lambda: Offload(fail),
     lambda: Together([value(1), failure(KeyError("it"))]),
     lambda: Wait(failed(KeyError("it")), 1.0),
 ]
@@ -387,11 +391,7 @@ def test_what_the_callers_had_in_hand_stays() -> None:
         treasure = 42
         raise KeyError(treasure)
 
-    try:
+    with pytest.raises(KeyError) as caught:
         of_the_caller()
-    except KeyError as error:
-        assert error.__traceback__ is not None
-        assert error.__traceback__.tb_next is not None
-        frame = error.__traceback__.tb_next.tb_frame
-        forget_locals(error)
-        assert frame.f_locals == {"treasure": 42}
+    forget_locals(caught.value)
+    assert caught.traceback[-1].frame.f_locals == {"treasure": 42}
