@@ -42,8 +42,12 @@ class TensorSpec:
     shape : tuple of int
         As a request has it: with the batch dimension, where there is one. -1 is any size.
     optional : bool
+    is_batched : bool
+        Whether the first dimension is that of batches.
     takes_any_size : bool
         Whether every dimension of ``shape`` is -1, so that only their number counts.
+    row_byte_size : int or None
+        Bytes of a row; of the whole tensor, where there are no batches. None where the configuration leaves it open.
     """
 
     name: str
@@ -51,10 +55,16 @@ class TensorSpec:
     dtype: DType | None
     shape: tuple[int, ...]
     optional: bool
+    is_batched: bool = False
     takes_any_size: bool = field(init=False, repr=False, compare=False)
+    row_byte_size: int | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        sizes = self.shape[1:] if self.is_batched else self.shape
+        is_known = self.dtype is not None and self.dtype is not dtypes.BYTES and -1 not in sizes
+        size = math.prod(sizes) * self.dtype.itemsize if is_known and self.dtype is not None else None
         object.__setattr__(self, "takes_any_size", all(size == -1 for size in self.shape))
+        object.__setattr__(self, "row_byte_size", size)
 
     def check(self, dtype: DType, shape: tuple[int, ...]) -> None:
         """Raise :class:`TensorError` unless a tensor of this dtype and shape fits the configuration."""
@@ -79,13 +89,6 @@ class TensorSpec:
                 f"tensor {self.name!r} has shape {list(shape)}, "
                 f"but the model's configuration says {list(self.shape)} (-1 is any size)",
             )
-
-    def nbytes(self, batch_size: int | None) -> int | None:
-        """Return the size in bytes for this batch size, or None where the configuration leaves it open."""
-        shape = self.shape if batch_size is None else (batch_size, *self.shape[1:])
-        if self.dtype is None or self.dtype is dtypes.BYTES or -1 in shape:
-            return None
-        return math.prod(shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +221,7 @@ def _tensor_spec(tensor: Mapping[str, Any], batched: bool) -> TensorSpec:
         dtype=dtypes.from_config(config_dtype),
         shape=(-1, *dims) if batched else dims,
         optional=bool(tensor.get("optional", False)),
+        is_batched=batched,
     )
 
 

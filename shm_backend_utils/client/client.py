@@ -132,7 +132,9 @@ class ShmClient:
         DeadlineExceededError, ServerUnavailableError
             It did not answer.
         """
-        core = self._open_core()
+        core = self._core
+        if core is None or core.is_a_forks:
+            core = self._open_core()  # which raises
         settings = self._settings.of_call("infer", model, path, timeout_s, options)
         if not split:
             return self._driver.run(core.infer(settings, inputs, outputs))

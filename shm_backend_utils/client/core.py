@@ -16,7 +16,7 @@ from ..errors import ClosedError, ShmError, TensorError
 from ..memory import reaper
 from ..memory.cuda.memory import CudaAccess
 from ..memory.pool.forks import forsake_in_children
-from ..protocol.call_layout import AnyInput, CallInput
+from ..protocol.call_layout import AnyInput, CallInput, lay_out
 from .client_memory import ClientMemory
 from .errors import InferenceError, MemoryRefusedError, PathUnavailableError, ServerUnavailableError
 from .inputs.descriptions import InputDescription, Outputs, described_inputs, hinted_sizes, output_devices
@@ -24,7 +24,7 @@ from .inputs.devices import device_source
 from .inputs.sources import Source, sources
 from .known_model import Catalog, KnownModel
 from .paths.choice import PathChooser
-from .paths.direct import PreparedExchange
+from .paths.direct import DirectExchange, PreparedExchange
 from .paths.exchange import Exchange, is_answer
 from .paths.explanation import Explanation
 from .paths.inline import InlineExchange
@@ -33,7 +33,7 @@ from .paths.staging import on_devices
 from .paths.stream import DirectStream, check_frames, ring_end
 from .paths.triton_shm import Registrations
 from .result import Result
-from .settings import CallSettings
+from .settings import LEAST_S, CallSettings
 from .stats import ClientStats, Tally
 from .steps import Offload, Pause, Send, Steps, forget_locals
 from .transports.messages import Codec
@@ -128,11 +128,21 @@ class Core:
         """Take memory for a call and copy its inputs there."""
         wanted = None if outputs is None else hinted_sizes(outputs)
         devices = _ON_NO_GPU if outputs is None else output_devices(outputs)
-        known = self.catalog.recall(settings.model, settings.version) or (yield from self._look_again(settings))
+        known = self.catalog.known.get((settings.model, settings.version))
+        if known is None or (known.path != DirectExchange.path and known.is_worth_another_look):
+            known = yield from self._look_again(settings)
         while True:
             try:
                 given = sources(known.spec, inputs, self.on_gpus)
-                layout = known.lay_out(given, wanted, output_devices=devices)
+                layout = lay_out(
+                    known.spec,
+                    given,
+                    wanted,
+                    known.data_begin,
+                    learned=known.learned,
+                    most_rows=known.spec.max_batch_size,
+                    output_devices=devices,
+                )
                 break
             except TensorError:
                 renewed = yield from self._look_again(settings)
@@ -187,7 +197,8 @@ class Core:
         """Send a call that was begun, again where that is certain to be right; the call is over then."""
         for attempt in range(_MOST_ATTEMPTS):
             try:
-                return (yield from self.send(call, call.settings.left_s))
+                # Always a little time, so that what is ready is taken.
+                return (yield from self.send(call, max(call.settings.deadline - time.monotonic(), LEAST_S)))
             except ShmError as error:
                 known = yield from self.repair(call, error, attempt)
                 if known is None or attempt == _MOST_ATTEMPTS - 1:

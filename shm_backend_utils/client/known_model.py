@@ -54,7 +54,7 @@ class KnownModel:
         self.seen = time.monotonic()
         self.data_begin = data_offset(1, self.record_byte_size)
         self._head_room = head_room
-        self._learned: dict[str, int] = {}  # one number for each output at most
+        self.learned: dict[str, int] = {}  # one number for each output at most
 
     def lay_out(
         self,
@@ -86,7 +86,7 @@ class KnownModel:
             inputs,
             wanted,
             self.data_begin if slot_count == 1 else data_offset(slot_count, self.record_byte_size),
-            learned=self._learned,
+            learned=self.learned,
             most_rows=self.spec.max_batch_size if is_one_request else _ANY_BATCH_SIZE,
             output_devices=output_devices,
         )
@@ -111,7 +111,7 @@ class KnownModel:
         for name in self.spec.outputs.keys() & byte_sizes.keys():
             byte_size = byte_sizes[name]
             per_row = math.ceil(byte_size / rows * self._head_room)
-            self._learned[name] = max(per_row, self._learned.get(name, 0))
+            self.learned[name] = max(per_row, self.learned.get(name, 0))
 
 
 class Catalog:
@@ -120,11 +120,11 @@ class Catalog:
     def __init__(self, codec: Codec, head_room: float) -> None:
         self._codec = codec
         self._head_room = head_room
-        self._known: dict[tuple[str, str], KnownModel] = {}
+        self.known: dict[tuple[str, str], KnownModel] = {}
 
     def recall(self, model: str, version: str) -> KnownModel | None:
         """Return a model that was looked up before, unless it is time to look again."""
-        known = self._known.get((model, version))
+        known = self.known.get((model, version))
         if known is None or (known.path != _BEST and known.is_worth_another_look):
             return None
         return known
@@ -139,20 +139,20 @@ class Catalog:
         """
         answer = yield Send(self._codec.model_config(model, version), timeout_s)
         spec = ModelSpec.from_config(self._codec.config(answer))
-        known = self._known.get((model, version))
+        known = self.known.get((model, version))
         if known is None or known.spec != spec:
             if known is not None:
                 _LOG.info("model %r has another configuration now", model)
-            known = self._known[model, version] = KnownModel(spec, self._head_room)
+            known = self.known[model, version] = KnownModel(spec, self._head_room)
         known.seen = time.monotonic()
         return known
 
     @property
     def reasons(self) -> dict[str, str]:
         """For each model: which path its calls take, and why not a better one."""
-        found = [(known.spec.name, known.explanation) for known in list(self._known.values())]
+        found = [(known.spec.name, known.explanation) for known in list(self.known.values())]
         return {name: f"{why.path}: {why.reason}" for name, why in found if why is not None}
 
     def forget(self) -> None:
         """Forget all models: the server may have others by now."""
-        self._known.clear()
+        self.known.clear()

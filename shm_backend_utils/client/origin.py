@@ -6,38 +6,39 @@ import asyncio
 import concurrent.futures
 import sys
 from pathlib import Path
-from typing import Final
+from types import CodeType
+from typing import Final, NamedTuple
 
-__all__ = ["Origin"]
+__all__ = ["NOT_THE_USERS", "Origin"]
 
-_NOT_THE_USERS: Final = tuple(
+NOT_THE_USERS: Final = tuple(
     f"{Path(file).parent}/" for file in (__file__, asyncio.__file__, concurrent.futures.__file__)
 )
 
 
-class Origin:
-    """The line that the calling thread is at, outside of this package; made at once, put into words when asked.
+class Origin(NamedTuple):
+    """A line of the user's code; made at once, put into words when asked.
 
-    Parameters
+    Attributes
     ----------
     what : str
         What it does there.
-    depth : int
-        How many callers are known to be of this package.
+    code : code
+        The function, or module.
+    line : int
     """
 
-    __slots__ = ("_file", "_line", "_what")
+    what: str
+    code: CodeType
+    line: int
 
-    def __init__(self, what: str, depth: int = 1) -> None:
-        try:
-            frame = sys._getframe(depth)
-        except ValueError:  # no line of Python has made the call: a thread or a greenlet began with it
-            frame = sys._getframe()
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+    @classmethod
+    def here(cls, what: str) -> Origin:
+        """Return the line that the calling thread is at, outside of this package."""
+        frame = sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
             frame = frame.f_back
-        self._what = what
-        self._file = frame.f_code.co_filename
-        self._line = frame.f_lineno
+        return cls(what, frame.f_code, frame.f_lineno)
 
     def __str__(self) -> str:
-        return f"{self._what} at {self._file}:{self._line}"
+        return f"{self.what} at {self.code.co_filename}:{self.line}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -24,8 +24,6 @@ class Result(Mapping[str, npt.NDArray[Any]]):
     ----------
     path : str
         ``"direct"``, ``"triton-shm"`` or ``"inline"``: the way that this request went.
-    response : tritonclient InferResult
-        The server's reply, as ``tritonclient`` returns it; of a split call, that of its first part.
     overflowed : mapping of str to int
         Outputs that found too little room in the slot and came back through Triton, with their sizes in bytes.
     bytes_avoided : int
@@ -36,15 +34,20 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         self,
         arrays: dict[str, npt.NDArray[Any]],
         path: str,
-        response: Any,
+        response: Callable[[], Any],
         overflowed: Mapping[str, int] | None = None,
         bytes_avoided: int = 0,
     ) -> None:
         self._arrays: dict[str, npt.NDArray[Any]] | None = arrays
         self.path = path
-        self.response = response
+        self._response = response
         self.overflowed = overflowed or {}
         self.bytes_avoided = bytes_avoided
+
+    @property
+    def response(self) -> Any:
+        """The server's reply, as ``tritonclient`` returns it; of a split call, that of its first part."""
+        return self._response()
 
     def release(self) -> None:
         """Give up the arrays. Those that were taken out stay valid. Twice is fine."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Final, NamedTuple
 
 from ..errors import CallerError
 from .options import RequestOptions, Tls, check_options, check_timeout, check_tls
-from .origin import Origin
+from .origin import NOT_THE_USERS, Origin
 from .paths.choice import PathName, check_path
 from .transports.messages import split_url
 
-__all__ = ["CallSettings", "ClientSettings"]
+__all__ = ["LEAST_S", "CallSettings", "ClientSettings"]
 
+LEAST_S: Final = 1e-3
 _NO_OPTIONS: Final = RequestOptions()
 
 
@@ -44,7 +46,7 @@ class CallSettings(NamedTuple):
     @property
     def left_s(self) -> float:
         """Seconds until the deadline; always a little, so that what is ready is taken."""
-        return max(self.deadline - time.monotonic(), 1e-3)
+        return max(self.deadline - time.monotonic(), LEAST_S)
 
 
 class ClientSettings:
@@ -88,11 +90,18 @@ class ClientSettings:
             It cannot be said so.
         """
         checked = check_options(options) if options else _NO_OPTIONS
+        user = sys._getframe(
+            1
+        ).f_back  # None where no line of Python has made the call: a thread or a greenlet began so
+        if user is None or user.f_code.co_filename.startswith(NOT_THE_USERS):
+            origin = Origin.here(what)
+        else:
+            origin = Origin(what, user.f_code, user.f_lineno)
         return CallSettings(
             model,
             checked.get("model_version", ""),
             self._path if path is None else check_path(path),
             time.monotonic() + (self.timeout_s if timeout_s is None else check_timeout(timeout_s)),
             checked,
-            Origin(what, depth=3),
+            origin,
         )

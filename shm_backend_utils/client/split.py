@@ -14,7 +14,7 @@ from ..memory.managed import array_at
 from ..protocol.call_layout import CallLayout, rows_of
 from ..protocol.layout import MAX_SLOT_COUNT
 from .core import Core, OpenCall
-from .inputs.descriptions import Outputs, hinted_sizes
+from .inputs.descriptions import Outputs, hinted_sizes, output_devices
 from .inputs.sources import Source, StringSource, sources
 from .known_model import KnownModel
 from .paths.direct import DirectExchange
@@ -31,11 +31,11 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
     On the direct path all requests share one region, which the inputs are copied to once, and their outputs lie one
     after another in it: the result is a view. On other paths each request's outputs are copied to where they belong.
     """
-    wanted = hinted_sizes(outputs)
+    wanted, devices = hinted_sizes(outputs), output_devices(outputs)
 
     def look(known: KnownModel) -> tuple[dict[str, Source], CallLayout]:
         given = sources(known.spec, inputs, core.on_gpus)
-        return given, known.lay_out(given, wanted, is_one_request=False)
+        return given, known.lay_out(given, wanted, output_devices=devices, is_one_request=False)
 
     known, (given, whole) = yield from core.fitting(settings, look)
     if whole.devices:
@@ -89,7 +89,7 @@ def _in_one_region(
     results = [result for result in outcomes if isinstance(result, Result)]
     arrays = {name: _joined(name, [result[name] for result in results], memory) for name in results[0]}
     avoided = sum(result.bytes_avoided for result in results)
-    return Result(arrays, DirectExchange.path, results[0].response, bytes_avoided=avoided)
+    return Result(arrays, DirectExchange.path, lambda: results[0].response, bytes_avoided=avoided)
 
 
 def _outcome(core: Core, call: OpenCall) -> Steps[Result | ShmError]:
@@ -121,7 +121,7 @@ def _one_by_one(
 
     results = yield Together([part(rows) for rows in ranges])
     avoided = sum(result.bytes_avoided for result in results)
-    return Result(whole, results[0].path, results[0].response, bytes_avoided=avoided)
+    return Result(whole, results[0].path, lambda: results[0].response, bytes_avoided=avoided)
 
 
 def _ranges(row_count: int | None, most: int) -> list[range]:

@@ -181,6 +181,10 @@ class ManagedRegion:
         """
         return self.bytes()[self.data_offset :]
 
+    def buffer(self) -> memoryview:
+        """Return the whole region, writable. It keeps the memory mapped."""
+        return self.segment.buffer()
+
     def bytes(self) -> npt.NDArray[np.uint8]:
         """Return the whole region as bytes, so that a span's offset is an index."""
         if not self._buffer:

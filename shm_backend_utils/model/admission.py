@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from ..dtypes import BYTES
 from ..errors import BatchSizeError, TableError
-from ..model_spec import BATCH_CARRIER, ModelSpec
+from ..model_spec import BATCH_CARRIER, PATHS_PARAMETER, ModelSpec
+from ..protocol.address import SLOT_PARAMETER
 from ..protocol.spans import Table
+from ..tensors.view import DIRECT
 from .mapping.memory import Memory
 
-__all__ = ["check_batch_size", "check_table"]
+__all__ = ["check_batch_size", "check_direct_is_served", "check_other_paths_are_served", "check_table"]
+
+_DIRECT_ALONE: Final = frozenset({DIRECT})
 
 
 def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> None:
@@ -57,6 +62,19 @@ def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> No
         if region:
             last_place = 0 if ring is None else (ring.frames - 1) * stride
             _check_inside(f"outputs.{name}", memory, offset, last_place + byte_size)
+
+
+def check_direct_is_served(spec: ModelSpec, parameter: str) -> None:
+    """Raise TableError if a request names memory by a parameter, and the model says that it takes none."""
+    if spec.paths is not None and DIRECT not in spec.paths:
+        raise TableError(parameter, "something", f"nothing: model {spec.name!r} does not serve the direct path")
+
+
+def check_other_paths_are_served(spec: ModelSpec) -> None:
+    """Raise TableError if a request names no memory, and the model says that it serves no other."""
+    if spec.paths == _DIRECT_ALONE:
+        allowed = f"{PATHS_PARAMETER} of model {spec.name!r} allows only the direct path"
+        raise TableError(SLOT_PARAMETER, "nothing", f"the address of a slot: {allowed}")
 
 
 def check_batch_size(table: Table, carried: int | None) -> None:

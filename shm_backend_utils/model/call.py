@@ -7,11 +7,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from json.scanner import make_scanner
 from operator import index
 from types import TracebackType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ from ..errors import (
     TableError,
     TensorError,
 )
-from ..model_spec import BATCH_CARRIER, PATHS_PARAMETER, ModelSpec
+from ..model_spec import BATCH_CARRIER, ModelSpec
 from ..protocol import results
 from ..protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address, parse_generation
 from ..protocol.claims import RegionClaim
@@ -40,25 +39,30 @@ from ..tensors.device_view import DeviceView
 from ..tensors.strings import Strings
 from ..tensors.strings_view import StringsView
 from ..tensors.view import DIRECT, TRITON, TensorView
-from .admission import check_batch_size, check_table
+from .admission import check_batch_size, check_direct_is_served, check_other_paths_are_served, check_table
+from .context import Context, SequencePart, sequence_of
 from .delivered import DeliveredView
-from .devices.arrays import DeviceArrays
 from .mapping.mapped import PATIENCE_S, Slot, stale
 from .mapping.memory import HostMemory, Memory
-from .mapping.resolver import FurtherRegions, Resolver
-from .modes.forward import CALLERS_PARAMETER, Forwarder, Forwarding, ForwardOutputs, LentMemory
-from .outputs import Output, array_of, check_output, is_same_memory, may_not_write
-from .triton import TritonBackend
+from .mapping.resolver import FurtherRegions
+from .modes.forward import CALLERS_PARAMETER, Forwarding, ForwardOutputs, LentMemory
+from .outputs import (
+    Output,
+    array_of,
+    check_output,
+    copy_on_host,
+    in_response,
+    may_not_write,
+    passed_through,
+    view_at,
+    write_strings,
+)
 
-__all__ = ["Call", "Context", "SequencePart"]
+__all__ = ["Call"]
 
-_START: Final = 1  # TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
-_END: Final = 2  # TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
 _OURS: Final = "shm_"  # the parameters of this package begin so
 _EVENT_LENGTH: Final = 80
 _NO_MEMORY: Final = HostMemory(np.empty(0, np.uint8))  # region 0 of a request without a slot; no span is in it
-
-_DIRECT_ALONE: Final = frozenset({DIRECT})
 
 # What a named tuple's own constructor does, without the function around it.
 _place: Final[Callable[[type[OutputPlace], tuple[Any, ...]], OutputPlace]] = tuple.__new__
@@ -67,52 +71,6 @@ _output: Final[Callable[[type[Output], tuple[Any, ...]], Output]] = tuple.__new_
 _scan_json: Final = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # whose type is not that of its name
 
 Self = TypeVar("Self", bound="Call")
-
-
-class SequencePart(NamedTuple):
-    """The sequence that a request is part of.
-
-    Attributes
-    ----------
-    correlation_id : int or str
-        As the client chose it.
-    is_start, is_end : bool
-        Whether the request is the sequence's first, or its last.
-    """
-
-    correlation_id: int | str
-    is_start: bool
-    is_end: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What all calls of a session share.
-
-    Attributes
-    ----------
-    spec : ModelSpec
-        The model's.
-    backend : TritonBackend
-    resolver : Resolver
-        Finds memory.
-    slots : mapping of str to Slot
-        The registry's: what is mapped already.
-    arrays : DeviceArrays
-        For GPUs.
-    forwarder : Forwarder
-        For calls of other models.
-    stream_patience_s : float
-        How long a stream waits for its client to release a frame.
-    """
-
-    spec: ModelSpec
-    backend: TritonBackend
-    resolver: Resolver
-    slots: Mapping[str, Slot]
-    arrays: DeviceArrays
-    forwarder: Forwarder
-    stream_patience_s: float
 
 
 class Call:
@@ -126,7 +84,8 @@ class Call:
     Attributes
     ----------
     response : InferenceResponse
-        What ``execute`` returns for this request; there once the call was committed.
+        What ``execute`` returns for this request; there once the call was committed, or has failed: then it carries the
+        error.
     devices : set of int or None
         The GPUs that the call uses; None for none. It is not over before they have done what is on their current
         streams.
@@ -231,9 +190,8 @@ class Call:
                 self._rooms = table.outputs
             elif DESCRIPTOR_PARAMETER in parameters:
                 self._begin_named(parameters.pop(DESCRIPTOR_PARAMETER))
-        if self.table is None and self._context.spec.paths == _DIRECT_ALONE:
-            allowed = f"{PATHS_PARAMETER} of model {self._context.spec.name!r} allows only the direct path"
-            raise TableError(SLOT_PARAMETER, "nothing", f"the address of a slot: {allowed}")
+        if self.table is None and self._context.spec.paths is not None:
+            check_other_paths_are_served(self._context.spec)
         self._is_open = True
 
     def commit(self, *, needs_all: bool = True) -> None:
@@ -300,21 +258,25 @@ class Call:
         self._abort()
 
     def __enter__(self: Self) -> Self:
-        self.begin()
+        try:
+            self.begin()
+        except BaseException as error:
+            self.fail(error)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._abort()
+            self.fail(error)
             return
         try:
             self.commit()
             if self.devices:
                 self._context.arrays.synchronize(sorted(self.devices))
-        except BaseException:
-            self._abort()
+        except BaseException as own:
+            self.fail(own)
             raise
         self.end()
 
@@ -409,7 +371,8 @@ class Call:
                 if type(memory) is HostMemory and dtype is not BYTES:
                     array: npt.NDArray[Any] = np.ndarray(shape, dtype.numpy, memory.read_only, memory.begin + offset)
                     return TensorView(name, array, dtype, DIRECT, memory.memory_type)
-                return self._view(OutputPlace(name, dtype, shape, region, offset, byte_size, False), writable=False)
+                place = OutputPlace(name, dtype, shape, region, offset, byte_size, False)
+                return view_at(self._memories, place, writable=False)
         view = self._delivered(name)
         if view is None:
             self._context.spec.input(name)
@@ -468,7 +431,7 @@ class Call:
                     array: npt.NDArray[Any] = np.ndarray(shape, numpy_dtype, memory.array, memory.begin + offset)
                     view = TensorView(name, array, row, DIRECT, memory.memory_type)
                 else:
-                    view = self._view(place, writable=True)
+                    view = view_at(self._memories, place, writable=True)
                 self.outputs[name] = _output(Output, (place, view, None, False))
                 return view
         return self._answer_in_band(name, row, np.empty(shape, numpy_dtype)).view
@@ -534,7 +497,7 @@ class Call:
             return
         if type(array) is DeliveredView and name not in self._rooms:
             dtype = check_output(spec, name, array.dtype, array.shape)
-            self.outputs[name] = Output(OutputPlace(name, dtype, array.shape, 0, 0, 0, True), array, None, True)
+            self.outputs[name] = in_response(array, dtype)
             return
         source = array_of(spec, arrays, name, array)
         shape = tuple(source.shape)
@@ -548,7 +511,7 @@ class Call:
             byte_size = math.prod(shape) * dtype.itemsize
             if span is not None and byte_size <= span.byte_size:
                 place = OutputPlace(name, dtype, shape, span.region, span.offset, byte_size, False)
-                view = self._view(place, writable=True)
+                view = view_at(self._memories, place, writable=True)
                 output = Output(place, view, was_copied=self._fill(view, source))
         if output is None:
             self._answer_in_band(name, dtype, source)
@@ -596,11 +559,7 @@ class Call:
     @property
     def sequence(self) -> SequencePart | None:
         """The sequence that the request is part of, for models with a sequence batcher; None if it is none."""
-        correlation_id: int | str = self._request.correlation_id()
-        if not correlation_id:
-            return None
-        flags = self._request.flags()
-        return SequencePart(correlation_id, bool(flags & _START), bool(flags & _END))
+        return sequence_of(self._request)
 
     @property
     def deadline(self) -> float | None:
@@ -714,15 +673,14 @@ class Call:
     # What the above needs
 
     def _find_slot(self, address: Any) -> Slot | None:
-        """Return the slot of an address that is used first; None if it speaks to another model."""
+        """Return the slot of an address that is used first; None if there is none, or it speaks to another model."""
         if address is None:
             return None
         parsed = parse_address(address)
-        spec = self._context.spec
-        if parsed.model != spec.name:
+        if parsed.model != self._context.spec.name:
             self._notice = f"; its {SLOT_PARAMETER} speaks to another model"
             return None
-        self._check_direct_is_served(SLOT_PARAMETER)
+        check_direct_is_served(self._context.spec, SLOT_PARAMETER)
         return self._context.resolver.open_slot(address, parsed)
 
     def _find_slot_anew(self, slot: Slot, address: Any) -> Slot:
@@ -737,10 +695,10 @@ class Call:
         if model != spec.name:
             self._notice = f"; its {DESCRIPTOR_PARAMETER} descriptor speaks to another model, see its field `model`"
             return
-        if self._slot is not None:
-            raise TableError(DESCRIPTOR_PARAMETER, f"a descriptor beside {SLOT_PARAMETER}", "one of the two")
-        self._check_direct_is_served(DESCRIPTOR_PARAMETER)
+        check_direct_is_served(spec, DESCRIPTOR_PARAMETER)
         try:
+            if self._slot is not None:
+                raise TableError(DESCRIPTOR_PARAMETER, f"a descriptor beside {SLOT_PARAMETER}", "one of the two")
             self._memories = (_NO_MEMORY,)
             self._open_more(table)
             if spec.max_batch_size and table.inputs:
@@ -751,11 +709,6 @@ class Call:
             raise
         self.table = table
         self._rooms = table.outputs
-
-    def _check_direct_is_served(self, parameter: str) -> None:
-        spec = self._context.spec
-        if spec.paths is not None and DIRECT not in spec.paths:
-            raise TableError(parameter, "something", f"nothing: model {spec.name!r} does not serve the direct path")
 
     def _open_more(self, table: Table) -> None:
         """Open what a table names beside its slot."""
@@ -831,13 +784,6 @@ class Call:
         array.flags.writeable = False
         return TensorView(name, array, dtypes.from_numpy(array.dtype, name), TRITON)
 
-    def _view(self, place: OutputPlace, *, writable: bool) -> TensorView:
-        """Return a tensor of the client's memory."""
-        name, dtype, shape, region, offset, byte_size, _ = place
-        view = self._memories[region].view(name, offset, byte_size, dtype, shape, writable=writable)
-        assert view is not None  # its size was compared, and strings on a GPU refused
-        return view
-
     def _answer_in_band(self, name: str, dtype: DType, array: Any) -> Output:
         """Take an array of NumPy or CuPy as an output that goes back through Triton."""
         view: TensorView
@@ -847,55 +793,28 @@ class Call:
         else:
             view = self._context.arrays.view(name, array, dtype, TRITON, writable=True)
             self._use_device(view.device)
-        output = self.outputs[name] = Output(OutputPlace(name, dtype, view.shape, 0, 0, 0, True), view, None, True)
+        output = self.outputs[name] = in_response(view, dtype)
         return output
 
     def _put_strings(self, name: str, strings: Strings) -> None:
         check_output(self._context.spec, name, BYTES.numpy, strings.shape)
-        shape = strings.shape
         span = self._rooms.get(name)
-        output = None
-        if span is not None:
-            lying = strings.memory
-            output = None if lying is None else self._passed_through(name, BYTES, lying, shape)
-        if output is None:
-            try:
-                encoded = strings.packed()
-            except TensorError as error:
-                raise may_not_write(error) from None
-            if span is not None and len(encoded) <= span.byte_size:
-                memory = self._memories[span.region]
-                if type(memory) is HostMemory:
-                    begin = memory.begin + span.offset
-                    memory.array[begin : begin + len(encoded)] = np.frombuffer(encoded, np.uint8)
-                    place = OutputPlace(name, BYTES, shape, span.region, span.offset, len(encoded), False)
-                    output = Output(place, self._view(place, writable=True), None, True)
-        if output is None:
-            place = OutputPlace(name, BYTES, shape, 0, 0, 0, True)
-            output = Output(place, StringsView(name, strings, TRITON), None, True)
-        self.outputs[name] = output
+        lying = None if span is None else strings.memory
+        output = None if lying is None else self._passed_through(name, BYTES, lying, strings.shape)
+        if output is None and span is not None:
+            output = write_strings(name, strings, span, self._memories[span.region])
+        self.outputs[name] = output or in_response(StringsView(name, strings, TRITON), BYTES)
 
     def _passed_through(self, name: str, dtype: DType, source: Any, shape: tuple[int, ...]) -> Output | None:
         """Return an output that *is* memory of an input, so that nothing is copied; None if ``source`` is no such."""
-        if not self._has_results or name not in self._rooms or not source.nbytes or self.table is None:
+        if not self._has_results or name not in self._rooms or self.table is None:
             return None  # nobody would read in the results where the output is
-        nbytes = source.nbytes
-        for span in self.table.inputs.values():
-            memory = self._memories[span.region]
-            offset = memory.offset_of(source)
-            if offset is not None and span.offset <= offset and offset + nbytes <= span.offset + span.byte_size:
-                place = OutputPlace(name, dtype, shape, span.region, offset, nbytes, False)
-                return Output(place, self._view(place, writable=False))
-        return None
+        return passed_through(name, dtype, source, shape, self.table.inputs.values(), self._memories)
 
     def _fill(self, view: TensorView, source: Any) -> bool:
         """Copy an array of NumPy or CuPy to a view, unless it is that very memory; return whether it was not."""
         if isinstance(source, np.ndarray) and not isinstance(view, DeviceView):
-            target = view.numpy()
-            if is_same_memory(target, source):
-                return False
-            np.copyto(target, source)
-            return True
+            return copy_on_host(view.numpy(), source)
         self._use_device(self._context.arrays.copy(view, source))
         return True
 

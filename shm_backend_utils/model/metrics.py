@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from ..dtypes import BYTES
@@ -234,24 +233,6 @@ class MeasuredCall(Call):
     def fail(self, error: BaseException) -> None:
         super().fail(error)
         self._metrics.refused(error)
-
-    def __enter__(self) -> MeasuredCall:
-        try:
-            return super().__enter__()
-        except BaseException as error:
-            self._metrics.refused(error)
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            super().__exit__(kind, error, trace)
-        except BaseException as own:
-            self._metrics.refused(own)
-            raise
-        if error is not None:
-            self._metrics.refused(error)
 
     def _abort(self) -> None:
         self._is_open = False  # what ends now is no answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +14,24 @@ from ..dtypes import BYTES, DType
 from ..errors import ModelError, TensorError
 from ..model_spec import ModelSpec
 from ..protocol.results import OutputPlace
+from ..protocol.spans import InputSpan, OutputSpan
 from ..tensors import dlpack
+from ..tensors.strings import Strings
 from ..tensors.view import TensorView
 from .devices.arrays import DeviceArrays, is_on_device
+from .mapping.memory import HostMemory, Memory
 
-__all__ = ["Output", "array_of", "check_output", "is_same_memory", "may_not_write"]
+__all__ = [
+    "Output",
+    "array_of",
+    "check_output",
+    "copy_on_host",
+    "in_response",
+    "may_not_write",
+    "passed_through",
+    "view_at",
+    "write_strings",
+]
 
 
 class Output(NamedTuple):
@@ -84,8 +98,76 @@ def array_of(spec: ModelSpec, devices: DeviceArrays, name: str, value: Any) -> A
     return np.array(value, object) if holds_strings else np.asarray(value)
 
 
-def is_same_memory(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> bool:
-    """Return whether two arrays of one shape and dtype, the first of them C-contiguous, are the same elements."""
-    return bool(source.flags.c_contiguous) and (
-        target.__array_interface__["data"][0] == source.__array_interface__["data"][0]
-    )
+def in_response(view: TensorView, dtype: DType) -> Output:
+    """Return an output that goes back through Triton."""
+    return Output(OutputPlace(view.name, dtype, view.shape, 0, 0, 0, True), view, None, True)
+
+
+def view_at(memories: Sequence[Memory], place: OutputPlace, *, writable: bool) -> TensorView:
+    """Return a tensor of the client's memory, for which there is enough at its place."""
+    name, dtype, shape, region, offset, byte_size, _ = place
+    view = memories[region].view(name, offset, byte_size, dtype, shape, writable=writable)
+    assert view is not None  # its size was compared, and strings on a GPU refused
+    return view
+
+
+def passed_through(
+    name: str,
+    dtype: DType,
+    source: Any,
+    shape: tuple[int, ...],
+    inputs: Iterable[InputSpan],
+    memories: Sequence[Memory],
+) -> Output | None:
+    """Return an output that *is* memory of an input, so that nothing is copied; None if ``source`` is no such memory.
+
+    Parameters
+    ----------
+    name, dtype, shape
+        The output's.
+    source : array of NumPy or CuPy
+        What the model gives; of strings, their bytes.
+    inputs : iterable of InputSpan
+        The request's.
+    memories : sequence of Memory
+        Of the spans' regions.
+    """
+    nbytes = source.nbytes
+    if not nbytes:
+        return None
+    for span in inputs:
+        offset = memories[span.region].offset_of(source)
+        if offset is not None and span.offset <= offset and offset + nbytes <= span.offset + span.byte_size:
+            place = OutputPlace(name, dtype, shape, span.region, offset, nbytes, False)
+            return Output(place, view_at(memories, place, writable=False))
+    return None
+
+
+def write_strings(name: str, strings: Strings, span: OutputSpan, memory: Memory) -> Output | None:
+    """Copy strings to the client's memory and return them as an output; None if there is no room for them.
+
+    Raises
+    ------
+    ModelError
+        An element is no string, or the strings are a client's whose lengths lead beyond their end.
+    """
+    try:
+        encoded = strings.packed()
+    except TensorError as error:
+        raise may_not_write(error) from None
+    size = len(encoded)
+    if size > span.byte_size or not isinstance(memory, HostMemory):
+        return None
+    begin = memory.begin + span.offset
+    memory.array[begin : begin + size] = np.frombuffer(encoded, np.uint8)
+    view = memory.view(name, span.offset, size, BYTES, strings.shape, writable=True)
+    assert view is not None
+    return Output(OutputPlace(name, BYTES, strings.shape, span.region, span.offset, size, False), view, None, True)
+
+
+def copy_on_host(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> bool:
+    """Copy elements to a C-contiguous array, unless they are that very memory; return whether they were not."""
+    if source.flags.c_contiguous and (target.__array_interface__["data"][0] == source.__array_interface__["data"][0]):
+        return False
+    np.copyto(target, source)
+    return True

@@ -18,8 +18,9 @@ from ..memory.cuda.events import EventRecorder
 from ..memory.cuda.memory import CudaAccess
 from ..model_spec import ModelSpec
 from ..tensors.view import DIRECT
-from .call import Call, Context
+from .call import Call
 from .config import Config
+from .context import Context
 from .devices.arrays import DeviceArrays
 from .devices.completion import complete
 from .mapping.mapped import PATIENCE_S, PAUSE_S
@@ -187,7 +188,7 @@ class ShmSession:
         -------
         Call
             Entering it raises a :class:`ShmError` if the request cannot be served: its kind tells whose fault that is.
-            After it was left, ``call.response`` is there.
+            After it was left, or could not be entered, ``call.response`` is what ``execute`` returns.
 
         Raises
         ------

@@ -13,9 +13,19 @@ from ..dtypes import BYTES, DType
 from ..errors import BatchSizeError, MissingTensorError, TensorTypeError
 from ..model_spec import ModelSpec, TensorSpec
 from . import layout, results, table
-from .spans import InputSpan, OutputSpan, Table
+from .spans import MAX_TENSORS, InputSpan, OutputSpan, Table
 
-__all__ = ["ALIGNMENT", "AnyInput", "CallInput", "CallLayout", "aligned", "lay_out", "record_byte_size", "rows_of"]
+__all__ = [
+    "ALIGNMENT",
+    "AnyInput",
+    "CallInput",
+    "CallLayout",
+    "aligned",
+    "lay_out",
+    "obstacle_in_tensors",
+    "record_byte_size",
+    "rows_of",
+]
 
 ALIGNMENT: Final = 256
 """What ``dlpack.h`` asks of producers."""
@@ -93,22 +103,43 @@ def aligned(offset: int) -> int:
 def record_byte_size(spec: ModelSpec) -> int:
     """Return the size of the slot records that have room for any call of a model.
 
-    It is a page, or a power of two of them: each half has room for all tensors that the configuration lists.
+    It is a page, or a power of two of them: each half has room for all tensors that the configuration lists. Where
+    these are too many, :func:`obstacle_in_tensors` says so.
     """
-    inputs, outputs = _length(spec.inputs.values()), _length(spec.outputs.values())
-    devices = _DEVICES * _CLAIM_LENGTH
-    needed = max(table.HEAD_LENGTH + inputs + outputs, results.results_length(results.NO_RESULTS) + outputs) + devices
-    size = layout.PAGE_SIZE
-    while size // 2 < needed:
+    needed, size = _needed_of_record(spec), layout.PAGE_SIZE
+    while size // 2 < needed and size < layout.MAX_RECORD_BYTE_SIZE:
         size *= 2
     return size
 
 
+def obstacle_in_tensors(spec: ModelSpec) -> str | None:
+    """Return why no slot can tell of the tensors of a model's calls; None if it can."""
+    tensors = (*spec.inputs.values(), *spec.outputs.values())
+    if len(tensors) > MAX_TENSORS:
+        return f"model {spec.name!r} has {len(tensors)} inputs and outputs, and a slot tells of {MAX_TENSORS}"
+    for tensor in tensors:
+        if len(tensor.shape) > table.MAX_RANK:
+            return f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions, and a slot tells of {table.MAX_RANK}"
+        if len(tensor.name.encode()) > _LONGEST_NAME:
+            return f"a tensor of model {spec.name!r} has a name of more than {_LONGEST_NAME} bytes"
+    if _needed_of_record(spec) > layout.MAX_RECORD_BYTE_SIZE // 2:
+        return f"the names of the tensors of model {spec.name!r} are longer than a slot has room for"
+    return None
+
+
+def _needed_of_record(spec: ModelSpec) -> int:
+    """Return the bytes that a half of a record needs for any call of a model."""
+    inputs, outputs = _length(spec.inputs.values()), _length(spec.outputs.values())
+    devices = _DEVICES * _CLAIM_LENGTH
+    return max(table.HEAD_LENGTH + inputs + outputs, results.results_length(results.NO_RESULTS) + outputs) + devices
+
+
 _DEVICES: Final = 4  # as many further regions, and events, always find room
 _CLAIM_LENGTH: Final = 96
+_LONGEST_NAME: Final = 2**16 - 1
 
 
-def lay_out(
+def lay_out(  # noqa: PLR0912  # one function: each further one costs a call a microsecond
     spec: ModelSpec,
     inputs: Mapping[str, AnyInput],
     wanted: Mapping[str, int | None] | None,
@@ -152,7 +183,11 @@ def lay_out(
     for name, each in inputs.items():
         dtype, shape, byte_size = each.dtype, each.shape, each.byte_size
         tensor = spec.inputs.get(name) or spec.input(name)
-        tensor.check(dtype, shape)
+        if dtype is not tensor.dtype or len(shape) != len(tensor.shape):
+            tensor.check(dtype, shape)  # raises, as below: what fits needs no further function
+        for size, want in zip(shape, tensor.shape, strict=True):
+            if size < 0 or want not in (size, -1):
+                tensor.check(dtype, shape)
         if each.device is not None:
             on_devices[name] = each.device
             continue
@@ -168,8 +203,12 @@ def lay_out(
         tensor = spec.outputs.get(name) or spec.output(name)
         if tensor.dtype is None:
             continue
-        room, is_certain = _room(tensor, batch_size, rows, None if wanted is None else wanted[name], learned)
-        if is_certain:
+        room = None if wanted is None else wanted[name]
+        if room is None and tensor.row_byte_size is not None:
+            room = tensor.row_byte_size * rows
+        if room is None:
+            room = learned.get(name, 0) * rows
+        else:
             certain.append(name)
         if output_devices and name in output_devices:
             if tensor.dtype is BYTES:
@@ -204,16 +243,6 @@ def rows_of(whole: CallLayout, begin: int, end: int) -> CallLayout:
 
 def _length(tensors: Iterable[TensorSpec]) -> int:
     return sum(table.tensor_length(tensor.name, len(tensor.shape)) for tensor in tensors)
-
-
-def _room(
-    tensor: TensorSpec, batch_size: int | None, rows: int, hint: int | None, learned: Mapping[str, int]
-) -> tuple[int, bool]:
-    """Return the bytes to keep for an output, and whether they are certain to do."""
-    if hint is not None:
-        return hint, True
-    known = tensor.nbytes(batch_size)
-    return (learned.get(tensor.name, 0) * rows, False) if known is None else (known, True)
 
 
 def _batch_size(spec: ModelSpec, inputs: Mapping[str, AnyInput], most: int) -> int:

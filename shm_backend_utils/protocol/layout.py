@@ -146,36 +146,44 @@ class SlotRecord:
     ----------
     request : memoryview
         The client's half. A peer writes it: copy it, all at once, and let :func:`.table.decode` check the copy.
+    table : memoryview
+        The same behind the generation.
+    client_words : memoryview of u64
+        The same; the generation is the first.
+    results : memoryview
+        The model's half, which begins with its stamps. A peer writes it: copy it, all at once, and let
+        :func:`.results.decode` check the copy.
     room : int
         Bytes of each half.
     results_room : int
         Bytes that results may have, behind the two stamps.
     """
 
-    __slots__ = ("_client_words", "_model_words", "_results", "request", "results_room", "room")
+    __slots__ = ("_model_words", "client_words", "request", "results", "results_room", "room", "table")
 
     def __init__(self, buffer: memoryview, slot: int, record_byte_size: int) -> None:
         begin = record_offset(slot, record_byte_size)
         self.room = record_byte_size // 2
         self.results_room = self.room - _RESULTS
         self.request = buffer[begin : begin + self.room]
-        self._results = buffer[begin + self.room : begin + record_byte_size]
-        self._client_words = self.request.cast("Q")
-        self._model_words = self._results.cast("Q")
+        self.results = buffer[begin + self.room : begin + record_byte_size]
+        self.table = self.request[_WORD:]
+        self.client_words = self.request.cast("Q")
+        self._model_words = self.results.cast("Q")
 
     @property
     def generation(self) -> int:
         """The slot's use count, which the client raises before it sends a request."""
-        return self._client_words[_GENERATION]
+        return self.client_words[_GENERATION]
 
     @generation.setter
     def generation(self, value: int) -> None:
-        self._client_words[_GENERATION] = value
+        self.client_words[_GENERATION] = value
 
     def begin(self, generation: int, table: bytes) -> None:
         """Write what :func:`.table.encode` made, at most ``room`` bytes less a word, and then the generation."""
-        self.request[_WORD : _WORD + len(table)] = table
-        self._client_words[_GENERATION] = generation
+        self.table[: len(table)] = table
+        self.client_words[_GENERATION] = generation
 
     @property
     def started(self) -> int:
@@ -201,9 +209,9 @@ class SlotRecord:
 
     def complete(self, generation: int, results: bytes) -> None:
         """Write the results of a generation, which :func:`.results.encode` made, and then its completion stamp."""
-        self._results[_RESULTS : _RESULTS + len(results)] = results
+        self.results[_RESULTS : _RESULTS + len(results)] = results
         self._model_words[_COMPLETED] = generation
 
     def copy_results(self) -> bytes:
         """Copy the model's half out, all at once. A peer wrote it: :func:`.results.decode` checks it."""
-        return bytes(self._results)
+        return bytes(self.results)

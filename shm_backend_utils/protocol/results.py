@@ -15,6 +15,7 @@ Strings that found no room are in the response as bytes, in the form that they h
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
@@ -23,16 +24,14 @@ from ..dtypes import DType
 from ..errors import PeerError
 from .claims import MAX_REGIONS
 from .spans import MAX_TENSORS
-from .table import BY_NUMBER, MAX_RANK, NUMBERS, SHAPES, TENSOR, check_element_count, check_shape
+from .table import BY_NUMBER, MAX_RANK, NUMBERS, PADDING, SHAPES, TENSOR, check_element_count, check_shape
 
 __all__ = [
     "NO_RESULTS",
     "Event",
     "OutputPlace",
     "Results",
-    "are_there",
     "broken_results",
-    "completed_generation",
     "decode",
     "encode",
     "results_length",
@@ -44,7 +43,6 @@ _HEAD: Final = struct.Struct("<IHH")
 _EVENT: Final = struct.Struct("<16s64s")
 _IN_RESPONSE: Final = 1
 _OUTPUTS: Final = tuple(struct.Struct(f"{TENSOR.format}{rank}Q") for rank in range(MAX_RANK + 1))
-_PADDING: Final = tuple(bytes(length) for length in range(8))
 _BEGIN: Final = _STAMPS.size + _HEAD.size
 NO_RESULTS: Final = bytes(_HEAD.size)
 """The results of a call that failed."""
@@ -91,10 +89,21 @@ class OutputPlace(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What a model says of a request's outputs, checked; events that tell when they are complete."""
+    """What a model says of a request's outputs, checked.
+
+    Attributes
+    ----------
+    outputs : tuple of OutputPlace
+        None, if the model failed.
+    events : tuple of Event
+        They tell when the outputs are complete.
+    completed : int
+        Whose results these are: the generation that was finished last.
+    """
 
     outputs: tuple[OutputPlace, ...]
     events: tuple[Event, ...]
+    completed: int = 0
 
 
 def encode(outputs: Iterable[OutputPlace], events: Iterable[Event] = ()) -> bytes:
@@ -105,7 +114,7 @@ def encode(outputs: Iterable[OutputPlace], events: Iterable[Event] = ()) -> byte
         text = name.encode()
         rank, length = len(shape), len(text)
         head = offset, byte_size, region, NUMBERS[dtype.name], rank, length, is_in_response
-        pieces += (_OUTPUTS[rank].pack(*head, *shape), text, _PADDING[-length % 8])
+        pieces += (_OUTPUTS[rank].pack(*head, *shape), text, PADDING[-length % 8])
         output_count += 1
     for event in events:
         pieces.append(_EVENT.pack(bytes.fromhex(event.device_uuid), event.handle))
@@ -119,19 +128,9 @@ def results_length(results: bytes) -> int:
     return _STAMPS.size + len(results)
 
 
-def completed_generation(data: bytes) -> int:
-    """Return the stamp ``completed`` of a model's half of a record that was copied out."""
-    completed: int = _STAMPS.unpack_from(data)[1]
-    return completed
-
-
-def are_there(data: bytes) -> bool:
-    """Return whether a model's half of a record holds results: not if the model failed, or has not ended."""
-    length: int = _HEAD.unpack_from(data, _STAMPS.size)[0]
-    return length > 0
-
-
-def decode(data: bytes, byte_sizes: Sequence[int]) -> Results:
+def decode(  # noqa: PLR0912  # one function for the loop: the client is called back cold
+    data: bytes, byte_sizes: Sequence[int]
+) -> Results:
     """Check results that were copied out of a slot's record.
 
     Parameters
@@ -147,55 +146,55 @@ def decode(data: bytes, byte_sizes: Sequence[int]) -> Results:
         They break the protocol.
     """
     try:
-        return _decode(data, byte_sizes)
+        _, completed = _STAMPS.unpack_from(data)
+        length, output_count, event_count = _HEAD.unpack_from(data, _STAMPS.size)
+        if length == 0:
+            return Results((), (), completed)
+        if length > len(data):
+            raise ValueError(f"{length} bytes where there is room for {len(data)}")
+        if output_count > MAX_TENSORS or event_count > MAX_REGIONS:
+            raise ValueError(f"{output_count} outputs and {event_count} events")
+        at = _BEGIN
+        outputs: dict[str, OutputPlace] = {}
+        for _ in range(output_count):
+            offset, byte_size, region, number, rank, name_length, flags = TENSOR.unpack_from(data, at)
+            at += TENSOR.size
+            if rank > MAX_RANK:
+                raise ValueError(f"an output of {rank} dimensions")
+            shape = SHAPES[rank].unpack_from(data, at)
+            at += 8 * rank
+            name = data[at : at + name_length].decode()
+            at += name_length + -name_length % 8
+            dtype = BY_NUMBER.get(number)
+            if dtype is None:
+                raise ValueError(f"data type {number}")
+            if flags == _IN_RESPONSE:
+                check_shape("an output", dtype, shape)
+            else:
+                if flags or region >= len(byte_sizes) or offset + byte_size > byte_sizes[region]:
+                    raise ValueError(f"{byte_size} bytes at offset {offset} that are not the request's")
+                if not byte_size or math.prod(shape) * dtype.itemsize != byte_size:
+                    check_element_count("an output", dtype, shape, byte_size)
+                if dtype.itemsize and offset % dtype.itemsize:
+                    raise ValueError(f"an output of {dtype.name} at offset {offset}")
+            outputs[name] = OutputPlace(name, dtype, shape, region, offset, byte_size, flags == _IN_RESPONSE)
+        events = tuple([_event(*_EVENT.unpack_from(data, at + _EVENT.size * n)) for n in range(event_count)])
+        at += _EVENT.size * event_count
+        if at != length:
+            raise ValueError(f"{at} bytes where their length says {length}")
+        if "" in outputs or len(outputs) != output_count:
+            raise ValueError("an output without a name, or one that is there twice")
     except UnicodeDecodeError:
         raise broken_results("a name that is not UTF-8") from None
     except struct.error:
         raise broken_results("they end too early") from None
     except ValueError as error:
         raise broken_results(error) from None
+    return Results(tuple(outputs.values()), events, completed)
 
 
-def _decode(data: bytes, byte_sizes: Sequence[int]) -> Results:
-    length, output_count, event_count = _HEAD.unpack_from(data, _STAMPS.size)
-    if length > len(data):
-        raise ValueError(f"{length} bytes where there is room for {len(data)}")
-    if output_count > MAX_TENSORS or event_count > MAX_REGIONS:
-        raise ValueError(f"{output_count} outputs and {event_count} events")
-    at = _BEGIN
-    outputs = []
-    for _ in range(output_count):
-        offset, byte_size, region, number, rank, name_length, flags = TENSOR.unpack_from(data, at)
-        at += TENSOR.size
-        if rank > MAX_RANK:
-            raise ValueError(f"an output of {rank} dimensions")
-        shape = SHAPES[rank].unpack_from(data, at)
-        at += 8 * rank
-        name = data[at : at + name_length].decode()
-        at += name_length + -name_length % 8
-        dtype = BY_NUMBER.get(number)
-        if dtype is None:
-            raise ValueError(f"data type {number}")
-        is_in_response = flags == _IN_RESPONSE
-        if is_in_response:
-            check_shape("an output", dtype, shape)
-        else:
-            if flags or region >= len(byte_sizes) or offset + byte_size > byte_sizes[region]:
-                raise ValueError(f"{byte_size} bytes at offset {offset} that are not the request's")
-            check_element_count("an output", dtype, shape, byte_size)
-            if dtype.itemsize and offset % dtype.itemsize:
-                raise ValueError(f"an output of {dtype.name} at offset {offset}")
-        outputs.append(OutputPlace(name, dtype, shape, region, offset, byte_size, is_in_response))
-    events = []
-    for _ in range(event_count):
-        uuid, handle = _EVENT.unpack_from(data, at)
-        at += _EVENT.size
-        events.append(Event(uuid.hex(), handle))
-    if at != length:
-        raise ValueError(f"{at} bytes where their length says {length}")
-    if len({output.name for output in outputs} - {""}) != output_count:
-        raise ValueError("an output without a name, or one that is there twice")
-    return Results(tuple(outputs), tuple(events))
+def _event(uuid: bytes, handle: bytes) -> Event:
+    return Event(uuid.hex(), handle)
 
 
 def broken_results(found: object) -> PeerError:

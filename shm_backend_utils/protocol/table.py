@@ -58,6 +58,7 @@ __all__ = [
     "HEAD_LENGTH",
     "MAX_RANK",
     "NUMBERS",
+    "PADDING",
     "SHAPES",
     "TENSOR",
     "check_element_count",
@@ -70,7 +71,6 @@ __all__ = [
 _HEAD: Final = struct.Struct("<QIHHHHHHQ")
 HEAD_LENGTH: Final = _HEAD.size
 _WORD: Final = 8
-_ZERO: Final = b"\0"
 TENSOR: Final = struct.Struct("<QQHBBHH")
 """The fixed part of a tensor, in tables and in results."""
 
@@ -87,6 +87,9 @@ BY_NUMBER: Final[Mapping[int, DType]] = {number: dtypes.BY_NAME[name] for name, 
 # What a named tuple's own constructor does, without the function around it.
 _input_span: Final[Callable[[type[InputSpan], tuple[Any, ...]], InputSpan]] = tuple.__new__
 _output_span: Final[Callable[[type[OutputSpan], tuple[Any, ...]], OutputSpan]] = tuple.__new__
+
+PADDING: Final = tuple(map(bytes, range(8)))
+"""Zeros up to the next multiple of 8, by how many there must be."""
 
 SHAPES: Final = tuple(struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1))
 """How a shape is packed, by its rank."""
@@ -110,16 +113,16 @@ def encode(table: Table) -> bytes:
     pack = TENSOR.pack
     for name, (dtype, shape, region, offset, byte_size) in table.inputs.items():
         text = name.encode()
-        rank, length = len(shape), len(text)
+        rank = len(shape)
         pieces += (
-            pack(offset, byte_size, region, NUMBERS[dtype.name], rank, length, 0),
+            pack(offset, byte_size, region, NUMBERS[dtype.name], rank, len(text), 0),
             SHAPES[rank].pack(*shape),
-            text.ljust(length + -length % 8, _ZERO),
+            text,
+            PADDING[-len(text) % 8],
         )
     for name, (region, offset, byte_size) in table.outputs.items():
         text = name.encode()
-        length = len(text)
-        pieces += (pack(offset, byte_size, region, 0, 0, length, 0), text.ljust(length + -length % 8, _ZERO))
+        pieces += (pack(offset, byte_size, region, 0, 0, len(text), 0), text, PADDING[-len(text) % 8])
     body = b"".join(pieces)
     ring = table.ring or _NO_RING
     return (

@@ -19,6 +19,7 @@ import pytest
 
 from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.protocol.layout import SlotRecord
 
 FIELD: Final = "regions[0]"
 SLOTS: Final = 3
@@ -196,6 +197,17 @@ def test_a_generation_reaches_the_peer(region: ManagedRegion, peer: ManagedRegio
     ]
 
 
+def test_a_table_reaches_the_peer(kind: Kind, region: ManagedRegion) -> None:
+    region.record(2).begin(5, b"table" * 3)
+    program = "record = region.record(2)\nprint(record.generation, bytes(record.request[8:23]).decode())\n"
+    assert run_peer(kind, region, program) == "5 tabletabletable"
+
+
+def results_in(record: SlotRecord) -> bytes:
+    """Return everything in the model's half of a record behind the two stamps."""
+    return record.copy_results()[-record.results_room :]
+
+
 def test_results_reach_the_owner(kind: Kind, region: ManagedRegion) -> None:
     region.record(1).generation = 5
     program = (
@@ -204,7 +216,19 @@ def test_results_reach_the_owner(kind: Kind, region: ManagedRegion) -> None:
     run_peer(kind, region, program)
     record = region.record(1)
     assert (record.started, record.completed) == (5, 5)
-    assert record.copy_results()[16:].startswith(b"{}" * 9)
+    assert results_in(record)[:18] == b"{}" * 9
+
+
+def test_the_longest_table_disturbs_neither_results_nor_the_next_slot(
+    region: ManagedRegion, peer: ManagedRegion
+) -> None:
+    for slot in range(SLOTS):
+        region.record(slot).begin(slot + 1, bytes([slot + 1]) * (region.record(slot).room - 8))
+    for slot in range(SLOTS):
+        record = peer.record(slot)
+        assert (record.generation, set(bytes(record.request[8:]))) == (slot + 1, {slot + 1})
+        assert not any(record.copy_results())
+    assert not peer.data().any()
 
 
 def test_the_longest_results_disturb_neither_the_next_slot_nor_the_data(
@@ -213,8 +237,7 @@ def test_the_longest_results_disturb_neither_the_next_slot_nor_the_data(
     for slot in range(SLOTS):
         peer.record(slot).complete(slot + 1, bytes([slot + 1]) * peer.record(slot).results_room)
     for slot in range(SLOTS):
-        record = region.record(slot)
-        assert record.copy_results()[16:] == bytes([slot + 1]) * record.results_room
+        assert set(results_in(region.record(slot))) == {slot + 1}
         assert region.record(slot).completed == slot + 1
         assert region.record(slot).generation == 0
     assert not region.data().any()

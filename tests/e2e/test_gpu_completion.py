@@ -20,9 +20,6 @@ from .fake_gpus import TWO_FLAVOURS, Gpu, X, ask, flavour_of, gpu_of
 MOST_ROWS = 4
 """What the model `fake_gpu_batch` takes at once. It waits until it has as many."""
 
-LONG_NAME = "Y" * 3800
-"""An output of the model `fake_gpu_events`, whose results leave no room for an event."""
-
 EVENTS = "fake_gpu_events"
 ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
 Y_OFFSET = 4096
@@ -118,7 +115,7 @@ def test_a_request_on_the_host_waits_for_no_gpu(gpu: Gpu) -> None:
 
 def test_a_kernel_that_fails_fails_the_request_and_not_the_next(gpu: Gpu) -> None:
     refusal = refusal_of(lambda: infer(gpu, "launch_what_fails"))
-    assert refusal.startswith("[StatusCode.UNAVAILABLE] a kernel failed with cudaErrorIllegalAddress: ")
+    assert refusal.startswith("[StatusCode.UNAVAILABLE] shm:machine: a kernel failed with cudaErrorIllegalAddress: ")
     with infer(gpu) as result:
         assert content(result["Y"]) == (X * 2).tolist()
     assert gpu.times("allocate") == 1  # the memory was given back
@@ -206,18 +203,6 @@ def test_with_events_an_output_on_the_host_is_waited_for(gpu_with_events: Gpu) -
             assert result["Y"].tolist() == (X * 2).tolist()
 
     assert waits_of(gpu, infer_to_the_host) == 1
-
-
-def test_with_events_a_slot_without_room_for_one_makes_the_model_wait(gpu_with_events: Gpu) -> None:
-    gpu = gpu_with_events
-
-    def infer_the_other_output() -> None:
-        with gpu.client.infer(
-            EVENTS, {"X": gpu.array(X)}, outputs={LONG_NAME: ON_THE_GPU}, parameters={"deed": "double"}, path="direct"
-        ) as result:
-            assert content(result[LONG_NAME]) == (X * 2).tolist()
-
-    assert waits_of(gpu, infer_the_other_output) == 1
 
 
 def test_an_event_that_cannot_be_recorded_fails_the_request_and_not_the_next(gpu_with_events: Gpu) -> None:

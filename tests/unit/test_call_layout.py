@@ -1,4 +1,4 @@
-"""How a call is checked against a model's configuration and laid out in a region."""
+"""How a call is checked against a model's configuration and laid out in a slot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.client.inputs.descriptions import described_inputs, hinted_sizes, output_devices
 from shm_backend_utils.client.known_model import KnownModel
-from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import (
     BatchSizeError,
     MissingTensorError,
@@ -22,16 +21,21 @@ from shm_backend_utils.errors import (
     TensorTypeError,
 )
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.protocol import results, table
-from shm_backend_utils.protocol.call_layout import CallLayout, lay_out, record_byte_size, rows_of
-from shm_backend_utils.protocol.layout import MAX_RECORD_BYTE_SIZE, PAGE_SIZE
+from shm_backend_utils.protocol import layout, results, table
+from shm_backend_utils.protocol.call_layout import (
+    CallLayout,
+    aligned,
+    lay_out,
+    obstacle_in_tensors,
+    record_byte_size,
+    rows_of,
+)
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan
 
 FP32 = np.dtype(np.float32)
-BEGIN = 8192
-"""Where the data of the region begins."""
 BF16 = dtypes.BF16.numpy
+BEGIN = layout.data_offset(1, layout.PAGE_SIZE)
 Given = tuple[str, Sequence[int], npt.DTypeLike]
 
 
@@ -64,22 +68,30 @@ def laid_out(
     learned: Mapping[str, int] | None = None,
     most_rows: int | None = None,
 ) -> CallLayout:
-    given = described_inputs({name: (shape, dtype) for name, shape, dtype in inputs})
     rows = spec.max_batch_size if most_rows is None else most_rows
+    given = described_inputs({name: (shape, dtype) for name, shape, dtype in inputs})
     wanted, devices = hinted_sizes(outputs), output_devices(outputs)
     return lay_out(spec, given, wanted, BEGIN, learned=learned or {}, most_rows=rows, output_devices=devices)
 
 
+def rooms(made: CallLayout) -> dict[str, int]:
+    return {name: span.byte_size for name, span in made.table.outputs.items()}
+
+
+def open_room(known: KnownModel) -> int:
+    """Return the room of the output of open size, in a call of four rows."""
+    return rooms(known.lay_out(described_inputs({"X": ((4, 3), FP32)}), None))["OPEN"]
+
+
 def test_an_input_has_its_place_and_size() -> None:
     span = laid_out(SIMPLE, [("X", (10,), FP32)]).table.inputs["X"]
-    assert (span.offset, span.byte_size, span.shape, span.dtype.name) == (BEGIN, 40, (10,), "FP32")
+    assert (span.region, span.offset, span.byte_size, span.shape, span.dtype.name) == (0, BEGIN, 40, (10,), "FP32")
 
 
 def test_tensors_follow_each_other_at_multiples_of_256() -> None:
     made = laid_out(BATCHED, [("X", (5, 3), FP32), ("W", (5, 2), np.uint8)], {"FIXED": None, "OPEN": 300})
     spans: list[InputSpan | OutputSpan] = [*made.table.inputs.values(), *made.table.outputs.values()]
-    places = [(span.offset - BEGIN, span.byte_size) for span in spans]
-    assert places == [(0, 60), (256, 10), (512, 80), (768, 300)]
+    assert [(span.offset - BEGIN, span.byte_size) for span in spans] == [(0, 60), (256, 10), (512, 80), (768, 300)]
     assert made.end == BEGIN + 1280
 
 
@@ -97,7 +109,7 @@ def test_only_the_outputs_that_are_wanted_have_room() -> None:
 
 def test_no_output_may_be_wanted() -> None:
     made = laid_out(SIMPLE, [("X", (1,), FP32)], [])
-    assert (made.requested, dict(made.table.outputs)) == ((), {})
+    assert (made.requested, made.table.outputs) == ((), {})
 
 
 @pytest.mark.parametrize(("hint", "room"), [(0, 0), (100, 100), (((2, 3), np.float64), 48), (((), "int8"), 1)], ids=str)
@@ -139,17 +151,79 @@ def test_an_output_without_a_hint_beside_others_that_have_one_is_learned() -> No
 
 def test_a_model_that_learned_gives_head_room_at_its_next_call() -> None:
     known = KnownModel(BATCHED, head_room=1.5)
-    given = described_inputs({"X": ((4, 3), FP32)})
-    assert known.lay_out(given, None).table.outputs["OPEN"].byte_size == 0
+    assert open_room(known) == 0
     known.learn({"OPEN": 400}, rows=4)
-    assert known.lay_out(given, None).table.outputs["OPEN"].byte_size == 600
+    assert open_room(known) == 600
 
 
 def test_a_model_does_not_unlearn() -> None:
+    known = KnownModel(BATCHED, head_room=1)
+    known.learn({"OPEN": 400}, rows=4)
+    known.learn({"OPEN": 100}, rows=4)
+    assert open_room(known) == 400
+
+
+def test_a_model_learns_nothing_of_outputs_that_it_does_not_have() -> None:
+    known = KnownModel(BATCHED, head_room=1)
+    known.learn({"OTHER": 400}, rows=4)
+    assert open_room(known) == 0
+
+
+def test_a_call_of_a_known_model_begins_behind_the_records_of_its_slots() -> None:
     known = KnownModel(SIMPLE, head_room=1)
-    known.learn({"Y": 400}, rows=1)
-    known.learn({"Y": 100}, rows=1)
-    assert known.lay_out(described_inputs({"X": ((1,), FP32)}), None).table.outputs["Y"].byte_size == 400
+    given = described_inputs({"X": ((1,), FP32)})
+    begins = [known.lay_out(given, None, slot_count=count).table.inputs["X"].offset for count in (1, 2, 7)]
+    assert begins == [layout.data_offset(count, known.record_byte_size) for count in (1, 2, 7)]
+
+
+def test_a_tensor_begins_at_the_next_multiple_of_256() -> None:
+    assert [aligned(offset) for offset in (0, 1, 255, 256, 257)] == [0, 256, 256, 256, 512]
+
+
+def model_of(name_length: int, count: int, rank: int = 1) -> ModelSpec:
+    """Return a model with so many inputs and outputs, whose names are so long."""
+    tensors = [tensor(f"{index:03}".rjust(name_length, "n"), dims=[-1] * rank) for index in range(count)]
+    return ModelSpec.from_config({"name": "many", "input": tensors, "output": tensors})
+
+
+@pytest.mark.parametrize(
+    ("name_length", "count", "rank"), [(3, 1, 1), (3, 20, 4), (300, 3, 4), (60, 256, 8), (3, 8, 32)]
+)
+def test_records_have_room_for_any_call_of_a_model(name_length: int, count: int, rank: int) -> None:
+    spec = model_of(name_length, count, rank)
+    size = record_byte_size(spec)
+    shape = (1,) * rank
+    made = laid_out(spec, [(name, shape, FP32) for name in spec.inputs])
+    written = [
+        OutputPlace(name, spec.outputs[name].dtype or dtypes.BYTES, shape, 0, 0, 4, False) for name in spec.outputs
+    ]
+    assert 8 + len(table.encode(made.table)) <= size // 2
+    assert results.results_length(results.encode(written)) <= size // 2
+
+
+def test_records_are_a_page_or_a_power_of_two_of_them() -> None:
+    assert record_byte_size(SIMPLE) == layout.PAGE_SIZE
+    sizes = {record_byte_size(model_of(30, count)) for count in range(1, 256, 10)}
+    assert len(sizes) > 3
+    assert all(size % layout.PAGE_SIZE == 0 and size & (size - 1) == 0 for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("spec", "obstacle"),
+    [
+        (SIMPLE, None),
+        (model_of(3, 256, 32), None),
+        (model_of(3, 257), "has 514 inputs and outputs, and a slot tells of 512"),
+        (model_of(3, 1, 33), "tensor '000' has 33 dimensions, and a slot tells of 32"),
+        (model_of(2**16, 1), "has a name of more than 65535 bytes"),
+        (model_of(2**15, 10), "the names of the tensors of model 'many' are longer than a slot has room for"),
+    ],
+    ids=["few", "as many as can be", "too many", "too many dimensions", "too long a name", "too long together"],
+)
+def test_a_model_whose_tensors_no_slot_can_tell_of_is_told_before_a_call(spec: ModelSpec, obstacle: str | None) -> None:
+    found = obstacle_in_tensors(spec)
+    assert found is None if obstacle is None else obstacle in (found or "")
+    assert record_byte_size(spec) <= layout.MAX_RECORD_BYTE_SIZE
 
 
 def test_strings_and_bf16_lie_beside_the_others() -> None:
@@ -173,6 +247,11 @@ def test_a_string_of_unknown_length_has_room_for_60_bytes() -> None:
 @pytest.mark.parametrize("dtype", ["S", "U", "S0", bytes, str], ids=repr)
 def test_strings_without_a_length_have_room_for_empty_ones_at_least(dtype: Any) -> None:
     assert laid_out(STRINGS, [("TEXT", (5,), dtype)]).table.inputs["TEXT"].byte_size >= 5 * 4
+
+
+@pytest.mark.parametrize("dtype", ["U7", "S7", object, bytes])
+def test_strings_of_every_dtype_are_described_as_strings(dtype: Any) -> None:
+    assert described_inputs({"TEXT": ((2,), dtype)})["TEXT"].dtype is dtypes.BYTES
 
 
 @pytest.mark.parametrize(
@@ -321,26 +400,8 @@ def test_a_hint_that_is_no_size_is_refused(hint: Any) -> None:
 def test_rows_of_a_call_lie_where_they_lie_in_the_whole() -> None:
     whole = laid_out(BATCHED, [("X", (6, 3), FP32)], {"FIXED": None, "OPEN": 61})
     part = rows_of(whole, 2, 5)
-    assert part.batch_size == 3
     x = part.table.inputs["X"]
-    assert (x.offset - BEGIN, x.byte_size, x.shape) == (24, 36, (3, 3))
+    assert part.batch_size == 3
+    assert (x.region, x.offset - BEGIN, x.byte_size, x.shape) == (0, 24, 36, (3, 3))
     outputs = {name: (span.offset - BEGIN, span.byte_size) for name, span in part.table.outputs.items()}
     assert outputs == {"FIXED": (256 + 32, 48), "OPEN": (512 + 20, 30)}
-
-
-@pytest.mark.parametrize("count", [1, 20, 200])
-def test_a_record_has_room_for_every_tensor_of_a_model(count: int) -> None:
-    names = [f"a rather long name of a tensor, number {index}, {'x' * 80}" for index in range(count)]
-    tensors = [tensor(name, dims=[-1] * 4) for name in names]
-    spec = ModelSpec.from_config({"name": "many", "input": tensors, "output": tensors})
-    size = record_byte_size(spec)
-    made = laid_out(spec, [(name, (1, 1, 1, 1), FP32) for name in names])
-    assert size % PAGE_SIZE == 0
-    assert PAGE_SIZE <= size <= MAX_RECORD_BYTE_SIZE
-    assert len(table.encode(made.table)) + 8 <= size // 2
-    places = [OutputPlace(name, BY_NAME["FP32"], (1, 1, 1, 1), 0, 0, 4, False) for name in names]
-    assert results.results_length(results.encode(places)) <= size // 2
-
-
-def test_the_record_of_a_small_model_is_a_page() -> None:
-    assert record_byte_size(SIMPLE) == PAGE_SIZE

@@ -47,8 +47,8 @@ def test_no_more_is_learned_than_the_model_has_outputs() -> None:
     known = KnownModel(ModelSpec.from_config(config("m", count=2)), head_room=1.25)
     for number in range(1000):
         known.learn({f"OUT{number}": number, "OUT1": number}, rows=1)
-    assert set(known._learned) == {"OUT0", "OUT1"}
-    assert known._learned["OUT1"] == 1249
+    assert set(known.learned) == {"OUT0", "OUT1"}
+    assert known.learned["OUT1"] == 1249
 
 
 @pytest.mark.parametrize("rows", [1, 3])

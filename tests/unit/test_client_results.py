@@ -77,7 +77,7 @@ def read(
     record = (bytes(16) + results.encode(places)).ljust(4096, b"\0")
     sizes = [memory.nbytes, *[each.allocation.byte_size for each in devices]]
     found = results.decode(record, sizes)
-    return result_of(found.outputs, memory, devices, response or Response(), bytes_avoided)
+    return result_of(found.outputs, memory, devices, lambda: response or Response(), bytes_avoided)
 
 
 # On the host

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,7 +23,6 @@ from shm_backend_utils.protocol.spans import InputSpan, OutputSpan
 FP32 = np.float32
 LEAST = 256
 BEGIN = 8192
-"""Where the data of the region begins."""
 
 
 def tensor(name: str, dtype: str = "FP32", dims: Sequence[int] = (-1,)) -> dict[str, Any]:
@@ -48,27 +47,20 @@ def laid_out(
     learned: Mapping[str, int] | None = None,
     spec: ModelSpec = SPEC,
 ) -> CallLayout:
+    """Lay a call out in a region whose data begins at ``BEGIN``."""
+    given, devices = described_inputs(inputs), output_devices(outputs)
+    rows = spec.max_batch_size
     return lay_out(
-        spec,
-        described_inputs(inputs),
-        hinted_sizes(outputs),
-        BEGIN,
-        learned=learned or {},
-        most_rows=spec.max_batch_size,
-        output_devices=output_devices(outputs),
+        spec, given, hinted_sizes(outputs), BEGIN, learned=learned or {}, most_rows=rows, output_devices=devices
     )
 
 
 def places(made: CallLayout) -> dict[str, tuple[int, int, int]]:
-    """Return where every tensor is: region, offset (on the host, from where data begin) and byte size."""
+    """Return where every tensor is: region, offset in its data and byte size."""
     spans: dict[str, InputSpan | OutputSpan] = {**made.table.inputs, **made.table.outputs}
     return {
         name: (span.region, span.offset - (0 if span.region else BEGIN), span.byte_size) for name, span in spans.items()
     }
-
-
-def device_of(name: str, device: Any) -> int | None:
-    return described_inputs({name: ((1,), FP32, device)})[name].device
 
 
 # Naming a device
@@ -76,7 +68,8 @@ def device_of(name: str, device: Any) -> int | None:
 
 @pytest.mark.parametrize(("text", "device"), [("cuda", 0), ("cuda:0", 0), ("cuda:3", 3), ("cuda:9999", 9999)])
 def test_a_device_is_named_as_torch_names_it(text: str, device: int) -> None:
-    assert device_of("A", text) == device
+    assert described_inputs({"A": ((1,), FP32, text)})["A"].device == device
+    assert output_devices({"X": text, "Y": ((1,), FP32, text)}) == {"X": device, "Y": device}
 
 
 @pytest.mark.parametrize(
@@ -89,7 +82,7 @@ def test_a_device_is_named_as_torch_names_it(text: str, device: int) -> None:
 )
 def test_what_names_no_device_is_refused_with_an_example(wrong: object) -> None:
     with pytest.raises(TensorError, match="the device of tensor 'A' is .*; expected for example 'cuda:0'") as caught:
-        device_of("A", wrong)
+        described_inputs({"A": ((1,), FP32, cast(Any, wrong))})
     assert caught.value.tensor == "A"
 
 
@@ -105,16 +98,18 @@ def test_a_wrong_device_is_refused_wherever_it_stands(device: Any) -> None:
 # Descriptions
 
 
-def test_a_description_says_which_tensors_are_on_which_gpu() -> None:
-    given = described_inputs({"A": ((2,), FP32, "cuda:1"), "B": ((2,), FP32), "C": ((2,), np.uint8, "cuda")})
-    assert {name: each.device for name, each in given.items()} == {"A": 1, "B": None, "C": 0}
-    assert output_devices({"X": "cuda:2", "Y": ((5,), FP32, "cuda:1")}) == {"X": 2, "Y": 1}
+def test_descriptions_say_which_tensors_are_on_which_gpu() -> None:
+    inputs = described_inputs({"A": ((2,), FP32, "cuda:1"), "B": ((2,), FP32), "C": ((2,), np.uint8, "cuda")})
+    assert {name: each.device for name, each in inputs.items()} == {"A": 1, "B": None, "C": 0}
+    assert output_devices({"X": "cuda:2", "Y": ((5,), FP32, "cuda:1"), "Z": 4}) == {"X": 2, "Y": 1}
 
 
 def test_the_device_of_a_tensor_changes_neither_its_shape_nor_its_room() -> None:
     there, here = described_inputs({"A": ((2,), FP32, "cuda:1")}), described_inputs({"A": ((2,), FP32)})
     assert there["A"]._replace(device=None) == here["A"]
-    assert hinted_sizes({"X": ((2, 3), FP32, "cuda:1")}) == hinted_sizes({"X": ((2, 3), FP32)})
+    assert hinted_sizes({"X": ((2, 3), FP32, "cuda:1"), "Y": "cuda:0"}) == hinted_sizes(
+        {"X": ((2, 3), FP32), "Y": None}
+    )
 
 
 @pytest.mark.parametrize("outputs", [None, (), ["X"], {"X": None}, {"X": 24}, {"X": ((2, 3), FP32)}], ids=str)
@@ -129,7 +124,7 @@ def test_a_device_alone_says_nothing_of_the_room() -> None:
 # Layout
 
 
-def test_a_plan_without_gpus_has_no_device_memory() -> None:
+def test_a_call_without_gpus_has_no_device_memory() -> None:
     made = laid_out({"A": ((10,), FP32)}, ["X"])
     assert (made.devices, made.device_byte_sizes) == ((), ())
 
@@ -146,7 +141,7 @@ def test_every_memory_is_laid_out_from_its_own_beginning() -> None:
         "X": (1, 768, 24),
         "Y": (0, 512, 20),
     }
-    assert (made.end - BEGIN, made.devices, made.device_byte_sizes) == (768, (0,), (1024,))
+    assert (made.end, made.devices, made.device_byte_sizes) == (BEGIN + 768, (0,), (1024,))
 
 
 def test_regions_follow_the_numbers_of_the_devices_whatever_the_order_of_the_tensors() -> None:
@@ -185,7 +180,7 @@ def test_the_same_call_on_the_host_has_everything_there() -> None:
     on_host = {name: CallInput(each.dtype, each.shape, each.byte_size) for name, each in given.items()}
     made = lay_out(SPEC, on_host, hinted_sizes({"Y": "cuda:1"}), BEGIN, learned={}, most_rows=0)
     assert places(made) == {"A": (0, 0, 400), "B": (0, 512, 400), "Y": (0, 1024, 20)}
-    assert (made.end - BEGIN, made.devices) == (1280, ())
+    assert (made.end, made.devices) == (BEGIN + 1280, ())
 
 
 def test_rows_of_a_call_stay_on_their_gpu() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.dtypes import BYTES
+from shm_backend_utils.errors import VersionError
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.protocol.spans import InputSpan
 from shm_backend_utils.tensors.attributes import MemoryType
@@ -362,6 +363,12 @@ def test_a_session_can_be_used_without_serve(session: ShmSession, client: Client
         double(call)
     assert call.response.error is None
     assert client.output("Y").tolist() == [0, 2, 4, 6]
-    with pytest.raises(RuntimeError, match="not today"), session.open(client.request({"X": X}, {"Y": 16})):
+    failing = session.open(client.request({"X": X}, {"Y": 16}))
+    with pytest.raises(RuntimeError, match="not today"), failing:
         raise RuntimeError("not today")
+    assert str(failing.response.error) == "RuntimeError: not today"
     assert client.is_over()
+    refused = session.open(Request({"shm_slot": "1/m", "shm_generation": 1}, ["Y"]))
+    with pytest.raises(VersionError), refused:
+        pass
+    assert str(refused.response.error).startswith("shm:version: ")

@@ -18,6 +18,7 @@ from shm_backend_utils.errors import (
     StaleRequestError,
     TableError,
     TensorError,
+    VersionError,
 )
 
 
@@ -30,6 +31,7 @@ def test_every_error_is_a_shm_error(name: str) -> None:
     ("kind", "fault"),
     [
         (TableError, CallerError),
+        (VersionError, TableError),
         (TensorError, CallerError),
         (RegionRefusedError, CallerError),
         (ClosedError, CallerError),
@@ -51,7 +53,7 @@ def test_no_error_is_the_fault_of_two(fault: type[ShmError]) -> None:
 @pytest.mark.parametrize(
     ("error", "builtin"),
     [
-        (TableError("v", "2", "1"), ValueError),
+        (TableError("inputs[0].offset", "1", "0"), ValueError),
         (TensorError("X", "tensor 'X' is wrong"), ValueError),
         (RegionRefusedError("regions[0]", "it is a symbolic link"), PermissionError),
         (ClosedError("this session"), RuntimeError),
@@ -66,8 +68,12 @@ def test_code_that_knows_only_builtin_errors_catches_it(error: ShmError, builtin
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (TableError("inputs[0].offset", "-1", "0"), "inputs[0].offset: found -1, expected 0"),
-        (TableError("shm_generation", "0", "1"), "shm_generation: found 0, expected 1"),
+        (TableError("inputs[0].offset", "1", "0"), "inputs[0].offset: found 1, expected 0"),
+        (
+            VersionError("3", 2),
+            "the request's protocol version: found 3, expected 2, which this model's shm_backend_utils speaks; install "
+            "the same release for client and model",
+        ),
         (TensorError("X", "tensor 'X' is wrong"), "tensor 'X' is wrong"),
         (RegionRefusedError("regions[0]", "it is a symbolic link"), "regions[0] refused: it is a symbolic link"),
         (ClosedError("this session"), "this session is closed; make a new one"),
@@ -81,8 +87,8 @@ def test_an_error_reads_as_its_message(error: ShmError, message: str) -> None:
 
 
 def test_a_table_error_keeps_its_parts() -> None:
-    error = TableError("v", "2", "1")
-    assert (error.field, error.found, error.expected) == ("v", "2", "1")
+    error = TableError("inputs[0].offset", "1", "0")
+    assert (error.field, error.found, error.expected) == ("inputs[0].offset", "1", "0")
 
 
 def test_a_tensor_error_keeps_the_tensors_name() -> None:

@@ -42,7 +42,7 @@ def test_an_option_that_does_not_exist_is_a_type_error_that_names_those_that_do(
         check_options(wrong)
 
 
-@pytest.mark.parametrize("name", ["shm_io", "shm_generation"])
+@pytest.mark.parametrize("name", ["shm_slot", "shm_generation", "shm_io"])
 def test_a_parameter_that_the_client_writes_itself_is_refused(name: str) -> None:
     with pytest.raises(CallerError, match=f"parameter '{name}' is written by the client itself; leave it out"):
         check_options(RequestOptions(parameters={name: "mine"}))

@@ -26,7 +26,7 @@ def here() -> int:
 
 def test_an_origin_names_what_began_and_its_file_and_line() -> None:
     line = here() + 1
-    origin = Origin("infer")
+    origin = Origin.here("infer")
     assert str(origin) == f"infer at {__file__}:{line}"
 
 
@@ -76,7 +76,7 @@ def test_a_call_that_no_line_of_python_has_made_has_an_origin_too(client: AsyncS
 def test_a_function_that_runs_in_an_event_loop_is_named() -> None:
     async def main() -> Any:
         made: asyncio.Future[Origin] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_soon(lambda: made.set_result(Origin("infer")))
+        asyncio.get_running_loop().call_soon(lambda: made.set_result(Origin.here("infer")))
         return await made
 
     assert str(asyncio.run(main())).startswith(f"infer at {__file__}:")
@@ -84,4 +84,4 @@ def test_a_function_that_runs_in_an_event_loop_is_named() -> None:
 
 def test_where_no_line_is_the_users_there_still_is_an_origin() -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        assert str(thread.submit(Origin, "infer").result()).startswith(f"infer at {threading.__file__}:")
+        assert str(thread.submit(Origin.here, "infer").result()).startswith(f"infer at {threading.__file__}:")

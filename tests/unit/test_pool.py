@@ -36,7 +36,7 @@ def pool() -> Iterator[SlotPool]:
 
 def take(pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "direct") -> tuple[SlotRegion, Memory]:
     """Take a region that there is room for, as a call does."""
-    ticket = pool.request(Need(byte_size, slot_count, group=group), Origin("take"))
+    ticket = pool.request(Need(byte_size, slot_count, group=group), Origin.here("take"))
     assert ticket.granted.done()
     return pool.redeem(ticket)
 
@@ -127,7 +127,7 @@ def test_a_region_that_came_back_is_used_again(pool: SlotPool) -> None:
 
 def test_an_idle_region_is_to_be_had_without_a_ticket(pool: SlotPool) -> None:
     region = used(pool)
-    taken = pool.take_idle(Need(1), Origin("take"))
+    taken = pool.take_idle(Need(1), Origin.here("take"))
     assert taken is not None
     assert taken[0] is region
     assert (pool.status.held, pool.status.idle) == (1, 0)
@@ -136,7 +136,7 @@ def test_an_idle_region_is_to_be_had_without_a_ticket(pool: SlotPool) -> None:
 
 
 def test_without_a_ticket_nothing_is_made(pool: SlotPool) -> None:
-    assert pool.take_idle(Need(1), Origin("take")) is None
+    assert pool.take_idle(Need(1), Origin.here("take")) is None
     assert pool.status.byte_size == 0
 
 
@@ -147,7 +147,7 @@ def test_without_a_ticket_no_region_is_to_be_had_that_does_not_fit(
     pool: SlotPool, byte_size: int, slot_count: int, group: str
 ) -> None:
     used(pool)
-    assert pool.take_idle(Need(byte_size, slot_count, group=group), Origin("take")) is None
+    assert pool.take_idle(Need(byte_size, slot_count, group=group), Origin.here("take")) is None
     assert pool.status.idle == 1
 
 
@@ -191,8 +191,8 @@ def test_regions_of_different_slot_counts_are_never_exchanged(first: int, second
 def test_regions_of_different_record_sizes_are_never_exchanged() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
         used(pool)
-        assert pool.take_idle(Need(1, record_byte_size=2 * PAGE_SIZE), Origin("take")) is None
-        region, memory = pool.redeem(pool.request(Need(1, record_byte_size=2 * PAGE_SIZE), Origin("take")))
+        assert pool.take_idle(Need(1, record_byte_size=2 * PAGE_SIZE), Origin.here("take")) is None
+        region, memory = pool.redeem(pool.request(Need(1, record_byte_size=2 * PAGE_SIZE), Origin.here("take")))
         assert region.slots[0].record.room == PAGE_SIZE
         assert memory.nbytes == data_offset(1, 2 * PAGE_SIZE) + region.capacity
 
@@ -245,11 +245,11 @@ def test_a_pool_may_be_closed_twice(pool: SlotPool) -> None:
 def test_a_closed_pool_gives_nothing(pool: SlotPool) -> None:
     pool.close()
     with pytest.raises(ClosedError):
-        pool.request(Need(1), Origin("take"))
+        pool.request(Need(1), Origin.here("take"))
 
 
 def test_a_region_that_was_granted_before_the_pool_was_closed_is_not_made(pool: SlotPool) -> None:
-    ticket = pool.request(Need(1), Origin("take"))
+    ticket = pool.request(Need(1), Origin.here("take"))
     pool.close()
     with pytest.raises(ClosedError):
         pool.redeem(ticket)

@@ -39,7 +39,7 @@ def pool() -> Iterator[SlotPool]:
 
 def take(pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "direct") -> tuple[SlotRegion, Memory]:
     """Take a region that there is room for, as a call does."""
-    ticket = pool.request(Need(byte_size, slot_count, group=group), Origin("take"))
+    ticket = pool.request(Need(byte_size, slot_count, group=group), Origin.here("take"))
     assert ticket.granted.done()
     return pool.redeem(ticket)
 
@@ -64,7 +64,7 @@ def test_a_region_is_at_most_an_eighth_or_a_page_larger_than_asked_for(byte_size
 def test_the_pool_grows_up_to_its_budget(pool: SlotPool) -> None:
     taken = [take(pool) for _ in range(3)]
     assert pool.status.byte_size == pool.status.max_bytes == 3 * REGION
-    ticket = pool.request(Need(1), Origin("take"))
+    ticket = pool.request(Need(1), Origin.here("take"))
     assert not ticket.granted.done()
     assert len({region.key for region, _ in taken}) == 3
     pool.withdraw(ticket)
@@ -74,7 +74,7 @@ def test_the_pool_grows_up_to_its_budget(pool: SlotPool) -> None:
 def test_a_call_that_needs_more_than_the_budget_is_refused_at_once(byte_size: int, slot_count: int) -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * REGION))) as pool:
         with pytest.raises(BudgetError, match=f"but the pool may have {3 * REGION}; raise PoolOptions.max_bytes=...."):
-            pool.request(Need(byte_size, slot_count), Origin("take"))
+            pool.request(Need(byte_size, slot_count), Origin.here("take"))
         assert pool.status.byte_size == 0
 
 
@@ -112,7 +112,7 @@ def test_no_more_idle_regions_make_way_than_must(pool: SlotPool) -> None:
 
 def test_a_region_that_is_held_never_makes_way(pool: SlotPool) -> None:
     held, memory = take(pool)
-    ticket = pool.request(Need(3 * REGION - data_offset(1, PAGE_SIZE), 1), Origin("take"))
+    ticket = pool.request(Need(3 * REGION - data_offset(1, PAGE_SIZE), 1), Origin.here("take"))
     assert not ticket.granted.done()
     assert is_there(held)
     assert memory.nbytes == REGION
@@ -180,7 +180,7 @@ def test_a_pool_that_is_closed_has_not_left_what_was_to_make_way_for_a_region_th
     pool: SlotPool,
 ) -> None:
     region = used(pool)
-    ticket = pool.request(Need(3 * REGION - data_offset(1, PAGE_SIZE), 1), Origin("take"))
+    ticket = pool.request(Need(3 * REGION - data_offset(1, PAGE_SIZE), 1), Origin.here("take"))
     try:
         pool.close()
         assert not is_there(region)

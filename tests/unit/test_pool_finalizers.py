@@ -31,18 +31,15 @@ REGION = data_offset(1, PAGE_SIZE) + PAGE_SIZE
 LONG_S = 30.0
 
 
-class Disruptive(Origin):
-    """An origin that does something else while it is put into words."""
-
-    __regions__ = ("_disrupt",)
+class Disruptive:
+    """A holder that does something else while it is put into words."""
 
     def __init__(self, disrupt: Callable[[], object]) -> None:
-        super().__init__("disrupt")
         self._disrupt = disrupt
 
     def __str__(self) -> str:
         self._disrupt()
-        return super().__str__()
+        return "disrupt"
 
 
 @pytest.fixture
@@ -52,14 +49,14 @@ def pool() -> Iterator[SlotPool]:
         yield pool
 
 
-def take(pool: SlotPool, origin: Origin) -> npt.NDArray[np.uint8]:
+def take(pool: SlotPool, origin: object) -> npt.NDArray[np.uint8]:
     return pool.redeem(pool.request(Need(1), origin))[1]
 
 
 def test_memory_that_dies_while_the_pool_is_locked_comes_back(pool: SlotPool) -> None:
     held: list[Any] = []
     held.append(take(pool, Disruptive(held.clear)))
-    ticket = pool.request(Need(1), Origin("wait"))
+    ticket = pool.request(Need(1), Origin.here("wait"))
     ticket.granted.result(LONG_S)
     assert held == []
 
@@ -68,7 +65,7 @@ def test_memory_that_is_collected_while_the_pool_is_locked_comes_back(pool: Slot
     cycle: list[Any] = [take(pool, Disruptive(gc.collect))]
     cycle.append(cycle)
     del cycle
-    ticket = pool.request(Need(1), Origin("wait"))
+    ticket = pool.request(Need(1), Origin.here("wait"))
     ticket.granted.result(LONG_S)
 
 
@@ -81,7 +78,7 @@ def test_memory_that_dies_in_another_thread_while_the_pool_is_locked_comes_back(
         other.join()
 
     held.append(take(pool, Disruptive(let_another_thread_clear)))
-    ticket = pool.request(Need(1), Origin("wait"))
+    ticket = pool.request(Need(1), Origin.here("wait"))
     ticket.granted.result(LONG_S)
     assert held == []
 
@@ -89,7 +86,7 @@ def test_memory_that_dies_in_another_thread_while_the_pool_is_locked_comes_back(
 def test_memory_that_dies_while_an_error_is_put_into_words_comes_back(pool: SlotPool) -> None:
     doomed: list[Any] = []
     held = [take(pool, Disruptive(doomed.clear))]
-    ticket = pool.request(Need(1), Origin("wait"))
+    ticket = pool.request(Need(1), Origin.here("wait"))
     assert not ticket.granted.done()
     doomed.append(held.pop())
     pool.exhausted(ticket, 1)
@@ -97,8 +94,8 @@ def test_memory_that_dies_while_an_error_is_put_into_words_comes_back(pool: Slot
 
 
 def test_a_pool_that_is_abandoned_removes_its_regions_and_fails_who_waits(pool: SlotPool) -> None:
-    memory = take(pool, Origin("take"))
-    ticket = pool.request(Need(1), Origin("wait"))
+    memory = take(pool, Origin.here("take"))
+    ticket = pool.request(Need(1), Origin.here("wait"))
     pool.abandon()
     with pytest.raises(ClosedError):
         ticket.granted.result(LONG_S)
@@ -111,7 +108,7 @@ def test_a_pool_that_was_abandoned_serves_nobody(pool: SlotPool) -> None:
     pool.abandon()
     pool.abandon()
     with pytest.raises(ClosedError):
-        pool.request(Need(1), Origin("take"))
+        pool.request(Need(1), Origin.here("take"))
 
 
 def test_a_pool_that_another_thread_abandons_while_it_is_locked_is_closed_then(pool: SlotPool) -> None:
@@ -123,7 +120,7 @@ def test_a_pool_that_another_thread_abandons_while_it_is_locked_is_closed_then(p
         abandoned.append(other)
 
     held = take(pool, Disruptive(abandon))
-    ticket = pool.request(Need(1), Origin("wait"))
+    ticket = pool.request(Need(1), Origin.here("wait"))
     abandoned[0].join()
     with pytest.raises(ClosedError):
         ticket.granted.result(LONG_S)
@@ -134,7 +131,7 @@ def test_a_pool_that_another_thread_abandons_while_it_is_locked_is_closed_then(p
 def test_a_pool_that_is_abandoned_within_its_own_locked_section_is_closed_after_it(pool: SlotPool) -> None:
     held = take(pool, Disruptive(pool.abandon))
     with pytest.raises(ClosedError):
-        pool.request(Need(1), Origin("wait")).granted.result(5)
+        pool.request(Need(1), Origin.here("wait")).granted.result(5)
     assert objects_of_this_process() == []
     assert held.nbytes
 
@@ -154,10 +151,10 @@ from shm_backend_utils.errors import ClosedError
 
 faulthandler.dump_traceback_later(10, exit=True)  # a deadlock
 
-class Collecting(Origin):
+class Collecting:
     def __str__(self):
         gc.collect()
-        return super().__str__()
+        return "take"
 
 logging.basicConfig()
 gc.disable()
@@ -173,17 +170,17 @@ PROGRAMS = {
         client.itself = client
         memory_of_client.end_with(client)
         del client
-        region, memory = pool.redeem(pool.request(Need(1), Collecting("take")))
+        region, memory = pool.redeem(pool.request(Need(1), Collecting()))
         with contextlib.suppress(ClosedError):
-            pool.request(Need(1), Origin("wait"))
+            pool.request(Need(1), Origin.here("wait"))
     """,
     "a log handler that asks for the pool's figures": """
         figures = []
         handler = logging.Handler()
         handler.emit = lambda record: figures.append(pool.status)
         logging.getLogger("shm_backend_utils").addHandler(handler)
-        region, memory = pool.redeem(pool.request(Need(1), Origin("take")))
-        pool.request(Need(1), Origin("wait"))
+        region, memory = pool.redeem(pool.request(Need(1), Origin.here("take")))
+        pool.request(Need(1), Origin.here("wait"))
         assert figures[0].held == 1
     """,
 }

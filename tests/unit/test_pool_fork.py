@@ -27,7 +27,7 @@ from shm_backend_utils.client.origin import Origin
 from shm_backend_utils.memory.pool.pool import Need, SlotPool
 
 def take():
-    return pool.redeem(pool.request(Need(1), Origin("take")))
+    return pool.redeem(pool.request(Need(1), Origin.here("take")))
 
 def in_child(work):
     child = os.fork()
@@ -106,7 +106,7 @@ USES = {
         pool.close()
         pool = SlotPool(PoolOptions(max_bytes=held.byte_size))
         only, memory = take()
-        ticket = pool.request(Need(1), Origin("take"))
+        ticket = pool.request(Need(1), Origin.here("take"))
         waiter = threading.Thread(target=ticket.granted.result, args=(30,))
         waiter.start()
         in_child(pool.close)

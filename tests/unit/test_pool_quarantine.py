@@ -44,7 +44,7 @@ def executing(region: SlotRegion, slot: int = 0) -> Iterator[None]:
 
 def use(pool: SlotPool, *slots_in_doubt: int, spoil: bool = False) -> SlotRegion:
     """Take a region and give it back, with some of its slots in doubt."""
-    ticket = pool.request(Need(1, 2), Origin("use"))
+    ticket = pool.request(Need(1, 2), Origin.here("use"))
     region, memory = pool.redeem(ticket)
     for slot in slots_in_doubt:
         region.slots[slot].is_in_doubt = True
@@ -79,15 +79,15 @@ def test_nobody_gets_a_region_in_quarantine(pool: SlotPool) -> None:
     region = use(pool)
     with executing(region):
         use(pool, 0)
-        assert pool.take_idle(Need(1, 2), Origin("use")) is None
-        assert not pool.request(Need(1, 2), Origin("use")).granted.done()
+        assert pool.take_idle(Need(1, 2), Origin.here("use")) is None
+        assert not pool.request(Need(1, 2), Origin.here("use")).granted.done()
 
 
 def test_a_region_in_quarantine_never_makes_way(pool: SlotPool) -> None:
     region = use(pool)
     with executing(region):
         use(pool, 0)
-        ticket = pool.request(Need(1, 1, group="triton-shm"), Origin("use"))
+        ticket = pool.request(Need(1, 1, group="triton-shm"), Origin.here("use"))
         assert not ticket.granted.done()
         assert (SHM / region.key).exists()
         pool.withdraw(ticket)
@@ -97,7 +97,7 @@ def test_who_waits_gets_the_region_when_the_model_has_finished(pool: SlotPool) -
     region = use(pool)
     with executing(region):
         use(pool, 0)
-        ticket = pool.request(Need(1, 2), Origin("use"))
+        ticket = pool.request(Need(1, 2), Origin.here("use"))
         assert not ticket.granted.done()
     assert ticket.granted.result(LONG_S).region is region
     assert pool.status.quarantined == 0
@@ -122,7 +122,7 @@ def test_the_message_of_a_dry_pool_counts_what_is_in_quarantine(pool: SlotPool) 
     region = use(pool)
     with executing(region):
         use(pool, 0)
-        ticket = pool.request(Need(1, 2), Origin("use"))
+        ticket = pool.request(Need(1, 2), Origin.here("use"))
         assert "0 slots are held" in str(pool.exhausted(ticket, 1))
         assert "1 more are in quarantine" in str(pool.exhausted(ticket, 1))
 

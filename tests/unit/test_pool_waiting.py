@@ -40,7 +40,7 @@ def pool() -> Iterator[SlotPool]:
 
 
 def ask(pool: SlotPool, byte_size: int = 1, group: str = "direct", origin: Origin | None = None) -> Ticket:
-    return pool.request(Need(byte_size, 1, group=group), origin or Origin("ask"))
+    return pool.request(Need(byte_size, 1, group=group), origin or Origin.here("ask"))
 
 
 def redeemed(pool: SlotPool, ticket: Ticket) -> tuple[SlotRegion, Memory]:
@@ -122,7 +122,7 @@ def test_no_idle_region_is_taken_past_those_that_wait(pool: SlotPool) -> None:
     large = ask(pool, ALL_THREE)
     del idle
     assert not large.granted.done()
-    assert pool.take_idle(Need(1), Origin("take")) is None
+    assert pool.take_idle(Need(1), Origin.here("take")) is None
     assert held.nbytes
     pool.withdraw(large)
 
@@ -213,8 +213,8 @@ def test_the_error_of_who_waited_in_vain_names_how_many_regions_are_held_and_by_
     held, origins = [], []
     for _ in range(2):
         line = line_of_this_function() + 1
-        origins.append(Origin("infer"))
-    origins.append(Origin("prepare"))
+        origins.append(Origin.here("infer"))
+    origins.append(Origin.here("prepare"))
     for origin in origins:
         held.append(redeemed(pool, ask(pool, origin=origin))[1])
     error = pool.exhausted(ask(pool), 2.5)
@@ -247,7 +247,7 @@ def test_the_warning_tells_who_held_the_memory_then_also_if_it_is_read_later(
     pool: SlotPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = take(pool, ALL_THREE)
-    ticket = ask(pool, origin=Origin("other"))
+    ticket = ask(pool, origin=Origin.here("other"))
     del held
     ticket.granted.result(LONG_S)
     assert f"1 by ask at {__file__}:" in caplog.records[0].getMessage()

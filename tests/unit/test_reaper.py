@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from shm_backend_utils.memory import locks as lease
-from shm_backend_utils.memory import reaper
+from shm_backend_utils.memory import locks, reaper
 from shm_backend_utils.memory import segment as system
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.reaper import RegionReport
@@ -165,6 +164,8 @@ def test_a_region_that_this_process_only_has_open_does_not_live_for_that(region:
         file_with_header()[:8] + b"\3" + file_with_header()[9:],
         file_with_header()[:12] + b"\0\0\0\0" + file_with_header()[16:],
         file_with_header()[:12] + b"\xff\xff\xff\xff" + file_with_header()[16:],
+        file_with_header()[:40] + b"\0\0\0\0" + file_with_header()[44:],
+        file_with_header()[:40] + b"\1\x10\0\0" + file_with_header()[44:],
     ],
     ids=[
         "cut off in the header",
@@ -175,6 +176,8 @@ def test_a_region_that_this_process_only_has_open_does_not_live_for_that(region:
         "other version",
         "no slots",
         "more slots than fit",
+        "no records",
+        "records of no whole pages",
     ],
 )
 def test_a_file_without_a_valid_header_stays(path: Path, content: bytes) -> None:
@@ -219,26 +222,26 @@ def test_another_users_region_stays(dead: Path) -> None:
 
 def test_a_region_that_took_the_place_of_a_dead_one_stays(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the moments at which the reaper opens a file and removes its name, the name can get a new owner."""
-    take_owner_lease = lease.take_owner_lease
+    take_owner_lease = locks.take_owner_lease
 
     def take_after_the_file_was_replaced(fd: int) -> bool:
         dead.unlink()
         dead.write_bytes(b"of the new owner")
         return take_owner_lease(fd)
 
-    monkeypatch.setattr(lease, "take_owner_lease", take_after_the_file_was_replaced)
+    monkeypatch.setattr(locks, "take_owner_lease", take_after_the_file_was_replaced)
     assert reaper.reap() == []
     assert dead.read_bytes() == b"of the new owner"
 
 
 def test_a_region_that_is_removed_meanwhile_does_no_harm(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_owner_lease = lease.take_owner_lease
+    take_owner_lease = locks.take_owner_lease
 
     def take_after_the_file_was_removed(fd: int) -> bool:
         dead.unlink()
         return take_owner_lease(fd)
 
-    monkeypatch.setattr(lease, "take_owner_lease", take_after_the_file_was_removed)
+    monkeypatch.setattr(locks, "take_owner_lease", take_after_the_file_was_removed)
     assert reaper.reap() == []
 
 
@@ -280,9 +283,12 @@ def test_looking_removes_nothing(dead: Path) -> None:
     assert dead.exists()
 
 
-def test_a_report_counts_the_slots_in_use(region: ManagedRegion) -> None:
+@pytest.mark.parametrize("pages", [1, 3])
+def test_a_report_counts_the_slots_in_use(pages: int) -> None:
+    region = ManagedRegion.create(100, 2, record_byte_size=pages * layout.PAGE_SIZE)
     assert found(region).slots_in_use == 0
     assert region.lease(1).take()
     assert found(region).slots_in_use == 1
     region.lease(1).give_back()
     assert found(region).slots_in_use == 0
+    region.close()

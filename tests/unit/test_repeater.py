@@ -97,5 +97,6 @@ def test_the_work_may_stop_it() -> None:
 def test_a_finalizer_may_stop_it_and_it_ends_at_once() -> None:
     repeater = Repeater(lambda: NEVER_S, NEVER_S, "stopped by a finalizer")
     repeater.stop_some_time()
-    repeater._thread.join(LONG_S)
-    assert not repeater._thread.is_alive()
+    for thread in [each for each in threading.enumerate() if each.name == "stopped by a finalizer"]:
+        thread.join(LONG_S)
+        assert not thread.is_alive()

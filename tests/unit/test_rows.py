@@ -88,7 +88,7 @@ def test_numbers_of_any_dtype_are_cast(dtype: npt.DTypeLike) -> None:
     target = np.empty((2, 2), np.float32)
     rows.write_to(target)
     np.testing.assert_array_equal(target, [[0, 1], [1, 0]])
-    assert rows.dtype is BY_NAME["FP32"]
+    assert (rows.dtype, rows.byte_size) == (BY_NAME["FP32"], 16)
 
 
 def test_values_that_cannot_be_cast_raise_what_numpy_raises() -> None:

@@ -205,19 +205,19 @@ def test_no_tensor_fits_a_type_that_the_configuration_does_not_name(dtype: dtype
         tensor(data_type="TYPE_INVALID").check(dtype, (3, 1))
 
 
-@pytest.mark.parametrize(("dims", "nbytes"), [([3, 2], 24), ([], 4), ([0, 5], 0), ([3, -1], None)])
-def test_the_size_of_a_tensor_is_known_where_no_dimension_is_open(dims: list[int], nbytes: int | None) -> None:
-    assert tensor(dims=dims).nbytes(None) == nbytes
+@pytest.mark.parametrize(("dims", "byte_size"), [([3, 2], 24), ([], 4), ([0, 5], 0), ([3, -1], None)])
+def test_the_size_of_a_tensor_is_known_where_no_dimension_is_open(dims: list[int], byte_size: int | None) -> None:
+    assert tensor(dims=dims).row_byte_size == byte_size
 
 
-def test_the_size_of_a_tensor_counts_the_batch() -> None:
+def test_the_size_of_a_row_does_not_count_the_batch() -> None:
     spec = ModelSpec.from_config(batched(input=[{"name": "X", "data_type": "TYPE_FP32", "dims": [3]}]))
-    assert spec.input("X").nbytes(5) == 5 * 3 * 4
+    assert spec.input("X").row_byte_size == 3 * 4
 
 
 @pytest.mark.parametrize("data_type", ["TYPE_STRING", "TYPE_INVALID"])
 def test_the_size_of_strings_and_of_what_has_no_type_is_unknown(data_type: str) -> None:
-    assert tensor(data_type=data_type, dims=[3]).nbytes(None) is None
+    assert tensor(data_type=data_type, dims=[3]).row_byte_size is None
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])

@@ -42,20 +42,22 @@ def placed(memory: npt.NDArray[np.uint8], encoded: bytes, shape: list[int], room
     """Return the result of a model that has written this at the very end of the region, with room behind it."""
     offset = REGION - len(encoded) - room
     memory[offset : offset + len(encoded)] = np.frombuffer(encoded, np.uint8)
-    return read(OutputPlace("WORDS", BYTES, tuple(shape), 0, offset, len(encoded) + room, False), memory)
+    return read(OutputPlace("WORDS", BYTES, tuple(shape), 0, offset, len(encoded) + room, is_in_response=False), memory)
 
 
 def overflowed(encoded: bytes, shape: list[int], dtype: Any = np.uint8) -> Result:
     """Return the result of a model whose strings found no room, and came back in the response."""
     response = Response(np.frombuffer(encoded, np.uint8).astype(dtype))
-    return read(OutputPlace("WORDS", BYTES, tuple(shape), 0, 0, 0, True), np.empty(REGION, np.uint8), response)
+    return read(in_response(shape), np.empty(REGION, np.uint8), response)
+
+
+def in_response(shape: list[int]) -> OutputPlace:
+    return OutputPlace("WORDS", BYTES, tuple(shape), 0, 0, 0, is_in_response=True)
 
 
 def read(place: OutputPlace, memory: npt.NDArray[np.uint8], response: Response | None = None) -> Result:
-    """Return the result of a call after which the slot's record says this of an output."""
-    record = bytes(16) + results.encode([place])
-    found = results.decode(record.ljust(4096, b"\0"), [memory.nbytes])
-    return result_of(found.outputs, memory, (), response or Response())
+    data = bytes(results.results_length(b"")) + results.encode([place])
+    return result_of(results.decode(data, [memory.nbytes]).outputs, memory, (), lambda: response or Response())
 
 
 def test_strings_in_memory_are_an_array_of_bytes(memory: npt.NDArray[np.uint8]) -> None:
@@ -103,7 +105,7 @@ def test_strings_that_found_no_room_are_taken_from_the_response() -> None:
 
 def test_strings_that_are_neither_in_memory_nor_in_the_response_are_the_peers_fault() -> None:
     with pytest.raises(PeerError, match="break the protocol: WORDS"):
-        read(OutputPlace("WORDS", BYTES, (3,), 0, 0, 0, True), np.empty(REGION, np.uint8))
+        read(in_response([3]), np.empty(REGION, np.uint8))
 
 
 LIES = {
@@ -143,14 +145,15 @@ def test_a_response_that_does_not_carry_strings_as_bytes_is_the_peers_fault(dtyp
 
 
 @pytest.mark.parametrize(
-    "place", [(17, 0, REGION - 16), (REGION + 1, 0, 0), (16, 1, 0), (16, 0, REGION), (2**63, 0, 0)], ids=str
+    ("region", "offset", "byte_size"),
+    [(0, REGION - 16, 17), (0, 0, REGION + 1), (1, 0, 16), (0, REGION, 16), (0, 2**64 - 16, 16), (0, 0, 2**63)],
+    ids=str,
 )
 def test_strings_outside_the_region_are_the_peers_fault(
-    memory: npt.NDArray[np.uint8], place: tuple[int, int, int]
+    memory: npt.NDArray[np.uint8], region: int, offset: int, byte_size: int
 ) -> None:
-    byte_size, region, offset = place
     with pytest.raises(PeerError, match="the model's results break the protocol: "):
-        read(OutputPlace("WORDS", BYTES, (0,), region, offset, byte_size, False), memory)
+        read(OutputPlace("WORDS", BYTES, (0,), region, offset, byte_size, is_in_response=False), memory)
 
 
 def test_the_message_names_the_output_and_its_bytes(memory: npt.NDArray[np.uint8]) -> None:

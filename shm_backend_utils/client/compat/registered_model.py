@@ -121,7 +121,7 @@ class RegisteredModel:
         row_count = self._checked(inputs)
         patience_s = _FOREVER_S if client_timeout is None else min(float(client_timeout), _FOREVER_S)
         results = {name: np.empty((row_count, *shape), dtype) for name, (shape, dtype) in self.outputs.items()}
-        origin = Origin("infer_shm", depth=3)
+        origin = Origin.here("infer_shm")
         failure: dict[str, BaseException] = {}
 
         def one_request(begin: int) -> Steps[None]:
@@ -175,7 +175,9 @@ class RegisteredModel:
 
     def _take_memory(self) -> None:
         """Make all slots, so that a machine with too little memory says so now."""
-        settings = self._settings(time.monotonic() + _REGISTRATION_S, RequestOptions(), Origin("register_shm_model"))
+        settings = self._settings(
+            time.monotonic() + _REGISTRATION_S, RequestOptions(), Origin.here("register_shm_model")
+        )
         self._driver.run(self._core.check_server_answers(settings.left_s))
         try:
             known = self._driver.run(self._core.catalog.look_up(self.model_name, "", settings.left_s))

@@ -12,6 +12,7 @@ from ...errors import CallerError, MachineError
 from ...memory.pool.slot import SlotRegion
 from ...memory.segment import Access
 from ...model_spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
+from ...protocol.call_layout import obstacle_in_tensors
 from ...protocol.layout import PAGE_SIZE
 from ..errors import MemoryRefusedError, PathUnavailableError
 from ..known_model import KnownModel
@@ -172,6 +173,9 @@ def _check_model(spec: ModelSpec) -> list[Check]:
     checks.append(Check("declares direct?", obstacle is None, obstacle or "it does", (_DIRECT,)))
     obstacle = spec.obstacle_in_inputs()
     checks.append(Check("inputs optional?", obstacle is None, obstacle or "they are", (_DIRECT,)))
+    obstacle = obstacle_in_tensors(spec)
+    if obstacle is not None:
+        checks.append(Check("tensors fit a slot?", False, obstacle, (_DIRECT,)))
     checks.append(_check_user(spec))
     return checks
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,8 +19,9 @@ from ...protocol import results
 from ...protocol.call_layout import CallLayout
 from ...protocol.claims import CudaRegionClaim
 from ...protocol.refusals import code_in
-from ...protocol.results import Event, broken_results, completed_generation, unused_memory
+from ...protocol.results import Event, broken_results, unused_memory
 from ...protocol.spans import InputSpan, Table
+from ...protocol.table import encode
 from ...tensors.strings import Strings
 from ..errors import InferenceError, MemoryRefusedError
 from ..inputs.devices import DeviceSource, is_on_device
@@ -27,15 +29,14 @@ from ..inputs.sources import Source
 from ..options import RequestOptions
 from ..result import Result
 from ..steps import Send, Steps
-from ..transports.messages import Codec
-from .exchange import Exchange, check_outputs, is_answer, request_in_slot
+from ..transports.messages import Codec, Request
+from .exchange import Exchange, batch_carrier, is_answer, missing_output, wanted_outputs
 from .inline import no_strings, source_of
 
-__all__ = ["DirectExchange", "PreparedExchange", "events_left", "result_of"]
+__all__ = ["DirectExchange", "PreparedExchange", "result_of"]
 
 Memory = npt.NDArray[np.uint8]
 
-_NAME: Final = operator.attrgetter("name")
 _BYTE_SIZE: Final = operator.attrgetter("byte_size")
 _BYTE: Final = np.dtype(np.uint8)
 _NO_MEMORY: Final[Memory] = np.empty(0, np.uint8)
@@ -100,7 +101,11 @@ class DirectExchange(Exchange):
             return
         spans = self._table.inputs
         for name, source in given.items():
-            source.write_to(self._input(memory, spans[name]))
+            dtype, shape, region, offset, _ = span = spans[name]
+            if region or dtype is BYTES:
+                source.write_to(self._input(memory, span))
+            else:
+                source.write_to(np.ndarray(shape, dtype.numpy, memory, offset))
 
     def sources(self) -> dict[str, Source]:
         found: dict[str, Source] = {}
@@ -129,18 +134,27 @@ class DirectExchange(Exchange):
             device.finish_writing()
         memory = self._memory  # keeps the slot until there is an answer, whoever closes the exchange meanwhile
         slot.is_in_doubt = True
-        generation = slot.begin(self._table)
+        generation = slot.begin(encode(self._table))
         try:
-            request = request_in_slot(spec, layout, self.options, slot, generation)
+            request = Request(
+                spec.name,
+                () if layout.batch_size is None else (batch_carrier(layout.batch_size),),
+                None if layout.requested is None else wanted_outputs(layout),
+                self.options,
+                (slot.address_pattern % spec.name, generation),
+            )
             answer = yield Send(self._codec.infer(request), timeout_s)
-            data = slot.record.copy_results()
-            if completed_generation(data) != generation:
+            outputs, events, completed = results.decode(slot.copy_results(), self._byte_sizes)
+            if completed != generation:
                 raise unused_memory(spec.name)
-            found = results.decode(data, self._byte_sizes)
-            if found.events:
-                self._wait_on_streams(found.events)
-            check_outputs(spec, layout, frozenset(map(_NAME, found.outputs)))
-            result = result_of(found.outputs, memory, self._devices, self._codec.result(answer), self._input_bytes)
+            if events:
+                self._wait_on_streams(events)
+            names = {output.name for output in outputs}
+            for name in spec.outputs if layout.requested is None else layout.requested:
+                if name not in names:
+                    raise missing_output(spec.name, name)
+            response = functools.partial(self._codec.result, answer)
+            result = result_of(outputs, memory, self._devices, response, self._input_bytes)
         except BaseException as error:
             slot.is_in_doubt = not slot.is_completed
             if isinstance(error, InferenceError) and self.did_not_start(error):
@@ -169,7 +183,8 @@ class DirectExchange(Exchange):
                 "again later, or prepare another call"
             )
         if self._devices:  # a model that has ended may have left the rest to its GPU, and said so by events
-            self._devices[0].listener.wait(events_left(self._slot, self._byte_sizes))
+            events = results.decode(self._slot.copy_results(), self._byte_sizes).events
+            self._devices[0].listener.wait(events)
 
     def _wait_on_streams(self, events: Sequence[Event]) -> None:
         if not self._devices:
@@ -227,23 +242,11 @@ class PreparedExchange(DirectExchange):
         self._memory[span.offset : span.offset + encoded.nbytes] = encoded
 
 
-def events_left(slot: Slot, byte_sizes: Sequence[int]) -> tuple[Event, ...]:
-    """Return the events that tell when a model's GPU has finished with a slot, after its last request.
-
-    Raises
-    ------
-    PeerError
-        The model's results break the protocol.
-    """
-    data = slot.record.copy_results()
-    return results.decode(data, byte_sizes).events if results.are_there(data) else ()
-
-
 def result_of(
     places: Sequence[results.OutputPlace],
     memory: Memory,
     devices: Sequence[DeviceMemory],
-    response: Any,
+    response: Callable[[], Any],
     bytes_avoided: int = 0,
 ) -> Result:
     """Return the outputs that lie in these places, or in the response.
@@ -256,8 +259,8 @@ def result_of(
         The slot's whole region; the arrays keep it.
     devices : sequence of DeviceMemory
         The call's further regions.
-    response : InferResult
-        Holds those that came back through Triton.
+    response : callable
+        Returns tritonclient's result, which holds those that came back through Triton.
     bytes_avoided : int
         Bytes of inputs that the request did not carry.
 
@@ -271,7 +274,7 @@ def result_of(
     for name, dtype, shape, region, offset, byte_size, is_in_response in places:
         try:
             if is_in_response:
-                array = response.as_numpy(name)
+                array = response().as_numpy(name)
                 if array is None:
                     raise broken_results(name)
                 overflowed[name] = array.nbytes

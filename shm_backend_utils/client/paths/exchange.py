@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import ClosedError, PeerError
-from ...memory.pool.slot import Slot
 from ...model_spec import BATCH_CARRIER, ModelSpec
 from ...protocol.call_layout import CallLayout
 from ..errors import DeadlineExceededError, InferenceError
@@ -18,9 +17,9 @@ from ..inputs.sources import Source
 from ..options import RequestOptions
 from ..result import Result
 from ..steps import Steps
-from ..transports.messages import InputTensor, OutputTensor, Request
+from ..transports.messages import InputTensor, OutputTensor
 
-__all__ = ["Exchange", "check_outputs", "is_answer", "request_in_slot", "wanted_outputs"]
+__all__ = ["Exchange", "batch_carrier", "is_answer", "missing_output", "wanted_outputs"]
 
 
 class Exchange(ABC):
@@ -88,21 +87,9 @@ def is_answer(error: BaseException) -> bool:
     return isinstance(error, InferenceError) and not isinstance(error, DeadlineExceededError)
 
 
-def request_in_slot(
-    spec: ModelSpec, layout: CallLayout, options: RequestOptions, slot: Slot, generation: int
-) -> Request:
-    """Return the request whose tensors a slot tells of.
-
-    Where the model takes batches, an input of no bytes tells Triton's batcher the batch size.
-    """
-    size, requested = layout.batch_size, layout.requested
-    return Request(
-        spec.name,
-        () if size is None else (InputTensor(BATCH_CARRIER, "UINT8", (size, 0), _NO_ROWS),),
-        None if requested is None else wanted_outputs(layout),
-        options,
-        (slot.address(spec.name), generation),
-    )
+def batch_carrier(batch_size: int) -> InputTensor:
+    """Return the input of no bytes that tells Triton's batcher the batch size, where the slot has the tensors."""
+    return InputTensor(BATCH_CARRIER, "UINT8", (batch_size, 0), _NO_ROWS)
 
 
 _NO_ROWS: npt.NDArray[np.uint8] = np.empty((0, 0), np.uint8)
@@ -113,9 +100,6 @@ def wanted_outputs(layout: CallLayout) -> list[OutputTensor] | None:
     return None if layout.requested is None else [OutputTensor(name) for name in layout.requested]
 
 
-def check_outputs(spec: ModelSpec, layout: CallLayout, found: Set[str]) -> None:
-    """Raise :class:`PeerError` if one of the wanted outputs is not there."""
-    wanted = spec.outputs.keys() if layout.requested is None else frozenset(layout.requested)
-    missing = wanted - found
-    if missing:
-        raise PeerError(f"model {spec.name!r} answered without output {min(missing)!r}")
+def missing_output(model: str, name: str) -> PeerError:
+    """Return the error for an answer without one of the wanted outputs."""
+    return PeerError(f"model {model!r} answered without output {name!r}")

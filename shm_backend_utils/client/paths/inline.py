@@ -17,7 +17,7 @@ from ..options import RequestOptions
 from ..result import Result
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, Request
-from .exchange import Exchange, check_outputs, wanted_outputs
+from .exchange import Exchange, missing_output, wanted_outputs
 
 __all__ = ["InlineExchange", "in_band", "no_strings", "source_of"]
 
@@ -54,12 +54,14 @@ class InlineExchange(Exchange):
         response = self._codec.result(answer)
         wanted = self.spec.outputs if self.layout.requested is None else self.layout.requested
         arrays = {name: response.as_numpy(name) for name in wanted}
-        return Result({name: array for name, array in arrays.items() if array is not None}, self.path, response)
+        return Result({name: array for name, array in arrays.items() if array is not None}, self.path, lambda: response)
 
     def send(self, timeout_s: float) -> Steps[Result]:
         self._check_is_open()
         result = self.result((yield Send(self.message(), timeout_s)))
-        check_outputs(self.spec, self.layout, result.keys())
+        for name in self.spec.outputs if self.layout.requested is None else self.layout.requested:
+            if name not in result:
+                raise missing_output(self.spec.name, name)
         return result
 
     def close(self) -> None:

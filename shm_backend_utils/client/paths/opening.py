@@ -15,6 +15,7 @@ from ...memory.cuda.bank import ShortOfMemoryError, rounded_up
 from ...memory.pool.pool import Need, Ticket
 from ...memory.pool.rows import Row, RowBlocks
 from ...memory.pool.slot import SlotRegion
+from ...protocol import results
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout, rows_of
 from ...protocol.layout import data_offset
 from ..client_memory import ClientMemory
@@ -22,7 +23,7 @@ from ..known_model import KnownModel
 from ..settings import CallSettings
 from ..steps import Offload, Pause, Steps, Wait
 from ..transports.messages import Codec
-from .direct import DirectExchange, events_left
+from .direct import DirectExchange
 from .exchange import Exchange
 from .inline import InlineExchange
 from .staging import StagedExchange
@@ -251,7 +252,7 @@ class Opening:
         held: list[Any] = list(region.device_memory.values())
         sizes = [region.byte_size, *[each.allocation.byte_size for each in held]]
         used = [slot for slot in region.slots if slot.generation]
-        events = [event for slot in used for event in events_left(slot, sizes)]
+        events = [event for slot in used for event in results.decode(slot.copy_results(), sizes).events]
         if events:
             yield Offload(lambda: held[0].listener.wait(events))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -14,14 +15,15 @@ from ...memory.pool.slot import SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol import results
 from ...protocol.call_layout import CallLayout
-from ...protocol.results import completed_generation, unused_memory
+from ...protocol.results import unused_memory
 from ...protocol.spans import MAX_FRAMES, Ring, Table, frame_number
+from ...protocol.table import encode
 from ..inputs.sources import Source
 from ..options import RequestOptions
 from ..result import Result
-from ..transports.messages import Codec
+from ..transports.messages import Codec, Request
 from .direct import result_of
-from .exchange import request_in_slot
+from .exchange import batch_carrier, wanted_outputs
 
 __all__ = ["DirectStream", "check_frames", "ring_end"]
 
@@ -89,8 +91,16 @@ class DirectStream:
 
     def message(self) -> Any:
         """Begin the request, and return its message."""
-        generation = self._slot.begin(self._table)
-        return self._codec.infer(request_in_slot(self.spec, self.layout, self._options, self._slot, generation))
+        generation = self._slot.begin(encode(self._table))
+        size = self.layout.batch_size
+        request = Request(
+            self.spec.name,
+            () if size is None else (batch_carrier(size),),
+            wanted_outputs(self.layout),
+            self._options,
+            (self._slot.address_pattern % self.spec.name, generation),
+        )
+        return self._codec.infer(request)
 
     def result(self, answer: Any) -> Result:
         """Return the outputs of the next response.
@@ -103,13 +113,12 @@ class DirectStream:
         place = self._index % len(self._frames)
         number = frame_number(self._slot.generation, self._index)
         frame = self._frames[place]
-        data = frame.record.copy_results()
-        if completed_generation(data) != number:
+        found = results.decode(frame.copy_results(), [self._byte_size])
+        if found.completed != number:
             raise unused_memory(self.spec.name)
-        found = results.decode(data, [self._byte_size])
         # What this frame's arrays keep. NumPy has arrays keep the first of a chain of arrays, hence the memoryview.
         memory = np.frombuffer(self._memory.data, np.uint8)
-        result = result_of(found.outputs, memory, (), self._codec.result(answer))
+        result = result_of(found.outputs, memory, (), functools.partial(self._codec.result, answer))
         self._released[place] = weakref.ref(memory, lambda _: frame.release_frame(number))
         self._index += 1
         return result

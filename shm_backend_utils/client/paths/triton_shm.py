@@ -165,7 +165,7 @@ class RegisteredExchange(Exchange):
         arrays = {name: self._output(name, response, memory) for name in self._wanted}
         placed = sum(array.nbytes for name, array in arrays.items() if self._is_placed(name))
         placed += sum(span.byte_size for span in self.layout.table.inputs.values() if span.dtype is not BYTES)
-        return Result(arrays, self.path, response, bytes_avoided=placed)
+        return Result(arrays, self.path, lambda: response, bytes_avoided=placed)
 
     def did_not_start(self, error: BaseException) -> bool:
         return isinstance(error, MemoryRefusedError)

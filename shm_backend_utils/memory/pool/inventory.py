@@ -10,13 +10,13 @@ from typing import NamedTuple
 from .options import PoolStatus
 from .slot import SlotRegion
 
-__all__ = ["Inventory", "Kind"]
+__all__ = ["Inventory", "Kind", "Shelf"]
 
 Kind = tuple[object, ...]
 """What regions must have in common to be exchanged: slots, records, group."""
 
 
-class _Shelf(NamedTuple):
+class Shelf(NamedTuple):
     """Idle regions of one capacity; the one used last at the right, as the processor's caches still have some of it."""
 
     capacity: int
@@ -24,7 +24,7 @@ class _Shelf(NamedTuple):
 
 
 class Inventory:
-    """Regions up to a budget. :meth:`take` and :meth:`put_back` need no lock; for all else a pool adds one.
+    """Regions up to a budget. Putting back, and taking from a shelf, need no lock; for all else a pool adds one.
 
     Attributes
     ----------
@@ -34,6 +34,8 @@ class Inventory:
         Of all regions; those that are promised but not made yet are included.
     quarantined : list of SlotRegion
         Given back, but a model may still be executing there.
+    shelves : dict of tuple of Shelf
+        The idle regions of each kind, smallest first. A tuple is replaced, never changed.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -41,12 +43,12 @@ class Inventory:
         self.byte_size = 0
         self.quarantined: list[SlotRegion] = []
         self._kinds: dict[SlotRegion, Kind] = {}  # every region
-        self._shelves: dict[Kind, tuple[_Shelf, ...]] = {}  # smallest first; replaced, never changed
+        self.shelves: dict[Kind, tuple[Shelf, ...]] = {}
         self._unregistered: deque[str] = deque()
 
     def take(self, byte_size: int, kind: Kind) -> SlotRegion | None:
         """Take the smallest idle region of a kind with so many bytes of data; return None if there is none."""
-        for capacity, regions in self._shelves.get(kind, ()):
+        for capacity, regions in self.shelves.get(kind, ()):
             if capacity >= byte_size:
                 try:
                     return regions.pop()
@@ -62,11 +64,11 @@ class Inventory:
 
     def add(self, region: SlotRegion, kind: Kind) -> None:
         """Add a new region, which is held. Its size was promised before."""
-        shelves = self._shelves.get(kind, ())
+        shelves = self.shelves.get(kind, ())
         shelf = next((shelf for shelf in shelves if shelf.capacity == region.capacity), None)
         if shelf is None:
-            shelf = _Shelf(region.capacity, deque())
-            self._shelves[kind] = tuple(sorted((*shelves, shelf), key=lambda each: each.capacity))
+            shelf = Shelf(region.capacity, deque())
+            self.shelves[kind] = tuple(sorted((*shelves, shelf), key=lambda each: each.capacity))
         region.shelf = shelf.regions
         self._kinds[region] = kind
 
@@ -152,7 +154,7 @@ class Inventory:
         for region in self._kinds:
             region.forsake()
         self._kinds.clear()
-        self._shelves.clear()
+        self.shelves.clear()
         self.quarantined.clear()
 
     def take_unregistered(self) -> list[str]:
@@ -190,8 +192,8 @@ class Inventory:
             self.quarantined.remove(region)
         kind = self._kinds.pop(region)
         capacities = {each.capacity for each, its_kind in self._kinds.items() if its_kind == kind}
-        kept = tuple([shelf for shelf in self._shelves.get(kind, ()) if shelf.capacity in capacities])
+        kept = tuple([shelf for shelf in self.shelves.get(kind, ()) if shelf.capacity in capacities])
         if kept:
-            self._shelves[kind] = kept
+            self.shelves[kind] = kept
         else:
-            self._shelves.pop(kind, None)
+            self.shelves.pop(kind, None)

@@ -131,8 +131,18 @@ class SlotPool:
         """
         if self._queue or self._closed:
             return None
-        region = self._inventory.take(need.byte_size, need[1:])
-        return None if region is None else (region, self._hold(region, holder))
+        for capacity, regions in self._inventory.shelves.get(need[1:], ()):
+            if capacity >= need.byte_size:
+                try:
+                    region = regions.pop()
+                except IndexError:
+                    continue
+                region.holder = holder  # what follows is :meth:`_hold`, on the way of every call
+                memory = np.frombuffer(region.buffer, np.uint8)
+                reference = weakref.ref(memory, self._give_back)
+                self._watched[id(reference)] = reference, region
+                return region, memory
+        return None
 
     def request(self, need: Need, holder: object) -> Ticket:
         """Ask for a region. The ticket may be granted at once, or wait its turn.
@@ -274,7 +284,7 @@ class SlotPool:
 
     def _hold(self, region: SlotRegion, holder: object) -> Memory:
         region.holder = holder
-        memory = region.memory()
+        memory = np.frombuffer(region.buffer, np.uint8)
         reference = weakref.ref(memory, self._give_back)
         self._watched[id(reference)] = reference, region
         return memory

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import ClosedError
-from ...protocol import table
 from ...protocol.address import SlotAddress
 from ...protocol.layout import SlotRecord
-from ...protocol.spans import Table
 from ..managed import ManagedRegion
 from ..segment import Access
 
@@ -25,19 +23,21 @@ class Slot:
     ----------
     index : int
         Of the slot in its region.
+    address_pattern : str
+        The value of ``shm_slot``, with ``%s`` for the model's name.
     generation : int
         Of the request that was sent last; 0 before the first.
     is_in_doubt : bool
         Whether a request got no answer, so that a model may be executing it, or may begin to.
     """
 
-    __slots__ = ("_address", "_record", "_region", "generation", "index", "is_in_doubt")
+    __slots__ = ("_record", "_region", "address_pattern", "generation", "index", "is_in_doubt")
 
     def __init__(self, region: ManagedRegion, index: int) -> None:
         self._region = region
         self._record: SlotRecord | None = region.record(index)
         # Nothing else in an address has a percent sign.
-        self._address = str(SlotAddress("%s", region.segment.key, region.header.token.hex(), index))
+        self.address_pattern = str(SlotAddress("%s", region.segment.key, region.header.token.hex(), index))
         self.index = index
         self.generation = 0
         self.is_in_doubt = False
@@ -49,17 +49,21 @@ class Slot:
             raise ClosedError("this client")
         return self._record
 
-    def address(self, model: str) -> str:
-        """Return the value of ``shm_slot`` for requests to a model."""
-        return self._address % model
+    def begin(self, contents: bytes) -> int:
+        """Write the encoded table of the next request, and return its generation."""
+        record = self._record
+        if record is None:
+            raise ClosedError("this client")
+        generation = self.generation = self.generation + 1
+        record.table[: len(contents)] = contents
+        record.client_words[0] = generation
+        return generation
 
-    def begin(self, contents: Table) -> int:
-        """Write the table of the next request, and return its generation."""
-        self.generation += 1
+    def copy_results(self) -> bytes:
+        """Copy out what the model has written, all at once; raises ClosedError once the region is destroyed."""
         if self._record is None:
             raise ClosedError("this client")
-        self._record.begin(self.generation, table.encode(contents))
-        return self.generation
+        return bytes(self._record.results)
 
     @property
     def is_started(self) -> bool:
@@ -122,8 +126,8 @@ class SlotRegion:
         Where its data begins.
     capacity : int
         Bytes of data.
-    memory : callable
-        Returns the whole region as bytes, writable; an array of its own for each call.
+    buffer : memoryview
+        The whole region, writable.
     is_spoiled : bool
         Whether it must not be used again: something unfenced may still write to it, or no model can open it.
     is_registered : bool
@@ -142,6 +146,7 @@ class SlotRegion:
 
     __slots__ = (
         "_region",
+        "buffer",
         "byte_size",
         "capacity",
         "data_offset",
@@ -150,7 +155,6 @@ class SlotRegion:
         "idle_since",
         "is_registered",
         "is_spoiled",
-        "memory",
         "on_destroy",
         "shelf",
         "slots",
@@ -160,7 +164,7 @@ class SlotRegion:
         self._region = ManagedRegion.create(byte_size, slot_count, access, record_byte_size)
         self.byte_size = self._region.header.byte_size
         self.data_offset = self._region.data_offset
-        self.memory = self._region.bytes
+        self.buffer = self._region.buffer()
         self.capacity = self.byte_size - self.data_offset
         self.slots = tuple([Slot(self._region, index) for index in range(slot_count)])
         self.is_spoiled = False
@@ -214,4 +218,5 @@ class SlotRegion:
     def _close(self) -> None:
         for slot in self.slots:
             slot.forget()
+        self.buffer = memoryview(b"")
         self._region.close()

@@ -15,6 +15,7 @@ from ...memory.registrations import Registration, fetch_registrations
 from ...memory.repeater import Repeater
 from ...protocol.address import SLOT_PARAMETER, SlotAddress
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim
+from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
 from ...protocol.spans import Extent, InputSpan, OutputSpan, Table, check_extents_are_apart
 from ..config import Config
 from . import policy
@@ -112,7 +113,7 @@ class Resolver:
         same = False
         try:
             for number, claim in enumerate(table.regions, 1):
-                field = f"regions[{number}]"
+                field = f"{DESCRIPTOR_PARAMETER}.regions[{number - 1}]" if own is None else f"regions[{number}]"
                 if isinstance(claim, NamedRegionClaim):
                     mapped, memory = self._named(claim, field)
                 elif isinstance(claim, CudaRegionClaim):

@@ -14,7 +14,8 @@ from ...protocol import results
 from ...protocol.layout import SlotRecord
 from ...protocol.spans import OutputSpan, Ring, frame_number
 from ...tensors.view import TensorView
-from ..call import Call, Context
+from ..call import Call
+from ..context import Context
 from ..mapping.mapped import PATIENCE_S
 
 __all__ = ["StreamCall"]

@@ -179,7 +179,7 @@ class TritonPythonModel:
 
     def do_sweep(self, call):
         """Unmap at once what would be unmapped in some seconds."""
-        self.session._context.resolver.sweep()
+        self.session._open_context().resolver.sweep()
         self.do_tell(call)
 
     def do_tell(self, call):

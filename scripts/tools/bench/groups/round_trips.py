@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from typing import Final
 
 import numpy as np
+import tritonclient.grpc
+import tritonclient.http
 
 from shm_backend_utils.client import PreparedCall, ShmClient
 
@@ -31,13 +33,17 @@ def _of_protocol(bench: Bench, protocol: str) -> list[Figure]:
         client = stack.enter_context(ShmClient(bench.urls[protocol]))
         bare = bench.plain_client(protocol)
         stack.callback(bare.close)
+        batch_size = (tritonclient.grpc if protocol == "grpc" else tritonclient.http).InferInput(
+            "SHM", [BATCH[0], 0], "UINT8"
+        )
+        batch_size.set_data_from_numpy(np.empty((BATCH[0], 0), np.uint8))
         empty: dict[str, Callable[[], object]] = {"empty": lambda: bare.infer("empty", [])}
         identity = {
             size: _prepared(stack, client, "identity", (byte_size // 4,)).infer
             for size, byte_size in IDENTITY_BYTES.items()
         }
         multiply: dict[str, Callable[[], object]] = {
-            "bare multiply": lambda: bare.infer("bare_multiply", []),
+            "bare multiply": lambda: bare.infer("bare_multiply", [batch_size]),
             "multiply": _prepared(stack, client, "multiply", BATCH).infer,
         }
         medians = bench.measure(f"identity, {protocol}", {**empty, **identity})

@@ -16,8 +16,9 @@ from ....protocol import results
 from ....protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ....protocol.call_layout import CallInput, lay_out, record_byte_size
 from ....protocol.layout import data_offset
-from ....protocol.results import OutputPlace, completed_generation, unused_memory
+from ....protocol.results import OutputPlace, unused_memory
 from ....protocol.spans import InputSpan, OutputSpan, Table
+from ....protocol.table import encode
 from ....tensors.strings import Strings
 from ....tensors.strings_view import StringsView
 from ....tensors.view import TensorView
@@ -107,21 +108,20 @@ class DirectForwarding(Forwarding):
         for name, span in inputs.items():
             if span.region == 0:
                 _write(memory, span, given[name])
-        generation = self._slot.begin(Table(inputs, rooms, tuple(lending.claims)))
+        generation = self._slot.begin(encode(Table(inputs, rooms, tuple(lending.claims))))
         self.batch_size = layout.batch_size
         carriers = []
         if layout.batch_size is not None:
             carriers.append(backend.output(BATCH_CARRIER, np.empty((layout.batch_size, 0), np.uint8)))
-        named = {SLOT_PARAMETER: self._slot.address(spec.name), GENERATION_PARAMETER: generation}
+        named = {SLOT_PARAMETER: self._slot.address_pattern % spec.name, GENERATION_PARAMETER: generation}
         self.request = backend.request(spec.name, version, carriers, names, {**parameters, **named})
 
     def result(self, response: Any) -> dict[str, TensorView]:
         self._slot.is_in_doubt = not self._slot.is_completed
         tensors = self._tensors_of(response)
-        data = self._slot.record.copy_results()
-        if completed_generation(data) != self._slot.generation:
+        found = results.decode(self._slot.copy_results(), [memory.byte_size for memory in self._memories])
+        if found.completed != self._slot.generation:
             raise unused_memory(self.model)
-        found = results.decode(data, [memory.byte_size for memory in self._memories])
         return {place.name: self._output(place, tensors) for place in found.outputs}
 
     def give_up(self) -> None:

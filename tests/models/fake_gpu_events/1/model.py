@@ -1,4 +1,4 @@
-"""The model `fake_gpu`, with events. One of its outputs has a name so long that it fills a slot's record."""
+"""The model `fake_gpu`, with events."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,4 @@ import deeds
 
 
 class TritonPythonModel(deeds.TritonPythonModel):
-    @staticmethod
-    def auto_complete_config(config):
-        config.add_output({"name": "Y" * 3800, "data_type": "TYPE_FP32", "dims": [-1]})
-        return config
+    """All that differs is in the configuration."""

@@ -27,15 +27,16 @@ class TritonPythonModel:
         self.counts[0] += counted
         if fail == "before it begins":
             return failure
+        call = self.session.open(request)
         try:
-            with self.session.open(request) as call:
+            with call:
                 self.counts[1] += counted
                 if fail == "half way":
                     raise ShmError(parameters.get("message", "the model gave up"))
                 call.put("Y", call.input("X"))
                 call.put("COUNTS", self.counts)
-        except ShmError as error:
-            return pb_utils.InferenceResponse([], pb_utils.TritonError(str(error)))
+        except ShmError:
+            return call.response
         return failure if fail == "at the end" else call.response
 
     def finalize(self):

@@ -1,0 +1,93 @@
+"""What a client does next depends on a refusal's code, which is the same over gRPC and HTTP, never on its prose."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import InferenceError
+from shm_backend_utils.client.errors import MemoryRefusedError
+from shm_backend_utils.errors import MissingTensorError
+from shm_backend_utils.memory.pool.slot import Slot
+from shm_backend_utils.protocol.refusals import code_in
+
+from .eventually import all_memory_comes_back
+from .flavours import AnyClient
+
+X = np.arange(4, dtype=np.float32)
+TOKEN = slice(24, 40)
+"""Where it lies in the header of a region."""
+
+
+def region_of_this_process() -> Path:
+    (region,) = Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*")
+    return region
+
+
+def with_another_token(region: Path) -> None:
+    with region.open("r+b") as file:
+        file.seek(TOKEN.start)
+        file.write(bytes(16))
+
+
+def infer(client: AnyClient) -> None:
+    with client.infer("direct_only", {"X": X}, outputs={"Y": X.nbytes}) as result:
+        assert result["Y"].tolist() == X.tolist()
+
+
+def test_gone_memory_is_replaced_and_the_request_sent_again(any_client: AnyClient) -> None:
+    infer(any_client)
+    region_of_this_process().unlink()
+    infer(any_client)
+    assert any_client.stats().retries == 1
+    infer(any_client)
+    assert any_client.stats().retries == 1
+
+
+def test_refused_memory_is_replaced_and_the_request_sent_again(any_client: AnyClient) -> None:
+    with any_client.prepare("direct_only", {"X": (X.shape, X.dtype)}, outputs={"Y": X.nbytes}):
+        with_another_token(region_of_this_process())  # no model has opened it
+    all_memory_comes_back(any_client)
+    infer(any_client)
+    assert any_client.stats().retries == 1
+
+
+@pytest.mark.parametrize("loss", [Path.unlink, with_another_token])
+def test_a_prepared_call_whose_memory_is_lost_says_so(any_client: AnyClient, loss: Callable[[Path], None]) -> None:
+    with any_client.prepare("direct_only", {"X": (X.shape, X.dtype)}, outputs={"Y": X.nbytes}) as call:
+        loss(region_of_this_process())
+        with pytest.raises(MemoryRefusedError, match="this call's memory is lost: prepare another call") as refusal:
+            call.infer()
+    assert code_in(str(refusal.value)) in ("shm:gone", "shm:refused")
+    infer(any_client)
+
+
+def test_a_stale_request_is_not_sent_again(any_client: AnyClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client itself gave it up: somebody else may have the memory by now."""
+    begin = Slot.begin
+
+    def begin_and_give_up(slot: Slot, *arguments: object) -> int:
+        generation = begin(slot, *arguments)  # type: ignore[arg-type]
+        slot.record.generation += 1
+        return generation
+
+    infer(any_client)
+    monkeypatch.setattr(Slot, "begin", begin_and_give_up)
+    with pytest.raises(InferenceError) as refusal:
+        infer(any_client)
+    monkeypatch.undo()
+    assert code_in(str(refusal.value)) == "shm:stale"
+    assert not isinstance(refusal.value, MemoryRefusedError)
+    assert any_client.stats().retries == 0
+    infer(any_client)
+
+
+def test_a_missing_input_is_known_by_its_code(any_client: AnyClient) -> None:
+    with pytest.raises(MissingTensorError) as missing:
+        any_client.infer("direct_only", {}, outputs={"Y": X.nbytes})
+    assert missing.value.tensor == "X"
+    assert code_in(str(missing.value)) == "shm:missing"
