@@ -320,7 +320,9 @@ def test_a_task_that_is_cancelled_cancels_what_it_does_together_and_waits_for_it
 
 
 @pytest.mark.parametrize(
-    "step", [Send("message", 1.0), Wait(Future(), LONG_S), Pause(LONG_S), Offload(lambda: time.sleep(0.05))], ids=repr
+    "step",
+    [Send("message", 1.0), Wait(Future(), LONG_S), Pause(LONG_S), Offload(lambda: time.sleep(0.05))],
+    ids=["send", "wait", "pause", "offload"],
 )
 def test_cancellation_reaches_the_operation_at_every_step(step: Any) -> None:
     seen: list[BaseException] = []

@@ -85,47 +85,6 @@ def test_strings_need_room_for_their_lengths_and_bytes_and_no_more(length: int) 
     assert made.byte_size == made.encoded.nbytes == 4 + length + 4 + 2
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        ["a", "bc", ""],
-        ["ü", "日本語", "\N{PILE OF POO}"],
-        [b"a", b"\xff\x00\xfe"],
-        [b"ends with nothing\x00"],
-        ["ends with nothing\x00"],
-        ["text", b"bytes", b"\xff"],
-        np.array(["a", "bc"]),
-        np.array([b"a", b"bc"]),
-        np.array(["a", b"\x00"], object),
-    ],
-    ids=repr,
-)
-def test_strings_arrive_as_they_are(value: Any) -> None:
-    made = source(value)
-    assert made.dtype is BYTES
-    assert objects(made).tolist() == list(value)
-
-
-@pytest.mark.parametrize(
-    ("value", "dims", "expected"),
-    [
-        (["a", b"bc"], (-1,), b"\x01\0\0\0a\x02\0\0\0bc"),
-        ("ü", (1, 1), b"\x02\0\0\0\xc3\xbc"),
-        (["", b"\0"], (-1,), b"\0\0\0\0\x01\0\0\0\0"),
-        ([], (-1,), b""),
-        (np.empty((0, 3), object), (-1, 3), b""),
-        (np.array("word", object), (), b"\x04\0\0\0word"),
-        (np.array([["a", "x"], ["b", "y"]]).T[:1], (-1, -1), b"\x01\0\0\0a\x01\0\0\0b"),
-        ([np.array(["a"]), np.array(["x", "b"])[1:]], (-1,), b"\x01\0\0\0a\x01\0\0\0b"),
-        ([np.array(["a", "b"]), np.array(["c", "d"])], (-1, 2), b"".join(b"\x01\0\0\0%c" % ord(c) for c in "abcd")),
-        (np.array(["a", "b"], ">U1"), (-1,), b"\x01\0\0\0a\x01\0\0\0b"),
-    ],
-    ids=["both", "one", "empty strings", "none", "no rows", "0-d", "transposed", "parts", "rows", "big-endian"],
-)
-def test_strings_are_written_as_lengths_and_bytes(value: Any, dims: tuple[int, ...], expected: bytes) -> None:
-    assert encoded(source(value, dims)) == expected
-
-
 def test_one_string_serves_where_all_dimensions_may_be_1() -> None:
     assert objects(source("word", (1, 1))).tolist() == [["word"]]
 

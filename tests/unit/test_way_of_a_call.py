@@ -17,7 +17,7 @@ from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
 
 PACKAGE = str(Path(shm_backend_utils.__file__).parent)
-MOST = 47
+MOST = 25
 X = np.arange(256, dtype=np.float32)
 
 
