@@ -171,13 +171,17 @@ class AsyncFakeTransport(AsyncTransport):
         self._inner.close()
 
 
-@contextlib.contextmanager
-def client_of(server: FakeServer, protocol: str = "grpc", **named: Any) -> Iterator[ShmClient]:
-    """Connect a client to a fake server."""
+def connected(server: FakeServer, protocol: str = "grpc", **named: Any) -> ShmClient:
+    """Return a client of a fake server."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "connect", lambda *_: FakeTransport(server, protocol))
-        made = ShmClient("localhost:8001", **named)
-    with made:
+        return ShmClient("localhost:8001", **named)
+
+
+@contextlib.contextmanager
+def client_of(server: FakeServer, protocol: str = "grpc", **named: Any) -> Iterator[ShmClient]:
+    """Connect a client to a fake server, and close it in the end."""
+    with connected(server, protocol, **named) as made:
         yield made
 
 

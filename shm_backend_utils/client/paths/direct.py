@@ -38,6 +38,7 @@ __all__ = ["DirectExchange", "PreparedExchange", "result_of"]
 Memory = npt.NDArray[np.uint8]
 
 _BYTE_SIZE: Final = operator.attrgetter("byte_size")
+_NAME: Final = operator.attrgetter("name")
 _BYTE: Final = np.dtype(np.uint8)
 _NO_MEMORY: Final[Memory] = np.empty(0, np.uint8)
 _MEMORY_REFUSED: Final = frozenset({"shm:gone", "shm:refused"})
@@ -149,7 +150,7 @@ class DirectExchange(Exchange):
                 raise unused_memory(spec.name)
             if events:
                 self._wait_on_streams(events)
-            names = {output.name for output in outputs}
+            names = {*map(_NAME, outputs)}
             for name in spec.outputs if layout.requested is None else layout.requested:
                 if name not in names:
                     raise missing_output(spec.name, name)
