@@ -28,26 +28,28 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         Outputs that found too little room in the slot and came back through Triton, with their sizes in bytes.
     bytes_avoided : int
         Bytes of tensors that neither the request nor its response carried.
+    read_response : callable
+        Returns the server's reply. It holds none of the arrays.
     """
 
     def __init__(
         self,
         arrays: dict[str, npt.NDArray[Any]],
         path: str,
-        response: Callable[[], Any],
+        read_response: Callable[[], Any],
         overflowed: Mapping[str, int] | None = None,
         bytes_avoided: int = 0,
     ) -> None:
         self._arrays: dict[str, npt.NDArray[Any]] | None = arrays
         self.path = path
-        self._response = response
+        self.read_response = read_response
         self.overflowed = overflowed or {}
         self.bytes_avoided = bytes_avoided
 
     @property
     def response(self) -> Any:
         """The server's reply, as ``tritonclient`` returns it; of a split call, that of its first part."""
-        return self._response()
+        return self.read_response()
 
     def release(self) -> None:
         """Give up the arrays. Those that were taken out stay valid. Twice is fine."""

@@ -89,7 +89,7 @@ def _in_one_region(
     results = [result for result in outcomes if isinstance(result, Result)]
     arrays = {name: _joined(name, [result[name] for result in results], memory) for name in results[0]}
     avoided = sum(result.bytes_avoided for result in results)
-    return Result(arrays, DirectExchange.path, lambda: results[0].response, bytes_avoided=avoided)
+    return Result(arrays, DirectExchange.path, results[0].read_response, bytes_avoided=avoided)
 
 
 def _outcome(core: Core, call: OpenCall) -> Steps[Result | ShmError]:
@@ -121,7 +121,7 @@ def _one_by_one(
 
     results = yield Together([part(rows) for rows in ranges])
     avoided = sum(result.bytes_avoided for result in results)
-    return Result(whole, results[0].path, lambda: results[0].response, bytes_avoided=avoided)
+    return Result(whole, results[0].path, results[0].read_response, bytes_avoided=avoided)
 
 
 def _ranges(row_count: int | None, most: int) -> list[range]:

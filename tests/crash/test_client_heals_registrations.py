@@ -128,7 +128,7 @@ def test_a_prepared_call_that_lost_its_file_says_so(ours: EitherClient) -> None:
         lost = files_of_this_process() - before
         for file in lost:
             file.unlink()
-        with pytest.raises(InferenceError, match="regions\\[0\\].*prepare another call") as failure:
+        with pytest.raises(InferenceError, match="shm_slot.*prepare another call") as failure:
             call.infer()
         assert not any(file.name in str(failure.value) for file in lost)
 
