@@ -14,6 +14,7 @@ import pytest
 
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.memory import locks as lease
+from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
 from shm_backend_utils.server import EmbeddedServer
 
 from .gate import Gate
@@ -108,9 +109,9 @@ def test_the_model_holds_the_slot_until_it_is_done(victim: Victim) -> None:
     with open_region_of(victim.pid) as fd:  # as another client may remove its name at any time
         victim.kill()
         assert not lease.is_owner_alive(fd)
-        assert lease.is_slot_in_use(fd, 0)
+        assert lease.is_slot_in_use(fd, record_offset(0, PAGE_SIZE))
         victim.let_the_model_go()
-        eventually(lambda: not lease.is_slot_in_use(fd, 0))
+        eventually(lambda: not lease.is_slot_in_use(fd, record_offset(0, PAGE_SIZE)))
 
 
 @pytest.mark.parametrize("stage", ["in flight"])

@@ -53,6 +53,7 @@ class Region:
     def close(self) -> None:
         self.segment.unlink()
         self.segment.close()
+        del self.segment, self.record  # their views hold the mapping
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def test_two_instances_serve_at_the_same_time_each_in_a_process_of_its_own(two_c
     with ThreadPoolExecutor(2) as threads:
         futures = [threads.submit(call.infer) for call in two_calls]
         try:
-            eventually(lambda: all(call._call.exchange._turn.is_started for call in two_calls))  # type: ignore[attr-defined]
+            eventually(lambda: all(call._call.exchange._slot.is_started for call in two_calls))  # type: ignore[attr-defined]
         finally:
             for call in two_calls:
                 call.inputs["X"][:] = 1
