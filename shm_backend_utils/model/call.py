@@ -826,9 +826,12 @@ class Call:
         if type(view) is DeliveredView:
             return backend.pass_on(name, view.tensor)
         if isinstance(view, StringsView):
-            if not self._has_results:
-                return backend.output(name, view.numpy())
-            return backend.output(name, np.frombuffer(view.strings().packed(), np.uint8))  # results have its shape
+            try:
+                if not self._has_results:
+                    return backend.output(name, view.numpy())
+                return backend.output(name, np.frombuffer(view.strings().packed(), np.uint8))  # results have its shape
+            except TensorError as error:
+                raise may_not_write(error) from None
         assert isinstance(view, DeviceView)
         if self.table is not None:  # it found no room, and travels with the response
             return backend.output(name, self._context.arrays.to_host(view))

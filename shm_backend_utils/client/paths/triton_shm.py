@@ -150,9 +150,10 @@ class RegisteredExchange(Exchange):
                 "another call"
             )
         memory = self._memory  # keeps the region until there is an answer, whoever closes the exchange meanwhile
+        message = self._codec.infer(self._request())
         yield from self._registrations.add(self._region, timeout_s)
         try:
-            answer = yield from self._ask(timeout_s)
+            answer = yield from self._ask(message, timeout_s)
         except BaseException as error:
             self._region.is_spoiled |= not is_answer(error)
             if is_answer(error) and _TOO_SMALL in str(error):
@@ -175,8 +176,7 @@ class RegisteredExchange(Exchange):
         self._memory = np.empty(0, np.uint8)
         self._arrays = {}
 
-    def _ask(self, timeout_s: float) -> Steps[Any]:
-        message = self._codec.infer(self._request())
+    def _ask(self, message: Any, timeout_s: float) -> Steps[Any]:
         try:
             return (yield Send(message, timeout_s))
         except InferenceError as error:
