@@ -176,7 +176,7 @@ def test_outputs_that_overlap_anything_are_refused_and_nothing_else_is(
     spans = [span for place in places for span in place]
     is_wrong = any(
         share_a_byte(output, other) for index, output in enumerate(spans) for other in [*inputs, *spans[:index]]
-    ) or (ring is not None and ring.frames > 1 and interlock(outputs, ring.stride))
+    ) or (ring is not None and (interlock(outputs, ring) or lies_in_ring(inputs, outputs, ring)))
     found = decoded_or_refused(record_of(Sample(written, 0, 100)), 0, 100)
     assert (found is None) == is_wrong
 
@@ -188,12 +188,24 @@ def share_a_byte(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool
     return region == other_region and bool(bytes_of_one & set(range(other_offset, other_offset + other_size)))
 
 
-def interlock(outputs: list[tuple[int, int, int]], stride: int) -> bool:
+def bytes_of(spans: list[tuple[int, int, int]], region: int) -> list[int]:
+    return [byte for where, offset, size in spans if where == region for byte in range(offset, offset + size)]
+
+
+def interlock(outputs: list[tuple[int, int, int]], ring: Ring) -> bool:
     """Tell whether a place of a ring takes more bytes of a region than there are up to the next place."""
+    places = [taken for region in (0, 1) if (taken := bytes_of(outputs, region))]
+    return ring.frames > 1 and any(max(taken) + 1 - min(taken) > ring.stride for taken in places)
+
+
+def lies_in_ring(inputs: list[tuple[int, int, int]], outputs: list[tuple[int, int, int]], ring: Ring) -> bool:
+    """Tell whether an input has bytes between a ring's first byte and its last."""
     for region in (0, 1):
-        taken = [byte for where, offset, size in outputs if where == region for byte in range(offset, offset + size)]
-        if taken and max(taken) + 1 - min(taken) > stride:
-            return True
+        taken = bytes_of(outputs, region)
+        if taken:
+            first, last = min(taken), max(taken) + (ring.frames - 1) * ring.stride
+            if any(first <= byte <= last for byte in bytes_of(inputs, region)):
+                return True
     return False
 
 

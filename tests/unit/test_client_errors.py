@@ -142,7 +142,9 @@ def test_a_channel_that_was_closed_is_a_client_that_was_closed() -> None:
 
 
 def test_an_input_that_the_model_misses_is_named() -> None:
-    error = from_grpc("the request has no input 'IMAGE', which the model needs", "StatusCode.INVALID_ARGUMENT")
+    error = from_grpc(
+        "shm:missing: the request has no input 'IMAGE', which the model needs", "StatusCode.INVALID_ARGUMENT"
+    )
     assert isinstance(error, InputMissingError)
     assert error.tensor == "IMAGE"
 
