@@ -76,7 +76,7 @@ class PoolMachine(RuleBasedStateMachine):
         if taken is None:
             return multiple()
         assert not self.is_closed
-        assert not self.tickets, "past those that wait"
+        assert all(ticket.granted.done() for ticket in self.tickets), "past those that wait"
         return self.hold(need, *taken)
 
     @rule(target=waiting, need=needs)
