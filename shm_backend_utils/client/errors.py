@@ -35,6 +35,7 @@ from ..errors import (
     PoolExhaustedError,
     ShmError,
 )
+from ..protocol.refusals import code_in
 
 __all__ = [
     "BudgetError",
@@ -80,6 +81,7 @@ class InputMissingError(InferenceError, MissingTensorError):
     """The model wants an input that the request does not have. Its configuration calls all inputs optional."""
 
     def __init__(self, message: str, status: str | None, tensor: str) -> None:
+        """State what the server said. ``tensor`` names the input; it is empty where no input at all is there."""
         InferenceError.__init__(self, message, status)
         self.tensor = tensor
 
@@ -134,9 +136,9 @@ def translated(status: str | None, message: str, address: str) -> ShmError:
         return ClosedError("this client")
     if (status == _UNAVAILABLE and _OF_THE_CHANNEL.search(message)) or "RST_STREAM" in message:
         return unavailable(address, message)
-    missing = _MISSING_INPUT.search(message)
-    if missing:
-        return InputMissingError(message, status, missing[1])
+    if code_in(message) == MissingTensorError.code:
+        named = _NAME.search(message)
+        return InputMissingError(message, status, "" if named is None else named[1])
     return InferenceError(message, status)
 
 
@@ -199,4 +201,4 @@ _OF_THE_CHANNEL: Final = re.compile(
     r"(?i)failed to connect|Connection re|DNS resolution|errors resolving|Socket closed|connection closed|"
     r"SSL_ERROR|handshake|GOAWAY|Broken pipe"
 )
-_MISSING_INPUT: Final = re.compile(r"the request has no input '([^']*)', which the model needs")
+_NAME: Final = re.compile(r"has no input '([^']*)'")

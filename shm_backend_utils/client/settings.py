@@ -90,9 +90,7 @@ class ClientSettings:
             It cannot be said so.
         """
         checked = check_options(options) if options else _NO_OPTIONS
-        user = sys._getframe(
-            1
-        ).f_back  # None where no line of Python has made the call: a thread or a greenlet began so
+        user = sys._getframe(1).f_back  # None where no line of Python has made the call, but a greenlet
         if user is None or user.f_code.co_filename.startswith(NOT_THE_USERS):
             origin = Origin.here(what)
         else:

@@ -14,6 +14,7 @@ from shm_backend_utils.client import PathUnavailableError
 from shm_backend_utils.client.errors import MemoryRefusedError
 from shm_backend_utils.client.paths import choice as paths
 from shm_backend_utils.client.paths import triton_shm as registration
+from shm_backend_utils.client.steps import Steps
 
 from .flavours import AnyClient, Flavour
 from .stranger import NOT_PERMITTED
@@ -46,7 +47,7 @@ def _under_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _elsewhere(monkeypatch: pytest.MonkeyPatch, _under_another_address: None) -> None:
-    async def refuse(*arguments: object) -> None:
+    def refuse(*arguments: object) -> Steps[None]:
         raise MemoryRefusedError("Unable to open shared memory region")
 
     monkeypatch.setattr(registration.Registrations, "add", refuse)

@@ -139,7 +139,7 @@ class Forgetful:
     """A client whose model adds nothing."""
 
     def infer(self, model: str, inputs: dict[str, Any], **named: Any) -> Result:
-        return Result({f"Y{name[1:]}": array for name, array in inputs.items()}, "direct", None)
+        return Result({f"Y{name[1:]}": array for name, array in inputs.items()}, "direct", lambda: None)
 
 
 def test_wrong_answers_to_requests_at_random_are_counted() -> None:

@@ -30,7 +30,6 @@ from shm_backend_utils.tensors.strings import Strings
 
 Arrays = dict[str, npt.NDArray[Any]]
 Compute = Callable[["Order", Arrays], Any]
-"""Takes an order and its inputs, returns its outputs; those of a stream are an iterable of outputs."""
 
 
 @dataclass

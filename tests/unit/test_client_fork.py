@@ -125,12 +125,12 @@ PROGRAMS = {
 def test_in_a_forked_child(program: str) -> None:
     body = "\n".join(line[8:] for line in program.splitlines())
     end = "connected.__exit__(None, None, None)\nserver.close()\n"
-    root = str(Path(__file__).parents[2])
+    here = str(Path(__file__).parent)
     with subprocess.Popen(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", f"{BEGIN}{body}\n{end}"],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": root},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([here, str(Path.cwd())])},
     ) as running:
         _, errors = running.communicate(timeout=LONG_S)
     left = list(SHM.glob(f"shmbu-{running.pid}-*"))

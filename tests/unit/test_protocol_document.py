@@ -196,8 +196,7 @@ def test_the_table_in_hexadecimal_is_one() -> None:
 
 def test_the_results_in_hexadecimal_are_some() -> None:
     data = bytes.fromhex(examples("hex")[1])
-    assert results.decode(data, [12288]) == RESULTS
-    assert results.decode(data, [1 << 62]).completed == 7
+    assert results.decode(data, [12288]) == RESULTS._replace(completed=7)
     assert data[16:] == results.encode(RESULTS.outputs)
 
 

@@ -1,4 +1,4 @@
-"""What a call sends is what its arguments say then: nothing of an earlier call, nothing that changed later."""
+"""What a call sends is what its arguments say at that moment: nothing of an earlier one, nothing changed later."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def users(order: Order) -> list[tuple[str, type, Any]]:
 
 
 def token(order: Order) -> str:
-    headers = {name.lower(): value for name, value in order.headers.items()}
-    return headers["token"]
+    found: str = {name.lower(): value for name, value in order.headers.items()}["token"]
+    return found
 
 
 @pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])

@@ -84,8 +84,6 @@ def test_strings_need_room_for_their_lengths_and_bytes_and_no_more(length: int) 
     made = source([b"x" * length, "ü"])
     assert made.byte_size == made.encoded.nbytes == 4 + length + 4 + 2
 
-
-def test_one_string_serves_where_all_dimensions_may_be_1() -> None:
     assert objects(source("word", (1, 1))).tolist() == [["word"]]
 
 
