@@ -142,9 +142,11 @@ def test_a_channel_that_was_closed_is_a_client_that_was_closed() -> None:
 
 
 def test_an_input_that_the_model_misses_is_named() -> None:
-    error = from_grpc("the request has no input 'IMAGE', which the model needs", "StatusCode.INVALID_ARGUMENT")
+    text = "the request has no input 'IMAGE', which the model needs"
+    error = from_grpc(f"shm:missing: {text}", "StatusCode.INVALID_ARGUMENT")
     assert isinstance(error, InputMissingError)
     assert error.tensor == "IMAGE"
+    assert type(from_grpc(text, "StatusCode.INVALID_ARGUMENT")) is InferenceError, "prose alone says nothing"
 
 
 def test_grpc_finds_no_server() -> None:
