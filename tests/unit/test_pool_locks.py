@@ -24,6 +24,12 @@ Memory = npt.NDArray[np.uint8]
 
 
 @pytest.fixture
+def _no_housekeeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nobody serve those that wait but those that take and give back: a wake-up that is lost stays lost."""
+    monkeypatch.setattr(SlotPool, "_keep_house", lambda _: 1e6)
+
+
+@pytest.fixture
 def switching() -> Iterator[None]:
     """Have threads give way to each other at nearly every step."""
     before = sys.getswitchinterval()
@@ -64,6 +70,15 @@ def test_taking_and_giving_back_wait_for_no_lock() -> None:
             holder.join()
 
 
+@pytest.mark.usefixtures("_no_housekeeper")
+def test_who_waits_is_served_by_the_one_who_gives_back() -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
+        held = [take(pool)]
+        ticket = pool.request(NEED, "waiter")
+        held.clear()
+        assert ticket.granted.done()
+
+
 def test_one_that_comes_back_while_somebody_waits_and_the_lock_is_taken_is_granted_after_it() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
         held = [take(pool)]
@@ -75,7 +90,7 @@ def test_one_that_comes_back_while_somebody_waits_and_the_lock_is_taken_is_grant
         assert ticket.granted.done()
 
 
-@pytest.mark.usefixtures("switching")
+@pytest.mark.usefixtures("switching", "_no_housekeeper")
 @pytest.mark.parametrize("budget", [1, 3], ids=["one region", "three regions"])
 def test_no_wake_up_is_lost_and_no_region_is_had_by_two(budget: int) -> None:
     thread_count, rounds = 8, 1000
@@ -99,7 +114,7 @@ def test_no_wake_up_is_lost_and_no_region_is_had_by_two(budget: int) -> None:
         assert pool.wait_count > 0
 
 
-@pytest.mark.usefixtures("switching")
+@pytest.mark.usefixtures("switching", "_no_housekeeper")
 def test_kinds_and_sizes_that_displace_each_other_all_get_theirs() -> None:
     needs = [Need(1), Need(2 * PAGE_SIZE), Need(1, 2), Need(1, group="triton-shm")]
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=4 * REGION))) as pool:
