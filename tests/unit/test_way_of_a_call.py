@@ -1,4 +1,8 @@
-"""How many of the package's functions a warm call of one input and one output takes, on the direct path."""
+"""How many of the package's functions a warm call of the shortest kind takes, on the direct path.
+
+One input, one output, no hint for it. `scripts/bench --functions` counts a call that names its output and hints its
+size, and the transport as well: those are more.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ X = np.arange(256, dtype=np.float32)
 
 
 def functions_called(work: Callable[[], object], transport: Any, patch: pytest.MonkeyPatch) -> list[str]:
-    """Return the package's functions that work calls, in order; not those of the other end of the transport.
+    """Return the package's functions that work calls, in order; not the transport's, which is a fake.
 
     A generator that goes on is not called again.
     """
