@@ -19,7 +19,7 @@ from ..memory.pool.forks import forsake_in_children
 from ..protocol.call_layout import AnyInput, CallInput, lay_out
 from .client_memory import ClientMemory
 from .errors import InferenceError, MemoryRefusedError, PathUnavailableError, ServerUnavailableError
-from .inputs.descriptions import InputDescription, Outputs, described_inputs, hinted_sizes, output_devices
+from .inputs.descriptions import InputDescription, Outputs, described_inputs, wanted_outputs
 from .inputs.devices import device_source
 from .inputs.sources import Source, sources
 from .known_model import Catalog, KnownModel
@@ -45,7 +45,6 @@ _LONG_COPY: Final = 4 * 2**20
 _CLOSING_S: Final = 5.0
 _CLOSING_ROUND_S: Final = 0.02
 _MOST_ATTEMPTS: Final = 3
-_ON_NO_GPU: Final[Mapping[str, int]] = {}
 
 T = TypeVar("T")
 
@@ -126,8 +125,7 @@ class Core:
 
     def begin(self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs) -> Steps[OpenCall]:
         """Take memory for a call and copy its inputs there."""
-        wanted = None if outputs is None else hinted_sizes(outputs)
-        devices = _ON_NO_GPU if outputs is None else output_devices(outputs)
+        wanted, devices = wanted_outputs(outputs)
         known = self.catalog.known.get((settings.model, settings.version))
         if known is None or (known.path != DirectExchange.path and known.is_worth_another_look):
             known = yield from self._look_again(settings)
@@ -167,7 +165,7 @@ class Core:
     ) -> Steps[OpenCall]:
         """Take memory for a call that the user fills."""
         given = described_inputs(inputs)
-        wanted, devices = hinted_sizes(outputs), output_devices(outputs)
+        wanted, devices = wanted_outputs(outputs)
         known, layout = yield from self.fitting(
             settings, lambda known: known.lay_out(given, wanted, output_devices=devices)
         )
@@ -254,7 +252,7 @@ class Core:
 
         Triton's own shared memory has no room for more than one response.
         """
-        wanted, devices = hinted_sizes(outputs), output_devices(outputs)
+        wanted, devices = wanted_outputs(outputs)
         known, given = yield from self.fitting(settings, lambda known: sources(known.spec, inputs, self.on_gpus))
         on_host = {name: _on_host(source) for name, source in given.items()}
         path = yield from self.paths.choose(known, settings.path, settings.left_s)

@@ -60,7 +60,10 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         return {name: array.copy() for name, array in self._held().items()}
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        return self._held()[name]
+        arrays = self._arrays
+        if arrays is None:
+            raise ClosedError("this result")
+        return arrays[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._held())
@@ -74,7 +77,7 @@ class Result(Mapping[str, npt.NDArray[Any]]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        self._arrays = None
 
     def __repr__(self) -> str:
         if self._arrays is None:

@@ -23,7 +23,7 @@ from ..options import RequestOptions
 from ..result import Result
 from ..transports.messages import Codec, Request
 from .direct import result_of
-from .exchange import batch_carrier, wanted_outputs
+from .exchange import batch_carrier, requested_outputs
 
 __all__ = ["DirectStream", "check_frames", "ring_end"]
 
@@ -96,7 +96,7 @@ class DirectStream:
         request = Request(
             self.spec.name,
             () if size is None else (batch_carrier(size),),
-            wanted_outputs(self.layout),
+            requested_outputs(self.layout),
             self._options,
             (self._slot.address_pattern % self.spec.name, generation),
         )
