@@ -30,7 +30,7 @@ from .paths.explanation import Explanation
 from .paths.inline import InlineExchange
 from .paths.opening import Opening
 from .paths.staging import on_devices
-from .paths.stream import DirectStream, check_frames, ring_end
+from .paths.stream import DirectStream, check_frames, guessed_rooms, ring_end
 from .paths.triton_shm import Registrations
 from .result import Result
 from .settings import LEAST_S, CallSettings
@@ -259,7 +259,9 @@ class Core:
         exchange: DirectStream | InlineExchange
         if path == DirectStream.path and known.spec.is_decoupled:
             check_frames(frames)
-            layout = known.lay_out(on_host, wanted, slot_count=1 + frames)
+            unguessed = known.lay_out(on_host, wanted, slot_count=1 + frames)
+            guesses = guessed_rooms(unguessed, frames, self._memory.pool.stream_guess_bytes)
+            layout = known.lay_out(on_host, wanted, slot_count=1 + frames, guesses=guesses)
             end = ring_end(layout, frames)
             region, memory = yield from self.opening.take(settings, known, end, 1 + frames, f"a stream of {frames}")
             exchange = DirectStream(self.codec, known.spec, layout, settings.options, region, memory)

@@ -23,6 +23,7 @@ _LOG: Final = logging.getLogger(__name__)
 _SECOND_LOOK_S: Final = 30.0
 _ANY_BATCH_SIZE: Final = 2**31
 _BEST: Final = "direct"
+_NO_GUESSES: Final[Mapping[str, int]] = {}
 
 
 class KnownModel:
@@ -64,6 +65,7 @@ class KnownModel:
         output_devices: Mapping[str, int] | None = None,
         slot_count: int = 1,
         is_one_request: bool = True,
+        guesses: Mapping[str, int] = _NO_GUESSES,
     ) -> CallLayout:
         """Lay a call out in a region with so many slots.
 
@@ -75,6 +77,8 @@ class KnownModel:
             Of the region.
         is_one_request : bool
             Whether it may have no more rows than the model takes at once.
+        guesses : mapping of str to int
+            Bytes per row for outputs whose size nobody knows yet.
 
         Raises
         ------
@@ -86,7 +90,7 @@ class KnownModel:
             inputs,
             wanted,
             self.data_begin if slot_count == 1 else data_offset(slot_count, self.record_byte_size),
-            learned=self.learned,
+            learned={**guesses, **self.learned},
             most_rows=self.spec.max_batch_size if is_one_request else _ANY_BATCH_SIZE,
             output_devices=output_devices,
         )
