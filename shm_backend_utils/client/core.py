@@ -114,15 +114,6 @@ class Core:
             if not is_answer(error):
                 raise  # else it has no model of that name, but it is there
 
-    def infer(self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs) -> Steps[Result]:
-        """Make one request of these inputs, which are copied once."""
-        try:
-            call = yield from self.begin(settings, inputs, outputs)
-            return (yield from self.finish(call))
-        except BaseException:
-            self.tally.failed()
-            raise
-
     def begin(self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs) -> Steps[OpenCall]:
         """Take memory for a call and copy its inputs there."""
         wanted, devices = wanted_outputs(outputs)

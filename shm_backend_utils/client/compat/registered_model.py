@@ -169,7 +169,8 @@ class RegisteredModel:
         self, settings: CallSettings, given: Mapping[str, Rows], targets: Mapping[str, npt.NDArray[Any]]
     ) -> Steps[None]:
         hints = {name: array.nbytes for name, array in targets.items()}
-        with (yield from self._core.infer(settings, given, hints)) as result:
+        call = yield from self._core.begin(settings, given, hints)
+        with (yield from self._core.finish(call)) as result:
             for name, target in targets.items():
                 _put(name, result[name], target)
 
