@@ -132,8 +132,6 @@ def translated(status: str | None, message: str, address: str) -> ShmError:
     message = message or "the server gave no reason"
     if status == _DEADLINE:
         return deadline_exceeded()
-    if "Channel closed" in message:
-        return ClosedError("this client")
     if (status == _UNAVAILABLE and _OF_THE_CHANNEL.search(message)) or "RST_STREAM" in message:
         return unavailable(address, message)
     if code_in(message) == MissingTensorError.code:
