@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +11,11 @@ import numpy.typing as npt
 from ...dtypes import DType
 from ...memory.cuda.memory import CudaAccess
 from ...memory.cuda.runtime import device_guard
+from ...tensors import dlpack
 from ...tensors.device_view import DeviceView
 from ...tensors.view import TensorView
 
 __all__ = ["DeviceArrays", "is_on_device"]
-
-_CUDA: Final = 2  # dlpack.h: kDLCUDA
 
 
 class DeviceArrays:
@@ -123,13 +122,11 @@ class DeviceArrays:
 
 def is_on_device(value: Any) -> bool:
     """Return whether this is an array on a GPU."""
-    return not isinstance(value, np.ndarray) and hasattr(value, "__dlpack_device__") and _kind(value) == _CUDA
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
+        return False
+    return int(value.__dlpack_device__()[0]) in dlpack.ON_GPU
 
 
 def device_of(array: Any) -> int:
     """Return the number of the GPU that an array is on."""
     return int(array.__dlpack_device__()[1])
-
-
-def _kind(value: Any) -> int:
-    return int(value.__dlpack_device__()[0])
