@@ -227,7 +227,7 @@ def _give_back(lease: SharedLease | None) -> None:
 
 
 def device_of(runtime: CudaRuntime, uuid: str, field: str) -> int:
-    """Return this process' number of the device with a UUID.
+    """Return this process' number of the GPU with a UUID; ``field`` is what to call its memory in messages.
 
     Raises
     ------

@@ -44,7 +44,15 @@ class DeviceArrays:
         return self._cuda.runtime.adopt(value)
 
     def view(self, name: str, array: Any, dtype: DType, path: str, *, writable: bool) -> DeviceView:
-        """Return an array of CuPy as a view; of a contiguous copy, if it is not C-contiguous itself."""
+        """Return an array of CuPy as a view: over its own memory, or over a copy if it is not C-contiguous.
+
+        Parameters
+        ----------
+        name, dtype, path, writable
+            The view's.
+        array : array of CuPy
+            Kept alive by the view.
+        """
         runtime = self._cuda.runtime
         device = device_of(array)
         if not runtime.is_contiguous(array):
@@ -55,7 +63,7 @@ class DeviceArrays:
         return DeviceView(name, array, dtype, path, runtime, device, writable=writable)
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: DType, path: str) -> DeviceView:
-        """Return new memory on the instance's GPU."""
+        """Return new memory on the instance's GPU as a view: C-contiguous, writable, not cleared."""
         runtime = self._cuda.runtime
         with device_guard(runtime, self.device):
             array = runtime.empty(shape, dtype.numpy)
