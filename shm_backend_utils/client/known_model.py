@@ -44,6 +44,8 @@ class KnownModel:
         That path.
     seen : float
         When the server was asked last, by ``time.monotonic()``.
+    learned : dict of str to int
+        Bytes per row that outputs needed which found too little room: one number for each output at most.
     """
 
     def __init__(self, spec: ModelSpec, head_room: float) -> None:
@@ -55,7 +57,7 @@ class KnownModel:
         self.seen = time.monotonic()
         self.data_begin = data_offset(1, self.record_byte_size)
         self._head_room = head_room
-        self.learned: dict[str, int] = {}  # one number for each output at most
+        self.learned: dict[str, int] = {}
 
     def lay_out(
         self,
@@ -129,9 +131,7 @@ class Catalog:
     def recall(self, model: str, version: str) -> KnownModel | None:
         """Return a model that was looked up before, unless it is time to look again."""
         known = self.known.get((model, version))
-        if known is None or (known.path != _BEST and known.is_worth_another_look):
-            return None
-        return known
+        return None if known is None or known.is_worth_another_look else known
 
     def look_up(self, model: str, version: str, timeout_s: float) -> Steps[KnownModel]:
         """Ask the server for a model, and return it; the same object as before if nothing has changed.
