@@ -233,7 +233,7 @@ class Core:
         renewed = yield from self._look_again(settings)
         if renewed is call.known:
             return None
-        refused = renewed.refuses(_inputs_of(exchange), call.wanted, exchange.path)
+        refused = renewed.refuses(exchange.sources(), call.wanted, exchange.path)
         return renewed if exchange.did_not_start(error) or refused else None
 
     def open_stream(
@@ -334,10 +334,6 @@ class Core:
 def _copy(exchange: Exchange, given: Mapping[str, Source]) -> Generator[Offload, None, None]:
     """Copy inputs to where they belong, in another thread if the client has one."""
     yield Offload(lambda: exchange.write(given))
-
-
-def _inputs_of(exchange: Exchange) -> dict[str, AnyInput]:
-    return dict(exchange.sources())
 
 
 def _on_host(source: Source) -> AnyInput:
