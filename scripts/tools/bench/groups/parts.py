@@ -1,8 +1,8 @@
 """What a request's own time is made of, part by part, on both sides.
 
 The parts are measured without a server: warm, each by itself; and one after another when other memory was read before
-the first, as much as the caches hold. A request finds the caches somewhere between: while a client waits, the server and
-the model work on the same cores.
+the first, as much as the caches hold. A request finds the caches somewhere between: while a client waits, the server
+and the model work on the same cores.
 """
 
 from __future__ import annotations
