@@ -9,8 +9,8 @@ from http.client import HTTPException
 from typing import Final
 from urllib.parse import quote
 
-from ....errors import ModelError
-from ....model_spec import ModelSpec
+from ...errors import ModelError
+from ...model_spec import ModelSpec
 
 __all__ = ["ModelSpecs"]
 
