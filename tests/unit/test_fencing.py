@@ -16,7 +16,7 @@ from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.mapping.mapped import PATIENCE_S
 from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
-from tests.unit.fake_backend import Logger, Request
+from shm_backend_utils.testing.fake_backend import Logger, Request
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
