@@ -54,7 +54,7 @@ class Transfer:
         return f"{_place(self.source)} to {_place(self.target)}"
 
     def run(self) -> None:
-        """Do it."""
+        """Copy the elements, as they are now."""
         np.copyto(_memory(self.target), _memory(self.source))
 
 
