@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from . import regions
 
@@ -18,7 +17,3 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     status: int = chosen.run(chosen)
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())
