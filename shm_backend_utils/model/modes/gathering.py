@@ -29,7 +29,20 @@ class Buffers:
         self._buffers: dict[str, tuple[npt.NDArray[np.uint8], Pin | None]] = {}
 
     def get(self, name: str, byte_size: int) -> tuple[npt.NDArray[np.uint8], MemoryType]:
-        """Return at least so many bytes."""
+        """Return a tensor's buffer, and what kind of memory it is.
+
+        Parameters
+        ----------
+        name : str
+            The tensor's, in its batch.
+        byte_size : int
+            How large it is at least. The former buffer of this name is let go of, if it is smaller.
+
+        Returns
+        -------
+        numpy.ndarray of uint8, MemoryType
+            Writable, not cleared; it serves until the next call with this name.
+        """
         buffer, pin = self._buffers.get(name, (None, None))
         if buffer is None or buffer.nbytes < byte_size:
             if pin is not None:
