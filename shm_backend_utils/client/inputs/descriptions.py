@@ -13,10 +13,18 @@ import numpy.typing as npt
 
 from ... import dtypes
 from ...dtypes import BYTES, LENGTH_SIZE
-from ...errors import TensorError, TensorShapeError
+from ...errors import CallerError, TensorError, TensorShapeError
 from ...protocol.call_layout import CallInput
 
-__all__ = ["InputDescription", "OutputHint", "Outputs", "described_inputs", "hinted_sizes", "output_devices"]
+__all__ = [
+    "InputDescription",
+    "OutputHint",
+    "Outputs",
+    "described_inputs",
+    "hinted_sizes",
+    "nameless",
+    "output_devices",
+]
 
 OutputHint = int | str | tuple[tuple[int, ...], npt.DTypeLike] | tuple[tuple[int, ...], npt.DTypeLike, str] | None
 """Room to keep for an output: bytes, or a shape and a dtype, maybe with a device; None if the user does not know.
@@ -40,16 +48,30 @@ def described_inputs(inputs: Mapping[str, InputDescription]) -> dict[str, CallIn
 
     Raises
     ------
+    CallerError
+        They have no names.
     TensorError
-        A shape has a size that is no number of 0 or more, or a dtype has no counterpart.
+        A description is no shape and dtype; a shape has a size that is no number of 0 or more, or a dtype has no
+        counterpart.
     """
     found = {}
-    for name, (given_shape, given_dtype, *device) in inputs.items():
+    if not isinstance(inputs, Mapping):
+        raise nameless(inputs, "(shape, dtype)")
+    for name, description in inputs.items():
+        given_shape, given_dtype, *device = _parts_of(name, description)
         shape, dtype = _checked_shape(name, given_shape), dtypes.from_numpy(given_dtype, name)
         is_strings = dtype is BYTES
         size = _room_for_strings(shape, np.dtype(given_dtype)) if is_strings else math.prod(shape) * dtype.itemsize
         found[name] = CallInput(dtype, shape, size, *[_device_of(name, each) for each in device])
     return found
+
+
+def nameless(inputs: object, what: str) -> CallerError:
+    """Return the error for inputs that have no names; ``what`` says what they should be."""
+    return CallerError(
+        f"inputs is of type {type(inputs).__name__}; expected a mapping of input names to {what}, for example "
+        f"{{'INPUT0': {what}}}"
+    )
 
 
 def hinted_sizes(outputs: Outputs) -> dict[str, int | None] | None:
@@ -75,6 +97,15 @@ def output_devices(outputs: Outputs) -> dict[str, int]:
         return {}
     devices = {name: _device_hint(name, hint) for name, hint in outputs.items()}
     return {name: device for name, device in devices.items() if device is not None}
+
+
+def _parts_of(name: str, description: Any) -> tuple[Any, ...]:
+    if not isinstance(description, tuple | list) or not 2 <= len(description) <= 3:
+        shown = f"a {type(description).__name__}" if isinstance(description, np.ndarray) else repr(description)
+        raise TensorShapeError(
+            name, f"input {name!r} is described by {shown}; expected (shape, dtype), for example ((1, 3), 'float32')"
+        )
+    return tuple(description)
 
 
 def _device_of(name: str, device: object) -> int:
@@ -114,7 +145,13 @@ def _room_for_strings(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     try:
-        checked = tuple([operator.index(size) for size in shape])
+        sizes = iter(shape)
+    except TypeError:
+        raise TensorShapeError(
+            name, f"tensor {name!r} has shape {shape!r}; expected a sequence of whole numbers, 0 or more"
+        ) from None
+    try:
+        checked = tuple([operator.index(size) for size in sizes])
     except TypeError:
         checked = (-1,)
     if any(size < 0 for size in checked):
