@@ -72,6 +72,29 @@ def test_a_dtype_that_numpy_does_not_know(dtype: Any) -> None:
     )
 
 
+def test_another_dtype_than_the_models() -> None:
+    with pytest.raises(TensorTypeError) as error:
+        SPEC.input("X").check(dtypes.BY_NAME["FP64"], (1, 3))
+    assert str(error.value) == (
+        "tensor 'X' is FP64, but the model's configuration says TYPE_FP32; convert it by .astype('float32')"
+    )
+
+
+def test_a_batch_dimension_that_is_forgotten() -> None:
+    with pytest.raises(TensorShapeError) as error:
+        SPEC.input("X").check(FP32, (3,))
+    assert str(error.value) == (
+        "tensor 'X' has shape [3], but the model's configuration says [-1, 3] (-1 is any size); "
+        "the first dimension is the batch: one row has shape [1, 3]"
+    )
+
+
+def test_a_size_below_zero() -> None:
+    with pytest.raises(TensorShapeError) as error:
+        SPEC.output("X").check_shape((-1, 3))
+    assert str(error.value) == "tensor 'X' has shape [-1, 3]; expected sizes of 0 or more"
+
+
 def test_the_timeout_of_tritonclient() -> None:
     with pytest.raises(TypeError) as error:
         check_options({"client_timeout": 5.0})  # type: ignore[typeddict-unknown-key]
