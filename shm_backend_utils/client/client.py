@@ -229,6 +229,7 @@ class ShmClient:
         self._memory.end()
 
     def __enter__(self) -> ShmClient:
+        self._open_core()
         return self
 
     def __exit__(

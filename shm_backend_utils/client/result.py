@@ -60,7 +60,11 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         return {name: array.copy() for name, array in self._held().items()}
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        return self._held()[name]
+        arrays = self._held()
+        try:
+            return arrays[name]
+        except KeyError:
+            raise KeyError(f"the result has no output {name!r}; it has {', '.join(arrays) or 'none'}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._held())

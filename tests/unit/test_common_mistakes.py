@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,15 @@ from shm_backend_utils.client.errors import InferenceError
 from shm_backend_utils.client.inputs.descriptions import described_inputs
 from shm_backend_utils.client.inputs.sources import sources
 from shm_backend_utils.client.options import check_options
+from shm_backend_utils.client.prepared import PreparedCall
+from shm_backend_utils.client.result import Result
 from shm_backend_utils.client.transports.http.codec import Answer, HttpCodec
 from shm_backend_utils.client.transports.messages import split_url
-from shm_backend_utils.errors import CallerError, TensorShapeError, TensorTypeError
+from shm_backend_utils.errors import CallerError, ClosedError, TensorShapeError, TensorTypeError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.model_spec import ModelSpec
+from tests.unit.fake_server import FakeServer, config
+from tests.unit.fake_wires import client_of
 
 IMAGES = {"name": "X", "data_type": "TYPE_FP32", "dims": [3]}
 SPEC = ModelSpec.from_config({"name": "m", "max_batch_size": 4, "input": [IMAGES], "output": [IMAGES]})
@@ -108,3 +113,45 @@ def test_a_port_that_speaks_http_and_is_not_tritons() -> None:
         "[200] the server describes the model by '# HELP nv_inference_request_success Number of\\n# TY', which is not "
         "JSON; is this Triton's HTTP port? By default HTTP is on 8000, and metrics are on 8002"
     )
+
+
+def test_an_output_that_the_result_does_not_have() -> None:
+    result = Result({"Y": np.ones(1), "Z": np.ones(1)}, "direct", lambda: None)
+    with pytest.raises(KeyError) as error:
+        result["X"]
+    assert error.value.args == ("the result has no output 'X'; it has Y, Z",)
+    assert result.get("X") is None
+    assert "X" not in result
+
+
+def prepared() -> PreparedCall:
+    arrays = {"X": np.zeros((1, 3), np.float32)}
+    exchange: Any = SimpleNamespace(arrays=lambda: arrays, close=lambda: None)
+    return PreparedCall(SimpleNamespace(), SimpleNamespace(exchange=exchange), 1.0, SimpleNamespace())  # type: ignore[arg-type]
+
+
+def test_a_prepared_input_that_is_replaced_and_not_filled() -> None:
+    with prepared() as call, pytest.raises(TypeError) as error:
+        call.inputs["X"] = np.ones((1, 3), np.float32)  # type: ignore[index]
+    assert (
+        str(error.value) == "input 'X' is memory to be filled, and cannot be replaced; write inputs['X'][...] = array"
+    )
+
+
+def test_a_prepared_input_that_is_misspelt() -> None:
+    with prepared() as call:
+        with pytest.raises(KeyError) as error:
+            call.inputs["x"]
+        assert error.value.args == ("this call has no input 'x'; it has X",)
+        assert list(call.inputs) == ["X"]
+        assert len(call.inputs) == 1
+        assert "x" not in call.inputs
+    with pytest.raises(ClosedError):
+        call.inputs["X"]
+
+
+def test_a_closed_client_that_is_entered() -> None:
+    with FakeServer(config("m")) as server, client_of(server) as client:
+        client.close()
+        with pytest.raises(ClosedError, match="^this client is closed; make a new one$"), client:
+            pass
