@@ -68,8 +68,14 @@ class _Prepared:
     def inputs(self) -> Mapping[str, npt.NDArray[Any]]:
         """Arrays to be filled before :meth:`infer`: C-contiguous, writable, not cleared.
 
-        They are views of shared memory, unless the path is inline; strings are arrays of objects. They serve until the
-        call is closed, and stay valid after that.
+        They are views of shared memory, unless the path is inline, of the shapes and dtypes that were given to
+        ``prepare``; strings are arrays of objects. Fill them by ``call.inputs["X"][...] = array``. They serve until the
+        call is closed, and stay valid after that, though no request reads them any more.
+
+        Raises
+        ------
+        ClosedError
+            An input is asked for after the call was closed.
         """
         return self._inputs
 
@@ -120,12 +126,13 @@ class PreparedCall(_Prepared):
         Parameters
         ----------
         timeout_s : float, optional
-            How long to wait for the answer; by default what was given to ``prepare``.
+            How long to wait for the answer, in seconds; by default what was given to ``prepare``.
 
         Returns
         -------
         Result
-            Its arrays are views of this call's memory.
+            Its arrays are views of this call's memory: the next :meth:`infer` writes over them. Copy what is to be
+            kept, by :meth:`Result.copy` for example.
 
         Raises
         ------
@@ -151,5 +158,21 @@ class AsyncPreparedCall(_Prepared):
         self._driver = driver
 
     async def infer(self, *, timeout_s: float | None = None) -> Result:
-        """Run the model on what is in :attr:`inputs` now. As :meth:`PreparedCall.infer`."""
+        """Run the model on what is in :attr:`inputs` now, which must not change before the answer.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            How long to wait for the answer, in seconds; by default what was given to ``prepare``.
+
+        Returns
+        -------
+        Result
+            As of :meth:`PreparedCall.infer`: the next one writes over its arrays.
+
+        Raises
+        ------
+        InferenceError, DeadlineExceededError, ServerUnavailableError, SlotInDoubtError, CallerError, PeerError
+            As of :meth:`PreparedCall.infer`.
+        """
         return await self._driver.run(self._send(timeout_s))
