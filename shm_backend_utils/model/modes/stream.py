@@ -45,17 +45,59 @@ class StreamCall(Call):
         self._looked = time.monotonic()
 
     def begin(self, patience_s: float = PATIENCE_S) -> None:
-        """Take the request in; raises as :meth:`Call.begin`. The client is not answered yet."""
+        """Take the request in. The client is not answered yet.
+
+        Parameters
+        ----------
+        patience_s : float
+            As of :meth:`Call.begin`, in seconds.
+
+        Raises
+        ------
+        ShmError
+            As of :meth:`Call.begin`.
+        """
         super().begin(patience_s)
         self._rooms = {}  # each response has its own
 
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
-        """Return memory for one output of the next response; waits as :meth:`send` does, and raises the same, too."""
+        """Return memory for one output of the next response. Waits until the client has released a frame.
+
+        Parameters
+        ----------
+        name, shape, dtype
+            As of :meth:`Call.output`.
+
+        Returns
+        -------
+        TensorView
+            As of :meth:`Call.output`; valid until :meth:`send`, or the next ``yield``.
+
+        Raises
+        ------
+        ModelError, ClosedError
+            As of :meth:`Call.output`.
+        RequestCancelledError, StalledStreamError
+            As of :meth:`send`.
+        """
         self._open_frame()
         return super().output(name, shape, dtype)
 
     def put(self, name: str, array: Any) -> None:
-        """Give one output of the next response; waits as :meth:`send` does, and raises the same, too."""
+        """Give one output of the next response. Waits until the client has released a frame.
+
+        Parameters
+        ----------
+        name, array
+            As of :meth:`Call.put`.
+
+        Raises
+        ------
+        ModelError, ClosedError
+            As of :meth:`Call.put`.
+        RequestCancelledError, StalledStreamError
+            As of :meth:`send`.
+        """
         self._open_frame()
         super().put(name, array)
 
