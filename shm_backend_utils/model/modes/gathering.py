@@ -29,19 +29,19 @@ class Buffers:
         self._buffers: dict[str, tuple[npt.NDArray[np.uint8], Pin | None]] = {}
 
     def get(self, name: str, byte_size: int) -> tuple[npt.NDArray[np.uint8], MemoryType]:
-        """Return a buffer, the same one as long as it is large enough.
+        """Return a tensor's buffer, and what kind of memory it is.
 
         Parameters
         ----------
         name : str
-            Whose it is.
+            The tensor's, in its batch.
         byte_size : int
-            What it must hold at least.
+            How large it is at least. The former buffer of this name is let go of, if it is smaller.
 
         Returns
         -------
-        tuple of numpy.ndarray and MemoryType
-            Bytes on the host, not cleared. They are this object's, and given again for the same name.
+        numpy.ndarray of uint8, MemoryType
+            Writable, not cleared; it serves until the next call with this name.
         """
         buffer, pin = self._buffers.get(name, (None, None))
         if buffer is None or buffer.nbytes < byte_size:

@@ -61,7 +61,7 @@ class StreamCall(Call):
         self._rooms = {}  # each response has its own
 
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
-        """Return memory for one output of the next response. Waits until the client has released a frame.
+        """Return memory for one output of the next response, to be filled before it is sent.
 
         Parameters
         ----------
@@ -71,33 +71,21 @@ class StreamCall(Call):
         Returns
         -------
         TensorView
-            As of :meth:`Call.output`; valid until :meth:`send`, or the next ``yield``.
+            C-contiguous and writable, not cleared: a place in the client's ring, where that is large enough. After
+            :meth:`send` it is the client's until it is released.
 
         Raises
         ------
-        ModelError, ClosedError
-            As of :meth:`Call.output`.
+        ModelError
+            As for :meth:`Call.output`.
         RequestCancelledError, StalledStreamError
-            As of :meth:`send`.
+            As for :meth:`send`: it waits until the client has released the frame that was there before.
         """
         self._open_frame()
         return super().output(name, shape, dtype)
 
     def put(self, name: str, array: Any) -> None:
-        """Give one output of the next response. Waits until the client has released a frame.
-
-        Parameters
-        ----------
-        name, array
-            As of :meth:`Call.put`.
-
-        Raises
-        ------
-        ModelError, ClosedError
-            As of :meth:`Call.put`.
-        RequestCancelledError, StalledStreamError
-            As of :meth:`send`.
-        """
+        """Give one output of the next response: as :meth:`Call.put`; waits and raises as :meth:`output` does."""
         self._open_frame()
         super().put(name, array)
 
