@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from . import dtypes
 from .dtypes import DType
-from .errors import BatchSizeError, ModelError, TensorNameError, TensorShapeError, TensorTypeError
+from .errors import ModelError, TensorNameError, TensorShapeError, TensorTypeError
 
 __all__ = ["BATCH_CARRIER", "PATHS_PARAMETER", "UIDS_PARAMETER", "ModelSpec", "TensorSpec"]
 
@@ -205,15 +205,6 @@ class ModelSpec:
     def output(self, name: str) -> TensorSpec:
         """Return the output of this name or raise :class:`TensorNameError`."""
         return _named(self.outputs, name, f"model {self.name!r} has no output")
-
-    def check_batch_size(self, tensor: str, batch_size: int) -> None:
-        """Raise :class:`BatchSizeError` unless this many rows fit one request."""
-        if not 1 <= batch_size <= self.max_batch_size:
-            raise BatchSizeError(
-                tensor,
-                f"tensor {tensor!r} has a batch of {batch_size}, "
-                f"but model {self.name!r} takes 1 to {self.max_batch_size}",
-            )
 
 
 def _named(tensors: Mapping[str, TensorSpec], name: str, missing: str) -> TensorSpec:

@@ -20,6 +20,18 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much of what can be done any number of times."""
+    group = parser.getgroup("amounts", "what tests do any number of times")
+    group.addoption("--calls", type=int, default=4_000, help="calls in tests/e2e/test_threads.py; default: %(default)s")
+    group.addoption(
+        "--tables",
+        type=int,
+        default=1_000,
+        help="broken tables that a server gets; the decoder gets a hundred times as many; default: %(default)s",
+    )
+
+
 @pytest.fixture(autouse=True)
 def _leaves_no_shared_memory() -> Iterator[None]:
     with ShmLeakProbe(pool_prefix=None):  # pools belong to the server, and grow with the first large request

@@ -259,10 +259,13 @@ class AsyncShmClient:
 
     async def _infer(self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs, split: bool) -> Result:
         driver, core = self._open()
-        if not split:
-            return await driver.run(core.infer(settings, inputs, outputs))
-        with core.tally.failures():
-            return await driver.run(infer_split(core, settings, inputs, outputs))
+        try:
+            if split:
+                return await driver.run(infer_split(core, settings, inputs, outputs))
+            return await driver.run(core.finish(await driver.run(core.begin(settings, inputs, outputs))))
+        except BaseException:
+            core.tally.failed()
+            raise
 
     async def _prepare(
         self, settings: CallSettings, inputs: Mapping[str, InputDescription], outputs: Outputs, timeout_s: float

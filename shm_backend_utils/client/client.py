@@ -144,10 +144,14 @@ class ShmClient:
         if core is None or core.is_a_forks:
             core = self._open_core()  # which raises
         settings = self._settings.of_call("infer", model, path, timeout_s, options)
-        if not split:
-            return self._driver.run(core.infer(settings, inputs, outputs))
-        with core.tally.failures():
-            return self._driver.run(infer_split(core, settings, inputs, outputs))
+        run = self._driver.run
+        try:
+            if split:
+                return run(infer_split(core, settings, inputs, outputs))
+            return run(core.finish(run(core.begin(settings, inputs, outputs))))
+        except BaseException:
+            core.tally.failed()
+            raise
 
     def submit(
         self,

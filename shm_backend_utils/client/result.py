@@ -78,7 +78,9 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         return {name: array.copy() for name, array in self._held().items()}
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        arrays = self._held()
+        arrays = self._arrays
+        if arrays is None:
+            raise ClosedError("this result")
         try:
             return arrays[name]
         except KeyError:
@@ -96,7 +98,7 @@ class Result(Mapping[str, npt.NDArray[Any]]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        self._arrays = None
 
     def __repr__(self) -> str:
         if self._arrays is None:

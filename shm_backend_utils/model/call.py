@@ -39,7 +39,7 @@ from ..tensors.device_view import DeviceView
 from ..tensors.strings import Strings
 from ..tensors.strings_view import StringsView
 from ..tensors.view import DIRECT, TRITON, TensorView
-from .admission import check_batch_size, check_direct_is_served, check_other_paths_are_served, check_table
+from .admission import check_batch_size, check_direct_is_served, check_table, shares_no_memory
 from .context import Context, SequencePart, sequence_of
 from .delivered import DeliveredView
 from .mapping.mapped import PATIENCE_S, Slot, stale
@@ -190,8 +190,8 @@ class Call:
                 self._rooms = table.outputs
             elif DESCRIPTOR_PARAMETER in parameters:
                 self._begin_named(parameters.pop(DESCRIPTOR_PARAMETER))
-        if self.table is None and self._context.spec.paths is not None:
-            check_other_paths_are_served(self._context.spec)
+        if self.table is None and not self._context.takes_delivered:
+            raise shares_no_memory(self._context.spec)
         self._is_open = True
 
     def commit(self, *, needs_all: bool = True) -> None:
@@ -209,18 +209,22 @@ class Call:
         """
         if self._pending:
             self._check_nothing_is_pending()
+        context = self._context
         requested = self._request.requested_output_names()
         places: list[OutputPlace] = []
         tensors: list[Any] = []
-        for name in self._context.spec.outputs:
+        for name in context.spec.outputs:
             if name in requested:
                 output = self.outputs.get(name)
                 if output is not None:
-                    if output.source is not None:
-                        self._fill(output.view, output.source)
-                    if output.place.is_in_response:
-                        tensors.append(self._tensor(name, output.view))
-                    places.append(output.place)
+                    place, view, source, _ = output
+                    if source is not None:
+                        self._fill(view, source)
+                    if type(view) is DeliveredView:
+                        tensors.append(context.backend.pass_on(name, view.tensor))
+                    elif place.is_in_response:
+                        tensors.append(self._tensor(name, view))
+                    places.append(place)
                 elif needs_all:
                     raise ModelError(f"output {name!r} was requested, but model.py wrote none")
         if self._slot is not None:
@@ -234,7 +238,7 @@ class Call:
                 raise TableError("record", found, expected)
             self._results = encoded
             self._places = places
-        self.response = self._context.backend.response(tensors)
+        self.response = context.backend.response(tensors)
 
     def end(self, events: Sequence[Event] = ()) -> None:
         """Write the results. From here on the memory may be the client's, when it has waited for the events.
@@ -507,18 +511,20 @@ class Call:
         ModelError
             As for :meth:`output`.
         """
-        self._check_open()
-        spec, arrays = self._context.spec, self._context.arrays
+        if not self._is_open:
+            raise ClosedError("this call")
+        spec = self._context.spec
+        if type(array) is DeliveredView and name not in self._rooms:  # as it came, so it goes
+            dtype = check_output(spec, name, array.dtype, array.shape)
+            place = _place(OutputPlace, (name, dtype, array.shape, 0, 0, 0, True))
+            self.outputs[name] = _output(Output, (place, array, None, True))
+            return
         if isinstance(array, StringsView):
             array = array.strings()
         if isinstance(array, Strings):
             self._put_strings(name, array)
             return
-        if type(array) is DeliveredView and name not in self._rooms:
-            dtype = check_output(spec, name, array.dtype, array.shape)
-            self.outputs[name] = in_response(array, dtype)
-            return
-        source = array_of(spec, arrays, name, array)
+        source = array_of(spec, self._context.arrays, name, array)
         shape = tuple(source.shape)
         dtype = check_output(spec, name, np.dtype(source.dtype), shape)
         if dtype is BYTES:
@@ -934,8 +940,6 @@ class Call:
         backend = self._context.backend
         if type(view) is TensorView:
             return backend.output(name, view.array)
-        if type(view) is DeliveredView:
-            return backend.pass_on(name, view.tensor)
         if isinstance(view, StringsView):
             try:
                 if not self._has_results:

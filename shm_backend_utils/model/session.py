@@ -18,6 +18,7 @@ from ..memory.cuda.events import EventRecorder
 from ..memory.cuda.memory import CudaAccess
 from ..model_spec import ModelSpec
 from ..tensors.view import DIRECT
+from .admission import takes_delivered
 from .call import Call
 from .config import Config
 from .context import Context
@@ -79,6 +80,7 @@ class ShmSession:
             registry.slots,
             arrays,
             Forwarder(spec.name, backend, arrays, config.server_url),
+            takes_delivered(spec),
             config.stream_patience_s,
         )
         start = Metrics.start_or_warn

@@ -1,35 +1,46 @@
-"""Decode random tables and results: nothing may be raised but the error that refuses them, and nothing wrong may pass.
-
-usage: python -m tests.property.fuzz_tables [--count 1000000] [--seed 1]
-
-Each one is a valid one with some bytes changed, or mere bytes under a plausible beginning. Prints what was refused, by
-field, and the longest time; anything else that is raised ends it.
-"""
+"""Broken tables and results by the thousand, and what a decoder makes of them."""
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import gc
 import random
 import re
-import struct
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 from shm_backend_utils.errors import PeerError, TableError
-from shm_backend_utils.protocol import results, table
-from shm_backend_utils.protocol.spans import MAX_TENSORS, Table
 
-from .random_tables import check_table, random_results, random_table, record_of, results_record
+__all__ = ["Outcome", "Valid", "fuzzed", "mutated"]
 
 _EDGES: Final = (0, 1, 2, 7, 24, 31, 32, 33, 64, 65, 255, 512, 513, 1023, 1024, 2047, 2048, 4096, 8191, 8192, 65535)
 _LARGE: Final = (*_EDGES, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 8, 2**64 - 1)
-_CORPUS_SIZE: Final = 500
-_LARGE_ONES: Final = 5
-_MOST_CHECKED: Final = 50
+_SLOWEST: Final = 100
+
+
+class Valid(NamedTuple):
+    """Bytes that a decoder takes: where the part that is to be broken begins and ends, and what the decoder is told."""
+
+    data: bytes
+    begin: int
+    end: int
+    known: Any
+
+
+@dataclass
+class Outcome:
+    """What came of it: how many were accepted, how many refused for which reason, by which errors, the longest time.
+
+    Of the errors there is one for each reason and class.
+    """
+
+    accepted: int = 0
+    reasons: collections.Counter[str] = field(default_factory=collections.Counter)
+    errors: dict[tuple[str, type[Exception]], TableError | PeerError] = field(default_factory=dict)
+    longest_s: float = 0.0
 
 
 def mutated(rng: random.Random, data: bytes, begin: int, length: int) -> bytes:
@@ -51,48 +62,58 @@ def mutated(rng: random.Random, data: bytes, begin: int, length: int) -> bytes:
     return bytes(changed)
 
 
-def fuzz(
+def fuzzed(
     count: int,
     rng: random.Random,
-    corpus: list[tuple[bytes, int, int, Any]],
-    decode: Callable[[bytes, Any], object],
+    valid: Sequence[Valid],
+    decode: Callable[[bytes, Any], Any],
     check: Callable[[Any, Any], None],
-) -> None:
-    """Decode so many, and print what came of it."""
-    reasons: collections.Counter[str] = collections.Counter()
+) -> Outcome:
+    """Decode so many, each a valid one that was broken, and check those that are accepted.
+
+    What is raised is raised here, but for the two errors that refuse.
+    """
+    outcome = Outcome()
     slowest: list[tuple[int, bytes, Any]] = []
     limit = 0
-    begin = time.perf_counter()
-    for _ in range(count):
-        data, first, length, known = rng.choice(corpus)
-        data = mutated(rng, data, first, length)
-        found: Any = None
-        started = time.perf_counter_ns()
-        try:
-            found = decode(data, known)
-            took = time.perf_counter_ns() - started
-            reasons[""] += 1
-        except (TableError, PeerError) as error:
-            took = time.perf_counter_ns() - started
-            reasons[_reason(error)] += 1
-        if took > limit:
-            slowest.append((took, data, known))
-            if len(slowest) > 200:
-                slowest = sorted(slowest, key=lambda each: each[0])[100:]
-                limit = slowest[0][0]
-        if found is not None:
-            check(found, known)
-    elapsed = time.perf_counter() - begin
-    accepted = reasons.pop("", 0)
-    print(f"  {count} in {elapsed:.1f} s: {accepted} accepted, {count - accepted} refused")
-    longest = max(min(_time_of(decode, data, known) for _ in range(5)) for _, data, known in slowest)
-    print(f"  the longest took {longest / 1000:.0f} us")
-    for reason, number in reasons.most_common():
-        print(f"  {number:9}  {reason}")
+    with _without_collector():  # its pauses are none of the decoder's time
+        for _ in range(count):
+            one = rng.choice(valid)
+            data = mutated(rng, one.data, one.begin, one.end)
+            found: Any = None
+            started = time.perf_counter_ns()
+            try:
+                found = decode(data, one.known)
+                took = time.perf_counter_ns() - started
+            except (TableError, PeerError) as error:
+                took = time.perf_counter_ns() - started
+                reason = _reason(error)
+                outcome.reasons[reason] += 1
+                outcome.errors[reason, type(error)] = error
+            if found is not None:
+                outcome.accepted += 1
+                check(found, one.known)
+            if took > limit:
+                slowest.append((took, data, one.known))
+                if len(slowest) > 2 * _SLOWEST:
+                    slowest = sorted(slowest, key=lambda each: each[0])[-_SLOWEST:]
+                    limit = slowest[0][0]
+        # Measured again: what took long the first time may have been interrupted.
+        times = [min(_time_of(decode, data, known) for _ in range(5)) for _, data, known in slowest]
+    outcome.longest_s = max(times, default=0) / 1e9
+    return outcome
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _time_of(decode: Callable[[bytes, Any], object], data: bytes, known: Any) -> int:
-    """Measure it again: what took long the first time may have been interrupted."""
     started = time.perf_counter_ns()
     with contextlib.suppress(TableError, PeerError):
         decode(data, known)
@@ -100,39 +121,7 @@ def _time_of(decode: Callable[[bytes, Any], object], data: bytes, known: Any) ->
 
 
 def _reason(error: TableError | PeerError) -> str:
+    """Return the field of a table; of results what is said of them, without the numbers."""
     if isinstance(error, TableError):
         return re.sub("[0-9]+", "N", re.sub(r"^outputs\.(?s:.*)", "outputs.NAME", error.field))
     return re.sub("[0-9]+", "N", str(error).split(": ", 1)[1].rpartition(";")[0])
-
-
-def _check_table(found: tuple[int, Table], known: tuple[int, int]) -> None:
-    if len(found[1].inputs) + len(found[1].outputs) <= _MOST_CHECKED:
-        check_table(found[1], *known)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    rng = random.Random(arguments.seed)
-    gc.disable()  # its pauses are none of the decoders' time
-
-    samples = [random_table(rng, MAX_TENSORS if index < _LARGE_ONES else None) for index in range(_CORPUS_SIZE)]
-    corpus: list[tuple[bytes, int, int, Any]] = []
-    for sample in samples:
-        record = record_of(sample)
-        corpus.append((record, 8, struct.unpack_from("<I", record, 8)[0], (sample.data_begin, sample.byte_size)))
-    print("tables")
-    fuzz(arguments.count, rng, corpus, lambda data, known: table.decode(data, *known), _check_table)
-
-    corpus = []
-    for found, byte_sizes in [random_results(rng) for _ in range(_CORPUS_SIZE)]:
-        half = results_record(found)
-        corpus.append((half, 16, struct.unpack_from("<I", half, 16)[0], byte_sizes))
-    print("results")
-    fuzz(arguments.count, rng, corpus, results.decode, lambda found, known: None)
-
-
-if __name__ == "__main__":
-    main()

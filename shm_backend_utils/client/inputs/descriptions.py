@@ -6,7 +6,8 @@ import math
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +21,10 @@ __all__ = [
     "InputDescription",
     "OutputHint",
     "Outputs",
+    "WantedOutputs",
     "described_inputs",
-    "hinted_sizes",
     "nameless",
-    "output_devices",
+    "wanted_outputs",
 ]
 
 OutputHint = int | str | tuple[tuple[int, ...], npt.DTypeLike] | tuple[tuple[int, ...], npt.DTypeLike, str] | None
@@ -74,29 +75,48 @@ def nameless(inputs: object, what: str) -> CallerError:
     )
 
 
-def hinted_sizes(outputs: Outputs) -> dict[str, int | None] | None:
-    """Return the outputs that are wanted, each with the bytes hinted at; None for all.
+class WantedOutputs(NamedTuple):
+    """The outputs that a call wants.
+
+    Attributes
+    ----------
+    byte_sizes : dict of str to int, or None
+        Each with the bytes hinted at, or None; None for all outputs, without hints.
+    devices : mapping of str to int
+        Those that are wanted on a GPU.
+    """
+
+    byte_sizes: dict[str, int | None] | None
+    devices: Mapping[str, int]
+
+
+_ALL: Final = WantedOutputs(None, MappingProxyType({}))
+
+
+def wanted_outputs(outputs: Outputs) -> WantedOutputs:
+    """Return the outputs that a user wants, and what each hint says.
 
     Raises
     ------
     TensorError
-        A hint is no number of bytes, and no shape and dtype.
+        A hint is no number of bytes, no shape and dtype, and no device.
     """
     if outputs is None:
-        return None
-    if isinstance(outputs, Mapping):
-        return {name: _hinted(name, hint) for name, hint in outputs.items()}
+        return _ALL
     if isinstance(outputs, str):
         raise TensorError(outputs, f"outputs is the string {outputs!r}; expected a list of names, or a mapping")
-    return dict.fromkeys(outputs)
-
-
-def output_devices(outputs: Outputs) -> dict[str, int]:
-    """Return which outputs are wanted on a GPU; raises TensorError as :func:`hinted_sizes`."""
-    if not isinstance(outputs, Mapping):
-        return {}
-    devices = {name: _device_hint(name, hint) for name, hint in outputs.items()}
-    return {name: device for name, device in devices.items() if device is not None}
+    if type(outputs) is not dict and not isinstance(outputs, Mapping):
+        return WantedOutputs(dict.fromkeys(outputs), _ALL.devices)
+    byte_sizes: dict[str, int | None] = {}
+    devices: dict[str, int] = {}
+    for name, hint in outputs.items():
+        if type(hint) is int and hint >= 0:
+            byte_sizes[name] = hint
+            continue
+        byte_sizes[name], device = _hinted(name, hint)
+        if device is not None:
+            devices[name] = device
+    return WantedOutputs(byte_sizes, devices)
 
 
 def _parts_of(name: str, description: Any) -> tuple[Any, ...]:
@@ -115,26 +135,23 @@ def _device_of(name: str, device: object) -> int:
     return int(found[1] or 0)
 
 
-def _hinted(name: str, hint: object) -> int | None:
-    if hint is None or isinstance(hint, str):
-        return None
+def _hinted(name: str, hint: object) -> tuple[int | None, int | None]:
+    """Return the bytes and the device that a hint tells, each None if it does not."""
+    if hint is None:
+        return None, None
+    if isinstance(hint, str):
+        return None, _device_of(name, hint)
     if isinstance(hint, int | np.integer) and hint >= 0:
-        return int(hint)
+        return int(hint), None
     if isinstance(hint, tuple) and len(hint) in (2, 3):
-        shape, dtype = hint[:2]
-        checked, row = _checked_shape(name, shape), dtypes.from_numpy(dtype, name)
-        return _room_for_strings(checked, np.dtype(dtype)) if row is BYTES else math.prod(checked) * row.itemsize
+        shape, row = _checked_shape(name, hint[0]), dtypes.from_numpy(hint[1], name)
+        size = _room_for_strings(shape, np.dtype(hint[1])) if row is BYTES else math.prod(shape) * row.itemsize
+        return size, _device_of(name, hint[2]) if len(hint) == 3 else None
     raise TensorError(
         name,
         f"the hint for output {name!r} is {hint!r}; expected bytes, 0 or more, or (shape, dtype), or a device such as "
         "'cuda:0', or (shape, dtype, device), or None",
     )
-
-
-def _device_hint(name: str, hint: object) -> int | None:
-    if isinstance(hint, tuple) and len(hint) == 3:
-        return _device_of(name, hint[2])
-    return _device_of(name, hint) if isinstance(hint, str) else None
 
 
 def _room_for_strings(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:

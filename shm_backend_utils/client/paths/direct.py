@@ -29,8 +29,8 @@ from ..inputs.sources import Source
 from ..options import RequestOptions
 from ..result import Result
 from ..steps import Send, Steps
-from ..transports.messages import Codec, Request
-from .exchange import Exchange, batch_carrier, is_answer, missing_output, wanted_outputs
+from ..transports.messages import Codec, OutputTensor, Request
+from .exchange import Exchange, batch_carrier, is_answer, missing_output
 from .inline import no_strings, source_of
 
 __all__ = ["DirectExchange", "PreparedExchange", "result_of"]
@@ -140,7 +140,7 @@ class DirectExchange(Exchange):
             request = Request(
                 spec.name,
                 () if layout.batch_size is None else (batch_carrier(layout.batch_size),),
-                None if layout.requested is None else wanted_outputs(layout),
+                None if layout.requested is None else list(map(OutputTensor, layout.requested)),
                 self.options,
                 (slot.address_pattern % spec.name, generation),
             )

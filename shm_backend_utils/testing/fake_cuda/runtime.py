@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...memory.cuda.runtime import CudaRuntime, device_guard
-from .device_array import CUDA_DEVICE_TYPE, FakeCapsule, FakeDeviceArray, c_strides, kernel
+from ...tensors import dlpack
+from .device_array import FakeCapsule, FakeDeviceArray, c_strides, kernel
 from .events import FakeEvents
 from .memories import FakeMemories, LiveCounts, failure
 from .memory import remove_what_the_dead_left
@@ -214,8 +215,8 @@ class FakeCuda(FakeEvents):
             return self._alias(value.take())
         if hasattr(value, "__dlpack__"):
             kind, device = value.__dlpack_device__()
-            if kind != CUDA_DEVICE_TYPE:
-                raise BufferError(f"the array has DLPack device type {kind}; expected {CUDA_DEVICE_TYPE}, a GPU's")
+            if kind not in dlpack.ON_GPU:
+                raise BufferError(f"the array has DLPack device type {kind}; expected {dlpack.CUDA}, a GPU's")
             with device_guard(self, device):
                 return self.adopt(value.__dlpack__(stream=self.current_stream().ptr))
         if hasattr(value, "__cuda_array_interface__"):

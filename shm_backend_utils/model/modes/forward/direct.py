@@ -26,7 +26,7 @@ from ...devices.arrays import DeviceArrays
 from ...mapping.memory import HostMemory, Memory
 from ...triton import TritonBackend
 from .lending import Lending
-from .ordinary import Forwarding, ForwardOutputs, Given
+from .ordinary import Asked, Forwarding, Given
 
 __all__ = ["DirectForwarding"]
 
@@ -39,44 +39,30 @@ class DirectForwarding(Forwarding):
 
     Parameters
     ----------
-    spec : ModelSpec
-        The other model's.
-    version : str
+    asked : Asked
     backend : TritonBackend
     arrays : DeviceArrays
-    given : mapping of str to Given
-        The inputs.
-    outputs : ForwardOutputs
-        As the user wants them.
-    names : sequence of str
-        The outputs that are wanted.
-    parameters : mapping
-        Of the request.
+    spec : ModelSpec
+        The other model's.
     learned : mapping of str to int
         Bytes per row that outputs needed before.
     lending : Lending
-        Memory that need not be copied.
-    pool : SlotPool
-        Gives the request its slot, and room for what is not lent.
+        Memory that need not be copied. Its pool gives the request its slot, and room for what is not lent.
     """
 
     def __init__(
         self,
-        spec: ModelSpec,
-        version: str,
+        asked: Asked,
         backend: TritonBackend,
         arrays: DeviceArrays,
-        given: Mapping[str, Given],
-        outputs: ForwardOutputs,
-        names: Sequence[str],
-        parameters: Mapping[str, Any],
+        spec: ModelSpec,
         learned: Mapping[str, int],
         lending: Lending,
-        pool: SlotPool,
     ) -> None:
-        super().__init__(spec.name, backend, arrays, outputs)
+        super().__init__(asked, backend, arrays)
         self._lending = lending
-        hints = outputs if isinstance(outputs, Mapping) else {}
+        given = asked.inputs
+        hints = asked.outputs if isinstance(asked.outputs, Mapping) else {}
         lent_inputs = {name: lending.place_of(each.array) for name, each in given.items()}
         lent_outputs = {
             name: lending.place_of(target.array) for name, target in self._targets.items() if target.writable
@@ -89,7 +75,7 @@ class DirectForwarding(Forwarding):
                 name: CallInput(each.dtype, each.shape, 0 if lent_inputs[name] else each.array.nbytes)
                 for name, each in given.items()
             },
-            {name: 0 if lent_outputs.get(name) else _hint(hints.get(name)) for name in names},
+            {name: 0 if lent_outputs.get(name) else _hint(hints.get(name)) for name in asked.names},
             begin,
             learned=learned,
             most_rows=spec.max_batch_size,
@@ -102,7 +88,7 @@ class DirectForwarding(Forwarding):
         for name, place in lent_outputs.items():
             if place is not None and name in rooms:
                 rooms[name] = OutputSpan(*place, self._targets[name].attributes.byte_size)
-        region, memory = _take(pool, Need(layout.end - begin, 1, record_size, _GROUP), spec.name)
+        region, memory = _take(lending.pool, Need(layout.end - begin, 1, record_size, _GROUP), spec.name)
         self._slot = region.slots[0]
         self._memories: Sequence[Memory] = (HostMemory(memory), *lending.memories)
         for name, span in inputs.items():
@@ -114,7 +100,8 @@ class DirectForwarding(Forwarding):
         if layout.batch_size is not None:
             carriers.append(backend.output(BATCH_CARRIER, np.empty((layout.batch_size, 0), np.uint8)))
         named = {SLOT_PARAMETER: self._slot.address_pattern % spec.name, GENERATION_PARAMETER: generation}
-        self.request = backend.request(spec.name, version, carriers, names, {**parameters, **named})
+        parameters = {**asked.parameters, **named}
+        self.request = backend.request(spec.name, asked.version, carriers, asked.names, parameters)
 
     def result(self, response: Any) -> dict[str, TensorView]:
         self._slot.is_in_doubt = not self._slot.is_completed

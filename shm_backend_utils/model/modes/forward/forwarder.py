@@ -15,7 +15,7 @@ from ...triton import TritonBackend
 from .direct import DirectForwarding
 from .lending import Lending, LentMemory
 from .model_specs import ModelSpecs
-from .ordinary import Forwarding, ForwardOutputs, Given, OrdinaryForwarding
+from .ordinary import Asked, Forwarding, ForwardOutputs, Given, OrdinaryForwarding
 
 __all__ = ["CALLERS_PARAMETER", "Forwarder"]
 
@@ -56,8 +56,14 @@ class Forwarder:
     ) -> Forwarding:
         """Return a request that is ready to be executed.
 
-        The rest is as for ``call.forward``; ``callers`` is what the request on whose behalf this one is made said in
-        :data:`CALLERS_PARAMETER`, and ``own`` its regions, which may be lent.
+        Parameters
+        ----------
+        model, inputs, outputs, parameters, version
+            As for ``call.forward``.
+        callers : str
+            What the request on whose behalf this one is made said in :data:`CALLERS_PARAMETER`.
+        own : sequence of LentMemory or None
+            That request's regions, by their numbers.
 
         Raises
         ------
@@ -74,25 +80,12 @@ class Forwarder:
             )
         spec = self._specs.spec(model, version)
         given = {name: Given(name, value, self._arrays) for name, value in inputs.items()}
-        extra = {**parameters, CALLERS_PARAMETER: "/".join(chain)}
         names = _names(model, spec, outputs)
+        asked = Asked(model, version, given, outputs, names, {**parameters, CALLERS_PARAMETER: "/".join(chain)})
         if spec is not None and not spec.is_decoupled and spec.obstacle_to_direct() is None:
             learned = {name: self._learned.get((model, name), 0) for name in names}
-            lending = Lending(own, self._pool)
-            return DirectForwarding(
-                spec,
-                version,
-                self._backend,
-                self._arrays,
-                given,
-                outputs,
-                names,
-                extra,
-                learned,
-                lending,
-                self._pool,
-            )
-        return OrdinaryForwarding(model, version, self._backend, self._arrays, given, outputs, names, extra)
+            return DirectForwarding(asked, self._backend, self._arrays, spec, learned, Lending(own, self._pool))
+        return OrdinaryForwarding(asked, self._backend, self._arrays)
 
     def finish(self, forwarding: Forwarding, response: Any) -> dict[str, TensorView]:
         """Return the outputs, and learn how large they are; raises as :meth:`Forwarding.result`."""

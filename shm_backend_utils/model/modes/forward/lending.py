@@ -53,11 +53,12 @@ class Lending:
         As the table has them.
     memories : list of Memory
         The same regions in this process.
+    pool : SlotPool
     """
 
     def __init__(self, own: Sequence[LentMemory | None], pool: SlotPool) -> None:
         self._own = own
-        self._pool = pool
+        self.pool = pool
         self._numbers: dict[RegionClaim, int] = {}
         self.claims: list[RegionClaim] = []
         self.memories: list[Memory] = []
@@ -76,7 +77,7 @@ class Lending:
 
     def _place_in_pool(self, array: np.ndarray[Any, Any]) -> Place | None:
         address = array.__array_interface__["data"][0]
-        for region, memory in self._pool.held():
+        for region, memory in self.pool.held():
             offset = address - memory.__array_interface__["data"][0]
             if 0 <= offset <= memory.nbytes - array.nbytes:
                 claim = LentRegionClaim(region.key, region.byte_size, region.token, 0)

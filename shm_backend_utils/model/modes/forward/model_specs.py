@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import urllib.error
-import urllib.request
 from http.client import HTTPException
-from typing import Final
 from urllib.parse import quote
 
 from ....errors import ModelError
+from ....memory.registrations import fetch_json
 from ....model_spec import ModelSpec
 
 __all__ = ["ModelSpecs"]
-
-_TIMEOUT_S: Final = 5.0
 
 
 class ModelSpecs:
@@ -51,8 +47,7 @@ class ModelSpecs:
     def _ask(self, model: str, version: str) -> ModelSpec | None:
         place = quote(model, safe="") + (f"/versions/{quote(version, safe='')}" if version else "")
         try:
-            with urllib.request.urlopen(f"{self._server_url}/v2/models/{place}/config", timeout=_TIMEOUT_S) as reply:
-                return ModelSpec.from_config(json.load(reply))
+            return ModelSpec.from_config(fetch_json(f"{self._server_url}/v2/models/{place}/config"))
         except urllib.error.HTTPError as error:
             with error:
                 raise ModelError(f"model {model!r} cannot be called: the server has no such model ready") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from ....tensors.view import TRITON, TensorView
 from ...devices.arrays import DeviceArrays, is_on_device
 from ...triton import TritonBackend
 
-__all__ = ["ForwardOutputs", "Forwarding", "Given", "OrdinaryForwarding"]
+__all__ = ["Asked", "ForwardOutputs", "Forwarding", "Given", "OrdinaryForwarding"]
 
 
 ForwardOutputs = Sequence[str] | Mapping[str, TensorView | int | None] | None
@@ -62,17 +62,40 @@ class Given:
         return self.bytes_on_host() if self._strings is None else self._strings.numpy()
 
 
+class Asked(NamedTuple):
+    """What ``model.py`` asks of another model.
+
+    Attributes
+    ----------
+    model : str
+        The other's name.
+    version : str
+        Empty if the server chooses.
+    inputs : mapping of str to Given
+    outputs : ForwardOutputs
+        As the user wants them.
+    names : sequence of str
+        Of the outputs that are wanted.
+    parameters : mapping
+        Of the request.
+    """
+
+    model: str
+    version: str
+    inputs: Mapping[str, Given]
+    outputs: ForwardOutputs
+    names: Sequence[str]
+    parameters: Mapping[str, Any]
+
+
 class Forwarding(ABC):
     """One request to another model.
 
     Parameters
     ----------
-    model : str
-        The other's name.
+    asked : Asked
     backend : TritonBackend
     arrays : DeviceArrays
-    outputs : ForwardOutputs
-        As the user wants them.
 
     Attributes
     ----------
@@ -88,12 +111,12 @@ class Forwarding(ABC):
     request: Any
     batch_size: int | None = None
 
-    def __init__(self, model: str, backend: TritonBackend, arrays: DeviceArrays, outputs: ForwardOutputs) -> None:
-        self.model = model
+    def __init__(self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays) -> None:
+        self.model = asked.model
         self.overflowed: dict[str, int] = {}
         self._backend = backend
         self._arrays = arrays
-        targets = outputs.items() if isinstance(outputs, Mapping) else ()
+        targets = asked.outputs.items() if isinstance(asked.outputs, Mapping) else ()
         self._targets = {name: target for name, target in targets if isinstance(target, TensorView)}
 
     @abstractmethod
@@ -152,23 +175,13 @@ class Forwarding(ABC):
 class OrdinaryForwarding(Forwarding):
     """For models that share no memory: tensors go through the Python backend's pool, as in any such request."""
 
-    def __init__(
-        self,
-        model: str,
-        version: str,
-        backend: TritonBackend,
-        arrays: DeviceArrays,
-        given: Mapping[str, Given],
-        outputs: ForwardOutputs,
-        names: Sequence[str],
-        parameters: Mapping[str, Any],
-    ) -> None:
-        super().__init__(model, backend, arrays, outputs)
+    def __init__(self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays) -> None:
+        super().__init__(asked, backend, arrays)
         tensors = [
             backend.output(name, np.ascontiguousarray(each.elements_on_host()).reshape(each.shape))
-            for name, each in given.items()
+            for name, each in asked.inputs.items()
         ]
-        self.request = backend.request(model, version, tensors, names, parameters)
+        self.request = backend.request(asked.model, asked.version, tensors, asked.names, asked.parameters)
 
     def result(self, response: Any) -> dict[str, TensorView]:
         return {name: self._delivered(name, view) for name, view in self._tensors_of(response).items()}
