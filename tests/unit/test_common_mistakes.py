@@ -11,7 +11,7 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.client.client_memory import ClientMemory
 from shm_backend_utils.client.errors import InferenceError
-from shm_backend_utils.client.inputs.descriptions import described_inputs
+from shm_backend_utils.client.inputs.descriptions import described_inputs, wanted_outputs
 from shm_backend_utils.client.inputs.sources import sources
 from shm_backend_utils.client.options import check_options
 from shm_backend_utils.client.prepared import PreparedCall
@@ -75,6 +75,13 @@ def test_a_dtype_that_numpy_does_not_know(dtype: Any) -> None:
     assert str(error.value) == (
         f"tensor 'X' has dtype {dtype!r}, which NumPy does not know; expected for example np.float32 or 'float32'"
     )
+
+
+@pytest.mark.parametrize("outputs", [3, np.float32(1), object])
+def test_outputs_that_are_no_names(outputs: Any) -> None:
+    with pytest.raises(CallerError) as error:
+        wanted_outputs(outputs)
+    assert str(error.value) == f"outputs is {outputs!r}; expected a list of names, or a mapping"
 
 
 def test_another_dtype_than_the_models() -> None:

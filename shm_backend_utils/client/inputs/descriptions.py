@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,8 @@ A device alone, for example ``"cuda:0"``, says where the output shall be, and no
 Outputs = Sequence[str] | Mapping[str, OutputHint] | None
 """The outputs that are wanted, with or without hints of their size; None for all."""
 
-InputDescription = tuple[Sequence[int], npt.DTypeLike] | tuple[Sequence[int], npt.DTypeLike, str]
-"""Shape and dtype of an input, and maybe a device, for example ``"cuda:0"``."""
+InputDescription = tuple[Sequence[SupportsIndex], npt.DTypeLike] | tuple[Sequence[SupportsIndex], npt.DTypeLike, str]
+"""Shape and dtype of an input, and maybe a device, for example ``"cuda:0"``. Integers of NumPy are sizes, too."""
 
 _STRINGS: Final = "OSU"
 _USUAL_STRING: Final = 60
@@ -98,6 +98,8 @@ def wanted_outputs(outputs: Outputs) -> WantedOutputs:
 
     Raises
     ------
+    CallerError
+        They are no names.
     TensorError
         A hint is no number of bytes, no shape and dtype, and no device.
     """
@@ -106,7 +108,10 @@ def wanted_outputs(outputs: Outputs) -> WantedOutputs:
     if isinstance(outputs, str):
         raise TensorError(outputs, f"outputs is the string {outputs!r}; expected a list of names, or a mapping")
     if type(outputs) is not dict and not isinstance(outputs, Mapping):
-        return WantedOutputs(dict.fromkeys(outputs), _ALL.devices)
+        try:
+            return WantedOutputs(dict.fromkeys(outputs), _ALL.devices)
+        except TypeError:
+            raise CallerError(f"outputs is {outputs!r}; expected a list of names, or a mapping") from None
     byte_sizes: dict[str, int | None] = {}
     devices: dict[str, int] = {}
     for name, hint in outputs.items():
