@@ -106,6 +106,11 @@ class Core:
         """Know that this is a copy, in a forked child, of its parent's client."""
         self.is_a_forks = True
 
+    @property
+    def has_registrations(self) -> bool:
+        """Whether memory of this client is registered at the server."""
+        return not self._registrations.is_empty
+
     def check_server_answers(self, timeout_s: float) -> Steps[None]:
         """Raise ServerUnavailableError or DeadlineExceededError unless there is a server."""
         try:
