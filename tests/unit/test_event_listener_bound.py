@@ -55,7 +55,12 @@ def test_the_event_that_was_used_longest_ago_is_closed(
     listener = EventListener(client)
     opened: list[bytes] = []
     open_event = client.open_event
-    monkeypatch.setattr(client, "open_event", lambda handle: (opened.append(handle), open_event(handle))[1])
+
+    def noted(handle: bytes) -> int:
+        opened.append(handle)
+        return open_event(handle)
+
+    monkeypatch.setattr(client, "open_event", noted)
     recorders, recorded = zip(*of_models_loaded_anew(model, 5), strict=True)
     for event in recorded:
         listener.wait([event, recorded[0]])  # that one is used all the time
@@ -87,7 +92,7 @@ def test_an_event_that_is_waited_for_is_not_closed_meanwhile(model: FakeCuda, cl
             assert goes_on.wait(LONG_S)
         synchronize(address)  # raises if it was destroyed
 
-    client.synchronize_event = wait_long  # type: ignore[method-assign]
+    client.synchronize_event = wait_long  # type: ignore[method-assign,assignment]
     listener = EventListener(client)
     errors: list[BaseException] = []
 
