@@ -9,6 +9,7 @@ from ...errors import ModelError
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.pool import SlotPool
 from ...model_spec import ModelSpec
+from ...protocol.call_layout import obstacle_in_tensors
 from ...tensors.view import TensorView
 from ..devices.arrays import DeviceArrays
 from ..triton import TritonBackend
@@ -82,7 +83,7 @@ class Forwarder:
         given = {name: Given(name, value, self._arrays) for name, value in inputs.items()}
         names = _names(model, spec, outputs)
         asked = Asked(model, version, given, outputs, names, {**parameters, CALLERS_PARAMETER: "/".join(chain)})
-        if spec is not None and not spec.is_decoupled and spec.obstacle_to_direct() is None:
+        if spec is not None and _takes_lent_memory(spec):
             learned = {name: self._learned.get((model, name), 0) for name in names}
             return DirectForwarding(asked, self._backend, self._arrays, spec, learned, Lending(own, self._pool))
         return OrdinaryForwarding(asked, self._backend, self._arrays)
@@ -102,6 +103,11 @@ class Forwarder:
     def close(self) -> None:
         """Remove this model's own regions. Arrays over them stay valid. Twice is fine."""
         self._pool.close()
+
+
+def _takes_lent_memory(spec: ModelSpec) -> bool:
+    is_declared = not spec.is_decoupled and spec.obstacle_to_direct() is None
+    return is_declared and obstacle_in_tensors(spec) is None
 
 
 def _names(model: str, spec: ModelSpec | None, outputs: ForwardOutputs) -> list[str]:
