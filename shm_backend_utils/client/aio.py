@@ -14,10 +14,9 @@ from ..memory.pool.options import PoolOptions
 from .client_memory import ClientMemory
 from .core import Core
 from .errors import ForkedError
+from .explanation import Explanation
 from .inputs.descriptions import InputDescription, Outputs
-from .options import RequestOptions, Tls
-from .paths.choice import PathName
-from .paths.explanation import Explanation
+from .options import PathName, RequestOptions, Tls
 from .prepared import AsyncPreparedCall
 from .result import Result
 from .settings import CallSettings, ClientSettings

@@ -19,6 +19,7 @@ from ..memory.pool.forks import forsake_in_children
 from ..protocol.call_layout import AnyInput, CallInput, lay_out
 from .client_memory import ClientMemory
 from .errors import InferenceError, MemoryRefusedError, PathUnavailableError, ServerUnavailableError
+from .explanation import Explanation
 from .inputs.descriptions import InputDescription, Outputs, described_inputs, wanted_outputs
 from .inputs.devices import device_source
 from .inputs.sources import Source, sources
@@ -26,7 +27,6 @@ from .known_model import Catalog, KnownModel
 from .paths.choice import PathChooser
 from .paths.direct import DirectExchange, PreparedExchange
 from .paths.exchange import Exchange, is_answer
-from .paths.explanation import Explanation
 from .paths.inline import InlineExchange
 from .paths.opening import Opening
 from .paths.staging import on_devices

@@ -12,7 +12,7 @@ from ..errors import TensorError
 from ..model_spec import ModelSpec
 from ..protocol.call_layout import AnyInput, CallLayout, lay_out, record_byte_size
 from ..protocol.layout import data_offset
-from .paths.explanation import Explanation
+from .explanation import Explanation
 from .steps import Send, Steps
 from .transports.messages import Codec
 

@@ -7,9 +7,8 @@ import time
 from typing import Final, NamedTuple
 
 from ..errors import CallerError
-from .options import RequestOptions, Tls, check_options, check_timeout, check_tls
+from .options import PathName, RequestOptions, Tls, check_options, check_path, check_timeout, check_tls
 from .origin import NOT_THE_USERS, Origin
-from .paths.choice import PathName, check_path
 from .transports.messages import split_url
 
 __all__ = ["LEAST_S", "CallSettings", "ClientSettings"]

@@ -42,10 +42,10 @@ from ..tensors.view import DIRECT, TRITON, TensorView
 from .admission import check_batch_size, check_direct_is_served, check_table, shares_no_memory
 from .context import Context, SequencePart, sequence_of
 from .delivered import DeliveredView
+from .forward import CALLERS_PARAMETER, Forwarding, ForwardOutputs, LentMemory
 from .mapping.mapped import PATIENCE_S, Slot, stale
 from .mapping.memory import HostMemory, Memory
 from .mapping.resolver import FurtherRegions
-from .modes.forward import CALLERS_PARAMETER, Forwarding, ForwardOutputs, LentMemory
 from .outputs import (
     Output,
     array_of,

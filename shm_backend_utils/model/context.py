@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 
 from ..model_spec import ModelSpec
 from .devices.arrays import DeviceArrays
+from .forward import Forwarder
 from .mapping.mapped import Slot
 from .mapping.resolver import Resolver
-from .modes.forward import Forwarder
 from .triton import TritonBackend
 
 __all__ = ["Context", "SequencePart", "sequence_of"]

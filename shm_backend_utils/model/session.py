@@ -24,12 +24,12 @@ from .config import Config
 from .context import Context
 from .devices.arrays import DeviceArrays
 from .devices.completion import complete
+from .forward import Forwarder
 from .mapping.mapped import PATIENCE_S, PAUSE_S
 from .mapping.pinning import Pinning
 from .mapping.resolver import Resolver
 from .metrics import MeasuredCall, Metrics
 from .modes.batch import BatchCall, batches_of
-from .modes.forward import Forwarder
 from .modes.gathering import Buffers, Gathering
 from .modes.stream import StreamCall
 from .triton import TritonBackend

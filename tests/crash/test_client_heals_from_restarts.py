@@ -14,7 +14,7 @@ import pytest
 
 from scripts.tools.common.processes import read_if_there
 from shm_backend_utils.client import DeadlineExceededError, ServerUnavailableError
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import TensorError
 
 from .either_client import FLAVOURS, EitherClient, open_client, url_of

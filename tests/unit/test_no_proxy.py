@@ -11,7 +11,7 @@ import pytest
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.registrations import fetch_registrations
-from shm_backend_utils.model.modes.forward.model_specs import ModelSpecs
+from shm_backend_utils.model.forward.model_specs import ModelSpecs
 
 NOBODY = "http://localhost:9"
 

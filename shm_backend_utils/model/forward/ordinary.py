@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .... import dtypes
-from ....dtypes import BYTES
-from ....errors import ForwardError, ModelError
-from ....tensors.device_view import DeviceView
-from ....tensors.strings import Strings
-from ....tensors.strings_view import StringsView
-from ....tensors.view import TRITON, TensorView
-from ...devices.arrays import DeviceArrays, is_on_device
-from ...triton import TritonBackend
+from ... import dtypes
+from ...dtypes import BYTES
+from ...errors import ForwardError, ModelError
+from ...tensors.device_view import DeviceView
+from ...tensors.strings import Strings
+from ...tensors.strings_view import StringsView
+from ...tensors.view import TRITON, TensorView
+from ..devices.arrays import DeviceArrays, is_on_device
+from ..triton import TritonBackend
 
 __all__ = ["Asked", "ForwardOutputs", "Forwarding", "Given", "OrdinaryForwarding"]
 

@@ -6,9 +6,9 @@ import urllib.error
 from http.client import HTTPException
 from urllib.parse import quote
 
-from ....errors import ModelError
-from ....memory.registrations import fetch_json
-from ....model_spec import ModelSpec
+from ...errors import ModelError
+from ...memory.registrations import fetch_json
+from ...model_spec import ModelSpec
 
 __all__ = ["ModelSpecs"]
 

@@ -7,24 +7,24 @@ from typing import Any, Final
 
 import numpy as np
 
-from ....dtypes import BYTES
-from ....errors import PeerError
-from ....memory.managed import array_at
-from ....memory.pool.pool import Need, SlotPool
-from ....model_spec import BATCH_CARRIER, ModelSpec
-from ....protocol import results
-from ....protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
-from ....protocol.call_layout import CallInput, lay_out, record_byte_size
-from ....protocol.layout import data_offset
-from ....protocol.results import OutputPlace, unused_memory
-from ....protocol.spans import InputSpan, OutputSpan, Table
-from ....protocol.table import encode
-from ....tensors.strings import Strings
-from ....tensors.strings_view import StringsView
-from ....tensors.view import TensorView
-from ...devices.arrays import DeviceArrays
-from ...mapping.memory import HostMemory, Memory
-from ...triton import TritonBackend
+from ...dtypes import BYTES
+from ...errors import PeerError
+from ...memory.managed import array_at
+from ...memory.pool.pool import Need, SlotPool
+from ...model_spec import BATCH_CARRIER, ModelSpec
+from ...protocol import results
+from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
+from ...protocol.call_layout import CallInput, lay_out, record_byte_size
+from ...protocol.layout import data_offset
+from ...protocol.results import OutputPlace, unused_memory
+from ...protocol.spans import InputSpan, OutputSpan, Table
+from ...protocol.table import encode
+from ...tensors.strings import Strings
+from ...tensors.strings_view import StringsView
+from ...tensors.view import TensorView
+from ..devices.arrays import DeviceArrays
+from ..mapping.memory import HostMemory, Memory
+from ..triton import TritonBackend
 from .lending import Lending
 from .ordinary import Asked, Forwarding, Given
 

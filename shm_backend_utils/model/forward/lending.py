@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....memory.pool.pool import SlotPool
-from ....protocol.claims import CudaRegionClaim, LentRegionClaim, RegionClaim
-from ...mapping.memory import HostMemory, Memory
+from ...memory.pool.pool import SlotPool
+from ...protocol.claims import CudaRegionClaim, LentRegionClaim, RegionClaim
+from ..mapping.memory import HostMemory, Memory
 
 __all__ = ["Lending", "LentMemory", "Place"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ....errors import ModelError
-from ....memory.pool.options import PoolOptions
-from ....memory.pool.pool import SlotPool
-from ....model_spec import ModelSpec
-from ....tensors.view import TensorView
-from ...devices.arrays import DeviceArrays
-from ...triton import TritonBackend
+from ...errors import ModelError
+from ...memory.pool.options import PoolOptions
+from ...memory.pool.pool import SlotPool
+from ...model_spec import ModelSpec
+from ...tensors.view import TensorView
+from ..devices.arrays import DeviceArrays
+from ..triton import TritonBackend
 from .direct import DirectForwarding
 from .lending import Lending, LentMemory
 from .model_specs import ModelSpecs
