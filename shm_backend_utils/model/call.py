@@ -254,8 +254,10 @@ class Call:
 
     def fail(self, error: BaseException) -> None:
         """End the call by an error: its response tells the client, whose memory is its own again."""
-        self.response = self._context.backend.error_response(error)
-        self._abort()
+        try:
+            self.response = self._context.backend.error_response(error)
+        finally:
+            self._abort()
 
     def __enter__(self: Self) -> Self:
         try:
@@ -497,7 +499,7 @@ class Call:
             return
         if type(array) is DeliveredView and name not in self._rooms:
             dtype = check_output(spec, name, array.dtype, array.shape)
-            self.outputs[name] = in_response(array, dtype)
+            self.outputs[name] = in_response(name, array, dtype)
             return
         source = array_of(spec, arrays, name, array)
         shape = tuple(source.shape)
@@ -793,7 +795,7 @@ class Call:
         else:
             view = self._context.arrays.view(name, array, dtype, TRITON, writable=True)
             self._use_device(view.device)
-        output = self.outputs[name] = in_response(view, dtype)
+        output = self.outputs[name] = in_response(name, view, dtype)
         return output
 
     def _put_strings(self, name: str, strings: Strings) -> None:
@@ -803,7 +805,7 @@ class Call:
         output = None if lying is None else self._passed_through(name, BYTES, lying, strings.shape)
         if output is None and span is not None:
             output = write_strings(name, strings, span, self._memories[span.region])
-        self.outputs[name] = output or in_response(StringsView(name, strings, TRITON), BYTES)
+        self.outputs[name] = output or in_response(name, StringsView(name, strings, TRITON), BYTES)
 
     def _passed_through(self, name: str, dtype: DType, source: Any, shape: tuple[int, ...]) -> Output | None:
         """Return an output that *is* memory of an input, so that nothing is copied; None if ``source`` is no such."""

@@ -147,7 +147,7 @@ class Logger:
 
     @classmethod
     def log_error(cls, message: str) -> None:
-        cls.lines.append(message)
+        cls.lines.append(message.encode().decode())  # as the backend, which takes UTF-8 alone
 
     log_warn = log_error
 
