@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
-from ...memory.cuda.memory import CudaAccess, CudaMapping
+from ...memory.cuda.memory import CudaAccess
 from ...memory.segment import SystemSegment
 from ...tensors.attributes import BufferAttributes
 from .mapped import MappedRegion, Slot
@@ -146,7 +146,7 @@ class SharedMemoryManager:
                 raise CallerError(f"region {name!r} is registered already; unregister it first")
             opened = opener()
             segment = opened.segment
-            region = self._find_mapping_like(segment)
+            region = self._find_mapping_like(opened)
             if region is None:
                 self._make_room(segment.byte_size)
                 region = opened
@@ -303,11 +303,17 @@ class SharedMemoryManager:
                 if region.is_abandoned:
                     self.drop(region)
 
-    def _find_mapping_like(self, segment: SystemSegment | CudaMapping) -> MappedRegion | None:
-        """Return the mapping of the same object, unless the object has grown since, or the mapping is going."""
+    def _find_mapping_like(self, opened: MappedRegion) -> MappedRegion | None:
+        """Return the mapping of the same object, unless the object has grown since, or the mapping is going.
+
+        A region that was opened as one of ours has slots; a mapping without a header, made for a registered name of the
+        same object, does not serve it.
+        """
+        segment = opened.segment
         for region in list(self._regions):
             mapped = region.segment
-            if region.names and mapped.identity == segment.identity and mapped.byte_size == segment.byte_size:
+            is_same = mapped.identity == segment.identity and mapped.byte_size == segment.byte_size
+            if is_same and region.names and (opened.managed is None or region.managed is not None):
                 return region
         return None
 
