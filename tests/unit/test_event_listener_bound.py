@@ -55,7 +55,12 @@ def test_the_event_that_was_used_longest_ago_is_closed(
     listener = EventListener(client)
     opened: list[bytes] = []
     open_event = client.open_event
-    monkeypatch.setattr(client, "open_event", lambda handle: (opened.append(handle), open_event(handle))[1])
+
+    def noted(handle: bytes) -> int:
+        opened.append(handle)
+        return open_event(handle)
+
+    monkeypatch.setattr(client, "open_event", noted)
     recorders, recorded = zip(*of_models_loaded_anew(model, 5), strict=True)
     for event in recorded:
         listener.wait([event, recorded[0]])  # that one is used all the time
@@ -76,7 +81,9 @@ def test_an_event_that_was_closed_is_opened_again_and_waited_for(model: FakeCuda
     assert live_events(client) == 4
 
 
-def test_an_event_that_is_waited_for_is_not_closed_meanwhile(model: FakeCuda, client: FakeCuda) -> None:
+def test_an_event_that_is_waited_for_is_not_closed_meanwhile(
+    model: FakeCuda, client: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = list(of_models_loaded_anew(model, 10))
     waits, goes_on = threading.Event(), threading.Event()
     synchronize = client.synchronize_event
@@ -87,7 +94,7 @@ def test_an_event_that_is_waited_for_is_not_closed_meanwhile(model: FakeCuda, cl
             assert goes_on.wait(LONG_S)
         synchronize(address)  # raises if it was destroyed
 
-    client.synchronize_event = wait_long  # type: ignore[method-assign]
+    monkeypatch.setattr(client, "synchronize_event", wait_long)
     listener = EventListener(client)
     errors: list[BaseException] = []
 
