@@ -81,7 +81,9 @@ def test_an_event_that_was_closed_is_opened_again_and_waited_for(model: FakeCuda
     assert live_events(client) == 4
 
 
-def test_an_event_that_is_waited_for_is_not_closed_meanwhile(model: FakeCuda, client: FakeCuda) -> None:
+def test_an_event_that_is_waited_for_is_not_closed_meanwhile(
+    model: FakeCuda, client: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = list(of_models_loaded_anew(model, 10))
     waits, goes_on = threading.Event(), threading.Event()
     synchronize = client.synchronize_event
@@ -92,7 +94,7 @@ def test_an_event_that_is_waited_for_is_not_closed_meanwhile(model: FakeCuda, cl
             assert goes_on.wait(LONG_S)
         synchronize(address)  # raises if it was destroyed
 
-    client.synchronize_event = wait_long  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(client, "synchronize_event", wait_long)
     listener = EventListener(client)
     errors: list[BaseException] = []
 
