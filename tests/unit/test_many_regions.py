@@ -1,4 +1,4 @@
-"""More regions than a model has file descriptors for, and larger ones than it can map: an error of the request alone."""
+"""More regions than a model has file descriptors for, and larger ones than it can map."""
 
 from __future__ import annotations
 
