@@ -218,6 +218,8 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         for model in self.registered_models.values():
             model.abandon()
         with contextlib.suppress(AttributeError):  # its constructor may have failed
+            if not self.registered_models:
+                atexit.unregister(self._at_exit)  # nothing is left to be done
             super().close()
 
 
