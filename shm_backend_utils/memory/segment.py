@@ -80,6 +80,7 @@ class SystemSegment:
         self.key = key
         self.byte_size = byte_size
         self._fd = fd
+        self._maker = 0  # the process that has made the object; 0 if it was somebody else
         self._map: mmap.mmap | None = None
         try:
             status = os.fstat(fd)
@@ -132,6 +133,7 @@ class SystemSegment:
             os.close(fd)
             raise
         segment = cls(key, fd, byte_size)
+        segment._maker = os.getpid()
         try:
             # The mapping has a descriptor of its own, which a forked child cannot close while an array lives. So what
             # is locked belongs to another open file description.
@@ -139,7 +141,8 @@ class SystemSegment:
             os.close(fd)
             prepare(segment)
             _give_name(segment._fd, key)
-        except BaseException:
+        except BaseException:  # an interrupt may come when it has its name
+            segment.unlink()
             segment.close()
             raise
         return segment
@@ -254,6 +257,13 @@ class SystemSegment:
             status = path.lstat()
             if (status.st_dev, status.st_ino) == self.identity:
                 path.unlink()
+
+    def __del__(self) -> None:
+        """Remove what this process has made and then lost, by an interrupt before anybody could keep it or close it."""
+        if self._map is not None:
+            if self._maker == os.getpid():
+                self.unlink()
+            self.close()
 
     def close(self) -> None:
         """Close the descriptor. The memory stays mapped while arrays over it live. Closing twice is fine."""

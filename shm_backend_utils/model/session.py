@@ -275,6 +275,11 @@ class ShmSession:
             Takes a :class:`StreamCall`. If it is a generator, what was written is sent at each ``yield``; one whose
             client does not want more is closed.
         """
+        if self._context is None:
+            for request in requests:
+                error = self._backend.error_response(ClosedError("this session"))
+                self._backend.send_last(self._backend.sender(request), error)
+            return
         if len(requests) == 1:
             self._serve_stream(requests[0], answer)
             return

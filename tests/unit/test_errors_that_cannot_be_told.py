@@ -98,3 +98,13 @@ def test_a_batch_and_a_stream_end_by_an_error_without_words(
 
 def rows_of(client: Client) -> Any:
     return client.request({"X": X.reshape(1, 4)}, {"Y": 16}, delivered={"SHM": np.empty((1, 0), np.uint8)})
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_closed_session_ends_every_stream(monkeypatch: pytest.MonkeyPatch, clients: list[Client], count: int) -> None:
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")], model_transaction_policy={"decoupled": True}) as session:
+        session.close()
+        requests = [client.request({"X": X}, {"Y": 16}) for client in clients[:count]]
+        session.serve_streams(requests, lambda call: None)
+        assert [request.sender.is_over for request in requests] == [True] * count
+        assert all("shm:closed" in str(request.sender.sent[0].error) for request in requests)  # type: ignore[union-attr]

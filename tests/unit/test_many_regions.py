@@ -1,4 +1,4 @@
-"""More regions than a model has descriptors for, and larger ones than it can map: an error of the request alone."""
+"""More regions than a model has file descriptors for, and larger ones than it can map."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.testing.fake_backend import Logger
+from tests.unit.fake_backend import Logger
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 

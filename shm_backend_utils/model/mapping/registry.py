@@ -29,9 +29,7 @@ from .mapped import MappedRegion, Slot
 __all__ = ["MemoryInfo", "RegionStatus", "SharedMemoryManager"]
 
 _MAX_INT64: Final = 2**63 - 1
-_SHARE_DROPPED: Final = (
-    4  # of the regions that nobody uses, where there are too many; a part of them, not one each time
-)
+_SHARE_DROPPED: Final = 4  # of the regions that nobody uses, where there are too many: not one at a time
 
 
 @dataclass(frozen=True, slots=True)
