@@ -11,7 +11,14 @@ The public names of both can be imported from here; nothing is loaded before it 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from .client import AsyncShmClient, ShmClient
+    from .errors import ShmError
+    from .model import ShmSession
+    from .tensors.attributes import BufferAttributes, MemoryType
+    from .tensors.view import TensorView
 
 __version__: Final = "0.1.0"
 
@@ -43,3 +50,7 @@ def __getattr__(name: str) -> Any:
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from . import dtypes
 from .dtypes import DType
-from .errors import BatchSizeError, ModelError, TensorNameError, TensorShapeError, TensorTypeError
+from .errors import ModelError, TensorNameError, TensorShapeError, TensorTypeError
 
 __all__ = ["BATCH_CARRIER", "PATHS_PARAMETER", "UIDS_PARAMETER", "ModelSpec", "TensorSpec"]
 
@@ -71,7 +71,8 @@ class TensorSpec:
         if dtype is not self.dtype:
             raise TensorTypeError(
                 self.name,
-                f"tensor {self.name!r} is {dtype.name}, but the model's configuration says {self.config_dtype}",
+                f"tensor {self.name!r} is {dtype.name}, but the model's configuration says {self.config_dtype}"
+                f"{self._remedy_of_dtype(dtype)}",
             )
         if shape != self.shape:
             self.check_shape(shape)
@@ -83,12 +84,22 @@ class TensorSpec:
             for size, want in zip(shape, self.shape, strict=True):
                 if size < 0 or want not in (size, -1):
                     fits = False
-        if not fits:
-            raise TensorShapeError(
-                self.name,
-                f"tensor {self.name!r} has shape {list(shape)}, "
-                f"but the model's configuration says {list(self.shape)} (-1 is any size)",
-            )
+        if fits:
+            return
+        found = f"tensor {self.name!r} has shape {list(shape)}"
+        if any(size < 0 for size in shape):
+            raise TensorShapeError(self.name, f"{found}; expected sizes of 0 or more")
+        remedy = ""
+        if self.is_batched and len(shape) == len(self.shape) - 1:
+            remedy = f"; the first dimension is the batch: one row has shape {[1, *shape]}"
+        raise TensorShapeError(
+            self.name, f"{found}, but the model's configuration says {list(self.shape)} (-1 is any size){remedy}"
+        )
+
+    def _remedy_of_dtype(self, dtype: DType) -> str:
+        if self.dtype is None or dtypes.BYTES in (dtype, self.dtype) or self.dtype.numpy.kind == "V":
+            return ""
+        return f"; convert it by .astype('{self.dtype.numpy.name}')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +205,6 @@ class ModelSpec:
     def output(self, name: str) -> TensorSpec:
         """Return the output of this name or raise :class:`TensorNameError`."""
         return _named(self.outputs, name, f"model {self.name!r} has no output")
-
-    def check_batch_size(self, tensor: str, batch_size: int) -> None:
-        """Raise :class:`BatchSizeError` unless this many rows fit one request."""
-        if not 1 <= batch_size <= self.max_batch_size:
-            raise BatchSizeError(
-                tensor,
-                f"tensor {tensor!r} has a batch of {batch_size}, "
-                f"but model {self.name!r} takes 1 to {self.max_batch_size}",
-            )
 
 
 def _named(tensors: Mapping[str, TensorSpec], name: str, missing: str) -> TensorSpec:

@@ -51,13 +51,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _row(report: RegionReport, names: list[str]) -> str:
     return _COLUMNS.format(
-        report.key,
+        _printable(report.key),
         _size(report.byte_size),
         _user(report.uid),
         "alive" if report.is_owner_alive else "dead",
         _age(report.age_s),
         f"{report.slots_in_use}/{report.slot_count}",
-        ", ".join(names) or "-",
+        _printable(", ".join(names)) or "-",
     )
 
 
@@ -72,6 +72,11 @@ def _registered_names(url: str) -> dict[str, list[str]]:
     for name, registration in fetch_registrations(url).items():
         names.setdefault(registration.key.removeprefix("/"), []).append(name)
     return names
+
+
+def _printable(text: str) -> str:
+    """Return what somebody has called a file, or registered it as, without what a terminal would obey."""
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _user(uid: int) -> str:

@@ -24,8 +24,8 @@ from .errors import (
     TlsError,
     UnknownHostError,
 )
+from .explanation import Check, Explanation
 from .options import RequestOptions, Tls
-from .paths.explanation import Check, Explanation
 from .prepared import AsyncPreparedCall, PreparedCall
 from .result import Result
 from .stats import ClientStats

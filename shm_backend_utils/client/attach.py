@@ -16,6 +16,7 @@ from ..model_spec import BATCH_CARRIER
 from ..protocol.claims import CudaRegionClaim, NamedRegionClaim, RegionClaim
 from ..protocol.named import PARAMETER, encode_descriptor, parse_descriptor
 from ..protocol.spans import InputSpan, OutputSpan, Table
+from .transports.messages import Place
 
 __all__ = ["Attached", "CudaRegion", "attach"]
 
@@ -53,14 +54,6 @@ class Attached(TypedDict):
     inputs: list[Any]
     outputs: list[Any] | None
     parameters: dict[str, Any]
-
-
-class _Place(NamedTuple):
-    """What ``set_shared_memory`` was told."""
-
-    region: str
-    byte_size: int
-    offset: int
 
 
 def attach(
@@ -183,8 +176,8 @@ def _name_of(tensor: Any) -> str:
     return name
 
 
-def _place_of(tensor: Any) -> _Place | None:
-    """Return where an ``InferInput`` or ``InferRequestedOutput`` is placed, of gRPC or HTTP."""
+def _place_of(tensor: Any) -> Place | None:
+    """Return what ``set_shared_memory`` of an ``InferInput`` or ``InferRequestedOutput`` was told, of gRPC or HTTP."""
     described = tensor._get_tensor()
     if isinstance(described, dict):
         told = described.get("parameters", {})
@@ -197,10 +190,10 @@ def _place_of(tensor: Any) -> _Place | None:
         region = told["shared_memory_region"].string_param
         byte_size = told["shared_memory_byte_size"].int64_param
         offset = told["shared_memory_offset"].int64_param if "shared_memory_offset" in told else 0
-    return None if region is None else _Place(region, byte_size, offset)
+    return None if region is None else Place(region, offset, byte_size)
 
 
-def _input_span(tensor: Any, region: int, place: _Place) -> InputSpan:
+def _input_span(tensor: Any, region: int, place: Place) -> InputSpan:
     dtype = dtypes.BY_NAME.get(tensor.datatype())
     if dtype is None:
         raise TensorTypeError(

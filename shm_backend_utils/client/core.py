@@ -19,18 +19,18 @@ from ..memory.pool.forks import forsake_in_children
 from ..protocol.call_layout import AnyInput, CallInput, lay_out
 from .client_memory import ClientMemory
 from .errors import InferenceError, MemoryRefusedError, PathUnavailableError, ServerUnavailableError
-from .inputs.descriptions import InputDescription, Outputs, described_inputs, hinted_sizes, output_devices
+from .explanation import Explanation
+from .inputs.descriptions import InputDescription, Outputs, described_inputs, wanted_outputs
 from .inputs.devices import device_source
 from .inputs.sources import Source, sources
 from .known_model import Catalog, KnownModel
 from .paths.choice import PathChooser
 from .paths.direct import DirectExchange, PreparedExchange
 from .paths.exchange import Exchange, is_answer
-from .paths.explanation import Explanation
 from .paths.inline import InlineExchange
 from .paths.opening import Opening
 from .paths.staging import on_devices
-from .paths.stream import DirectStream, check_frames, ring_end
+from .paths.stream import DirectStream, check_frames, guessed_rooms, ring_end
 from .paths.triton_shm import Registrations
 from .result import Result
 from .settings import LEAST_S, CallSettings
@@ -45,7 +45,6 @@ _LONG_COPY: Final = 4 * 2**20
 _CLOSING_S: Final = 5.0
 _CLOSING_ROUND_S: Final = 0.02
 _MOST_ATTEMPTS: Final = 3
-_ON_NO_GPU: Final[Mapping[str, int]] = {}
 
 T = TypeVar("T")
 
@@ -120,19 +119,9 @@ class Core:
             if not is_answer(error):
                 raise  # else it has no model of that name, but it is there
 
-    def infer(self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs) -> Steps[Result]:
-        """Make one request of these inputs, which are copied once."""
-        try:
-            call = yield from self.begin(settings, inputs, outputs)
-            return (yield from self.finish(call))
-        except BaseException:
-            self.tally.failed()
-            raise
-
     def begin(self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs) -> Steps[OpenCall]:
         """Take memory for a call and copy its inputs there."""
-        wanted = None if outputs is None else hinted_sizes(outputs)
-        devices = _ON_NO_GPU if outputs is None else output_devices(outputs)
+        wanted, devices = wanted_outputs(outputs)
         known = self.catalog.known.get((settings.model, settings.version))
         if known is None or (known.path != DirectExchange.path and known.is_worth_another_look):
             known = yield from self._look_again(settings)
@@ -172,7 +161,7 @@ class Core:
     ) -> Steps[OpenCall]:
         """Take memory for a call that the user fills."""
         given = described_inputs(inputs)
-        wanted, devices = hinted_sizes(outputs), output_devices(outputs)
+        wanted, devices = wanted_outputs(outputs)
         known, layout = yield from self.fitting(
             settings, lambda known: known.lay_out(given, wanted, output_devices=devices)
         )
@@ -249,7 +238,7 @@ class Core:
         renewed = yield from self._look_again(settings)
         if renewed is call.known:
             return None
-        refused = renewed.refuses(_inputs_of(exchange), call.wanted, exchange.path)
+        refused = renewed.refuses(exchange.sources(), call.wanted, exchange.path)
         return renewed if exchange.did_not_start(error) or refused else None
 
     def open_stream(
@@ -259,14 +248,16 @@ class Core:
 
         Triton's own shared memory has no room for more than one response.
         """
-        wanted, devices = hinted_sizes(outputs), output_devices(outputs)
+        wanted, devices = wanted_outputs(outputs)
         known, given = yield from self.fitting(settings, lambda known: sources(known.spec, inputs, self.on_gpus))
         on_host = {name: _on_host(source) for name, source in given.items()}
         path = yield from self.paths.choose(known, settings.path, settings.left_s)
         exchange: DirectStream | InlineExchange
         if path == DirectStream.path and known.spec.is_decoupled:
             check_frames(frames)
-            layout = known.lay_out(on_host, wanted, slot_count=1 + frames)
+            unguessed = known.lay_out(on_host, wanted, slot_count=1 + frames)
+            guesses = guessed_rooms(unguessed, frames, self._memory.pool.stream_guess_bytes)
+            layout = known.lay_out(on_host, wanted, slot_count=1 + frames, guesses=guesses)
             end = ring_end(layout, frames)
             region, memory = yield from self.opening.take(settings, known, end, 1 + frames, f"a stream of {frames}")
             exchange = DirectStream(self.codec, known.spec, layout, settings.options, region, memory)
@@ -348,10 +339,6 @@ class Core:
 def _copy(exchange: Exchange, given: Mapping[str, Source]) -> Generator[Offload, None, None]:
     """Copy inputs to where they belong, in another thread if the client has one."""
     yield Offload(lambda: exchange.write(given))
-
-
-def _inputs_of(exchange: Exchange) -> dict[str, AnyInput]:
-    return dict(exchange.sources())
 
 
 def _on_host(source: Source) -> AnyInput:

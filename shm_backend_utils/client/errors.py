@@ -128,12 +128,20 @@ class ForkedError(ClosedError):
 
 
 def translated(status: str | None, message: str, address: str) -> ShmError:
-    """Return what tritonclient or gRPC reports as one of our errors."""
+    """Return what a server, gRPC or HTTP reports as one of our errors.
+
+    Parameters
+    ----------
+    status : str or None
+        gRPC's code, such as ``"StatusCode.UNAVAILABLE"``, or HTTP's number.
+    message : str
+        What was said.
+    address : str
+        The server's, for messages.
+    """
     message = message or "the server gave no reason"
     if status == _DEADLINE:
         return deadline_exceeded()
-    if "Channel closed" in message:
-        return ClosedError("this client")
     if (status == _UNAVAILABLE and _OF_THE_CHANNEL.search(message)) or "RST_STREAM" in message:
         return unavailable(address, message)
     if code_in(message) == MissingTensorError.code:

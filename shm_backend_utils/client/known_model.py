@@ -12,7 +12,7 @@ from ..errors import TensorError
 from ..model_spec import ModelSpec
 from ..protocol.call_layout import AnyInput, CallLayout, lay_out, record_byte_size
 from ..protocol.layout import data_offset
-from .paths.explanation import Explanation
+from .explanation import Explanation
 from .steps import Send, Steps
 from .transports.messages import Codec
 
@@ -23,6 +23,7 @@ _LOG: Final = logging.getLogger(__name__)
 _SECOND_LOOK_S: Final = 30.0
 _ANY_BATCH_SIZE: Final = 2**31
 _BEST: Final = "direct"
+_NO_GUESSES: Final[Mapping[str, int]] = {}
 
 
 class KnownModel:
@@ -43,6 +44,8 @@ class KnownModel:
         That path.
     seen : float
         When the server was asked last, by ``time.monotonic()``.
+    learned : dict of str to int
+        Bytes per row that outputs needed which found too little room: one number for each output at most.
     """
 
     def __init__(self, spec: ModelSpec, head_room: float) -> None:
@@ -54,7 +57,7 @@ class KnownModel:
         self.seen = time.monotonic()
         self.data_begin = data_offset(1, self.record_byte_size)
         self._head_room = head_room
-        self.learned: dict[str, int] = {}  # one number for each output at most
+        self.learned: dict[str, int] = {}
 
     def lay_out(
         self,
@@ -64,6 +67,7 @@ class KnownModel:
         output_devices: Mapping[str, int] | None = None,
         slot_count: int = 1,
         is_one_request: bool = True,
+        guesses: Mapping[str, int] = _NO_GUESSES,
     ) -> CallLayout:
         """Lay a call out in a region with so many slots.
 
@@ -75,6 +79,8 @@ class KnownModel:
             Of the region.
         is_one_request : bool
             Whether it may have no more rows than the model takes at once.
+        guesses : mapping of str to int
+            Bytes per row for outputs whose size nobody knows yet.
 
         Raises
         ------
@@ -86,7 +92,7 @@ class KnownModel:
             inputs,
             wanted,
             self.data_begin if slot_count == 1 else data_offset(slot_count, self.record_byte_size),
-            learned=self.learned,
+            learned={**guesses, **self.learned},
             most_rows=self.spec.max_batch_size if is_one_request else _ANY_BATCH_SIZE,
             output_devices=output_devices,
         )
@@ -125,9 +131,7 @@ class Catalog:
     def recall(self, model: str, version: str) -> KnownModel | None:
         """Return a model that was looked up before, unless it is time to look again."""
         known = self.known.get((model, version))
-        if known is None or (known.path != _BEST and known.is_worth_another_look):
-            return None
-        return known
+        return None if known is None or known.is_worth_another_look else known
 
     def look_up(self, model: str, version: str, timeout_s: float) -> Steps[KnownModel]:
         """Ask the server for a model, and return it; the same object as before if nothing has changed.

@@ -1,4 +1,4 @@
-"""What a call may say beside its tensors, in tritonclient's words; and how to reach a server by TLS."""
+"""What a call may say beside its tensors, mostly in tritonclient's words; and how to reach a server by TLS."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import numbers
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from ..errors import CallerError
 from ..protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ..protocol.named import PARAMETER
 from .errors import TimeoutValueError
 
-__all__ = ["RequestOptions", "Tls", "check_options", "check_timeout"]
+__all__ = ["PathName", "RequestOptions", "Tls", "check_options", "check_path", "check_timeout"]
+
+PathName = Literal["auto", "direct", "triton-shm", "inline"]
 
 _A_YEAR_S: Final = 366 * 86400.0
 # Request parameters that Triton keeps for itself: its protocol extensions for sequences, scheduling and binary data.
@@ -21,6 +23,7 @@ _RESERVED: Final = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}
 )
 _OURS: Final = frozenset({SLOT_PARAMETER, GENERATION_PARAMETER, PARAMETER})
+_PATHS: Final = get_args(PathName)
 _COMPRESSIONS: Final = ("gzip", "deflate")
 _KINDS: Final = {
     "model_version": (str, "a str"),
@@ -98,6 +101,8 @@ def check_options(options: RequestOptions) -> RequestOptions:
         There is, but not with this value.
     """
     unknown = sorted(options.keys() - _NAMES)
+    if "client_timeout" in unknown:  # tritonclient's; ``timeout`` is another thing
+        raise TypeError("there is no keyword argument 'client_timeout'; use timeout_s, in seconds")
     if unknown:
         raise TypeError(f"there is no keyword argument {unknown[0]!r}; expected some of {', '.join(sorted(_NAMES))}")
     options = RequestOptions(**{name: value for name, value in options.items() if value is not None})  # type: ignore[typeddict-item]
@@ -117,6 +122,13 @@ def check_options(options: RequestOptions) -> RequestOptions:
     if compression is not None and compression not in _COMPRESSIONS:
         raise CallerError(f"compression is {compression!r}; expected {' or '.join(map(repr, _COMPRESSIONS))}")
     return options
+
+
+def check_path(path: str) -> str:
+    """Return the path if it is one, else raise :class:`CallerError`."""
+    if path not in _PATHS:
+        raise CallerError(f"path is {path!r}; expected one of {', '.join(_PATHS)}")
+    return path
 
 
 def _check_kinds(options: Mapping[str, Any]) -> None:

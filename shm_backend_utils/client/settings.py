@@ -7,9 +7,8 @@ import time
 from typing import Final, NamedTuple
 
 from ..errors import CallerError
-from .options import RequestOptions, Tls, check_options, check_timeout, check_tls
+from .options import PathName, RequestOptions, Tls, check_options, check_path, check_timeout, check_tls
 from .origin import NOT_THE_USERS, Origin
-from .paths.choice import PathName, check_path
 from .transports.messages import split_url
 
 __all__ = ["LEAST_S", "CallSettings", "ClientSettings"]
@@ -94,7 +93,7 @@ class ClientSettings:
         if user is None or user.f_code.co_filename.startswith(NOT_THE_USERS):
             origin = Origin.here(what)
         else:
-            origin = Origin(what, user.f_code, user.f_lineno)
+            origin = Origin(what, user.f_code, user.f_lasti)
         return CallSettings(
             model,
             checked.get("model_version", ""),

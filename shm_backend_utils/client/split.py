@@ -14,7 +14,7 @@ from ..memory.managed import array_at
 from ..protocol.call_layout import CallLayout, rows_of
 from ..protocol.layout import MAX_SLOT_COUNT
 from .core import Core, OpenCall
-from .inputs.descriptions import Outputs, hinted_sizes, output_devices
+from .inputs.descriptions import Outputs, wanted_outputs
 from .inputs.sources import Source, StringSource, sources
 from .known_model import KnownModel
 from .paths.direct import DirectExchange
@@ -31,7 +31,7 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
     On the direct path all requests share one region, which the inputs are copied to once, and their outputs lie one
     after another in it: the result is a view. On other paths each request's outputs are copied to where they belong.
     """
-    wanted, devices = hinted_sizes(outputs), output_devices(outputs)
+    wanted, devices = wanted_outputs(outputs)
 
     def look(known: KnownModel) -> tuple[dict[str, Source], CallLayout]:
         given = sources(known.spec, inputs, core.on_gpus)

@@ -208,9 +208,22 @@ class ManagedRegion:
 def array_at(
     memory: npt.NDArray[np.uint8], offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], byte_size: int
 ) -> npt.NDArray[Any] | None:
-    """Return a C-contiguous view into a span of ``memory``; None if it would need more than the span's bytes.
+    """Return a view of a span of memory.
 
-    The array keeps ``memory`` alive and is writable if ``memory`` is.
+    Parameters
+    ----------
+    memory : numpy.ndarray
+        Of uint8.
+    offset, byte_size : int
+        Where in it the span begins, and how long it is.
+    dtype, shape
+        The view's.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        C-contiguous, and writable if ``memory`` is, which it keeps alive. None if it would need more than the span's
+        bytes.
     """
     if math.prod(shape) * dtype.itemsize > byte_size:
         return None

@@ -10,11 +10,11 @@ import json
 import urllib.request
 from dataclasses import dataclass
 from http.client import HTTPException
-from typing import Final
+from typing import Any, Final
 
 from ..errors import MachineError
 
-__all__ = ["Registration", "fetch_registrations"]
+__all__ = ["Registration", "fetch_json", "fetch_registrations"]
 
 _TIMEOUT_S: Final = 5.0
 
@@ -45,10 +45,24 @@ def fetch_registrations(server_url: str) -> dict[str, Registration]:
         Nobody answers there, or not as a Triton server does.
     """
     try:
-        with urllib.request.urlopen(f"{server_url}/v2/systemsharedmemory/status", timeout=_TIMEOUT_S) as reply:
-            return {
-                region["name"]: Registration(region["key"], int(region["offset"]), int(region["byte_size"]))
-                for region in json.load(reply)
-            }
+        return {
+            region["name"]: Registration(region["key"], int(region["offset"]), int(region["byte_size"]))
+            for region in fetch_json(f"{server_url}/v2/systemsharedmemory/status")
+        }
     except (OSError, HTTPException, ValueError, KeyError, TypeError):
         raise MachineError("the server's HTTP endpoint, which knows what is registered, does not answer") from None
+
+
+def fetch_json(url: str) -> Any:
+    """Return what the server answers, by no proxy: whatever ``http_proxy`` names must not speak for the server.
+
+    Raises
+    ------
+    urllib.error.HTTPError
+        The server refuses.
+    OSError, http.client.HTTPException, ValueError
+        Nobody answers there, or not in JSON.
+    """
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(url, timeout=_TIMEOUT_S) as reply:
+        return json.load(reply)

@@ -13,7 +13,7 @@ from ..protocol.spans import Table
 from ..tensors.view import DIRECT
 from .mapping.memory import Memory
 
-__all__ = ["check_batch_size", "check_direct_is_served", "check_other_paths_are_served", "check_table"]
+__all__ = ["check_batch_size", "check_direct_is_served", "check_table", "shares_no_memory", "takes_delivered"]
 
 _DIRECT_ALONE: Final = frozenset({DIRECT})
 
@@ -70,11 +70,15 @@ def check_direct_is_served(spec: ModelSpec, parameter: str) -> None:
         raise TableError(parameter, "something", f"nothing: model {spec.name!r} does not serve the direct path")
 
 
-def check_other_paths_are_served(spec: ModelSpec) -> None:
-    """Raise TableError if a request names no memory, and the model says that it serves no other."""
-    if spec.paths == _DIRECT_ALONE:
-        allowed = f"{PATHS_PARAMETER} of model {spec.name!r} allows only the direct path"
-        raise TableError(SLOT_PARAMETER, "nothing", f"the address of a slot: {allowed}")
+def takes_delivered(spec: ModelSpec) -> bool:
+    """Return whether a model serves requests that name no memory."""
+    return spec.paths != _DIRECT_ALONE
+
+
+def shares_no_memory(spec: ModelSpec) -> TableError:
+    """Return the error for a request that names no memory, to a model that serves no other."""
+    allowed = f"{PATHS_PARAMETER} of model {spec.name!r} allows only the direct path"
+    return TableError(SLOT_PARAMETER, "nothing", f"the address of a slot: {allowed}")
 
 
 def check_batch_size(table: Table, carried: int | None) -> None:

@@ -39,13 +39,13 @@ from ..tensors.device_view import DeviceView
 from ..tensors.strings import Strings
 from ..tensors.strings_view import StringsView
 from ..tensors.view import DIRECT, TRITON, TensorView
-from .admission import check_batch_size, check_direct_is_served, check_other_paths_are_served, check_table
+from .admission import check_batch_size, check_direct_is_served, check_table, shares_no_memory
 from .context import Context, SequencePart, sequence_of
 from .delivered import DeliveredView
+from .forward import CALLERS_PARAMETER, Forwarding, ForwardOutputs, LentMemory
 from .mapping.mapped import PATIENCE_S, Slot, stale
 from .mapping.memory import HostMemory, Memory
 from .mapping.resolver import FurtherRegions
-from .modes.forward import CALLERS_PARAMETER, Forwarding, ForwardOutputs, LentMemory
 from .outputs import (
     Output,
     array_of,
@@ -190,8 +190,8 @@ class Call:
                 self._rooms = table.outputs
             elif DESCRIPTOR_PARAMETER in parameters:
                 self._begin_named(parameters.pop(DESCRIPTOR_PARAMETER))
-        if self.table is None and self._context.spec.paths is not None:
-            check_other_paths_are_served(self._context.spec)
+        if self.table is None and not self._context.takes_delivered:
+            raise shares_no_memory(self._context.spec)
         self._is_open = True
 
     def commit(self, *, needs_all: bool = True) -> None:
@@ -209,18 +209,22 @@ class Call:
         """
         if self._pending:
             self._check_nothing_is_pending()
+        context = self._context
         requested = self._request.requested_output_names()
         places: list[OutputPlace] = []
         tensors: list[Any] = []
-        for name in self._context.spec.outputs:
+        for name in context.spec.outputs:
             if name in requested:
                 output = self.outputs.get(name)
                 if output is not None:
-                    if output.source is not None:
-                        self._fill(output.view, output.source)
-                    if output.place.is_in_response:
-                        tensors.append(self._tensor(name, output.view))
-                    places.append(output.place)
+                    place, view, source, _ = output
+                    if source is not None:
+                        self._fill(view, source)
+                    if type(view) is DeliveredView:
+                        tensors.append(context.backend.pass_on(name, view.tensor))
+                    elif place.is_in_response:
+                        tensors.append(self._tensor(name, view))
+                    places.append(place)
                 elif needs_all:
                     raise ModelError(f"output {name!r} was requested, but model.py wrote none")
         if self._slot is not None:
@@ -234,10 +238,16 @@ class Call:
                 raise TableError("record", found, expected)
             self._results = encoded
             self._places = places
-        self.response = self._context.backend.response(tensors)
+        self.response = context.backend.response(tensors)
 
     def end(self, events: Sequence[Event] = ()) -> None:
-        """Write the results. From here on the memory may be the client's, when it has waited for the events."""
+        """Write the results. From here on the memory may be the client's, when it has waited for the events.
+
+        Parameters
+        ----------
+        events : sequence of Event
+            What the GPU has still to reach; none if it is done.
+        """
         self._is_open = False
         slot = self._slot
         if slot is not None:
@@ -253,7 +263,13 @@ class Call:
         self._memories = ()
 
     def fail(self, error: BaseException) -> None:
-        """End the call by an error: its response tells the client, whose memory is its own again."""
+        """End the call by an error: its response tells the client, whose memory is its own again.
+
+        Parameters
+        ----------
+        error : BaseException
+            Its text goes to the client; one of :class:`ShmError` with its code.
+        """
         self.response = self._context.backend.error_response(error)
         self._abort()
 
@@ -332,7 +348,13 @@ class Call:
 
     @property
     def inputs(self) -> dict[str, TensorView]:
-        """Every input that the request has, as :meth:`input` returns it, in the order of the configuration."""
+        """Every input that the request has, as :meth:`input` returns it, in the order of the configuration.
+
+        Raises
+        ------
+        ClosedError
+            The call is over.
+        """
         found = {name: self.find_input(name) for name in self._context.spec.inputs}
         return {name: view for name, view in found.items() if view is not None}
 
@@ -395,8 +417,9 @@ class Call:
         Returns
         -------
         TensorView
-            C-contiguous and writable, not cleared. It is the client's own memory where the client provided enough; else
-            memory of this process, which goes back through Triton. On a GPU, if the client wants it there.
+            C-contiguous and writable, not cleared: what an earlier request left is there until it is written over. It
+            is the client's own memory where the client provided enough; else memory of this process, which goes back
+            through Triton. On a GPU, if the client wants it there. Not to be written to after the call.
 
         Raises
         ------
@@ -488,18 +511,20 @@ class Call:
         ModelError
             As for :meth:`output`.
         """
-        self._check_open()
-        spec, arrays = self._context.spec, self._context.arrays
+        if not self._is_open:
+            raise ClosedError("this call")
+        spec = self._context.spec
+        if type(array) is DeliveredView and name not in self._rooms:  # as it came, so it goes
+            dtype = check_output(spec, name, array.dtype, array.shape)
+            place = _place(OutputPlace, (name, dtype, array.shape, 0, 0, 0, True))
+            self.outputs[name] = _output(Output, (place, array, None, True))
+            return
         if isinstance(array, StringsView):
             array = array.strings()
         if isinstance(array, Strings):
             self._put_strings(name, array)
             return
-        if type(array) is DeliveredView and name not in self._rooms:
-            dtype = check_output(spec, name, array.dtype, array.shape)
-            self.outputs[name] = in_response(array, dtype)
-            return
-        source = array_of(spec, arrays, name, array)
+        source = array_of(spec, self._context.arrays, name, array)
         shape = tuple(source.shape)
         dtype = check_output(spec, name, np.dtype(source.dtype), shape)
         if dtype is BYTES:
@@ -519,11 +544,34 @@ class Call:
             self.outputs[name] = output
 
     def requested(self, name: str) -> bool:
-        """Return whether the client wants this output. Others need not be computed."""
+        """Return whether the client wants this output. Others need not be computed.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+
+        Returns
+        -------
+        bool
+            False also where the configuration has no such output.
+        """
         return name in self._request.requested_output_names()
 
     def to_host(self, view: TensorView) -> npt.NDArray[Any]:
-        """Return a tensor as an array of NumPy: a copy if it is on a GPU, after what is on the current stream."""
+        """Return a tensor as an array of NumPy: a copy if it is on a GPU, after what is on the current stream.
+
+        Parameters
+        ----------
+        view : TensorView
+            An input, or an output that is written.
+
+        Returns
+        -------
+        numpy.ndarray
+            Of the view's shape and dtype. Where the view is on the host it is the same memory, valid as long as the
+            call, and read-only for an input; else an array of its own.
+        """
         return self._context.arrays.to_host(view) if isinstance(view, DeviceView) else view.numpy()
 
     def to_device(self, view: TensorView, stream: Any = None) -> Any:
@@ -536,6 +584,17 @@ class Call:
         stream : cupy.cuda.Stream, optional
             To copy on; by default the current one. From pinned memory (``SHM_PIN_HOST_MEMORY``) the copy is made while
             the host goes on; wait for a stream of your own before the call ends.
+
+        Returns
+        -------
+        cupy.ndarray
+            Of the view's shape and dtype. Where the view is on a GPU already it is the same memory, valid as long as
+            the call.
+
+        Raises
+        ------
+        MachineError
+            CuPy or a GPU is missing.
         """
         if isinstance(view, DeviceView):
             return view.cupy()
@@ -629,7 +688,23 @@ class Call:
         model_version: str = "",
         parameters: Mapping[str, Any] | None = None,
     ) -> dict[str, TensorView]:
-        """As :meth:`forward`, while the event loop goes on. Await it before the call ends."""
+        """As :meth:`forward`, while the event loop goes on. Await it before the call ends.
+
+        Parameters
+        ----------
+        model, inputs, outputs, model_version, parameters
+            As of :meth:`forward`.
+
+        Returns
+        -------
+        dict of str to TensorView
+            As of :meth:`forward`.
+
+        Raises
+        ------
+        ModelError, TensorError, ForwardError
+            As of :meth:`forward`.
+        """
         forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)
         if self._pending is None:
             self._pending = set()
@@ -650,19 +725,61 @@ class Call:
         return self._context.spec
 
     def find_input(self, name: str) -> TensorView | None:
-        """Return one input, as :meth:`input` does; None if the request does not have it."""
+        """Return one input, as :meth:`input` does, if the request has it.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+
+        Returns
+        -------
+        TensorView or None
+            As of :meth:`input`; None if the request does not have it.
+
+        Raises
+        ------
+        ClosedError
+            The call is over.
+        """
         if self.table is not None and name in self.table.inputs:
             return self.input(name)
         self._check_open()
         return self._delivered(name)
 
     def span_of(self, name: str) -> tuple[Memory, InputSpan] | None:
-        """Return where an input lies in the client's memory; None if it came another way."""
+        """Return where an input lies in the client's memory.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+
+        Returns
+        -------
+        tuple of Memory and InputSpan, or None
+            None if it came another way.
+        """
         span = None if self.table is None else self.table.inputs.get(name)
         return None if span is None else (self._memories[span.region], span)
 
     def room_for(self, name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[Memory, OutputPlace] | None:
-        """Return a place for an output in the client's memory; None if there is none that is large enough."""
+        """Return a place for an output in the client's memory.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+        dtype : DType
+            Not of strings.
+        shape : tuple of int
+            With the batch dimension, where the model has one.
+
+        Returns
+        -------
+        tuple of Memory and OutputPlace, or None
+            None if there is none that is large enough.
+        """
         span = self._rooms.get(name)
         byte_size = math.prod(shape) * dtype.itemsize
         if span is None or byte_size > span.byte_size:
@@ -823,8 +940,6 @@ class Call:
         backend = self._context.backend
         if type(view) is TensorView:
             return backend.output(name, view.array)
-        if type(view) is DeliveredView:
-            return backend.pass_on(name, view.tensor)
         if isinstance(view, StringsView):
             try:
                 if not self._has_results:

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 
 from ..model_spec import ModelSpec
 from .devices.arrays import DeviceArrays
+from .forward import Forwarder
 from .mapping.mapped import Slot
 from .mapping.resolver import Resolver
-from .modes.forward import Forwarder
 from .triton import TritonBackend
 
 __all__ = ["Context", "SequencePart", "sequence_of"]
@@ -52,6 +52,8 @@ class Context:
         For GPUs.
     forwarder : Forwarder
         For calls of other models.
+    takes_delivered : bool
+        Whether requests may come that name no memory.
     stream_patience_s : float
         How long a stream waits for its client to release a frame.
     """
@@ -62,6 +64,7 @@ class Context:
     slots: Mapping[str, Slot]
     arrays: DeviceArrays
     forwarder: Forwarder
+    takes_delivered: bool
     stream_patience_s: float
 
 

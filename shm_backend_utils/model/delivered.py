@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy.typing as npt
-
 from ..dtypes import DType
 from ..tensors.attributes import BufferAttributes, MemoryType
 from ..tensors.view import TRITON, TensorView
@@ -34,15 +32,14 @@ class DeliveredView(TensorView):
         self.tensor = tensor
         self._dtype = dtype
         self._memory_type = MemoryType.CPU
-        self._backend: TritonBackend | None = backend
+        self._backend = backend
 
-    @property
-    def array(self) -> Any:
-        """The tensor as an array of NumPy, read-only."""
-        if self._backend is not None:
-            self._array = self._backend.input(self.tensor, self._dtype).view()
-            self._array.flags.writeable = False
-            self._backend = None
+    def __getattr__(self, name: str) -> Any:
+        """Make the array, read-only, when it is looked for and not there yet."""
+        if name != "_array":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self._array = self._backend.input(self.tensor, self._dtype).view()
+        self._array.flags.writeable = False
         return self._array
 
     @property
@@ -54,13 +51,3 @@ class DeliveredView(TensorView):
     def attributes(self) -> BufferAttributes:
         """Where the bytes lie, and how many they are."""
         return BufferAttributes(MemoryType.CPU, 0, math.prod(self.shape) * self._dtype.itemsize)
-
-    def numpy(self) -> npt.NDArray[Any]:
-        """Return the tensor as a C-contiguous array over the memory that Triton delivered it in, read-only."""
-        array: npt.NDArray[Any] = self.array.view()
-        return array
-
-    def __dlpack__(self, **arguments: Any) -> Any:
-        """Return a DLPack capsule over this very memory; raises as :meth:`TensorView.__dlpack__`."""
-        assert self.array is not None  # it is made here
-        return super().__dlpack__(**arguments)

@@ -18,17 +18,18 @@ from ..memory.cuda.events import EventRecorder
 from ..memory.cuda.memory import CudaAccess
 from ..model_spec import ModelSpec
 from ..tensors.view import DIRECT
+from .admission import takes_delivered
 from .call import Call
 from .config import Config
 from .context import Context
 from .devices.arrays import DeviceArrays
 from .devices.completion import complete
+from .forward import Forwarder
 from .mapping.mapped import PATIENCE_S, PAUSE_S
 from .mapping.pinning import Pinning
 from .mapping.resolver import Resolver
 from .metrics import MeasuredCall, Metrics
 from .modes.batch import BatchCall, batches_of
-from .modes.forward import Forwarder
 from .modes.gathering import Buffers, Gathering
 from .modes.stream import StreamCall
 from .triton import TritonBackend
@@ -79,6 +80,7 @@ class ShmSession:
             registry.slots,
             arrays,
             Forwarder(spec.name, backend, arrays, config.server_url),
+            takes_delivered(spec),
             config.stream_patience_s,
         )
         start = Metrics.start_or_warn
@@ -133,7 +135,8 @@ class ShmSession:
             As ``execute`` gets them.
         infer : callable
             Takes a :class:`Call`, reads its inputs and makes its outputs. What it raises is the request's error; what
-            it returns means nothing.
+            it returns means nothing. The call and its views are for this time alone: afterwards the memory may serve
+            another request, so copy what is to be kept.
 
         Returns
         -------
@@ -165,7 +168,21 @@ class ShmSession:
         return list(map(_responses_of, calls))
 
     async def serve_async(self, requests: Iterable[Any], infer: Callable[[Call], Awaitable[None]]) -> list[Any]:
-        """As :meth:`serve`, side by side on the event loop, for an ``execute`` that is a coroutine itself."""
+        """As :meth:`serve`, side by side on the event loop, for an ``execute`` that is a coroutine itself.
+
+        Parameters
+        ----------
+        requests : iterable of InferenceRequest
+            As ``execute`` gets them.
+        infer : coroutine function
+            Takes a :class:`Call`. What it raises is the request's error. The call's memory is the client's again when
+            it returns: tasks that it has started must be over then.
+
+        Returns
+        -------
+        list of InferenceResponse
+            One for each request, in order, when all of them are done.
+        """
         context = self._context
         if context is None:
             return self._closed_responses(requests)
@@ -268,7 +285,21 @@ class ShmSession:
     def stream(self, request: Any) -> StreamCall:
         """Return one request of a decoupled model as a context manager.
 
-        Entering it raises a :class:`ShmError` if the request cannot be served; the client was answered then.
+        Parameters
+        ----------
+        request : InferenceRequest
+            As ``execute`` gets it.
+
+        Returns
+        -------
+        StreamCall
+            Entering it raises a :class:`ShmError` if the request cannot be served; the client was answered then.
+            Leaving it ends the stream.
+
+        Raises
+        ------
+        ClosedError
+            The session was closed.
         """
         return StreamCall(self._open_context(), request)
 

@@ -154,11 +154,6 @@ class TritonBackend:
         else:
             sender.send(response, flags=flags)
 
-    def _from_dlpack(self, name: str, capsule: object) -> Any:
-        tensor = self._pb_utils.Tensor.from_dlpack(name, capsule)
-        dlpack.mark_used(capsule)  # the backend names it "used_dlpack", at which NumPy's destructor loops for ever
-        return tensor
-
     def metric_family(self, kind: str, name: str, description: str) -> Any:
         """Return a family of series on the server's metrics port; ``kind`` is ``"COUNTER"`` or ``"GAUGE"``.
 
@@ -173,9 +168,14 @@ class TritonBackend:
         return families(name=name, description=description, kind=getattr(families, kind))
 
     def log_error(self, message: str) -> None:
-        """Write a line to the server's log."""
+        """Write to the server's log, as an error."""
         self._pb_utils.Logger.log_error(message)
 
     def log_warning(self, message: str) -> None:
-        """Write a line to the server's log."""
+        """Write to the server's log, as a warning."""
         self._pb_utils.Logger.log_warn(message)
+
+    def _from_dlpack(self, name: str, capsule: object) -> Any:
+        tensor = self._pb_utils.Tensor.from_dlpack(name, capsule)
+        dlpack.mark_used(capsule)  # the backend names it "used_dlpack", at which NumPy's destructor loops for ever
+        return tensor

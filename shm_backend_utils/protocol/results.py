@@ -178,8 +178,10 @@ def decode(  # noqa: PLR0912  # one function for the loop: the client is called 
                 if dtype.itemsize and offset % dtype.itemsize:
                     raise ValueError(f"an output of {dtype.name} at offset {offset}")
             outputs[name] = OutputPlace(name, dtype, shape, region, offset, byte_size, flags == _IN_RESPONSE)
-        events = tuple([_event(*_EVENT.unpack_from(data, at + _EVENT.size * n)) for n in range(event_count)])
-        at += _EVENT.size * event_count
+        events: tuple[Event, ...] = ()
+        if event_count:
+            events = tuple([_event(*_EVENT.unpack_from(data, at + _EVENT.size * n)) for n in range(event_count)])
+            at += _EVENT.size * event_count
         if at != length:
             raise ValueError(f"{at} bytes where their length says {length}")
         if "" in outputs or len(outputs) != output_count:

@@ -67,11 +67,13 @@ class Installation:
         """Return the environment to start the server in.
 
         The stub runs an isolated interpreter, which ignores ``PYTHONPATH`` and finds its packages through ``PATH``; it
-        needs the shared library of this interpreter.
+        needs the shared library of this interpreter. What is found through ``LD_LIBRARY_PATH`` here, such as CUDA's
+        libraries, is found there, too.
         """
         environment = dict(os.environ)
         environment["PATH"] = os.pathsep.join([str(Path(sys.prefix) / "bin"), environment.get("PATH", os.defpath)])
-        environment["LD_LIBRARY_PATH"] = os.pathsep.join([str(self.libraries), str(_libpython().parent)])
+        libraries = [str(self.libraries), str(_libpython().parent), environment.get("LD_LIBRARY_PATH")]
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
         return environment
 
     def knows_flag(self, flag: str) -> bool:

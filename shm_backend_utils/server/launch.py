@@ -128,7 +128,7 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the tritonserver."""
+        """Process id of the tritonserver; raises ClosedError when it has exited."""
         if not self.is_running:
             raise ClosedError("this server")
         children = Path(f"/proc/{self._supervisor.pid}/task/{self._supervisor.pid}/children").read_text().split()
@@ -232,8 +232,11 @@ def _reasons(log: str) -> Iterator[str]:
 
 
 def _answers(url: str) -> bool:
+    direct = urllib.request.build_opener(
+        urllib.request.ProxyHandler({})
+    )  # it is on this machine, whatever http_proxy says
     try:
-        with urllib.request.urlopen(f"http://{url}", timeout=5) as reply:
+        with direct.open(f"http://{url}", timeout=5) as reply:
             return int(reply.status) == 200
     except OSError:
         return False

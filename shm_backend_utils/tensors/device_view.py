@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy.typing as npt
 
 from ..dtypes import DType
 from ..errors import DeviceMemoryError
 from ..memory.cuda.runtime import CudaRuntime
+from . import dlpack
 from .attributes import BufferAttributes, MemoryType
 from .view import TensorView
 
 __all__ = ["DeviceView"]
-
-_CUDA: Final = 2  # dlpack.h: kDLCUDA
 
 
 class DeviceView(TensorView):
@@ -77,43 +76,15 @@ class DeviceView(TensorView):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return ``(kDLCUDA, device)``."""
-        return _CUDA, self.device
+        return dlpack.CUDA, self.device
 
-    def __dlpack__(
-        self,
-        *,
-        stream: object = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        """Return a DLPack capsule over this very memory, by the rules of the array API standard (2023.12).
+    def __repr__(self) -> str:
+        return f"<DeviceView {self.name!r} {self.triton_dtype} {list(self.shape)} GPU {self.device} path={self.path}>"
 
-        Parameters
-        ----------
-        stream : int, optional
-            The consumer's: 1 or None is the legacy default stream, 2 the per-thread one, above that a
-            ``cudaStream_t``; -1 if nobody shall wait. What is on the current stream now is done before what the
-            consumer puts on its stream later; the host does not wait.
-        max_version, dl_device, copy
-            As the standard says.
-
-        Raises
-        ------
-        BufferError
-            The consumer asks for a copy, for another device, or for a stream that CUDA does not have.
-        """
-        here = self.__dlpack_device__()
-        if dl_device not in (None, here):
-            raise BufferError(f"tensor {self.name!r} is on device {here}, asked for was {dl_device}")
-        if copy:
-            raise BufferError(f"a view of tensor {self.name!r} never copies; copy the array that you make from it")
+    def _capsule(self, stream: object, max_version: tuple[int, int] | None) -> Any:
         if stream is not None and (type(stream) is not int or stream < -1 or stream == 0):
             raise BufferError(
                 f"stream {stream!r} is none of CUDA's; expected 1 (legacy default), 2 (per-thread default), a "
                 "cudaStream_t above 2, or -1 for no synchronization"
             )
         return self._runtime.capsule(self._array, stream, max_version)
-
-    def __repr__(self) -> str:
-        return f"<DeviceView {self.name!r} {self.triton_dtype} {list(self.shape)} GPU {self.device} path={self.path}>"

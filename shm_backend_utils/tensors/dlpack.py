@@ -21,10 +21,16 @@ import numpy.typing as npt
 from .. import dtypes
 from ..dtypes import DType
 
-__all__ = ["CPU_DEVICE", "array_of", "consume", "export", "mark_used", "read", "writable_alias"]
+__all__ = ["CPU_DEVICE", "CUDA", "ON_GPU", "array_of", "consume", "export", "mark_used", "read", "writable_alias"]
 
 CPU_DEVICE: Final = (1, 0)
 """``(kDLCPU, 0)``, as ``__dlpack_device__`` returns it."""
+
+CUDA: Final = 2
+"""The device type ``kDLCUDA``."""
+
+ON_GPU: Final = frozenset({CUDA, 13})
+"""What CUDA can copy from: ``kDLCUDA``, and ``kDLCUDAManaged``, which is unified memory."""
 
 _NAME: Final = b"dltensor"
 _NAME_USED: Final = b"used_dltensor"
@@ -186,10 +192,7 @@ def read(produce: Callable[[], object]) -> npt.NDArray[Any]:
     TypeError
         As :func:`consume`.
     """
-    try:
-        return np.from_dlpack(_Lender(produce))
-    except (BufferError, RuntimeError, TypeError):  # NumPy knows no BF16
-        return consume(produce())
+    return array_of(_Lender(produce))
 
 
 def array_of(value: Any) -> npt.NDArray[Any]:

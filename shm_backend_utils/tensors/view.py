@@ -120,18 +120,34 @@ class TensorView:
     ) -> Any:
         """Return a DLPack capsule over this very memory, by the rules of the array API standard (2023.12).
 
+        Parameters
+        ----------
+        stream : int, optional
+            The consumer's, for a tensor on a GPU: 1 or None is the legacy default stream, 2 the per-thread one, above
+            that a ``cudaStream_t``; -1 if nobody shall wait. What is on the current stream now is done before what the
+            consumer puts on its stream later; the host does not wait.
+        max_version, dl_device, copy
+            As the standard says.
+
         Raises
         ------
         BufferError
-            The view is read-only and the consumer asks for an unversioned capsule, which cannot say so; or it asks for
-            a copy, for another device or for a stream.
+            The consumer asks for a copy, for another device, or for a stream that the device does not have; or the view
+            is read-only, which the unversioned capsule that it asks for cannot say.
         """
-        if stream is not None:
-            raise BufferError(f"tensor {self.name!r} is in CPU memory, which has no stream; pass stream=None")
-        if dl_device not in (None, dlpack.CPU_DEVICE):
-            raise BufferError(f"tensor {self.name!r} is on device {dlpack.CPU_DEVICE}, asked for was {dl_device}")
+        here = self.__dlpack_device__()
+        if dl_device not in (None, here):
+            raise BufferError(f"tensor {self.name!r} is on device {here}, asked for was {dl_device}")
         if copy:
             raise BufferError(f"a view of tensor {self.name!r} never copies; copy the array that you make from it")
+        return self._capsule(stream, max_version)
+
+    def __repr__(self) -> str:
+        return f"<TensorView {self.name!r} {self.triton_dtype} {list(self.shape)} path={self.path}>"
+
+    def _capsule(self, stream: object, max_version: tuple[int, int] | None) -> Any:
+        if stream is not None:
+            raise BufferError(f"tensor {self.name!r} is in CPU memory, which has no stream; pass stream=None")
         try:
             return dlpack.export(self._array, max_version)
         except BufferError:
@@ -139,6 +155,3 @@ class TensorView:
                 f"tensor {self.name!r} is read-only, which an unversioned DLPack capsule cannot express; ask for "
                 "max_version=(1, 0) with NumPy 2.1 or later, or use .numpy()"
             ) from None
-
-    def __repr__(self) -> str:
-        return f"<TensorView {self.name!r} {self.triton_dtype} {list(self.shape)} path={self.path}>"

@@ -15,7 +15,7 @@ from ..errors import TensorError, TensorShapeError, TensorTypeError
 from ..memory.cuda.memory import CudaAccess
 from ..tensors.strings import Strings
 
-__all__ = ["InputTensor", "OutputTensor", "Place", "input_tensors", "output_tensors", "places"]
+__all__ = ["InputTensor", "NewRegion", "OutputTensor", "input_tensors", "new_regions", "output_tensors"]
 
 
 class InputTensor(NamedTuple):
@@ -46,7 +46,7 @@ class OutputTensor(NamedTuple):
     byte_size: int
 
 
-class Place(NamedTuple):
+class NewRegion(NamedTuple):
     """A region to be made."""
 
     name: str
@@ -90,12 +90,12 @@ def output_tensors(output_list: Sequence[tuple[str, int]]) -> list[OutputTensor]
     return tensors
 
 
-def places(
+def new_regions(
     inputs: Sequence[InputTensor],
     outputs: Sequence[OutputTensor],
     names: Sequence[str] | None,
     byte_sizes: Sequence[int] | None,
-) -> list[Place]:
+) -> list[NewRegion]:
     """Return one region for each input, and then for each output; ValueError if they cannot be as they are wanted."""
     roles = [f"input {tensor.name!r}" for tensor in inputs] + [f"output {tensor.name!r}" for tensor in outputs]
     needed = [tensor.byte_size for tensor in inputs] + [tensor.byte_size for tensor in outputs]
@@ -120,7 +120,7 @@ def places(
             raise ValueError(
                 f"{role} needs {least} bytes, but {size} were given for its region {name!r}; make that at least {least}"
             )
-        found.append(Place(name, size))
+        found.append(NewRegion(name, size))
     return found
 
 

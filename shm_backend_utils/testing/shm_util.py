@@ -27,7 +27,7 @@ from tritonclient.utils import triton_to_np_dtype
 from ..memory.cuda.memory import CudaAccess
 from .leak_probe import ShmLeakProbe
 from .shm_regions import CudaShmHandle, ShmHandle, SystemShmHandle
-from .shm_tensors import InputTensor, OutputTensor, Place, input_tensors, output_tensors, places
+from .shm_tensors import InputTensor, NewRegion, OutputTensor, input_tensors, new_regions, output_tensors
 
 __all__ = [
     "CudaShmHandle",
@@ -110,7 +110,7 @@ def create_set_shm_regions(
         shm_region_byte_sizes,
         triton_client,
         protocol,
-        lambda place: SystemShmHandle(place.name, place.byte_size),
+        lambda region: SystemShmHandle(region.name, region.byte_size),
     )
 
 
@@ -158,7 +158,7 @@ def create_set_cuda_shm_regions(
         shm_region_byte_sizes,
         triton_client,
         protocol,
-        lambda place: CudaShmHandle(place.name, place.byte_size, device_id, access),
+        lambda region: CudaShmHandle(region.name, region.byte_size, device_id, access),
     )
 
 
@@ -204,13 +204,13 @@ def _create(
     byte_sizes: Sequence[int] | None,
     client: Any,
     protocol: str,
-    make: Callable[[Place], ShmHandle],
+    make: Callable[[NewRegion], ShmHandle],
 ) -> ShmRegions:
     module = _module_of(protocol, client)
     regions = ShmRegions([], [], [])
     try:
-        for place in places(inputs, outputs, names, byte_sizes):
-            regions.shm_handles.append(make(place))
+        for region in new_regions(inputs, outputs, names, byte_sizes):
+            regions.shm_handles.append(make(region))
         in_handles, out_handles = regions.shm_handles[: len(inputs)], regions.shm_handles[len(inputs) :]
         for given, handle in zip(inputs, in_handles, strict=True):
             handle.write(given.data)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import ShmError
 from shm_backend_utils.server import EmbeddedServer
 

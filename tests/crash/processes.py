@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from scripts.tools.common.processes import children, command_line, mappings, open_files
 from shm_backend_utils.client import PreparedCall, Result
 from shm_backend_utils.errors import MachineError, PeerError
 from shm_backend_utils.memory import reaper
@@ -41,20 +42,12 @@ def infer_until_answered(call: PreparedCall) -> Result:
 
 def stub_of(server: EmbeddedServer, model: str) -> int | None:
     """Return the process that executes a model's only instance; None while there is none."""
-    for thread in Path(f"/proc/{server.pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread, or a child, has ended since
-            for pid in (thread / "children").read_text().split():
-                if f"/{model}/1/model.py" in Path(f"/proc/{pid}/cmdline").read_text():
-                    return int(pid)
-    return None
+    return next((pid for pid in children(server.pid) if f"/{model}/1/model.py" in command_line(pid)), None)
 
 
 def held_regions(pid: int, owner: int) -> list[str]:
     """Return the descriptors and mappings that a process holds of the regions of a client."""
-    targets = [line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it was closed since the listing
-            targets.append(str(link.readlink()))
+    targets = [line.split(maxsplit=5)[-1] for line in mappings(pid)] + open_files(pid)
     return [target for target in targets if f"/shmbu-{owner}-" in target]
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.client import InferenceError, PathUnavailableError
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import BatchSizeError, TensorShapeError, TensorTypeError
 
 from .either_client import FLAVOURS, TWO_FLAVOURS, EitherCall, EitherClient, open_client, url_of

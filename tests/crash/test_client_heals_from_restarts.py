@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts.tools.common.processes import read_if_there
 from shm_backend_utils.client import DeadlineExceededError, ServerUnavailableError
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import TensorError
 
 from .either_client import FLAVOURS, EitherClient, open_client, url_of
@@ -88,8 +89,8 @@ def error_of(client: EitherClient, path: PathName) -> Exception | None:
 
 
 def is_stopped(pid: int) -> bool:
-    tasks = Path(f"/proc/{pid}/task").glob("*/stat")
-    return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+    stats = [read_if_there(stat) for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats if stat)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import pytest
 from tritonclient.utils import shared_memory
 
 from shm_backend_utils.client import InferenceError, PoolOptions
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
 
 from .either_client import FLAVOURS, TWO_FLAVOURS, EitherClient, open_client, url_of

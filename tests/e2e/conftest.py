@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
 
 from .flavours import FLAVOURS, AnyClient, Flavour, url_of

@@ -15,7 +15,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, PoolOptions, PreparedCall, Result, ShmClient
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import all_memory_comes_back, eventually

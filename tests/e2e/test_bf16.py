@@ -12,7 +12,7 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import TensorTypeError
 from shm_backend_utils.server import EmbeddedServer
 

@@ -24,7 +24,7 @@ from shm_backend_utils.client import (
     TimeoutValueError,
 )
 from shm_backend_utils.client.inputs.descriptions import OutputHint
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import (
     BatchSizeError,
     CallerError,

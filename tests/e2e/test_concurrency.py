@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shm_backend_utils.client import AsyncShmClient, ShmClient
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 
 from .eventually import all_memory_comes_back
 from .flavours import AnyClient, LoopedClient

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.client import DeadlineExceededError, InferenceError, PathUnavailableError, Result
+from shm_backend_utils.client import DeadlineExceededError, InferenceError, PathUnavailableError, PoolOptions, Result
 from shm_backend_utils.errors import CallerError
 from shm_backend_utils.protocol.spans import MAX_FRAMES
 from shm_backend_utils.server import EmbeddedServer
@@ -191,7 +191,15 @@ def test_an_error_comes_after_the_frames_before_it(client: AnyClient) -> None:
     all_memory_comes_back(client)
 
 
-def test_frames_that_do_not_fit_come_in_band_and_the_next_stream_has_more_room(client: AnyClient) -> None:
+@pytest.mark.parametrize("is_aio", [False, True], ids=["blocking", "aio"])
+def test_frames_that_do_not_fit_come_in_band_and_the_next_stream_has_more_room(
+    triton_server: EmbeddedServer, is_aio: bool
+) -> None:
+    with Flavour(url_of(triton_server, "grpc"), is_aio).client(pool=PoolOptions(stream_guess_bytes=0)) as client:
+        grow_twice(client)
+
+
+def grow_twice(client: AnyClient) -> None:
     for is_known in (False, True):
         lengths, overflows = [], []
         for index, result in enumerate(frames_of(client, 3, way="grow", outputs=["Y"])):
@@ -201,6 +209,11 @@ def test_frames_that_do_not_fit_come_in_band_and_the_next_stream_has_more_room(c
             del result
         assert lengths == [4, 8, 12]
         assert overflows == [not is_known] * 3
+
+
+def test_a_first_stream_has_room_for_frames_whose_size_nobody_knows_yet(client: AnyClient) -> None:
+    results = list(frames_of(client, 3, way="grow", outputs=["Y"]))
+    assert [(len(result["Y"]), dict(result.overflowed)) for result in results] == [(4, {}), (8, {}), (12, {})]
 
 
 def test_only_frames_that_do_not_fit_come_in_band(client: AnyClient) -> None:

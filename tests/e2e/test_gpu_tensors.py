@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import CallerError, MachineError, TensorError
 from shm_backend_utils.memory.cuda.runtime import device_guard
 from shm_backend_utils.server import EmbeddedServer

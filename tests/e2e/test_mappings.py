@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
+from scripts.tools.common.processes import children, mappings, open_files
 from shm_backend_utils.client import InferenceError, ShmClient
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory import reaper
@@ -36,26 +37,13 @@ sys.stdin.read()
 """
 
 
-def stubs(server: EmbeddedServer) -> list[int]:
-    """Return the processes in which the models run."""
-    return [int(pid) for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()]
-
-
 def held(server: EmbeddedServer, pid: int) -> set[str]:
     """Return what a process' regions are held as, in the models' processes: mappings and open descriptors."""
     found = set()
     mark = f"{SHM}/shmbu-{pid}-"
-    for stub in stubs(server):
-        for line in Path(f"/proc/{stub}/maps").read_text().splitlines():
-            if mark in line:
-                found.add(f"mapping {line.split(maxsplit=5)[-1]} in {stub}")
-        for descriptor in Path(f"/proc/{stub}/fd").iterdir():
-            try:
-                target = str(descriptor.readlink())
-            except FileNotFoundError:
-                continue
-            if target.startswith(mark):
-                found.add(f"descriptor {target} in {stub}")
+    for stub in children(server.pid):
+        found |= {f"mapping {line.split(maxsplit=5)[-1]} in {stub}" for line in mappings(stub) if mark in line}
+        found |= {f"descriptor {target} in {stub}" for target in open_files(stub) if target.startswith(mark)}
     return found
 
 
@@ -162,7 +150,7 @@ def test_a_model_lets_go_of_a_region_that_was_unregistered(triton_server: Embedd
 def test_a_region_that_was_truncated_is_refused_and_the_model_lives_on(
     triton_server: EmbeddedServer, shm_client: ShmClient
 ) -> None:
-    before = stubs(triton_server)
+    before = children(triton_server.pid)
     x = np.ones(4096, np.float32)
     with shm_client.prepare("direct_only", {"X": (x.shape, x.dtype)}, outputs={"Y": x.nbytes}) as call:
         call.infer()
@@ -171,7 +159,7 @@ def test_a_region_that_was_truncated_is_refused_and_the_model_lives_on(
         with pytest.raises(InferenceError, match="shm:refused: .* its \\d+ bytes are not there any more"):
             call.infer()
     assert not path.exists()  # the client does not use it again
-    assert stubs(triton_server) == before
+    assert children(triton_server.pid) == before
 
 
 def test_a_model_maps_no_more_than_its_limit(triton_server: EmbeddedServer, shm_client: ShmClient) -> None:
@@ -239,8 +227,8 @@ def is_mapped_by_a_stub(server: EmbeddedServer, path: Path) -> bool:
 def mapped_bytes(server: EmbeddedServer, names: list[str]) -> int:
     """Return how much of these objects the models' processes have mapped."""
     total = 0
-    for stub in stubs(server):
-        for line in Path(f"/proc/{stub}/maps").read_text().splitlines():
+    for stub in children(server.pid):
+        for line in mappings(stub):
             fields = line.split(maxsplit=5)
             if any(fields[-1].startswith(f"{SHM}/{name}") for name in names):
                 begin, _, end = fields[0].partition("-")

@@ -15,7 +15,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import InferenceError, ShmClient
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 
 from .eventually import eventually
 from .loading_server import LoadingServer

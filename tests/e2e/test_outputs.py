@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.client import OutputRoomError
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 
 from .flavours import AnyClient
 

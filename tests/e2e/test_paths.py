@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import PathUnavailableError
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 
 from .flavours import AnyClient
 from .in_band import NUMBERS, strings_in_band

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import AsyncShmClient, PreparedCall, Result, ShmClient
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import eventually

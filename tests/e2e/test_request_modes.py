@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.client import AsyncShmClient, PreparedCall, Result, ShmClient
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.dtypes import BF16
 from shm_backend_utils.server import EmbeddedServer
 

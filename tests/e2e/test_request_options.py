@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import InferenceError, Result
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import CallerError
 
 from .flavours import AnyClient, Flavour

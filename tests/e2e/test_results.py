@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.client import AsyncShmClient, BudgetError, PoolExhaustedError, PoolOptions, Result, ShmClient
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import ClosedError
 
 from .eventually import all_memory_comes_back

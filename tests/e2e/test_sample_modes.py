@@ -16,7 +16,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.unregistering import unregister_when_free
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.client import InferenceError, PoolOptions
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import BatchSizeError
 
 from .eventually import all_memory_comes_back

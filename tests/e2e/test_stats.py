@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import InferenceError
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import TensorError
 
 from .eventually import all_memory_comes_back

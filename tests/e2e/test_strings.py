@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import TensorError, TensorTypeError
 
 from .eventually import all_memory_comes_back

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import TensorError, TensorTypeError
 
 from .flavours import AnyClient

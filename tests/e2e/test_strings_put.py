@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.client import InferenceError, ShmClient
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
 
 from .in_band import EVERY_PATH_OF_STRINGS

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import InferenceError, PoolOptions, Result, ShmClient
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import ClosedError, TensorError
 
 from .eventually import all_memory_comes_back

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from shm_backend_utils.client.paths.choice import PathName
+from shm_backend_utils.client.options import PathName
 
 from .flavours import AnyClient
 from .mapped import lies_in_shared_memory

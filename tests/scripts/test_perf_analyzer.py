@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from scripts.tools import ROOT
+from scripts.tools.common.processes import children, command_line
 from scripts.tools.perf_analyzer.cases import CASES
 from scripts.tools.perf_analyzer.install import PerfAnalyzer, default_folder, install_perf_analyzer
 from scripts.tools.perf_analyzer.runs import SHM, own_names
@@ -89,17 +90,20 @@ def test_it_leaves_nothing_in_shared_memory(run: Run) -> None:
 
 def runs_perf_analyzer(pid: int) -> bool:
     """Return whether a process has perf_analyzer as its child; another run may have made the objects in /dev/shm."""
-    children = [
-        child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return any(Path(f"/proc/{child}/comm").read_text() == "perf_analyzer\n" for child in children)
+    programs = [command_line(child).partition(" ")[0] for child in children(pid)]
+    return any(Path(program).name == "perf_analyzer" for program in programs)
 
 
 @pytest.fixture
 def long_run() -> Iterator[subprocess.Popen[str]]:
     process = started("--window-ms", "400")
     yield process
-    process.kill()
+    if process.poll() is None:  # its test has failed
+        process.send_signal(signal.SIGINT)  # it removes what it has in shared memory; killed, it could not
+        try:
+            process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
     process.communicate()
 
 

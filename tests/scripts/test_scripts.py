@@ -18,6 +18,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from scripts.tools import ROOT
+from scripts.tools.common.processes import children, command_line
 
 SHARED_MEMORY = Path("/dev/shm")
 DEADLINE_S = 60.0
@@ -80,8 +81,7 @@ class Program:
 
     @staticmethod
     def _children(parent: int, word: str) -> tuple[int, str] | None:
-        pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in pids}
+        commands = {pid: command_line(pid) for pid in children(parent)}
         return next(((pid, command) for pid, command in commands.items() if word in command), None)
 
 

@@ -163,6 +163,17 @@ def test_the_servers_environment_holds_its_libraries() -> None:
     assert installation.environment()["LD_LIBRARY_PATH"].split(":")[0] == str(installation.folder / "lib")
 
 
+@pytest.mark.parametrize(("given", "found"), [("/opt/cuda/lib", ["/opt/cuda/lib"]), ("", []), (None, [])])
+def test_libraries_are_found_through_the_launchers_own_path_too(
+    given: str | None, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if given is None:
+        monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    else:
+        monkeypatch.setenv("LD_LIBRARY_PATH", given)
+    assert install().environment()["LD_LIBRARY_PATH"].split(":")[2:] == found
+
+
 def test_a_flag_that_the_server_has_is_known() -> None:
     assert install().knows_flag("--model-repository")
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.client.inputs.descriptions import described_inputs, hinted_sizes, output_devices
+from shm_backend_utils.client.inputs.descriptions import described_inputs, wanted_outputs
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.errors import (
     BatchSizeError,
@@ -70,7 +70,7 @@ def laid_out(
 ) -> CallLayout:
     rows = spec.max_batch_size if most_rows is None else most_rows
     given = described_inputs({name: (shape, dtype) for name, shape, dtype in inputs})
-    wanted, devices = hinted_sizes(outputs), output_devices(outputs)
+    wanted, devices = wanted_outputs(outputs)
     return lay_out(spec, given, wanted, BEGIN, learned=learned or {}, most_rows=rows, output_devices=devices)
 
 
@@ -295,11 +295,11 @@ def test_strings_cannot_lie_in_memory_of_a_gpu(inputs: Any, outputs: Any) -> Non
         lay_out(
             STRINGS,
             described_inputs(inputs),
-            hinted_sizes(outputs),
+            wanted_outputs(outputs).byte_sizes,
             BEGIN,
             learned={},
             most_rows=0,
-            output_devices=output_devices(outputs),
+            output_devices=wanted_outputs(outputs).devices,
         )
 
 

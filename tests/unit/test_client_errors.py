@@ -136,11 +136,6 @@ def test_no_answer_in_time_is_a_timeout() -> None:
     assert "did not answer before the deadline" in str(error)
 
 
-def test_a_channel_that_was_closed_is_a_client_that_was_closed() -> None:
-    error = from_grpc("Cannot invoke RPC: Channel closed!", "StatusCode.CANCELLED")
-    assert type(error) is ClosedError
-
-
 def test_an_input_that_the_model_misses_is_named() -> None:
     error = from_grpc(
         "shm:missing: the request has no input 'IMAGE', which the model needs", "StatusCode.INVALID_ARGUMENT"

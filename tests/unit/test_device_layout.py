@@ -12,8 +12,7 @@ from shm_backend_utils.client.inputs.descriptions import (
     InputDescription,
     OutputHint,
     described_inputs,
-    hinted_sizes,
-    output_devices,
+    wanted_outputs,
 )
 from shm_backend_utils.errors import TensorError, TensorNameError
 from shm_backend_utils.model_spec import ModelSpec
@@ -48,11 +47,9 @@ def laid_out(
     spec: ModelSpec = SPEC,
 ) -> CallLayout:
     """Lay a call out in a region whose data begins at ``BEGIN``."""
-    given, devices = described_inputs(inputs), output_devices(outputs)
+    given, (wanted, devices) = described_inputs(inputs), wanted_outputs(outputs)
     rows = spec.max_batch_size
-    return lay_out(
-        spec, given, hinted_sizes(outputs), BEGIN, learned=learned or {}, most_rows=rows, output_devices=devices
-    )
+    return lay_out(spec, given, wanted, BEGIN, learned=learned or {}, most_rows=rows, output_devices=devices)
 
 
 def places(made: CallLayout) -> dict[str, tuple[int, int, int]]:
@@ -69,7 +66,7 @@ def places(made: CallLayout) -> dict[str, tuple[int, int, int]]:
 @pytest.mark.parametrize(("text", "device"), [("cuda", 0), ("cuda:0", 0), ("cuda:3", 3), ("cuda:9999", 9999)])
 def test_a_device_is_named_as_torch_names_it(text: str, device: int) -> None:
     assert described_inputs({"A": ((1,), FP32, text)})["A"].device == device
-    assert output_devices({"X": text, "Y": ((1,), FP32, text)}) == {"X": device, "Y": device}
+    assert wanted_outputs({"X": text, "Y": ((1,), FP32, text)}).devices == {"X": device, "Y": device}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +88,7 @@ def test_a_wrong_device_is_refused_wherever_it_stands(device: Any) -> None:
     with pytest.raises(TensorError) as of_input:
         described_inputs({"A": ((1,), FP32, device)})
     with pytest.raises(TensorError) as of_output:
-        output_devices({"X": ((1,), FP32, device)})
+        wanted_outputs({"X": ((1,), FP32, device)})
     assert (of_input.value.tensor, of_output.value.tensor) == ("A", "X")
 
 
@@ -101,24 +98,25 @@ def test_a_wrong_device_is_refused_wherever_it_stands(device: Any) -> None:
 def test_descriptions_say_which_tensors_are_on_which_gpu() -> None:
     inputs = described_inputs({"A": ((2,), FP32, "cuda:1"), "B": ((2,), FP32), "C": ((2,), np.uint8, "cuda")})
     assert {name: each.device for name, each in inputs.items()} == {"A": 1, "B": None, "C": 0}
-    assert output_devices({"X": "cuda:2", "Y": ((5,), FP32, "cuda:1"), "Z": 4}) == {"X": 2, "Y": 1}
+    assert wanted_outputs({"X": "cuda:2", "Y": ((5,), FP32, "cuda:1"), "Z": 4}).devices == {"X": 2, "Y": 1}
 
 
 def test_the_device_of_a_tensor_changes_neither_its_shape_nor_its_room() -> None:
     there, here = described_inputs({"A": ((2,), FP32, "cuda:1")}), described_inputs({"A": ((2,), FP32)})
     assert there["A"]._replace(device=None) == here["A"]
-    assert hinted_sizes({"X": ((2, 3), FP32, "cuda:1"), "Y": "cuda:0"}) == hinted_sizes(
-        {"X": ((2, 3), FP32), "Y": None}
+    assert (
+        wanted_outputs({"X": ((2, 3), FP32, "cuda:1"), "Y": "cuda:0"}).byte_sizes
+        == wanted_outputs({"X": ((2, 3), FP32), "Y": None}).byte_sizes
     )
 
 
 @pytest.mark.parametrize("outputs", [None, (), ["X"], {"X": None}, {"X": 24}, {"X": ((2, 3), FP32)}], ids=str)
 def test_outputs_are_on_the_host_unless_a_hint_says_otherwise(outputs: Any) -> None:
-    assert output_devices(outputs) == {}
+    assert wanted_outputs(outputs).devices == {}
 
 
 def test_a_device_alone_says_nothing_of_the_room() -> None:
-    assert hinted_sizes({"X": "cuda:0", "Y": ((2, 3), FP32, "cuda:0")}) == {"X": None, "Y": 24}
+    assert wanted_outputs({"X": "cuda:0", "Y": ((2, 3), FP32, "cuda:0")}).byte_sizes == {"X": None, "Y": 24}
 
 
 # Layout
@@ -178,7 +176,7 @@ def test_an_output_on_a_gpu_gets_the_room_that_is_hinted_at() -> None:
 def test_the_same_call_on_the_host_has_everything_there() -> None:
     given = described_inputs({"A": ((100,), FP32, "cuda:0"), "B": ((100,), FP32, "cuda:1")})
     on_host = {name: CallInput(each.dtype, each.shape, each.byte_size) for name, each in given.items()}
-    made = lay_out(SPEC, on_host, hinted_sizes({"Y": "cuda:1"}), BEGIN, learned={}, most_rows=0)
+    made = lay_out(SPEC, on_host, wanted_outputs({"Y": "cuda:1"}).byte_sizes, BEGIN, learned={}, most_rows=0)
     assert places(made) == {"A": (0, 0, 400), "B": (0, 512, 400), "Y": (0, 1024, 20)}
     assert (made.end, made.devices) == (BEGIN + 1280, ())
 

@@ -11,8 +11,8 @@ from typing import Any, Final, cast
 import pytest
 
 from shm_backend_utils.errors import ForwardError, ModelError
-from shm_backend_utils.model.modes.forward import Forwarder
-from shm_backend_utils.model.modes.forward.model_specs import ModelSpecs
+from shm_backend_utils.model.forward import Forwarder
+from shm_backend_utils.model.forward.model_specs import ModelSpecs
 
 MANY: Final = 200
 

@@ -12,7 +12,7 @@ import pytest
 from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.modes.batch import BatchCall
 from shm_backend_utils.model.modes.gathering import Buffers
-from tests.unit.fake_backend import Request
+from shm_backend_utils.testing.fake_backend import Request
 from tests.unit.sessions import session_of, tensor
 
 MOST: Final = 8

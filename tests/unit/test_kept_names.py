@@ -18,7 +18,7 @@ from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.mapping import policy, resolver
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.layout import MAX_SLOT_COUNT
-from tests.unit.fake_backend import Request
+from shm_backend_utils.testing.fake_backend import Request
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 

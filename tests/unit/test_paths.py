@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import pytest
 
 from shm_backend_utils.client.errors import InferenceError, PathUnavailableError
+from shm_backend_utils.client.explanation import Check, Explanation
 from shm_backend_utils.client.known_model import KnownModel
-from shm_backend_utils.client.paths.choice import PathChooser, check_path, is_this_machine
-from shm_backend_utils.client.paths.explanation import Check, Explanation
+from shm_backend_utils.client.options import check_path
+from shm_backend_utils.client.paths.choice import PathChooser, is_this_machine
 from shm_backend_utils.client.paths.triton_shm import Registrations
 from shm_backend_utils.client.steps import Send, Steps
 from shm_backend_utils.client.transports.http.codec import HttpCodec

@@ -218,14 +218,3 @@ def test_the_size_of_a_row_does_not_count_the_batch() -> None:
 @pytest.mark.parametrize("data_type", ["TYPE_STRING", "TYPE_INVALID"])
 def test_the_size_of_strings_and_of_what_has_no_type_is_unknown(data_type: str) -> None:
     assert tensor(data_type=data_type, dims=[3]).row_byte_size is None
-
-
-@pytest.mark.parametrize("batch_size", [1, 8])
-def test_a_batch_of_up_to_the_configured_size_fits(batch_size: int) -> None:
-    ModelSpec.from_config(batched()).check_batch_size("IMAGE", batch_size)
-
-
-@pytest.mark.parametrize("batch_size", [0, 9])
-def test_a_batch_of_another_size_is_refused(batch_size: int) -> None:
-    with pytest.raises(TensorError, match=f"tensor 'IMAGE' has a batch of {batch_size}, but .* takes 1 to 8"):
-        ModelSpec.from_config(batched()).check_batch_size("IMAGE", batch_size)

@@ -62,7 +62,18 @@ class Environment:
         self._stamp.write_text(self._fingerprint())
 
     def create(self) -> None:
-        """Make it anew, without packages."""
+        """Make it anew, without packages.
+
+        Raises
+        ------
+        StepFailedError
+            It is a link: what it leads to may be another checkout's, and stays as it is. Or it cannot be made.
+        """
+        if self.folder.is_symlink():
+            raise StepFailedError(
+                f"{self.folder} is a link to {self.folder.resolve()}, and making it anew would empty that folder: "
+                "remove the link first"
+            )
         self._stamp.unlink(missing_ok=True)
         has_ensurepip = importlib.util.find_spec("ensurepip") is not None  # Debian has it in a package of its own
         try:

@@ -10,7 +10,9 @@ import socket
 from pathlib import Path
 from typing import Final
 
-__all__ = ["SHM", "children", "command_line", "fill", "free_ports", "held_shared_memory", "take_private_shm"]
+from ..common.processes import mappings, open_files
+
+__all__ = ["SHM", "fill", "free_ports", "held_shared_memory", "take_private_shm"]
 
 SHM: Final = Path("/dev/shm")
 
@@ -56,30 +58,9 @@ def free_ports(chance: random.Random, count: int) -> list[int]:
 
 def held_shared_memory(pid: int | str, marker: str = "") -> list[str]:
     """Return what a process holds of /dev/shm, descriptors and mappings, where the name contains ``marker``."""
-    descriptors = []
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            descriptors.append(str(link.readlink()))
-    mappings = [line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    held = [("descriptor", target) for target in descriptors] + [("mapping", target) for target in mappings]
+    held = [("descriptor", target) for target in open_files(pid)]
+    held += [("mapping", line.split(maxsplit=5)[-1]) for line in mappings(pid)]
     return [f"{kind} of {target}" for kind, target in held if target.startswith(f"{SHM}/{marker}")]
-
-
-def children(pid: int) -> list[int]:
-    """Return the processes that any thread of a process has started."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):  # it is gone, and so are they
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            found += map(int, (thread / "children").read_text().split())
-    return found
-
-
-def command_line(pid: int) -> str:
-    """Return a process' command line; nothing if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
 
 
 def _free_bytes() -> int:

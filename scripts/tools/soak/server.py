@@ -12,9 +12,10 @@ from typing import Final
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import EmbeddedServer, Ports
 
+from ..common.processes import children, command_line
 from ..common.sample_models import REPOSITORY, copy_models, models_in
 from .client.tally import Tally
-from .machine import SHM, children, command_line, free_ports, held_shared_memory
+from .machine import SHM, free_ports, held_shared_memory
 
 __all__ = ["SoakServer"]
 

@@ -26,7 +26,6 @@ from ...tensors.strings import Strings
 from ..client_memory import ClientMemory
 from ..core import Core
 from ..errors import ForkedError, InferenceError
-from ..known_model import KnownModel
 from ..options import RequestOptions
 from ..origin import Origin
 from ..paths.inline import InlineExchange
@@ -174,7 +173,8 @@ class RegisteredModel:
         self, settings: CallSettings, given: Mapping[str, Rows], targets: Mapping[str, npt.NDArray[Any]]
     ) -> Steps[None]:
         hints = {name: array.nbytes for name, array in targets.items()}
-        with (yield from self._core.infer(settings, given, hints)) as result:
+        call = yield from self._core.begin(settings, given, hints)
+        with (yield from self._core.finish(call)) as result:
             for name, target in targets.items():
                 _put(name, result[name], target)
 
@@ -193,11 +193,10 @@ class RegisteredModel:
         path = self._driver.run(self._core.paths.choose(known, "auto", settings.left_s))
         if path != InlineExchange.path:
             end = data_offset(1, known.record_byte_size) + self._byte_size
-            taken = [self._driver.run(self._slot(settings, known, end, path)) for _ in range(self.pool_size)]
+            taken = [
+                self._driver.run(self._core.opening.take(settings, known, end, 1, path)) for _ in range(self.pool_size)
+            ]
             taken.clear()  # given back, they stay in the pool
-
-    def _slot(self, settings: CallSettings, known: KnownModel, end: int, path: str) -> Steps[Any]:
-        return self._core.opening.take(settings, known, end, 1, path)
 
     def _checked(self, inputs: Mapping[str, npt.NDArray[Any] | list[Any]]) -> int:
         """Return how many rows there are, after looking at all that can be wrong before anything is sent."""

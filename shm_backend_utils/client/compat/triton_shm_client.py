@@ -160,14 +160,24 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
     ) -> dict[str, npt.NDArray[Any]]:
         """Run a registered model on any number of rows, in as many requests as it takes.
 
-        ``inputs`` are rows, in an array or as a list, the same number for each input; they are cast to the dtypes that
-        were registered. ``client_timeout`` is in seconds, for each request; without it there is no limit. The other
-        arguments are those of tritonclient's ``infer``.
+        Parameters
+        ----------
+        model_name : str
+            As it was registered.
+        inputs : mapping of str to numpy.ndarray or list
+            Rows, the same number for each input. They are cast to the dtypes, and repeated to the shapes, that were
+            registered.
+        client_timeout : float, optional
+            Seconds for each request; without it there is no limit.
+        model_version, request_id, sequence_id, sequence_start, sequence_end, priority, timeout, headers
+            As of tritonclient's ``infer``; ``timeout`` is in microseconds.
+        compression_algorithm, parameters
+            Likewise.
 
         Returns
         -------
         dict of str to numpy.ndarray
-            The outputs that were registered, in arrays of the caller's own.
+            The outputs that were registered, of their dtypes and with all rows: arrays of the caller's own, writable.
 
         Raises
         ------

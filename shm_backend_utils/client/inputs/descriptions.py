@@ -6,17 +6,26 @@ import math
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from ... import dtypes
 from ...dtypes import BYTES, LENGTH_SIZE
-from ...errors import TensorError, TensorShapeError
+from ...errors import CallerError, TensorError, TensorShapeError
 from ...protocol.call_layout import CallInput
 
-__all__ = ["InputDescription", "OutputHint", "Outputs", "described_inputs", "hinted_sizes", "output_devices"]
+__all__ = [
+    "InputDescription",
+    "OutputHint",
+    "Outputs",
+    "WantedOutputs",
+    "described_inputs",
+    "nameless",
+    "wanted_outputs",
+]
 
 OutputHint = int | str | tuple[tuple[int, ...], npt.DTypeLike] | tuple[tuple[int, ...], npt.DTypeLike, str] | None
 """Room to keep for an output: bytes, or a shape and a dtype, maybe with a device; None if the user does not know.
@@ -27,8 +36,8 @@ A device alone, for example ``"cuda:0"``, says where the output shall be, and no
 Outputs = Sequence[str] | Mapping[str, OutputHint] | None
 """The outputs that are wanted, with or without hints of their size; None for all."""
 
-InputDescription = tuple[Sequence[int], npt.DTypeLike] | tuple[Sequence[int], npt.DTypeLike, str]
-"""Shape and dtype of an input, and maybe a device, for example ``"cuda:0"``."""
+InputDescription = tuple[Sequence[SupportsIndex], npt.DTypeLike] | tuple[Sequence[SupportsIndex], npt.DTypeLike, str]
+"""Shape and dtype of an input, and maybe a device, for example ``"cuda:0"``. Integers of NumPy are sizes, too."""
 
 _STRINGS: Final = "OSU"
 _USUAL_STRING: Final = 60
@@ -40,11 +49,17 @@ def described_inputs(inputs: Mapping[str, InputDescription]) -> dict[str, CallIn
 
     Raises
     ------
+    CallerError
+        They have no names.
     TensorError
-        A shape has a size that is no number of 0 or more, or a dtype has no counterpart.
+        A description is no shape and dtype; a shape has a size that is no number of 0 or more, or a dtype has no
+        counterpart.
     """
     found = {}
-    for name, (given_shape, given_dtype, *device) in inputs.items():
+    if not isinstance(inputs, Mapping):
+        raise nameless(inputs, "(shape, dtype)")
+    for name, description in inputs.items():
+        given_shape, given_dtype, *device = _parts_of(name, description)
         shape, dtype = _checked_shape(name, given_shape), dtypes.from_numpy(given_dtype, name)
         is_strings = dtype is BYTES
         size = _room_for_strings(shape, np.dtype(given_dtype)) if is_strings else math.prod(shape) * dtype.itemsize
@@ -52,29 +67,70 @@ def described_inputs(inputs: Mapping[str, InputDescription]) -> dict[str, CallIn
     return found
 
 
-def hinted_sizes(outputs: Outputs) -> dict[str, int | None] | None:
-    """Return the outputs that are wanted, each with the bytes hinted at; None for all.
+def nameless(inputs: object, what: str) -> CallerError:
+    """Return the error for inputs that have no names; ``what`` says what they should be."""
+    return CallerError(
+        f"inputs is of type {type(inputs).__name__}; expected a mapping of input names to {what}, for example "
+        f"{{'INPUT0': {what}}}"
+    )
+
+
+class WantedOutputs(NamedTuple):
+    """The outputs that a call wants.
+
+    Attributes
+    ----------
+    byte_sizes : dict of str to int, or None
+        Each with the bytes hinted at, or None; None for all outputs, without hints.
+    devices : mapping of str to int
+        Those that are wanted on a GPU.
+    """
+
+    byte_sizes: dict[str, int | None] | None
+    devices: Mapping[str, int]
+
+
+_ALL: Final = WantedOutputs(None, MappingProxyType({}))
+
+
+def wanted_outputs(outputs: Outputs) -> WantedOutputs:
+    """Return the outputs that a user wants, and what each hint says.
 
     Raises
     ------
+    CallerError
+        They are no names.
     TensorError
-        A hint is no number of bytes, and no shape and dtype.
+        A hint is no number of bytes, no shape and dtype, and no device.
     """
     if outputs is None:
-        return None
-    if isinstance(outputs, Mapping):
-        return {name: _hinted(name, hint) for name, hint in outputs.items()}
+        return _ALL
     if isinstance(outputs, str):
         raise TensorError(outputs, f"outputs is the string {outputs!r}; expected a list of names, or a mapping")
-    return dict.fromkeys(outputs)
+    if type(outputs) is not dict and not isinstance(outputs, Mapping):
+        try:
+            return WantedOutputs(dict.fromkeys(outputs), _ALL.devices)
+        except TypeError:
+            raise CallerError(f"outputs is {outputs!r}; expected a list of names, or a mapping") from None
+    byte_sizes: dict[str, int | None] = {}
+    devices: dict[str, int] = {}
+    for name, hint in outputs.items():
+        if type(hint) is int and hint >= 0:
+            byte_sizes[name] = hint
+            continue
+        byte_sizes[name], device = _hinted(name, hint)
+        if device is not None:
+            devices[name] = device
+    return WantedOutputs(byte_sizes, devices)
 
 
-def output_devices(outputs: Outputs) -> dict[str, int]:
-    """Return which outputs are wanted on a GPU; raises TensorError as :func:`hinted_sizes`."""
-    if not isinstance(outputs, Mapping):
-        return {}
-    devices = {name: _device_hint(name, hint) for name, hint in outputs.items()}
-    return {name: device for name, device in devices.items() if device is not None}
+def _parts_of(name: str, description: Any) -> tuple[Any, ...]:
+    if not isinstance(description, tuple | list) or not 2 <= len(description) <= 3:
+        shown = f"a {type(description).__name__}" if isinstance(description, np.ndarray) else repr(description)
+        raise TensorShapeError(
+            name, f"input {name!r} is described by {shown}; expected (shape, dtype), for example ((1, 3), 'float32')"
+        )
+    return tuple(description)
 
 
 def _device_of(name: str, device: object) -> int:
@@ -84,26 +140,23 @@ def _device_of(name: str, device: object) -> int:
     return int(found[1] or 0)
 
 
-def _hinted(name: str, hint: object) -> int | None:
-    if hint is None or isinstance(hint, str):
-        return None
+def _hinted(name: str, hint: object) -> tuple[int | None, int | None]:
+    """Return the bytes and the device that a hint tells, each None if it does not."""
+    if hint is None:
+        return None, None
+    if isinstance(hint, str):
+        return None, _device_of(name, hint)
     if isinstance(hint, int | np.integer) and hint >= 0:
-        return int(hint)
+        return int(hint), None
     if isinstance(hint, tuple) and len(hint) in (2, 3):
-        shape, dtype = hint[:2]
-        checked, row = _checked_shape(name, shape), dtypes.from_numpy(dtype, name)
-        return _room_for_strings(checked, np.dtype(dtype)) if row is BYTES else math.prod(checked) * row.itemsize
+        shape, row = _checked_shape(name, hint[0]), dtypes.from_numpy(hint[1], name)
+        size = _room_for_strings(shape, np.dtype(hint[1])) if row is BYTES else math.prod(shape) * row.itemsize
+        return size, _device_of(name, hint[2]) if len(hint) == 3 else None
     raise TensorError(
         name,
         f"the hint for output {name!r} is {hint!r}; expected bytes, 0 or more, or (shape, dtype), or a device such as "
         "'cuda:0', or (shape, dtype, device), or None",
     )
-
-
-def _device_hint(name: str, hint: object) -> int | None:
-    if isinstance(hint, tuple) and len(hint) == 3:
-        return _device_of(name, hint[2])
-    return _device_of(name, hint) if isinstance(hint, str) else None
 
 
 def _room_for_strings(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
@@ -114,7 +167,13 @@ def _room_for_strings(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     try:
-        checked = tuple([operator.index(size) for size in shape])
+        sizes = iter(shape)
+    except TypeError:
+        raise TensorShapeError(
+            name, f"tensor {name!r} has shape {shape!r}; expected a sequence of whole numbers, 0 or more"
+        ) from None
+    try:
+        checked = tuple([operator.index(size) for size in sizes])
     except TypeError:
         checked = (-1,)
     if any(size < 0 for size in checked):

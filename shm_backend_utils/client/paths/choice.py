@@ -6,32 +6,29 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
-from ...errors import CallerError, MachineError
+from ...errors import MachineError
 from ...memory.pool.slot import SlotRegion
 from ...memory.segment import Access
 from ...model_spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
 from ...protocol.call_layout import obstacle_in_tensors
 from ...protocol.layout import PAGE_SIZE
 from ..errors import MemoryRefusedError, PathUnavailableError
+from ..explanation import Check, Explanation
 from ..known_model import KnownModel
 from ..steps import Steps
 from .direct import DirectExchange
-from .explanation import Check, Explanation
 from .inline import InlineExchange
 from .triton_shm import RegisteredExchange, Registrations
 
-__all__ = ["PathChooser", "PathName", "check_path"]
-
-PathName = Literal["auto", "direct", "triton-shm", "inline"]
+__all__ = ["PathChooser"]
 
 _LOG: Final = logging.getLogger(__name__)
 _DIRECT: Final = DirectExchange.path
 _TRITON_SHM: Final = RegisteredExchange.path
 _INLINE: Final = InlineExchange.path
 _BY_PREFERENCE: Final = (_DIRECT, _TRITON_SHM, _INLINE)
-_NAMES: Final = get_args(PathName)
 _PROBE_BYTES: Final = 4096
 _ANOTHER_MACHINE: Final = (
     "another machine, which shares no memory with this one (containers: --ipc=host, or one shared volume)"
@@ -122,13 +119,6 @@ class PathChooser:
             Check("region registered?", True, "the server has opened memory of this process", shared),
             Check("server flag?", True, "the server registers clients' memory", (_TRITON_SHM,)),
         )
-
-
-def check_path(path: str) -> str:
-    """Return the path if it is one, else raise :class:`CallerError`."""
-    if path not in _NAMES:
-        raise CallerError(f"path is {path!r}; expected one of {', '.join(_NAMES)}")
-    return path
 
 
 def is_this_machine(host: str) -> bool:

@@ -19,7 +19,7 @@ from ..result import Result
 from ..steps import Steps
 from ..transports.messages import InputTensor, OutputTensor
 
-__all__ = ["Exchange", "batch_carrier", "is_answer", "missing_output", "wanted_outputs"]
+__all__ = ["Exchange", "batch_carrier", "is_answer", "missing_output", "requested_outputs"]
 
 
 class Exchange(ABC):
@@ -95,7 +95,7 @@ def batch_carrier(batch_size: int) -> InputTensor:
 _NO_ROWS: npt.NDArray[np.uint8] = np.empty((0, 0), np.uint8)
 
 
-def wanted_outputs(layout: CallLayout) -> list[OutputTensor] | None:
+def requested_outputs(layout: CallLayout) -> list[OutputTensor] | None:
     """Return the outputs that a request names; None for all."""
     return None if layout.requested is None else [OutputTensor(name) for name in layout.requested]
 

@@ -17,7 +17,7 @@ from ..options import RequestOptions
 from ..result import Result
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, Request
-from .exchange import Exchange, missing_output, wanted_outputs
+from .exchange import Exchange, missing_output, requested_outputs
 
 __all__ = ["InlineExchange", "in_band", "no_strings", "source_of"]
 
@@ -47,7 +47,7 @@ class InlineExchange(Exchange):
     def message(self) -> Any:
         """Return the message of a request for what lies in the inputs now."""
         inputs = [in_band(name, array, self.layout) for name, array in self._arrays.items()]
-        return self._codec.infer(Request(self.spec.name, inputs, wanted_outputs(self.layout), self.options))
+        return self._codec.infer(Request(self.spec.name, inputs, requested_outputs(self.layout), self.options))
 
     def result(self, answer: Any) -> Result:
         """Return a response's outputs; those that it does not have are left out."""

@@ -14,7 +14,7 @@ from ...errors import CallerError
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol import results
-from ...protocol.call_layout import CallLayout
+from ...protocol.call_layout import ALIGNMENT, CallLayout
 from ...protocol.results import unused_memory
 from ...protocol.spans import MAX_FRAMES, Ring, Table, frame_number
 from ...protocol.table import encode
@@ -23,9 +23,9 @@ from ..options import RequestOptions
 from ..result import Result
 from ..transports.messages import Codec, Request
 from .direct import result_of
-from .exchange import batch_carrier, wanted_outputs
+from .exchange import batch_carrier, requested_outputs
 
-__all__ = ["DirectStream", "check_frames", "ring_end"]
+__all__ = ["DirectStream", "check_frames", "guessed_rooms", "ring_end"]
 
 Memory = npt.NDArray[np.uint8]
 
@@ -39,6 +39,18 @@ def check_frames(frames: int) -> None:
 def ring_end(layout: CallLayout, frames: int) -> int:
     """Return where a stream's last tensor ends in its region: there is room for the inputs, and for all frames."""
     return layout.end + (frames - 1) * _stride(layout)
+
+
+def guessed_rooms(layout: CallLayout, frames: int, most_bytes: int) -> dict[str, int]:
+    """Return bytes per row for those outputs of a stream that have no room yet, as nobody knows their size.
+
+    Without a guess, a client's first stream would come back through Triton to its end: a ring does not grow.
+    """
+    unknown = [name for name, room in layout.table.outputs.items() if not room.byte_size and name not in layout.certain]
+    if not unknown:
+        return {}
+    share = most_bytes // (frames * len(unknown) * (layout.batch_size or 1))
+    return dict.fromkeys(unknown, share & -ALIGNMENT)
 
 
 class DirectStream:
@@ -96,7 +108,7 @@ class DirectStream:
         request = Request(
             self.spec.name,
             () if size is None else (batch_carrier(size),),
-            wanted_outputs(self.layout),
+            requested_outputs(self.layout),
             self._options,
             (self._slot.address_pattern % self.spec.name, generation),
         )

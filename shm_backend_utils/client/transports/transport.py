@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 from .messages import Codec
 
-__all__ = ["AsyncTransport", "Transport"]
+__all__ = ["AsyncTransport", "Transport", "is_cancelled"]
 
 
 class _Connection(ABC):
@@ -42,6 +43,8 @@ class Transport(_Connection):
             The server answered with an error.
         DeadlineExceededError, ServerUnavailableError
             It did not answer.
+        ClosedError
+            The connection was closed, before or meanwhile.
         """
 
     @abstractmethod
@@ -50,7 +53,7 @@ class Transport(_Connection):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, and end what is under way on it. Twice is fine."""
 
 
 class AsyncTransport(_Connection):
@@ -66,4 +69,13 @@ class AsyncTransport(_Connection):
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the connection."""
+        """As :meth:`Transport.close`."""
+
+
+def is_cancelled() -> bool:
+    """Return whether somebody has cancelled the running task; if nobody has, a CancelledError is of what it waits for.
+
+    Python 3.10 does not tell, which is taken for no.
+    """
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return cancelling is not None and cancelling() > 0

@@ -51,7 +51,22 @@ class DeviceMemory:
         self.listener = listener
 
     def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-        """Return an array on the GPU, of CuPy, which keeps ``owner`` alive; raises ValueError if it is too large."""
+        """Return an array of CuPy over the memory, C-contiguous, writable, not cleared.
+
+        Parameters
+        ----------
+        owner : object
+            What the array keeps alive, beside this memory.
+        offset : int
+            Where it begins, in bytes.
+        dtype, shape
+            The array's.
+
+        Raises
+        ------
+        ValueError
+            It would end beyond this memory.
+        """
         size = self.allocation.byte_size - offset
         array = self.allocation.array_at(offset, dtype, shape, size, owner)
         if array is None:
@@ -65,7 +80,7 @@ class DeviceMemory:
             runtime.synchronize(runtime.stream_address(runtime.current_stream()))
 
 
-class _Grave(NamedTuple):
+class _GivenUp(NamedTuple):
     """Memory of a slot that was destroyed, and the descriptor of its region, by which its users are seen."""
 
     fd: int
@@ -88,13 +103,20 @@ class DeviceBank:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._byte_sizes: Counter[int] = Counter()
-        self._graves: deque[_Grave] = deque()  # appended to by finalizers, which wait for no lock
-        self._undertaker: Repeater | None = None
+        self._given_up: deque[_GivenUp] = deque()  # appended to by finalizers, which wait for no lock
+        self._collector: Repeater | None = None
         self._events: EventListener | None = None
         forsake_in_children(self)
 
     def provide(self, region: SlotRegion, devices: Iterable[int], byte_sizes: Iterable[int]) -> None:
         """Let a region have so much memory on these devices, unless it has.
+
+        Parameters
+        ----------
+        region : SlotRegion
+            Its ``device_memory`` has it then; when the region is destroyed, it is freed.
+        devices, byte_sizes : iterable of int
+            In this process' numbers; as :func:`rounded_up` returns sizes.
 
         Raises
         ------
@@ -109,58 +131,58 @@ class DeviceBank:
             if device not in region.device_memory:
                 region.device_memory[device] = DeviceMemory(self._allocate(device, byte_size), self._listener())
         held = region.device_memory
-        region.on_destroy = lambda fd: self._bury(fd, held)
+        region.on_destroy = lambda fd: self._give_up(fd, held)
 
     def collect(self) -> bool:
         """Free what nobody uses any more. Return whether something is left to be freed."""
-        if self._graves:
+        if self._given_up:
             with self._lock:
                 self._collect()
-        return bool(self._graves)
+        return bool(self._given_up)
 
     def close(self) -> None:
         """Free what can be freed; the rest as soon as models have let go of it, or with this process."""
-        if self._graves:
+        if self._given_up:
             self.collect()
-        self._leave_to_undertaker()
+        self._free_later()
 
     def abandon(self) -> None:
         """Close, from a finalizer: if that has interrupted its own thread's locked section, it cannot wait for it."""
-        if self._graves and self._lock.acquire(timeout=_FINALIZERS_PATIENCE_S):
+        if self._given_up and self._lock.acquire(timeout=_FINALIZERS_PATIENCE_S):
             try:
                 self._collect()
             finally:
                 self._lock.release()
-        self._leave_to_undertaker()
+        self._free_later()
 
     def forsake(self) -> None:
         """Forget everything, in a forked child, which cannot use its parent's device memory."""
         self._lock = threading.Lock()  # the parent's other threads may have held it, and do not run here
-        while self._graves:
-            os.close(self._graves.popleft().fd)
+        while self._given_up:
+            os.close(self._given_up.popleft().fd)
 
-    def _bury(self, fd: int, held: dict[int, DeviceMemory]) -> None:
+    def _give_up(self, fd: int, held: dict[int, DeviceMemory]) -> None:
         """Take over the memory of a region that was destroyed, to be freed when nobody uses it.
 
         ``fd`` is the region's, and is closed then. Waits for nothing: finalizers call this.
         """
-        self._graves.append(_Grave(fd, tuple([each.allocation for each in held.values()])))
+        self._given_up.append(_GivenUp(fd, tuple([each.allocation for each in held.values()])))
         held.clear()
 
     def _collect(self) -> None:
-        for _ in range(len(self._graves)):
-            grave = self._graves.popleft()
-            if locks.has_users(grave.fd):
-                self._graves.append(grave)
+        for _ in range(len(self._given_up)):
+            each = self._given_up.popleft()
+            if locks.has_users(each.fd):
+                self._given_up.append(each)
                 continue
-            os.close(grave.fd)
-            for allocation in grave.allocations:
+            os.close(each.fd)
+            for allocation in each.allocations:
                 allocation.free()
                 self._byte_sizes[allocation.device] -= allocation.byte_size
 
-    def _leave_to_undertaker(self) -> None:
-        if self._graves:
-            self._undertaker = Repeater(self._collect_until_empty, _ROUND_S, "shm device memory")
+    def _free_later(self) -> None:
+        if self._given_up and self._collector is None:
+            self._collector = Repeater(self._collect_until_all_is_free, _ROUND_S, "shm device memory")
 
     def _listener(self) -> EventListener:
         with self._lock:
@@ -189,8 +211,10 @@ class DeviceBank:
                 raise ShortOfMemoryError(str(error)) from None
             raise
 
-    def _collect_until_empty(self) -> float:
+    def _collect_until_all_is_free(self) -> float:
         self.collect()
-        if not self._graves and self._undertaker is not None:
-            self._undertaker.stop_some_time()
+        collector = self._collector
+        if not self._given_up and collector is not None:
+            self._collector = None
+            collector.stop_some_time()
         return _ROUND_S

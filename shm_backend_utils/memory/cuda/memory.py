@@ -27,18 +27,35 @@ _NO_FILE_SYSTEM: Final = -1
 
 
 class DeviceSpan:
-    """Device memory from an address on. Arrays over it keep it alive."""
+    """Device memory from an address on. Arrays over it keep it alive, also when it was closed.
 
-    def __init__(self, runtime: CudaRuntime, address: int, byte_size: int, device: int) -> None:
+    Parameters
+    ----------
+    runtime : CudaRuntime
+    address, byte_size, device : int
+        Where it is, and how much.
+    keeper : object
+        Frees or unmaps the memory, when nothing refers to it any more.
+    """
+
+    _what = "this device memory"
+
+    def __init__(self, runtime: CudaRuntime, address: int, byte_size: int, device: int, keeper: object) -> None:
         self.runtime = runtime
         self.address = address
         self.byte_size = byte_size
         self.device = device
+        self._keeper: object | None = keeper
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._keeper is None
 
     def array_at(
-        self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], byte_size: int, owner: object
+        self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], byte_size: int, owner: object = None
     ) -> Any | None:
-        """Return a C-contiguous array at an offset; None if it would need more than ``byte_size`` bytes.
+        """Return a C-contiguous array, of CuPy, at an offset; None if it would need more than ``byte_size`` bytes.
 
         Parameters
         ----------
@@ -49,16 +66,29 @@ class DeviceSpan:
         shape : tuple of int
             Of the array.
         owner : object
-            What the array keeps alive.
+            What the array keeps alive, beside this memory.
+
+        Raises
+        ------
+        ClosedError
+            The memory was closed.
         """
+        if self._keeper is None:
+            raise ClosedError(self._what)
         if math.prod(shape) * dtype.itemsize > byte_size:
             return None
         with device_guard(self.runtime, self.device):
-            return self.runtime.array(self.address + offset, shape, dtype, self.device, owner)
+            return self.runtime.array(self.address + offset, shape, dtype, self.device, (self._keeper, owner))
+
+    def close(self) -> None:
+        """Let go of the memory, as soon as no array over it is left here. Twice is fine."""
+        self._keeper = None
 
 
 class CudaAllocation(DeviceSpan):
     """Device memory of this process, with the handle by which others map it.
+
+    It is freed when it was closed *and* no array over it is left here; others must have unmapped it.
 
     Attributes
     ----------
@@ -68,23 +98,13 @@ class CudaAllocation(DeviceSpan):
     """
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
-        self._block: _Block | None = _Block(runtime, byte_size, device)
-        super().__init__(runtime, self._block.address, byte_size, device)
+        block = _Block(runtime, byte_size, device)
+        super().__init__(runtime, block.address, byte_size, device, block)
         with device_guard(runtime, device):
             self.handle = runtime.export(self.address)
             self.device_uuid = runtime.device_uuid(device)
 
-    def array_at(
-        self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], byte_size: int, owner: object = None
-    ) -> Any | None:
-        """Return an array as the base class does; it keeps the memory."""
-        if self._block is None:
-            raise ClosedError("this device memory")
-        return super().array_at(offset, dtype, shape, byte_size, (self._block, owner))
-
-    def free(self) -> None:
-        """Free the memory, as soon as no array over it is left here. Others must have unmapped it. Twice is fine."""
-        self._block = None
+    free = DeviceSpan.close
 
 
 class _Block:
@@ -116,34 +136,17 @@ class CudaMapping(DeviceSpan):
 
     key = ""
     is_unlinked = False
+    _what = "this region"
 
     def __init__(self, opened: _Opened) -> None:
-        super().__init__(opened.runtime, opened.address, opened.byte_size, opened.device)
+        super().__init__(opened.runtime, opened.address, opened.byte_size, opened.device, opened)
         self.handle = opened.handle
         self.identity = (_NO_FILE_SYSTEM, int.from_bytes(opened.handle, "big"))
-        self._opened: _Opened | None = opened
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed."""
-        return self._opened is None
 
     def check(self, byte_size: int, field: str) -> None:
         """Raise RegionRefusedError unless the memory has so many bytes."""
         if byte_size > self.byte_size:
             raise RegionRefusedError(field, f"it claims {byte_size} bytes of an allocation of {self.byte_size}")
-
-    def array_at(
-        self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], byte_size: int, owner: object = None
-    ) -> Any | None:
-        """Return an array as the base class does; it keeps the mapping."""
-        if self._opened is None:
-            raise ClosedError("this region")
-        return super().array_at(offset, dtype, shape, byte_size, (self._opened, owner))
-
-    def close(self) -> None:
-        """Let go of the mapping. Arrays over it stay valid. Twice is fine."""
-        self._opened = None
 
 
 class _Opened:
@@ -163,8 +166,11 @@ class _Opened:
 
     def __del__(self) -> None:
         if self._process == os.getpid():
-            with contextlib.suppress(CudaError), device_guard(self.runtime, self.device):
-                self.runtime.close(self.address)
+            try:
+                with device_guard(self.runtime, self.device):
+                    self.runtime.close(self.address)
+            except CudaError:
+                return  # it is still mapped, so that its owner must not free it: the lease goes with this process
         if self._lease is not None:
             self._lease.give_back()  # last: from now on the owner may free the memory
 
@@ -224,7 +230,7 @@ def _give_back(lease: SharedLease | None) -> None:
 
 
 def device_of(runtime: CudaRuntime, uuid: str, field: str) -> int:
-    """Return this process' number of the device with a UUID.
+    """Return this process' number of the GPU with a UUID; ``field`` is what to call its memory in messages.
 
     Raises
     ------

@@ -27,6 +27,9 @@ class PoolOptions:
         How long memory stays that no call uses.
     head_room : float
         How much more room an output of unknown size gets than it ever needed.
+    stream_guess_bytes : int
+        How much memory a stream takes, all its frames together, for outputs whose size nobody knows yet; 0 for none.
+        It is never more than a quarter of the budget. What does not fit comes back through Triton.
     prefault : bool
         Whether new memory is entered into this process' page tables at once, not page by page at first use.
     access : Access
@@ -39,6 +42,7 @@ class PoolOptions:
     max_batch_bytes: int = 64 * 2**20
     idle_s: float = 60.0
     head_room: float = 1.25
+    stream_guess_bytes: int = 16 * 2**20
     prefault: bool = True
     access: Access = PRIVATE
 
@@ -53,6 +57,8 @@ class PoolOptions:
             raise CallerError(f"PoolOptions.max_batch_bytes is {self.max_batch_bytes}; expected bytes, 0 or more")
         if not self.idle_s >= 0:
             raise CallerError(f"PoolOptions.idle_s is {self.idle_s}; expected a number of seconds, 0 or more")
+        if self.stream_guess_bytes < 0:
+            raise CallerError(f"PoolOptions.stream_guess_bytes is {self.stream_guess_bytes}; expected bytes, 0 or more")
         if not self.head_room >= 1:
             raise CallerError(f"PoolOptions.head_room is {self.head_room}; expected a factor of 1 or more")
 

@@ -32,6 +32,7 @@ Memory = npt.NDArray[np.uint8]
 _LOG: Final = logging.getLogger(__name__)
 _QUARANTINE_ROUND_S: Final = 0.05
 _FINALIZERS_PATIENCE_S: Final = 1.0
+_PARTS_OF_THE_BUDGET: Final = 4
 
 
 class Need(NamedTuple):
@@ -229,6 +230,11 @@ class SlotPool:
             self._sort_returned()
             self._inventory.destroy_idle()
         self._settle()
+
+    @property
+    def stream_guess_bytes(self) -> int:
+        """How much a stream may take for outputs whose size nobody knows yet."""
+        return min(self.options.stream_guess_bytes, self._inventory.max_bytes // _PARTS_OF_THE_BUDGET)
 
     @property
     def status(self) -> PoolStatus:

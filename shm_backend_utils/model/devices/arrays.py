@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +11,11 @@ import numpy.typing as npt
 from ...dtypes import DType
 from ...memory.cuda.memory import CudaAccess
 from ...memory.cuda.runtime import device_guard
+from ...tensors import dlpack
 from ...tensors.device_view import DeviceView
 from ...tensors.view import TensorView
 
 __all__ = ["DeviceArrays", "is_on_device"]
-
-_CUDA: Final = 2  # dlpack.h: kDLCUDA
 
 
 class DeviceArrays:
@@ -45,7 +44,15 @@ class DeviceArrays:
         return self._cuda.runtime.adopt(value)
 
     def view(self, name: str, array: Any, dtype: DType, path: str, *, writable: bool) -> DeviceView:
-        """Return an array of CuPy as a view; of a contiguous copy, if it is not C-contiguous itself."""
+        """Return an array of CuPy as a view: over its own memory, or over a copy if it is not C-contiguous.
+
+        Parameters
+        ----------
+        name, dtype, path, writable
+            The view's.
+        array : array of CuPy
+            Kept alive by the view.
+        """
         runtime = self._cuda.runtime
         device = device_of(array)
         if not runtime.is_contiguous(array):
@@ -56,7 +63,7 @@ class DeviceArrays:
         return DeviceView(name, array, dtype, path, runtime, device, writable=writable)
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: DType, path: str) -> DeviceView:
-        """Return new memory on the instance's GPU."""
+        """Return new memory on the instance's GPU as a view: C-contiguous, writable, not cleared."""
         runtime = self._cuda.runtime
         with device_guard(runtime, self.device):
             array = runtime.empty(shape, dtype.numpy)
@@ -123,13 +130,11 @@ class DeviceArrays:
 
 def is_on_device(value: Any) -> bool:
     """Return whether this is an array on a GPU."""
-    return not isinstance(value, np.ndarray) and hasattr(value, "__dlpack_device__") and _kind(value) == _CUDA
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
+        return False
+    return int(value.__dlpack_device__()[0]) in dlpack.ON_GPU
 
 
 def device_of(array: Any) -> int:
     """Return the number of the GPU that an array is on."""
     return int(array.__dlpack_device__()[1])
-
-
-def _kind(value: Any) -> int:
-    return int(value.__dlpack_device__()[0])

@@ -1,1 +1,1 @@
-"""What ``execute`` may do beside answering one request after another: batches, streams, calls of other models."""
+"""What ``execute`` may do beside answering one request after another: batches and streams."""

@@ -45,17 +45,47 @@ class StreamCall(Call):
         self._looked = time.monotonic()
 
     def begin(self, patience_s: float = PATIENCE_S) -> None:
-        """Take the request in; raises as :meth:`Call.begin`. The client is not answered yet."""
+        """Take the request in. The client is not answered yet.
+
+        Parameters
+        ----------
+        patience_s : float
+            As of :meth:`Call.begin`, in seconds.
+
+        Raises
+        ------
+        ShmError
+            As of :meth:`Call.begin`.
+        """
         super().begin(patience_s)
         self._rooms = {}  # each response has its own
 
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
-        """Return memory for one output of the next response; waits as :meth:`send` does, and raises the same, too."""
+        """Return memory for one output of the next response, to be filled before it is sent.
+
+        Parameters
+        ----------
+        name, shape, dtype
+            As of :meth:`Call.output`.
+
+        Returns
+        -------
+        TensorView
+            C-contiguous and writable, not cleared: a place in the client's ring, where that is large enough. After
+            :meth:`send` it is the client's until it is released.
+
+        Raises
+        ------
+        ModelError
+            As for :meth:`Call.output`.
+        RequestCancelledError, StalledStreamError
+            As for :meth:`send`: it waits until the client has released the frame that was there before.
+        """
         self._open_frame()
         return super().output(name, shape, dtype)
 
     def put(self, name: str, array: Any) -> None:
-        """Give one output of the next response; waits as :meth:`send` does, and raises the same, too."""
+        """Give one output of the next response: as :meth:`Call.put`; waits and raises as :meth:`output` does."""
         self._open_frame()
         super().put(name, array)
 

@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from ...memory.cuda.runtime import device_guard
+from ...tensors import dlpack
 from .memories import failure
 
 if TYPE_CHECKING:
     from .memory import FakeMemory
     from .runtime import FakeCuda
 
-__all__ = ["CUDA_DEVICE_TYPE", "FakeCapsule", "FakeDeviceArray", "c_strides", "kernel"]
-
-CUDA_DEVICE_TYPE: Final = 2
-"""``kDLCUDA`` of ``dlpack.h``."""
+__all__ = ["FakeCapsule", "FakeDeviceArray", "c_strides", "kernel"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -140,7 +138,7 @@ class FakeDeviceArray:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return ``(kDLCUDA, device)``."""
-        return CUDA_DEVICE_TYPE, self.device
+        return dlpack.CUDA, self.device
 
     def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None) -> FakeCapsule:
         """Return what stands for a capsule; ``stream`` is the consumer's, by the array API standard."""

@@ -16,15 +16,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ...memory.cuda.runtime import CudaRuntime, device_guard
-from .device_array import CUDA_DEVICE_TYPE, FakeCapsule, FakeDeviceArray, c_strides, kernel
+from ...tensors import dlpack
+from .device_array import FakeCapsule, FakeDeviceArray, c_strides, kernel
 from .events import FakeEvents
 from .memories import FakeMemories, LiveCounts, failure
 from .memory import remove_what_the_dead_left
 from .stream import FakeStream, FakeStreams
-from .transfer import PinnedMemory, Transfer
+from .transfer import Array, PinnedMemory, transfer
 
 __all__ = ["FakeCuda", "FakeDeviceArray", "FakeStream", "LiveCounts", "kernel"]
 
@@ -214,8 +214,8 @@ class FakeCuda(FakeEvents):
             return self._alias(value.take())
         if hasattr(value, "__dlpack__"):
             kind, device = value.__dlpack_device__()
-            if kind != CUDA_DEVICE_TYPE:
-                raise BufferError(f"the array has DLPack device type {kind}; expected {CUDA_DEVICE_TYPE}, a GPU's")
+            if kind not in dlpack.ON_GPU:
+                raise BufferError(f"the array has DLPack device type {kind}; expected {dlpack.CUDA}, a GPU's")
             with device_guard(self, device):
                 return self.adopt(value.__dlpack__(stream=self.current_stream().ptr))
         if hasattr(value, "__cuda_array_interface__"):
@@ -240,18 +240,16 @@ class FakeCuda(FakeEvents):
                 self.order(self.current_stream().ptr, _LEGACY_STREAM if stream is None else stream)
         return FakeCapsule(array, max_version)
 
-    def copy(
-        self, target: FakeDeviceArray | npt.NDArray[Any], source: FakeDeviceArray | npt.NDArray[Any], stream: int
-    ) -> None:
+    def copy(self, target: Array, source: Array, stream: int) -> None:
         """Copy as the interface says. With host memory that is not pinned, the copy is done when this returns."""
         self._enter("copy")
         queue = self._stream(stream, "copy")
         self._check_is_current(queue, "copy")
-        transfer = Transfer.between(target, source)
-        queue.put(transfer.run)
-        if not all(self._pinned.contains(array) for array in transfer.host):
+        queue.put(transfer(target, source))
+        if not all(self._pinned.contains(array) for array in (target, source) if isinstance(array, np.ndarray)):
             queue.drain()
-        self.log.append(("copy", (transfer.direction, source.nbytes, stream)))
+        direction = " to ".join("host" if isinstance(array, np.ndarray) else "device" for array in (source, target))
+        self.log.append(("copy", (direction, source.nbytes, stream)))
 
     def _enter(self, method: str) -> None:
         """Begin a call: raise what it shall fail by."""

@@ -13,9 +13,9 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2_grpc
 
-from ....errors import ClosedError, ShmError
+from ....errors import ClosedError
 from ...errors import deadline_exceeded, translated
-from ..transport import AsyncTransport, Transport
+from ..transport import AsyncTransport, Transport, is_cancelled
 from .address import GrpcAddress
 from .codec import GrpcCodec, GrpcMessage, Metadata
 
@@ -38,6 +38,7 @@ class GrpcTransport(Transport):
         self.address = str(address)
         self._channel = address.channel(grpc)
         self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._is_closed = False
 
     def send(self, message: GrpcMessage, timeout_s: float) -> Any:
         procedure, request, metadata, compression = message
@@ -45,12 +46,8 @@ class GrpcTransport(Transport):
             return getattr(self._service, procedure)(
                 request, timeout=timeout_s, metadata=metadata, compression=compression
             )
-        except grpc.RpcError as error:
-            raise _error(error, self.address) from None
-        except ValueError as error:
-            if "closed channel" in str(error):
-                raise ClosedError("this client") from None
-            raise
+        except Exception as error:
+            raise _error(error, self.address, self._is_closed) from None
 
     def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
         _, request, metadata, compression = message
@@ -58,10 +55,8 @@ class GrpcTransport(Transport):
         try:
             # No more requests will come, so the server ends the stream after the last response.
             call = self._service.ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
-        except ValueError as error:
-            if "closed channel" in str(error):
-                raise ClosedError("this client") from None
-            raise
+        except Exception as error:
+            raise _error(error, self.address, self._is_closed) from None
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # gRPC's own iterator has no timeout.
         threading.Thread(target=_read_into, args=(answers, call), name="shm stream", daemon=True).start()
@@ -74,13 +69,14 @@ class GrpcTransport(Transport):
                 if answer is None:
                     return
                 if isinstance(answer, BaseException):
-                    raise _error(answer, self.address) from None
+                    raise _error(answer, self.address, self._is_closed) from None
                 yield _response(answer, self.address)
         finally:
             if os.getpid() == owner:  # a forked child must not speak on its parent's connection
                 call.cancel()
 
     def close(self) -> None:
+        self._is_closed = True
         self._channel.close()
 
 
@@ -93,6 +89,7 @@ class AsyncGrpcTransport(AsyncTransport):
         self.address = str(address)
         self._channel = address.channel(grpc.aio)
         self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._is_closed = False
 
     async def send(self, message: GrpcMessage, timeout_s: float) -> Any:
         procedure, request, metadata, compression = message
@@ -100,15 +97,20 @@ class AsyncGrpcTransport(AsyncTransport):
             return await getattr(self._service, procedure)(
                 request, timeout=timeout_s, metadata=metadata, compression=compression
             )
-        except grpc.RpcError as error:
-            raise _error(error, self.address) from None
-        except grpc.aio.UsageError:
-            raise ClosedError("this client") from None
+        except asyncio.CancelledError:
+            if self._is_closed and not is_cancelled():
+                raise ClosedError("this client") from None
+            raise
+        except Exception as error:
+            raise _error(error, self.address, self._is_closed) from None
 
     async def stream(self, message: GrpcMessage, patience_s: float) -> AsyncGenerator[Any, None]:
         _, request, metadata, compression = message
         owner = os.getpid()
-        call = self._service.ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
+        try:
+            call = self._service.ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
+        except Exception as error:
+            raise _error(error, self.address, self._is_closed) from None
         try:
             while True:
                 answer = await asyncio.wait_for(call.read(), patience_s)
@@ -117,13 +119,18 @@ class AsyncGrpcTransport(AsyncTransport):
                 yield _response(answer, self.address)
         except asyncio.TimeoutError:
             raise deadline_exceeded() from None
+        except asyncio.CancelledError:
+            if self._is_closed and not is_cancelled():
+                raise ClosedError("this client") from None
+            raise
         except grpc.RpcError as error:
-            raise _error(error, self.address) from None
+            raise _error(error, self.address, self._is_closed) from None
         finally:
             if os.getpid() == owner:  # a forked child must not speak on its parent's connection
                 call.cancel()
 
     async def close(self) -> None:
+        self._is_closed = True
         await self._channel.close()
 
 
@@ -132,7 +139,7 @@ def _read_into(answers: queue.SimpleQueue[Any], call: Any) -> None:
         for answer in call:
             answers.put(answer)
         answers.put(None)
-    except grpc.RpcError as error:
+    except Exception as error:  # whoever waits for the answers would wait in vain
         answers.put(error)
 
 
@@ -143,5 +150,13 @@ def _response(answer: Any, address: str) -> Any:
     return answer.infer_response
 
 
-def _error(error: Any, address: str) -> ShmError:
+def _error(error: Any, address: str, is_closed: bool) -> Exception:
+    """Return what gRPC raises as one of our errors, and what is no news of a call as it is.
+
+    Whoever closes a channel cancels its calls. A call that begins meanwhile fails in one of several other ways.
+    """
+    if not isinstance(error, grpc.RpcError):
+        return ClosedError("this client") if is_closed else error
+    if is_closed and error.code() is grpc.StatusCode.CANCELLED:
+        return ClosedError("this client")
     return translated(str(error.code()), error.details() or "", address)

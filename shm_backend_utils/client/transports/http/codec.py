@@ -115,7 +115,15 @@ class HttpCodec(Codec):
         return InferResult.from_response_body(answer.body, header_length=length, content_encoding=encoding)
 
     def config(self, answer: Answer) -> dict[str, Any]:
-        config: dict[str, Any] = answer.json()
+        try:
+            config: dict[str, Any] = answer.json()
+        except ValueError:
+            text = answer.body[:50].decode(errors="replace").strip()
+            raise InferenceError(
+                f"the server describes the model by {text!r}, which is not JSON; is this Triton's HTTP port? "
+                "By default HTTP is on 8000, and metrics are on 8002",
+                str(answer.status),
+            ) from None
         return config
 
     def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import ssl
@@ -40,6 +41,7 @@ class HttpConnections:
         self._shown_address = shown_address
         self._tls = tls
         self._idle: list[HTTPConnection] = []
+        self._in_use: set[socket.socket] = set()
         self._is_closed = False
 
     def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float) -> Answer:
@@ -52,19 +54,22 @@ class HttpConnections:
         ServerUnavailableError
             The server cannot be reached, or not any more.
         ClosedError
-            The client was closed.
+            The client was closed, before or meanwhile.
         """
-        if self._is_closed:
-            raise ClosedError("this client")
+        self._check_is_open()
         deadline = time.monotonic() + timeout_s
         connection = self._take()
         doing = ""
+        sock: socket.socket | None = None
         try:
             if connection.sock is None:
                 doing = TLS_HANDSHAKE if self._tls is not None else ""
                 connection.timeout = timeout_s
                 connection.connect()
                 doing = ""
+            sock = connection.sock  # a connection lets go of it before the last answer is read
+            self._in_use.add(sock)
+            self._check_is_open()  # whoever closed before this was in use has not hung up on it
             _wait_at_most_until(deadline, connection)
             connection.request(method, f"{self._base}{path}", body, {**headers})
             _wait_at_most_until(deadline, connection)
@@ -74,11 +79,13 @@ class HttpConnections:
                 {name.lower(): value for name, value in response.getheaders()},
                 _read(response, connection, deadline),
             )
+            self._check_is_open()  # without a length, an answer seems to be whole when somebody hangs up
         except TimeoutError:
             connection.close()  # the late answer must not be taken for the next one's
             raise deadline_exceeded() from None
         except (OSError, HTTPException) as error:  # no server, one that died, or one that does not speak HTTP
             connection.close()
+            self._check_is_open()
             reason = getattr(error, "strerror", None) or str(error)
             if not isinstance(error, TLS_HANDSHAKE_BREAKS):
                 doing = ""
@@ -86,14 +93,24 @@ class HttpConnections:
         except BaseException:  # a key was pressed: nobody knows how far the exchange came
             connection.close()
             raise
+        finally:
+            if sock is not None:
+                self._in_use.discard(sock)
         self._give_back(connection)
         return answer
 
     def close(self) -> None:
-        """Close the connections; those in use, as soon as they are not. May be called again."""
+        """Close the connections; hang up on those in use, whose threads close them. May be called again."""
         self._is_closed = True
         while self._idle:
             self._idle.pop().close()
+        for sock in list(self._in_use):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # that of TLS takes its state away from the other thread
+
+    def _check_is_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("this client") from None
 
     def _take(self) -> HTTPConnection:
         while True:

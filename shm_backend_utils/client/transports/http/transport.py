@@ -10,10 +10,10 @@ from typing import Any, Final, NoReturn
 
 import aiohttp
 
-from ....errors import CallerError
+from ....errors import CallerError, ClosedError
 from ...errors import deadline_exceeded, unavailable
 from ...options import Tls
-from ..transport import AsyncTransport, Transport
+from ..transport import AsyncTransport, Transport, is_cancelled
 from .codec import Answer, HttpCodec, HttpMessage
 from .connections import TLS_HANDSHAKE, TLS_HANDSHAKE_BREAKS, HttpConnections
 
@@ -59,12 +59,22 @@ class AsyncHttpTransport(AsyncTransport):
             timeout=aiohttp.ClientTimeout(),  # none; each call has one of its own
             auto_decompress=False,  # tritonclient does
         )
+        self._under_way: set[asyncio.Future[Answer]] = set()
+        self._is_closed = False
 
     async def send(self, message: HttpMessage, timeout_s: float) -> Answer:
+        self._check_is_open()
+        exchange = asyncio.ensure_future(self._exchange(message))
+        self._under_way.add(exchange)
+        exchange.add_done_callback(self._under_way.discard)
         try:
-            answer = await asyncio.wait_for(self._exchange(message), timeout_s)
+            answer = await asyncio.wait_for(exchange, timeout_s)
         except asyncio.TimeoutError:
             raise deadline_exceeded() from None
+        except asyncio.CancelledError:
+            if self._is_closed and not is_cancelled():
+                raise ClosedError("this client") from None
+            raise
         except aiohttp.ClientConnectorError as error:
             doing = TLS_HANDSHAKE if self._is_secure and isinstance(error.os_error, TLS_HANDSHAKE_BREAKS) else ""
             raise unavailable(self.address, f"{doing}{type(error).__name__}: {error}") from None
@@ -76,7 +86,14 @@ class AsyncHttpTransport(AsyncTransport):
         _refuse_streams(self.address)
 
     async def close(self) -> None:
+        self._is_closed = True
+        for exchange in list(self._under_way):  # aiohttp lets them wait for answers that it does not read any more
+            exchange.cancel()
         await self._session.close()
+
+    def _check_is_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("this client")
 
     async def _exchange(self, message: HttpMessage) -> Answer:
         method, path, body, headers = message

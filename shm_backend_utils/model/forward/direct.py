@@ -1,0 +1,157 @@
+"""A request to another model on shared memory: the client's own, lent for the time, and a slot of this model's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ...dtypes import BYTES
+from ...errors import PeerError
+from ...memory.managed import array_at
+from ...memory.pool.pool import Need, SlotPool
+from ...model_spec import BATCH_CARRIER, ModelSpec
+from ...protocol import results
+from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
+from ...protocol.call_layout import CallInput, lay_out, record_byte_size
+from ...protocol.layout import data_offset
+from ...protocol.results import OutputPlace, unused_memory
+from ...protocol.spans import InputSpan, OutputSpan, Table
+from ...protocol.table import encode
+from ...tensors.strings import Strings
+from ...tensors.strings_view import StringsView
+from ...tensors.view import TensorView
+from ..devices.arrays import DeviceArrays
+from ..mapping.memory import HostMemory, Memory
+from ..triton import TritonBackend
+from .lending import Lending
+from .ordinary import Asked, Forwarding, Given
+
+__all__ = ["DirectForwarding"]
+
+_GROUP: Final = "forward"
+_BYTE: Final = np.dtype(np.uint8)
+
+
+class DirectForwarding(Forwarding):
+    """For models that map the memory which a request names.
+
+    Parameters
+    ----------
+    asked : Asked
+    backend : TritonBackend
+    arrays : DeviceArrays
+    spec : ModelSpec
+        The other model's.
+    learned : mapping of str to int
+        Bytes per row that outputs needed before.
+    lending : Lending
+        Memory that need not be copied. Its pool gives the request its slot, and room for what is not lent.
+    """
+
+    def __init__(
+        self,
+        asked: Asked,
+        backend: TritonBackend,
+        arrays: DeviceArrays,
+        spec: ModelSpec,
+        learned: Mapping[str, int],
+        lending: Lending,
+    ) -> None:
+        super().__init__(asked, backend, arrays)
+        self._lending = lending
+        given = asked.inputs
+        hints = asked.outputs if isinstance(asked.outputs, Mapping) else {}
+        lent_inputs = {name: lending.place_of(each.array) for name, each in given.items()}
+        lent_outputs = {
+            name: lending.place_of(target.array) for name, target in self._targets.items() if target.writable
+        }
+        record_size = record_byte_size(spec)
+        begin = data_offset(1, record_size)
+        layout = lay_out(
+            spec,
+            {
+                name: CallInput(each.dtype, each.shape, 0 if lent_inputs[name] else each.array.nbytes)
+                for name, each in given.items()
+            },
+            {name: 0 if lent_outputs.get(name) else _hint(hints.get(name)) for name in asked.names},
+            begin,
+            learned=learned,
+            most_rows=spec.max_batch_size,
+        )
+        inputs, rooms = dict(layout.table.inputs), dict(layout.table.outputs)
+        for name, place in lent_inputs.items():
+            if place is not None:
+                each = given[name]
+                inputs[name] = InputSpan(each.dtype, each.shape, *place, each.array.nbytes)
+        for name, place in lent_outputs.items():
+            if place is not None and name in rooms:
+                rooms[name] = OutputSpan(*place, self._targets[name].attributes.byte_size)
+        region, memory = _take(lending.pool, Need(layout.end - begin, 1, record_size, _GROUP), spec.name)
+        self._slot = region.slots[0]
+        self._memories: Sequence[Memory] = (HostMemory(memory), *lending.memories)
+        for name, span in inputs.items():
+            if span.region == 0:
+                _write(memory, span, given[name])
+        generation = self._slot.begin(encode(Table(inputs, rooms, tuple(lending.claims))))
+        self.batch_size = layout.batch_size
+        carriers = []
+        if layout.batch_size is not None:
+            carriers.append(backend.output(BATCH_CARRIER, np.empty((layout.batch_size, 0), np.uint8)))
+        named = {SLOT_PARAMETER: self._slot.address_pattern % spec.name, GENERATION_PARAMETER: generation}
+        parameters = {**asked.parameters, **named}
+        self.request = backend.request(spec.name, asked.version, carriers, asked.names, parameters)
+
+    def result(self, response: Any) -> dict[str, TensorView]:
+        self._slot.is_in_doubt = not self._slot.is_completed
+        tensors = self._tensors_of(response)
+        found = results.decode(self._slot.copy_results(), [memory.byte_size for memory in self._memories])
+        if found.completed != self._slot.generation:
+            raise unused_memory(self.model)
+        return {place.name: self._output(place, tensors) for place in found.outputs}
+
+    def give_up(self) -> None:
+        self._slot.give_up()
+
+    def _output(self, place: OutputPlace, tensors: Mapping[str, TensorView]) -> TensorView:
+        name, dtype, shape, region, offset, byte_size, is_in_response = place
+        if is_in_response:
+            view = tensors.get(name)
+            if view is None:
+                raise PeerError(f"model {self.model!r} answered without output {name!r}")
+            self.overflowed[name] = view.attributes.byte_size
+            if dtype is BYTES:
+                view = StringsView(name, Strings.encoded_as(name, view.numpy(), shape), view.path)
+            return self._delivered(name, view)
+        found = self._memories[region].view(name, offset, byte_size, dtype, shape, writable=False)
+        if found is None:
+            raise PeerError(f"model {self.model!r} says that output {name!r} lies where it cannot lie")
+        target = self._targets.get(name)
+        if target is not None and self._lending.place_of(target.array) == (region, offset):
+            self._check_fits(name, target, found)
+            return target
+        return self._delivered(name, found)
+
+
+def _take(pool: SlotPool, need: Need, holder: str) -> Any:
+    """Take a region at once: a model must not wait for memory that its own calls hold."""
+    taken = pool.take_idle(need, holder)
+    if taken is None:
+        ticket = pool.request(need, holder)
+        if not ticket.granted.done():
+            pool.withdraw(ticket)
+            raise pool.exhausted(ticket, 0)
+        taken = pool.redeem(ticket)
+    return taken
+
+
+def _hint(hint: object) -> int | None:
+    return hint if isinstance(hint, int) else None
+
+
+def _write(memory: Any, span: InputSpan, given: Given) -> None:
+    dtype, shape = (_BYTE, (given.array.nbytes,)) if span.dtype is BYTES else (span.dtype.numpy, span.shape)
+    target = array_at(memory, span.offset, dtype, shape, given.array.nbytes)
+    assert target is not None
+    np.copyto(target, given.bytes_on_host())

@@ -1,0 +1,118 @@
+"""Calls from model to model on the same memory, by the Python backend's business logic scripting (BLS)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ...errors import ModelError
+from ...memory.pool.options import PoolOptions
+from ...memory.pool.pool import SlotPool
+from ...model_spec import ModelSpec
+from ...protocol.call_layout import obstacle_in_tensors
+from ...tensors.view import TensorView
+from ..devices.arrays import DeviceArrays
+from ..triton import TritonBackend
+from .direct import DirectForwarding
+from .lending import Lending, LentMemory
+from .model_specs import ModelSpecs
+from .ordinary import Asked, Forwarding, ForwardOutputs, Given, OrdinaryForwarding
+
+__all__ = ["CALLERS_PARAMETER", "Forwarder"]
+
+CALLERS_PARAMETER: Final = "shm_callers"
+"""The request parameter that names the models on whose behalf a model is called, with slashes between them."""
+
+
+class Forwarder:
+    """Makes the requests of one session to other models.
+
+    Parameters
+    ----------
+    model : str
+        The session's own.
+    backend : TritonBackend
+    arrays : DeviceArrays
+    server_url : str
+        Where the server tells what it knows of models.
+    """
+
+    def __init__(self, model: str, backend: TritonBackend, arrays: DeviceArrays, server_url: str) -> None:
+        self._model = model
+        self._backend = backend
+        self._arrays = arrays
+        self._specs = ModelSpecs(server_url)
+        self._pool = SlotPool(PoolOptions())
+        self._learned: dict[tuple[str, str], int] = {}  # bytes per row, for each output of a model at most one
+
+    def begin(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        outputs: ForwardOutputs,
+        parameters: Mapping[str, Any],
+        version: str,
+        callers: str,
+        own: Sequence[LentMemory | None],
+    ) -> Forwarding:
+        """Return a request that is ready to be executed.
+
+        Parameters
+        ----------
+        model, inputs, outputs, parameters, version
+            As for ``call.forward``.
+        callers : str
+            What the request on whose behalf this one is made said in :data:`CALLERS_PARAMETER`.
+        own : sequence of LentMemory or None
+            That request's regions, by their numbers.
+
+        Raises
+        ------
+        ModelError
+            There is no such model, or it would wait for itself.
+        TensorError
+            It does not take these tensors.
+        """
+        chain = [*(callers.split("/") if callers else ()), self._model]
+        if model in chain:
+            raise ModelError(
+                f"model {model!r} would be called on its own behalf ({' → '.join([*chain, model])}), and wait for "
+                "itself for ever"
+            )
+        spec = self._specs.spec(model, version)
+        given = {name: Given(name, value, self._arrays) for name, value in inputs.items()}
+        names = _names(model, spec, outputs)
+        asked = Asked(model, version, given, outputs, names, {**parameters, CALLERS_PARAMETER: "/".join(chain)})
+        if spec is not None and _takes_lent_memory(spec):
+            learned = {name: self._learned.get((model, name), 0) for name in names}
+            return DirectForwarding(asked, self._backend, self._arrays, spec, learned, Lending(own, self._pool))
+        return OrdinaryForwarding(asked, self._backend, self._arrays)
+
+    def finish(self, forwarding: Forwarding, response: Any) -> dict[str, TensorView]:
+        """Return the outputs, and learn how large they are; raises as :meth:`Forwarding.result`."""
+        try:
+            found = forwarding.result(response)
+        except Exception:
+            self._specs.forget(forwarding.model)  # maybe it is not what it was
+            raise
+        for name, byte_size in forwarding.overflowed.items():
+            key, per_row = (forwarding.model, name), -(-byte_size // (forwarding.batch_size or 1))
+            self._learned[key] = max(self._learned.get(key, 0), per_row + per_row // 8)
+        return found
+
+    def close(self) -> None:
+        """Remove this model's own regions. Arrays over them stay valid. Twice is fine."""
+        self._pool.close()
+
+
+def _takes_lent_memory(spec: ModelSpec) -> bool:
+    is_declared = not spec.is_decoupled and spec.obstacle_to_direct() is None
+    return is_declared and obstacle_in_tensors(spec) is None
+
+
+def _names(model: str, spec: ModelSpec | None, outputs: ForwardOutputs) -> list[str]:
+    if outputs is not None:
+        return list(outputs)
+    if spec is None:
+        raise ModelError(f"the outputs of model {model!r} are not known here; name those that are wanted")
+    return list(spec.outputs)

@@ -1,0 +1,101 @@
+"""The memory that a model lends to another one: its client's, and regions of its own that earlier calls used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...memory.pool.pool import SlotPool
+from ...protocol.claims import CudaRegionClaim, LentRegionClaim, RegionClaim
+from ..mapping.memory import HostMemory, Memory
+
+__all__ = ["Lending", "LentMemory", "Place"]
+
+
+class LentMemory(NamedTuple):
+    """Memory of the request that a model executes.
+
+    Attributes
+    ----------
+    claim : RegionClaim
+        What a table says of it. The fence of CUDA memory is a number of the request's own regions.
+    memory : Memory
+        The same in this process.
+    """
+
+    claim: RegionClaim
+    memory: Memory
+
+
+class Place(NamedTuple):
+    """Where a tensor lies: in which region of the request to another model, and where there."""
+
+    region: int
+    offset: int
+
+
+class Lending:
+    """The further regions of one request to another model. Number 1 is the first of them.
+
+    Parameters
+    ----------
+    own : sequence of LentMemory or None
+        The regions of the request that the model executes, by their numbers; None for one that is not there.
+    pool : SlotPool
+        Of the session's own regions.
+
+    Attributes
+    ----------
+    claims : list of RegionClaim
+        As the table has them.
+    memories : list of Memory
+        The same regions in this process.
+    pool : SlotPool
+    """
+
+    def __init__(self, own: Sequence[LentMemory | None], pool: SlotPool) -> None:
+        self._own = own
+        self.pool = pool
+        self._numbers: dict[RegionClaim, int] = {}
+        self.claims: list[RegionClaim] = []
+        self.memories: list[Memory] = []
+
+    def place_of(self, array: Any) -> Place | None:
+        """Return where a C-contiguous array lies, if that is memory to lend; None otherwise."""
+        if not array.nbytes:
+            return None
+        for number, lent in enumerate(self._own):
+            offset = None if lent is None else lent.memory.offset_of(array)
+            if lent is not None and offset is not None and 0 <= offset <= lent.memory.byte_size - array.nbytes:
+                return Place(self._lend_own(number), offset)
+        if isinstance(array, np.ndarray) and array.flags.c_contiguous:
+            return self._place_in_pool(array)
+        return None
+
+    def _place_in_pool(self, array: np.ndarray[Any, Any]) -> Place | None:
+        address = array.__array_interface__["data"][0]
+        for region, memory in self.pool.held():
+            offset = address - memory.__array_interface__["data"][0]
+            if 0 <= offset <= memory.nbytes - array.nbytes:
+                claim = LentRegionClaim(region.key, region.byte_size, region.token, 0)
+                return Place(self._lend(claim, HostMemory(memory)), offset)
+        return None
+
+    def _lend_own(self, number: int) -> int:
+        lent = self._own[number]
+        assert lent is not None
+        claim = lent.claim
+        if isinstance(claim, CudaRegionClaim) and claim.fence is not None:
+            claim = replace(claim, fence=self._lend_own(claim.fence))
+        return self._lend(claim, lent.memory)
+
+    def _lend(self, claim: RegionClaim, memory: Memory) -> int:
+        number = self._numbers.get(claim)
+        if number is None:
+            self.claims.append(claim)
+            self.memories.append(memory)
+            number = self._numbers[claim] = len(self.claims)
+        return number

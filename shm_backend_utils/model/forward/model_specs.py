@@ -1,0 +1,55 @@
+"""The other models of the server, as its HTTP endpoint describes them (``GET v2/models/NAME/config``)."""
+
+from __future__ import annotations
+
+import urllib.error
+from http.client import HTTPException
+from urllib.parse import quote
+
+from ...errors import ModelError
+from ...memory.registrations import fetch_json
+from ...model_spec import ModelSpec
+
+__all__ = ["ModelSpecs"]
+
+
+class ModelSpecs:
+    """What is known of other models. Asked for once, until :meth:`forget`.
+
+    Parameters
+    ----------
+    server_url : str
+        Of the HTTP endpoint.
+    """
+
+    def __init__(self, server_url: str) -> None:
+        self._server_url = server_url
+        self._specs: dict[tuple[str, str], ModelSpec] = {}
+
+    def spec(self, model: str, version: str) -> ModelSpec | None:
+        """Return a model's configuration; None if the server does not tell, as it serves no HTTP there.
+
+        Raises
+        ------
+        ModelError
+            There is no such model.
+        """
+        key = (model, version)
+        spec = self._specs.get(key) or self._ask(model, version)
+        if spec is not None:  # else the server may tell the next time
+            self._specs[key] = spec
+        return spec
+
+    def forget(self, model: str) -> None:
+        """Ask anew the next time: the model may have been loaded with another configuration."""
+        self._specs = {key: spec for key, spec in self._specs.items() if key[0] != model}
+
+    def _ask(self, model: str, version: str) -> ModelSpec | None:
+        place = quote(model, safe="") + (f"/versions/{quote(version, safe='')}" if version else "")
+        try:
+            return ModelSpec.from_config(fetch_json(f"{self._server_url}/v2/models/{place}/config"))
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ModelError(f"model {model!r} cannot be called: the server has no such model ready") from None
+        except (OSError, HTTPException, ValueError, KeyError, TypeError):
+            return None

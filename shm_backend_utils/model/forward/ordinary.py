@@ -1,0 +1,199 @@
+"""A request to another model of the server, and what both kinds of it share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import dtypes
+from ...dtypes import BYTES
+from ...errors import ForwardError, ModelError
+from ...tensors.device_view import DeviceView
+from ...tensors.strings import Strings
+from ...tensors.strings_view import StringsView
+from ...tensors.view import TRITON, TensorView
+from ..devices.arrays import DeviceArrays, is_on_device
+from ..triton import TritonBackend
+
+__all__ = ["Asked", "ForwardOutputs", "Forwarding", "Given", "OrdinaryForwarding"]
+
+
+ForwardOutputs = Sequence[str] | Mapping[str, TensorView | int | None] | None
+"""The outputs that are wanted: names, or with what is known of each: a view to write to, or bytes; None for all."""
+
+
+class Given:
+    """An input as ``model.py`` has it.
+
+    Attributes
+    ----------
+    dtype : DType
+    shape : tuple of int
+    array : array of NumPy or CuPy
+        Of strings their bytes.
+    """
+
+    def __init__(self, name: str, value: Any, arrays: DeviceArrays) -> None:
+        self._arrays = arrays
+        self._strings = _strings_of(name, value)
+        self.array: Any
+        if self._strings is not None:
+            self.dtype, self.shape, self.array = BYTES, self._strings.shape, self._strings.encoded
+            return
+        if isinstance(value, TensorView):
+            self.array = value.array
+        else:
+            self.array = arrays.adopt(value) if is_on_device(value) else np.asarray(value)
+        self.dtype = dtypes.from_numpy(np.dtype(self.array.dtype), name)
+        self.shape = tuple(self.array.shape)
+
+    def bytes_on_host(self) -> npt.NDArray[Any]:
+        """Return the array, or a copy of it if it is on a GPU; of strings, the bytes that they take in memory."""
+        if isinstance(self.array, np.ndarray):
+            return self.array
+        return self._arrays.to_host(self._arrays.view("", self.array, self.dtype, TRITON, writable=False))
+
+    def elements_on_host(self) -> npt.NDArray[Any]:
+        """Return the array, or a copy of it if it is on a GPU; of strings, an array of ``bytes`` objects."""
+        return self.bytes_on_host() if self._strings is None else self._strings.numpy()
+
+
+class Asked(NamedTuple):
+    """What ``model.py`` asks of another model.
+
+    Attributes
+    ----------
+    model : str
+        The other's name.
+    version : str
+        Empty if the server chooses.
+    inputs : mapping of str to Given
+    outputs : ForwardOutputs
+        As the user wants them.
+    names : sequence of str
+        Of the outputs that are wanted.
+    parameters : mapping
+        Of the request.
+    """
+
+    model: str
+    version: str
+    inputs: Mapping[str, Given]
+    outputs: ForwardOutputs
+    names: Sequence[str]
+    parameters: Mapping[str, Any]
+
+
+class Forwarding(ABC):
+    """One request to another model.
+
+    Parameters
+    ----------
+    asked : Asked
+    backend : TritonBackend
+    arrays : DeviceArrays
+
+    Attributes
+    ----------
+    model : str
+    request : InferenceRequest
+        To be executed.
+    batch_size : int or None
+        How many rows it has, where it says so.
+    overflowed : dict of str to int
+        After :meth:`result`: outputs that found too little room in shared memory, with their bytes.
+    """
+
+    request: Any
+    batch_size: int | None = None
+
+    def __init__(self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays) -> None:
+        self.model = asked.model
+        self.overflowed: dict[str, int] = {}
+        self._backend = backend
+        self._arrays = arrays
+        targets = asked.outputs.items() if isinstance(asked.outputs, Mapping) else ()
+        self._targets = {name: target for name, target in targets if isinstance(target, TensorView)}
+
+    @abstractmethod
+    def result(self, response: Any) -> dict[str, TensorView]:
+        """Return the outputs.
+
+        Raises
+        ------
+        ForwardError
+            The other model refused or failed the request.
+        ModelError
+            An output is not of the shape, or of the dtype, of the memory that was given for it.
+        """
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """Have the other model refuse the request, if that would use memory of the client and has not begun."""
+
+    def _tensors_of(self, response: Any) -> dict[str, TensorView]:
+        """Return the outputs that the response carries, by name; raises ForwardError if it is an error."""
+        if response.has_error():
+            message = response.error().message()
+            raise ForwardError(f"model {self.model!r}, called on behalf of this request, failed: {message}")
+        return {tensor.name(): self._view_of(tensor) for tensor in response.output_tensors()}
+
+    def _view_of(self, tensor: Any) -> TensorView:
+        name = tensor.name()
+        array = self._backend.input(tensor, None) if tensor.is_cpu() else self._arrays.adopt(tensor.to_dlpack())
+        dtype = dtypes.from_numpy(np.dtype(array.dtype), name)
+        if not isinstance(array, np.ndarray):
+            return self._arrays.view(name, array, dtype, TRITON, writable=False)
+        if dtype is BYTES:
+            return StringsView(name, Strings.of(name, array), TRITON)
+        return TensorView(name, array, dtype, TRITON)
+
+    def _delivered(self, name: str, view: TensorView) -> TensorView:
+        """Return an output where it is wanted: copied there, if it came another way."""
+        target = self._targets.get(name)
+        if target is None:
+            return view
+        self._check_fits(name, target, view)
+        if isinstance(target, DeviceView) or isinstance(view, DeviceView):
+            self._arrays.copy(target, view.array)
+        else:
+            np.copyto(target.numpy(), view.numpy())
+        return target
+
+    def _check_fits(self, name: str, target: TensorView, view: TensorView) -> None:
+        if (target.triton_dtype, target.shape) != (view.triton_dtype, view.shape):
+            raise ModelError(
+                f"model {self.model!r} gave output {name!r} as {view.triton_dtype} of shape {list(view.shape)}, but "
+                f"the memory for it is {target.triton_dtype} of shape {list(target.shape)}"
+            )
+
+
+class OrdinaryForwarding(Forwarding):
+    """For models that share no memory: tensors go through the Python backend's pool, as in any such request."""
+
+    def __init__(self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays) -> None:
+        super().__init__(asked, backend, arrays)
+        tensors = [
+            backend.output(name, np.ascontiguousarray(each.elements_on_host()).reshape(each.shape))
+            for name, each in asked.inputs.items()
+        ]
+        self.request = backend.request(asked.model, asked.version, tensors, asked.names, asked.parameters)
+
+    def result(self, response: Any) -> dict[str, TensorView]:
+        return {name: self._delivered(name, view) for name, view in self._tensors_of(response).items()}
+
+    def give_up(self) -> None:
+        pass  # its tensors were copied
+
+
+def _strings_of(name: str, value: Any) -> Strings | None:
+    if isinstance(value, StringsView):
+        return value.strings()
+    if isinstance(value, TensorView) or is_on_device(value):
+        return None
+    array = np.asarray(value)
+    return Strings.of(name, array) if array.dtype.kind in "OSU" else None

@@ -1,0 +1,48 @@
+"""A bank of device memory on fake GPUs, and regions that have some of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from shm_backend_utils.memory.cuda.bank import DeviceBank
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.memory.segment import PRIVATE
+from shm_backend_utils.protocol.layout import PAGE_SIZE
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
+from tests.unit.device_bank.bank_calls import LIMIT, SIZE, MakeRegion
+from tests.unit.fake_gpu import objects_of, runtime_that_gives_all_back
+
+
+@pytest.fixture
+def cuda() -> Iterator[FakeCuda]:
+    with runtime_that_gives_all_back() as cuda:
+        yield cuda
+        assert cuda.current_device() == 0
+    assert objects_of(os.getpid()) == []
+
+
+@pytest.fixture
+def bank(cuda: FakeCuda) -> Iterator[DeviceBank]:
+    """A bank from which two of the smallest regions can be provided on each device."""
+    with contextlib.closing(DeviceBank(CudaAccess(lambda: cuda), LIMIT)) as bank:
+        yield bank
+
+
+@pytest.fixture
+def new_region(bank: DeviceBank) -> Iterator[MakeRegion]:
+    """Make a region with so much memory on these devices; it is destroyed in the end."""
+    regions: list[SlotRegion] = []
+
+    def make(devices: tuple[int, ...] = (0,), byte_size: int = SIZE) -> SlotRegion:
+        regions.append(SlotRegion(100, 1, PAGE_SIZE, PRIVATE))
+        bank.provide(regions[-1], devices, [byte_size] * len(devices))
+        return regions[-1]
+
+    yield make
+    for region in regions:
+        region.destroy()

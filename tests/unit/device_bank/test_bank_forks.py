@@ -1,0 +1,107 @@
+"""A forked child owns nothing of its parent's device memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+FORKING = """
+import atexit, faulthandler, os, threading, traceback
+from pathlib import Path
+from shm_backend_utils.client.client_memory import ClientMemory
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.locks import use
+from shm_backend_utils.memory.pool.options import PoolOptions
+from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.memory.segment import PRIVATE
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
+
+freeing, go_on = threading.Event(), threading.Event()
+
+class SlowCuda(FakeCuda):
+    def free(self, address):
+        freeing.set()
+        go_on.wait(20)
+        super().free(address)
+
+class Client:
+    pass
+
+cuda, client = SlowCuda(), Client()
+memory = ClientMemory(PoolOptions(), CudaAccess(lambda: cuda))
+memory.end_with(client)
+regions = [SlotRegion(100, 1, 4096, PRIVATE) for _ in range(2)]
+for region in regions:
+    memory.bank.provide(region, [0], [100])
+
+inodes = {region: (Path("/dev/shm") / region.key).stat().st_ino for region in regions}
+
+def descriptors(region):
+    places = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    return sum(place.stat().st_ino == inodes[region] for place in places if place.exists())
+
+def in_child(work):
+    child = os.fork()
+    if child == 0:
+        faulthandler.dump_traceback_later(5, exit=True)
+        try:
+            work()
+            atexit._run_exitfuncs()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    go_on.set()
+    assert os.waitstatus_to_exitcode(status) == 0, "the child failed"
+
+try:
+"""
+
+END = """
+finally:
+    go_on.set()
+    for region in regions:
+        region.destroy()
+    memory.end()
+"""
+
+USES = {
+    "holds none of the regions that its parent has destroyed": """
+        user = use(regions[0]._region.segment.fileno())
+        regions[0].destroy()
+        here = descriptors(regions[0])
+        def work():
+            there = descriptors(regions[0])
+            assert there == here - 1, f"{there} of {here} descriptors are left"
+        in_child(work)
+        user.give_back()
+    """,
+    "ends although its parent was freeing memory": """
+        for region in regions:
+            region.destroy()
+        collecting = threading.Thread(target=memory.bank.collect)
+        collecting.start()
+        freeing.wait(20)
+        in_child(lambda: None)
+        collecting.join()
+    """,
+    "frees nothing": """
+        go_on.set()
+        regions[0].destroy()
+        in_child(memory.bank.close)
+        assert cuda.live.allocations == 2
+        memory.bank.collect()
+        assert cuda.live.allocations == 1
+    """,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_forked_child(use: str) -> None:
+    program = FORKING + textwrap.indent(textwrap.dedent(USES[use]), "    ") + END
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr

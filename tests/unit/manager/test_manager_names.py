@@ -1,0 +1,167 @@
+"""SharedMemoryManager: names, what is registered under them, and parts of it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shm_backend_utils.errors import CallerError, RegionGoneError, RegionRefusedError
+from shm_backend_utils.model import RegionStatus, SharedMemoryManager
+from shm_backend_utils.tensors.attributes import MemoryType
+from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, register
+
+
+def test_a_registered_region_is_the_objects_memory(manager: SharedMemoryManager, make_file: MakeFile) -> None:
+    key = make_file()
+    register(manager, "mine", key)
+    memory = manager.get_memory_info("mine", 0, PAGE).memory
+    assert memory.tobytes() == (SHM / key).read_bytes()
+    memory[:] = 7
+    assert (SHM / key).read_bytes() == bytes([7]) * PAGE
+
+
+def test_a_part_of_a_region_has_its_attributes(manager: SharedMemoryManager, make_file: MakeFile) -> None:
+    register(manager, "mine", make_file())
+    attributes = manager.get_memory_info("mine", 8, 24).attributes
+    assert attributes.memory_type is MemoryType.CPU
+    assert (attributes.memory_type_id, attributes.byte_size, attributes.cuda_ipc_handle) == (0, 24, None)
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_a_key_may_begin_with_a_slash(manager: SharedMemoryManager, make_file: MakeFile, slash: str) -> None:
+    key = make_file()
+    manager.register_system_shared_memory("mine", f"{slash}{key}", 0, PAGE)
+    assert manager.get_memory_info("mine", 0, PAGE).memory.tobytes() == (SHM / key).read_bytes()
+
+
+@pytest.mark.parametrize("key", ["", "/", ".", "..", "/..", "a/b", "../etc/passwd", "//a"])
+def test_a_key_that_is_no_name_in_shared_memory_is_refused(manager: SharedMemoryManager, key: str) -> None:
+    with pytest.raises(RegionRefusedError, match="not the name of an object directly in /dev/shm"):
+        manager.register_system_shared_memory("mine", key, 0, PAGE)
+
+
+def test_the_status_says_what_is_registered(manager: SharedMemoryManager, make_file: MakeFile) -> None:
+    first, second = make_file(), make_file()
+    register(manager, "first", first)
+    register(manager, "second", second, 16, 32)
+    assert manager.status() == [RegionStatus("first", first, 0, PAGE), RegionStatus("second", second, 16, 32)]
+    assert manager.status("second") == [RegionStatus("second", second, 16, 32)]
+
+
+def test_nothing_is_registered_at_first(manager: SharedMemoryManager) -> None:
+    assert manager.status() == []
+    assert manager.find("mine") is None
+
+
+def test_a_name_is_given_once(manager: SharedMemoryManager, make_file: MakeFile) -> None:
+    first = make_file()
+    register(manager, "mine", first)
+    with pytest.raises(CallerError, match="region 'mine' is registered already"):
+        register(manager, "mine", make_file())
+    assert manager.status("mine")[0].key == first
+
+
+def test_a_name_that_was_freed_can_be_given_again(manager: SharedMemoryManager, make_file: MakeFile) -> None:
+    register(manager, "mine", make_file())
+    manager.unregister("mine")
+    second = make_file()
+    register(manager, "mine", second)
+    assert manager.status("mine")[0].key == second
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda manager: manager.status("mine"), lambda manager: manager.get_memory_info("mine", 0, 1)]
+)
+def test_a_name_that_is_not_registered_says_so(
+    manager: SharedMemoryManager, ask: Callable[[SharedMemoryManager], object]
+) -> None:
+    with pytest.raises(RegionGoneError, match="region 'mine' is not registered"):
+        ask(manager)
+
+
+def test_freeing_a_name_that_is_free_is_fine(manager: SharedMemoryManager) -> None:
+    manager.unregister("mine")
+    manager.unregister_all()
+
+
+def test_freeing_a_name_unmaps_its_region_and_no_other(manager: SharedMemoryManager, make_file: MakeFile) -> None:
+    first, second = make_file(), make_file()
+    register(manager, "first", first)
+    register(manager, "second", second)
+    manager.unregister("first")
+    assert not is_mapped(first)
+    assert is_mapped(second)
+    assert [status.name for status in manager.status()] == ["second"]
+
+
+def test_freeing_every_name_unmaps_everything(manager: SharedMemoryManager, make_file: MakeFile) -> None:
+    keys = [make_file() for _ in range(3)]
+    for key in keys:
+        register(manager, key, key)
+    manager.unregister_all()
+    assert manager.status() == []
+    assert manager.mapped_bytes == 0
+    assert [key for key in keys if is_mapped(key)] == []
+
+
+def test_an_object_that_is_not_there(manager: SharedMemoryManager) -> None:
+    with pytest.raises(RegionGoneError, match="region 'mine' does not exist"):
+        register(manager, "mine", "foreign-nobody")
+    assert manager.status() == []
+
+
+@pytest.mark.parametrize(("offset", "byte_size"), [(0, PAGE + 1), (1, PAGE), (PAGE, 1)])
+def test_an_object_that_is_too_small_is_refused(
+    manager: SharedMemoryManager, make_file: MakeFile, offset: int, byte_size: int
+) -> None:
+    key = make_file()
+    with pytest.raises(RegionRefusedError, match=f"but {PAGE} are there"):
+        register(manager, "mine", key, offset, byte_size)
+    assert manager.status() == []
+    assert not is_mapped(key)
+
+
+@pytest.mark.parametrize(("offset", "byte_size"), [(-1, 1), (0, -1), (1, 2**63 - 1), (2**63, 0), (2**64, -(2**64))])
+def test_an_offset_or_size_that_cannot_be_is_refused(
+    manager: SharedMemoryManager, make_file: MakeFile, offset: int, byte_size: int
+) -> None:
+    with pytest.raises(CallerError, match="of region 'mine' were asked for"):
+        register(manager, "mine", make_file(), offset, byte_size)
+
+
+INTEGERS = st.one_of(
+    st.integers(-2, PAGE + 2),
+    st.integers(-(2**65), 2**65),
+    st.sampled_from([0, PAGE, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)]),
+)
+
+
+@pytest.fixture(scope="module")
+def long_lived() -> Iterator[tuple[SharedMemoryManager, bytes]]:
+    """A manager with one region, `part`: bytes 100 to 3100 of a page."""
+    key = f"foreign-{os.getpid()}-{secrets.token_hex(8)}"
+    (SHM / key).write_bytes(os.urandom(PAGE))
+    manager = SharedMemoryManager()
+    register(manager, "part", key, 100, 3000)
+    yield manager, (SHM / key).read_bytes()[100:3100]
+    manager.unregister_all()
+    (SHM / key).unlink()
+
+
+@given(offset=INTEGERS, byte_size=INTEGERS)
+def test_any_part_is_exactly_these_bytes_or_refused(
+    long_lived: tuple[SharedMemoryManager, bytes], offset: int, byte_size: int
+) -> None:
+    manager, content = long_lived
+    if offset >= 0 and byte_size >= 0 and offset + byte_size <= len(content):
+        info = manager.get_memory_info("part", offset, byte_size)
+        assert info.memory.tobytes() == content[offset : offset + byte_size]
+        assert info.attributes.byte_size == byte_size
+    else:
+        with pytest.raises(CallerError, match="of region 'part' were asked for; expected 0 to 3000"):
+            manager.get_memory_info("part", offset, byte_size)

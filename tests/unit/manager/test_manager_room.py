@@ -1,0 +1,108 @@
+"""The limit of what is mapped: which unused region makes room."""
+
+from __future__ import annotations
+
+import pytest
+
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.model import SharedMemoryManager
+from tests.unit.manager.registering import PAGE, MakeFile, is_mapped, register
+
+
+def test_an_unused_region_makes_room(make_file: MakeFile) -> None:
+    manager = SharedMemoryManager(max_mapped_bytes=2 * PAGE)
+    keys = [make_file() for _ in range(3)]
+    for name, key in zip(("first", "second", "third"), keys, strict=True):
+        register(manager, name, key)
+    assert [is_mapped(key) for key in keys] == [False, True, True]
+    assert [status.name for status in manager.status()] == ["second", "third"]
+    manager.unregister_all()
+
+
+def test_the_region_that_was_used_longest_ago_makes_room(make_file: MakeFile) -> None:
+    manager = SharedMemoryManager(max_mapped_bytes=2 * PAGE)
+    register(manager, "first", make_file())
+    register(manager, "second", make_file())
+    manager.get_memory_info("first", 0, 1)
+    register(manager, "third", make_file())
+    assert [status.name for status in manager.status()] == ["first", "third"]
+    manager.unregister_all()
+
+
+def test_a_call_counts_as_use(make_file: MakeFile) -> None:
+    manager = SharedMemoryManager(max_mapped_bytes=2 * PAGE)
+    first = register(manager, "first", make_file())
+    register(manager, "second", make_file())
+    manager.begin_use([first])
+    manager.end_use([first])
+    register(manager, "third", make_file())
+    assert [status.name for status in manager.status()] == ["first", "third"]
+    manager.unregister_all()
+
+
+def test_as_many_regions_go_as_are_needed(make_file: MakeFile) -> None:
+    manager = SharedMemoryManager(max_mapped_bytes=4 * PAGE)
+    for name in ("first", "second", "third"):
+        register(manager, name, make_file())
+    register(manager, "large", make_file(3 * PAGE), 0, 3 * PAGE)
+    assert [status.name for status in manager.status()] == ["third", "large"]
+    assert manager.mapped_bytes == 4 * PAGE
+    manager.unregister_all()
+
+
+def test_a_region_in_use_does_not_make_room(make_file: MakeFile) -> None:
+    manager = SharedMemoryManager(max_mapped_bytes=PAGE)
+    used = register(manager, "used", make_file())
+    manager.begin_use([used])
+    with pytest.raises(MachineError, match="the limit \\(SHM_MAX_MAPPED_BYTES\\) is 4096"):
+        register(manager, "more", make_file())
+    assert [status.name for status in manager.status()] == ["used"]
+    manager.end_use([used])
+    del used
+    register(manager, "more", make_file())
+    manager.unregister_all()
+
+
+def test_a_region_that_never_fits_is_refused(make_file: MakeFile) -> None:
+    key = make_file(2 * PAGE)
+    manager = SharedMemoryManager(max_mapped_bytes=PAGE)
+    with pytest.raises(MachineError, match="a region of 8192 bytes cannot be mapped"):
+        register(manager, "large", key)
+    assert not is_mapped(key)
+
+
+def test_a_region_that_never_fits_takes_nobodys_place(make_file: MakeFile) -> None:
+    manager = SharedMemoryManager(max_mapped_bytes=PAGE)
+    register(manager, "small", make_file())
+    with pytest.raises(MachineError):
+        register(manager, "large", make_file(2 * PAGE))
+    assert [status.name for status in manager.status()] == ["small"]
+    manager.unregister_all()
+
+
+def test_a_second_name_needs_no_room(make_file: MakeFile) -> None:
+    manager = SharedMemoryManager(max_mapped_bytes=PAGE)
+    key = make_file()
+    assert register(manager, "first", key) is register(manager, "second", key)
+    manager.unregister_all()
+
+
+def test_a_region_that_was_unregistered_in_use_still_counts(make_file: MakeFile) -> None:
+    manager = SharedMemoryManager(max_mapped_bytes=PAGE)
+    region = register(manager, "mine", make_file())
+    manager.begin_use([region])
+    manager.unregister("mine")
+    with pytest.raises(MachineError):
+        register(manager, "more", make_file())
+    manager.end_use([region])
+
+
+def test_a_region_that_was_unregistered_in_use_still_counts_when_it_is_mapped_again(make_file: MakeFile) -> None:
+    manager = SharedMemoryManager(max_mapped_bytes=PAGE)
+    key = make_file()
+    region = register(manager, "mine", key)
+    manager.begin_use([region])
+    manager.unregister("mine")
+    with pytest.raises(MachineError):
+        register(manager, "mine", key)
+    manager.end_use([region])

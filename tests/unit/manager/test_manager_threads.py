@@ -1,0 +1,65 @@
+"""Threads that register, find and free at once, and openers that fail."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from shm_backend_utils.errors import CallerError, MachineError, RegionRefusedError
+from shm_backend_utils.memory.segment import SystemSegment
+from shm_backend_utils.model import SharedMemoryManager
+from shm_backend_utils.model.mapping.mapped import MappedRegion
+from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped
+
+
+def test_what_the_opener_raises_is_raised(manager: SharedMemoryManager) -> None:
+    def opener() -> MappedRegion:
+        raise RegionRefusedError("regions[0]", "of a rule")
+
+    with pytest.raises(RegionRefusedError, match="of a rule"):
+        manager.register("mine", opener, 0, 1)
+    assert manager.find("mine") is None
+
+
+def test_threads_do_not_disturb_each_other(make_file: MakeFile) -> None:
+    keys = {make_file(): bytes([number]) * PAGE for number in range(4)}
+    for key, content in keys.items():
+        (SHM / key).write_bytes(content)
+    manager = SharedMemoryManager(max_mapped_bytes=3 * PAGE)
+
+    def work(seed: int) -> int:
+        dice = random.Random(seed)
+        served = 0
+        for _ in range(400):
+            key = dice.choice(list(keys))
+            name = f"{key}-{dice.randrange(3)}"
+            try:
+                region = find_or_register(manager, name, key)
+                manager.begin_use([region])
+            except MachineError:
+                continue  # another thread freed the name, or everything is in use: a clear answer both
+            assert region.memory.bytes().tobytes() == keys[key]
+            if dice.random() < 0.3:
+                manager.unregister(name)
+            if dice.random() < 0.05:
+                manager.drop_abandoned()
+            assert region.memory.bytes().tobytes() == keys[key]
+            manager.end_use([region])
+            served += 1
+        return served
+
+    with ThreadPoolExecutor(8) as threads:
+        assert min(threads.map(work, range(8))) > 0
+    manager.unregister_all()
+    assert manager.mapped_bytes == 0
+    assert [key for key in keys if is_mapped(key)] == []
+
+
+def find_or_register(manager: SharedMemoryManager, name: str, key: str) -> MappedRegion:
+    while (found := manager.find(name)) is None:
+        with contextlib.suppress(CallerError):  # another thread was faster, and the name is taken
+            return manager.register(name, lambda: MappedRegion(SystemSegment.open(key, PAGE, name)), 0, PAGE)
+    return found[0]

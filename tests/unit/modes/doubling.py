@@ -1,0 +1,20 @@
+"""What the tests of this folder have a model do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from shm_backend_utils.dtypes import BY_NAME
+from shm_backend_utils.model import Call, ShmSession
+
+FP32 = BY_NAME["FP32"]
+X = np.arange(4, dtype=np.float32)
+
+Open = Callable[..., ShmSession]
+
+
+def double(call: Call) -> None:
+    x = call.input("X")
+    np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())

@@ -1,0 +1,161 @@
+"""Requests that are served as one batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.model import BatchCall, ShmSession
+from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
+from shm_backend_utils.testing.fake_backend import Request
+from tests.unit.modes.doubling import FP32, Open
+from tests.unit.sessions import tensor
+from tests.unit.table_client import Client
+
+
+def batched(open_session: Open, **more: Any) -> ShmSession:
+    carrier = tensor("SHM", "UINT8")
+    return open_session([tensor("X", dims=[-1]), carrier], [tensor("Y", dims=[-1])], max_batch_size=8, **more)
+
+
+def carrier_of(rows: int) -> dict[str, Any]:
+    return {"SHM": np.empty((rows, 0), np.uint8)}
+
+
+def rows_side_by_side(client: Client, counts: list[int], width: int = 4) -> list[Request]:
+    """Return requests whose rows follow one another in memory, and so do their outputs."""
+    requests = []
+    begin = client.data
+    total = sum(counts)
+    first = 0
+    for slot, count in enumerate(counts):
+        at, size = begin + first * width * 4, count * width * 4
+        np.ndarray((count, width), np.float32, client.region.bytes(), at)[...] = slot + 1
+        said = Table(
+            {"X": InputSpan(FP32, (count, width), 0, at, size)}, {"Y": OutputSpan(0, at + total * width * 4, size)}
+        )
+        requests.append(Request(client.begin(said, slot), ["Y"], carrier_of(count)))
+        first += count
+    return requests
+
+
+def double_batch(seen: list[Any]) -> Callable[[BatchCall], None]:
+    def infer(batch: BatchCall) -> None:
+        x = batch.input("X")
+        y = batch.output("Y", x.shape[1:], x.dtype)
+        seen.append((batch.size, batch.gathered_bytes, x.path, y.path))
+        np.multiply(x.numpy(), 2, out=y.numpy())
+
+    return infer
+
+
+def test_rows_that_follow_one_another_are_one_view(open_session: Open) -> None:
+    client, seen = Client(slots=3), []  # type: ignore[var-annotated]
+    responses = batched(open_session).serve_batch(rows_side_by_side(client, [1, 2, 3]), double_batch(seen))
+    assert [response.error for response in responses] == [None] * 3
+    assert seen == [(6, 0, "direct", "direct")]
+    for slot in range(3):
+        assert client.output("Y", slot).tolist() == [[2 * slot + 2] * 4] * (slot + 1)
+        assert client.is_over(slot)
+    client.close()
+
+
+def test_rows_are_sorted_by_where_they_lie(open_session: Open) -> None:
+    client, seen = Client(slots=3), []  # type: ignore[var-annotated]
+    requests = rows_side_by_side(client, [1, 2, 3])
+    responses = batched(open_session).serve_batch(requests[::-1], double_batch(seen))
+    assert [response.error for response in responses] == [None] * 3
+    assert seen == [(6, 0, "direct", "direct")]
+    client.close()
+
+
+def test_rows_that_lie_apart_are_copied_once(open_session: Open) -> None:
+    client, seen = Client(slots=2), []  # type: ignore[var-annotated]
+    requests = [
+        client.request({"X": np.full((2, 4), slot + 1, np.float32)}, {"Y": 32}, slot, delivered=carrier_of(2))
+        for slot in range(2)
+    ]
+    batched(open_session).serve_batch(requests, double_batch(seen))
+    assert seen == [(4, 64, "triton", "triton")]
+    for slot in range(2):
+        assert client.output("Y", slot).tolist() == [[2 * slot + 2] * 4] * 2
+    client.close()
+
+
+def test_nothing_of_a_batch_is_kept(open_session: Open) -> None:
+    session = batched(open_session)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(15):
+        client, seen = Client(slots=2), []  # type: ignore[var-annotated]
+        session.serve_batch(rows_side_by_side(client, [1, 1]), double_batch(seen))
+        assert seen[0][1] == 0
+        client.close()
+    resolver = session._open_context().resolver
+    resolver.sweep()
+    assert resolver.registry.mapped() == (0, 0)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_plain_requests_and_others_make_one_batch(open_session: Open) -> None:
+    client, seen = Client(), []  # type: ignore[var-annotated]
+    direct = client.request({"X": np.ones((1, 4), np.float32)}, {"Y": 16}, delivered=carrier_of(1))
+    plain = Request("", ["Y"], {"X": np.full((2, 4), 3, np.float32)})
+    first, second = batched(open_session).serve_batch([plain, direct], double_batch(seen))
+    assert first.tensors["Y"].tolist() == [[6] * 4] * 2
+    assert second.error is None
+    assert client.output("Y").tolist() == [[2] * 4]
+    assert seen[0][0] == 3
+    client.close()
+
+
+def test_requests_of_other_shapes_are_batches_of_their_own(open_session: Open) -> None:
+    client, seen = Client(slots=2), []  # type: ignore[var-annotated]
+    requests = [
+        client.request({"X": np.ones((1, width), np.float32)}, {"Y": 64}, slot, delivered=carrier_of(1))
+        for slot, width in enumerate((4, 5))
+    ]
+    responses = batched(open_session).serve_batch(requests, double_batch(seen))
+    assert [response.error for response in responses] == [None, None]
+    assert [size for size, *_ in seen] == [1, 1]
+    client.close()
+
+
+@pytest.mark.parametrize("carried", [1, 3, None])
+def test_a_batch_size_that_triton_was_not_told_is_refused(open_session: Open, carried: int | None) -> None:
+    client = Client()
+    delivered = {} if carried is None else carrier_of(carried)
+    request = client.request({"X": np.ones((2, 4), np.float32)}, {"Y": 32}, delivered=delivered)
+    (response,) = batched(open_session).serve_batch([request], lambda batch: None)
+    assert "tensor 'X' has a batch of 2, but the request has" in str(response.error)
+    assert client.is_free()
+    client.close()
+
+
+def test_a_request_without_inputs_fails_alone(open_session: Open) -> None:
+    client, seen = Client(slots=2), []  # type: ignore[var-annotated]
+    good = client.request({"X": np.ones((1, 4), np.float32)}, {"Y": 16}, delivered=carrier_of(1))
+    empty = client.request({}, {"Y": 16}, 1)
+    first, second = batched(open_session).serve_batch([empty, good], double_batch(seen))
+    assert str(first.error).startswith("shm:missing: ")
+    assert second.error is None
+    assert client.is_over(1)
+    client.close()
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, asyncio.CancelledError, SystemExit])
+def test_what_a_batch_raises_completes_every_slot(open_session: Open, kind: type[BaseException]) -> None:
+    client = Client(slots=2)
+
+    def infer(batch: BatchCall) -> None:
+        raise kind("no")
+
+    responses = batched(open_session).serve_batch(rows_side_by_side(client, [1, 1]), infer)
+    assert all(kind.__name__ in str(response.error) for response in responses)
+    assert client.is_over(0)
+    assert client.is_over(1)
+    client.close()

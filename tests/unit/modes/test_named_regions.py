@@ -1,0 +1,109 @@
+"""Requests whose tensors lie in regions that are registered at the server, and named."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.memory.registrations import Registration
+from shm_backend_utils.model.mapping import policy
+from shm_backend_utils.testing.fake_backend import Request
+from tests.unit.modes.doubling import Open, double
+
+SHM = Path("/dev/shm")
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Registration]]:
+    found: dict[str, Registration] = {}
+    monkeypatch.setattr(policy, "fetch_registrations", lambda url: found)
+    yield found
+    for registration in found.values():
+        (SHM / registration.key).unlink(missing_ok=True)
+
+
+def file_of(byte_size: int = 4096) -> str:
+    key = f"foreign-{os.getpid()}-{secrets.token_hex(8)}"
+    (SHM / key).write_bytes(bytes(byte_size))
+    return key
+
+
+def descriptor(inputs: Any, outputs: Any, *names: str) -> dict[str, str]:
+    regions = [{"kind": "named", "name": name} for name in names]
+    return {"shm_io": json.dumps({"v": 1, "model": "m", "regions": regions, "inputs": inputs, "outputs": outputs})}
+
+
+def test_registered_regions_are_named_by_a_descriptor(open_session: Open, registered: dict[str, Registration]) -> None:
+    key = file_of()
+    registered["mine"] = Registration(key, 64, 1024)
+    file = np.memmap(SHM / key, np.float32, "r+")
+    file[16:20] = [1, 2, 3, 4]
+    request = Request(descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [0, 256, 16]}, "mine"), ["Y"])
+    session = open_session()
+    for _ in range(2):
+        (response,) = session.serve([request], double)
+        assert (response.error, response.tensors) == (None, {})
+        assert file[80:84].tolist() == [2, 4, 6, 8]
+    # What is passed on must be copied: no results tell where it is.
+    session.serve([request], lambda call: call.put("Y", call.input("X")))
+    assert file[80:84].tolist() == [1, 2, 3, 4]
+
+
+def test_two_names_may_stand_for_two_parts_of_one_object(
+    open_session: Open, registered: dict[str, Registration]
+) -> None:
+    key = file_of()
+    registered["in"], registered["out"] = Registration(key, 0, 64), Registration(key, 64, 64)
+    file = np.memmap(SHM / key, np.float32, "r+")
+    file[:4] = 3
+    said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [1, 0, 16]}, "in", "out")
+    (response,) = open_session().serve([Request(said, ["Y"])], double)
+    assert response.error is None
+    assert file[16:20].tolist() == [6] * 4
+
+
+def test_two_names_of_the_same_bytes_do_not_hide_an_overlap(
+    open_session: Open, registered: dict[str, Registration]
+) -> None:
+    key = file_of()
+    registered["in"], registered["out"] = Registration(key, 0, 64), Registration(key, 8, 64)
+    said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [1, 0, 16]}, "in", "out")
+    (response,) = open_session().serve([Request(said, ["Y"])], double)
+    assert str(response.error) == "shm:table: outputs.Y: found bytes of another tensor, expected bytes of its own"
+
+
+def test_a_registration_whose_offset_is_odd_makes_its_tensors_odd(
+    open_session: Open, registered: dict[str, Registration]
+) -> None:
+    registered["mine"] = Registration(file_of(), 2, 1024)
+    said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {}, "mine")
+    (response,) = open_session().serve([Request(said, ["Y"])], double)
+    assert str(response.error).startswith("shm:table: inputs.X.offset: found 0, expected a place at a multiple of 4")
+
+
+def test_spans_beyond_what_is_registered_are_refused(open_session: Open, registered: dict[str, Registration]) -> None:
+    registered["mine"] = Registration(file_of(), 0, 15)
+    said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {}, "mine")
+    (response,) = open_session().serve([Request(said, ["Y"])], double)
+    assert str(response.error).startswith("shm:table: inputs.X: found 16 bytes at offset 0")
+
+
+def test_a_file_that_was_replaced_is_asked_for_anew(open_session: Open, registered: dict[str, Registration]) -> None:
+    old, new = file_of(), file_of()
+    registered["mine"] = Registration(old, 0, 4096)
+    said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [0, 256, 16]}, "mine")
+    session = open_session()
+    session.serve([Request(said, ["Y"])], double)
+    (SHM / old).unlink()
+    registered["mine"] = Registration(new, 0, 4096)
+    file = np.memmap(SHM / new, np.float32, "r+")
+    file[:4] = 5
+    session.serve([Request(said, ["Y"])], double)
+    assert file[64:68].tolist() == [10] * 4

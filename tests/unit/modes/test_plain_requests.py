@@ -1,0 +1,102 @@
+"""Requests of plain clients are served by the same code as those that name a slot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shm_backend_utils.model import Call
+from shm_backend_utils.testing.fake_backend import Request
+from tests.unit.modes.doubling import Open, X, double
+from tests.unit.sessions import tensor
+from tests.unit.table_client import Client
+
+
+def test_a_plain_request_is_served_by_the_same_code(open_session: Open) -> None:
+    paths: list[str] = []
+
+    def infer(call: Call) -> None:
+        paths.append(call.path)
+        double(call)
+
+    (response,) = open_session().serve([Request("", ["Y"], {"X": X})], infer)
+    assert response.error is None
+    assert (response.tensors["Y"].tolist(), paths) == ([0, 2, 4, 6], ["triton"])
+
+
+def test_what_a_plain_request_brings_is_read_only(open_session: Open) -> None:
+    flags: list[bool] = []
+
+    def infer(call: Call) -> None:
+        view = call.input("X")
+        flags.extend([view.writable, view.numpy().flags.writeable, view.array.flags.writeable])
+        flags.append(X.flags.writeable)
+        double(call)
+
+    open_session().serve([Request("", ["Y"], {"X": X})], infer)
+    assert flags == [False, False, False, True]
+
+
+def test_what_is_passed_on_leaves_as_it_came(open_session: Open) -> None:
+    session = open_session()
+    (response,) = session.serve([Request("", ["Y"], {"X": X})], lambda call: call.put("Y", call.input("X")))
+    assert response.tensors["Y"].tolist() == X.tolist()
+
+
+def test_strings_of_a_plain_request(open_session: Open) -> None:
+    session = open_session([tensor("X", "STRING")], [tensor("Y", "STRING")])
+    texts = np.array([b"a", b"bc"], object)
+
+    def infer(call: Call) -> None:
+        call.put("Y", [text.upper() for text in call.input("X").strings()])
+
+    (response,) = session.serve([Request("", ["Y"], {"X": texts})], infer)
+    assert response.tensors["Y"].tolist() == [b"A", b"BC"]
+
+
+def test_a_plain_request_asks_for_what_it_uses_alone(open_session: Open) -> None:
+    asked: list[str] = []
+
+    class Watched(Request):
+        def parameters(self) -> str:
+            asked.append("parameters")
+            return super().parameters()
+
+        def inputs(self) -> Any:
+            asked.append("inputs")
+            return super().inputs()
+
+        def requested_output_names(self) -> list[str]:
+            asked.append("outputs")
+            return super().requested_output_names()
+
+    session = open_session()
+    session.serve([Watched("", ["Y"], {"X": X})], double)
+    assert asked == ["parameters", "inputs", "outputs"]
+
+
+def test_parameters_of_a_plain_request(open_session: Open) -> None:
+    seen: list[Any] = []
+
+    def infer(call: Call) -> None:
+        seen.append(call.parameters)
+        double(call)
+
+    session = open_session()
+    session.serve([Request({"note": "a", "count": 2}, ["Y"], {"X": X}), Request("", ["Y"], {"X": X})], infer)
+    assert seen == [{"note": "a", "count": 2}, {}]
+
+
+def test_a_model_may_serve_the_direct_path_alone(open_session: Open) -> None:
+    session = open_session(parameters={"SHM_PATHS": "direct"})
+    (response,) = session.serve([Request("", ["Y"], {"X": X})], double)
+    assert str(response.error).startswith("shm:table: shm_slot: found nothing, expected the address of a slot: ")
+
+
+def test_a_model_may_not_serve_the_direct_path(open_session: Open) -> None:
+    client = Client()
+    session = open_session(parameters={"SHM_PATHS": "inline"})
+    (response,) = session.serve([client.request({"X": X}, {"Y": 16})], double)
+    assert "model 'm' does not serve the direct path" in str(response.error)
+    client.close()

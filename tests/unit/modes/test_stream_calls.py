@@ -1,0 +1,124 @@
+"""Responses one after another: in a ring of the client's, or through Triton."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.model import ShmSession, StreamCall
+from shm_backend_utils.protocol import results
+from shm_backend_utils.protocol.spans import Ring, frame_number
+from tests.unit.modes.doubling import Open, X
+from tests.unit.table_client import Client
+
+
+def streaming(open_session: Open, **more: Any) -> ShmSession:
+    return open_session(model_transaction_policy={"decoupled": True}, **more)
+
+
+def frame(client: Client, slot: int, index: int, generation: int = 1) -> list[float] | None:
+    """Return what lies in a place of a ring, if it is that frame."""
+    if client.region.record(slot).completed != frame_number(generation, index):
+        return None
+    (place,) = results.decode(client.region.record(slot).copy_results(), [client.region.header.byte_size]).outputs
+    view: Any = np.ndarray(place.shape, place.dtype.numpy, client.region.bytes(), place.offset)
+    return [float(value) for value in view]
+
+
+def test_frames_go_round_as_the_client_releases_them(open_session: Open) -> None:
+    client = Client(slots=3)
+    request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 2, 1024))
+    seen: list[Any] = []
+
+    def release() -> None:
+        for index in range(5):
+            slot = 1 + index % 2
+            deadline = time.monotonic() + 10
+            while (found := frame(client, slot, index)) is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            seen.append(found)
+            client.region.record(slot).generation = frame_number(1, index)
+
+    reader = threading.Thread(target=release)
+    reader.start()
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        for index in range(5):
+            call.output("Y", (4,), np.float32).numpy()[:] = call.input("X").numpy() + index
+            yield
+
+    streaming(open_session).serve_streams([request], answer)
+    reader.join()
+    assert seen == [[index, index + 1, index + 2, index + 3] for index in range(5)]
+    assert client.is_over()
+    assert [None if sent is None else (sent.error, sent.tensors) for sent in request.sender.sent] == [
+        *[(None, {})] * 5,
+        None,
+    ]
+    client.close()
+
+
+def test_without_a_ring_responses_go_through_triton(open_session: Open) -> None:
+    client = Client()
+    request = client.request({"X": X}, {"Y": 16})
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        for _ in range(2):
+            call.put("Y", call.input("X"))
+            yield
+
+    streaming(open_session).serve_streams([request], answer)
+    assert [sent.tensors["Y"].tolist() for sent in request.sender.sent[:-1] if sent] == [X.tolist()] * 2
+    assert client.is_over()
+    client.close()
+
+
+@pytest.mark.parametrize("ring", [Ring(0, 2, 1024), Ring(2, 2, 1024), Ring(1, 3, 1024)], ids=str)
+def test_a_ring_of_slots_that_are_not_there_is_refused(open_session: Open, ring: Ring) -> None:
+    client = Client(slots=3)
+    request = client.request({"X": X}, {"Y": 16}, ring=ring)
+    streaming(open_session).serve_streams([request], lambda call: None)
+    (sent,) = request.sender.sent
+    assert sent is not None
+    assert str(sent.error).startswith("shm:table: frame_slot: found slots ")
+    assert client.is_free()
+    client.close()
+
+
+def test_a_client_that_releases_nothing_is_not_waited_for_without_end(open_session: Open) -> None:
+    client = Client(slots=2)
+    request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        while True:
+            call.put("Y", X)
+            yield
+
+    streaming(open_session, parameters={"SHM_STREAM_PATIENCE_S": "0.05"}).serve_streams([request], answer)
+    last = request.sender.sent[-1]
+    assert last is not None
+    assert str(last.error).startswith("shm:stalled: ")
+    assert client.is_over()
+    client.close()
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_what_a_stream_raises_is_its_last_response(open_session: Open, kind: type[BaseException]) -> None:
+    client = Client(slots=2)
+    request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
+
+    def answer(call: StreamCall) -> None:
+        raise kind("no")
+
+    streaming(open_session).serve_streams([request], answer)
+    (sent,) = request.sender.sent
+    assert sent is not None
+    assert f"{kind.__name__}: no" in str(sent.error)
+    assert client.is_over()
+    client.close()

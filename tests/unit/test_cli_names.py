@@ -1,0 +1,53 @@
+"""The command line: its version, and that names which others have chosen do nothing to a terminal."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import shm_backend_utils
+from shm_backend_utils import cli
+from shm_backend_utils.cli import regions
+from shm_backend_utils.memory import reaper
+from shm_backend_utils.memory.registrations import Registration
+from shm_backend_utils.protocol import layout
+from shm_backend_utils.protocol.layout import Header
+
+
+def test_the_module_is_the_command_and_tells_its_version() -> None:
+    for arguments in ([], ["--version"]):
+        run = subprocess.run(
+            [sys.executable, "-m", "shm_backend_utils", *arguments], capture_output=True, text=True, check=False
+        )
+        assert run.returncode == (0 if arguments else 2)
+        assert (shm_backend_utils.__version__ if arguments else "usage: shm-backend-utils") in run.stdout + run.stderr
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="regions-", dir="/dev/shm"))
+    monkeypatch.setattr(reaper, "_DIRECTORY", folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("name", ["shmbu-\x1b[31mred", "shmbu-two\nlines", "shmbu-\u202ebackwards", "shmbu-\udcff"])
+def test_names_are_printed_without_what_a_terminal_obeys(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = layout.data_offset(1, layout.PAGE_SIZE)
+    memory = bytearray(size)
+    layout.write_header(memoryview(memory), Header(1, size, bytes(16)))
+    (folder / name).write_bytes(memory)
+    registered = {f"{name} as": Registration(f"/{name}", 0, size)}
+    monkeypatch.setattr(regions, "fetch_registrations", lambda url: registered)
+    assert cli.main(["regions", "--url", "http://localhost"]) == 0
+    _, row, _ = capsys.readouterr().out.splitlines()
+    assert row.isprintable()
+    assert row.count(repr(name)[1:-1]) == 2
