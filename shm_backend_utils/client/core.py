@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ..errors import ClosedError, ShmError, TensorError
+from ..errors import ClosedError, PeerError, ShmError, SlotInDoubtError, TensorError
 from ..memory import reaper
 from ..memory.cuda.memory import CudaAccess
 from ..memory.pool.forks import forsake_in_children
@@ -214,6 +214,11 @@ class Core:
             self.catalog.forget()  # when it is back, it may have other models, and other flags
             self.paths.forget_server()
             raise
+        except (InferenceError, SlotInDoubtError):
+            raise
+        except PeerError:  # an answer that the known model would not have given: the next call looks what there is
+            self.catalog.drop(call.known)
+            raise
         if result.overflowed:
             call.known.learn(result.overflowed, call.exchange.layout.batch_size or 1)
         if call.output_devices:
@@ -285,6 +290,8 @@ class Core:
         try:
             result = stream.exchange.result(answer)
         except BaseException as error:
+            if isinstance(error, PeerError):
+                self.catalog.drop(stream.known)
             forget_locals(error)
             raise
         if result.overflowed:

@@ -55,7 +55,8 @@ class Tally:
     """Counts. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # A stream that nobody holds any more ends, and is counted, in the garbage collector: in a locked section, too.
+        self._lock = threading.RLock()
         self.failure_count = 0
         self.retries = 0
         self.bytes_avoided = 0

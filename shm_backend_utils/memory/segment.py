@@ -19,10 +19,11 @@ from typing import Final
 
 from ..errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
 
-__all__ = ["PRIVATE", "Access", "SystemSegment"]
+__all__ = ["PRIVATE", "Access", "NoDescriptorsError", "SystemSegment"]
 
 _DIRECTORY: Final = Path("/dev/shm")
 _MADV_POPULATE_WRITE: Final = 23  # madvise(2); the mmap module has no name for it
+_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _PREFAULT_PIECE: Final = 4 * 2**20  # about a millisecond
 
 
@@ -43,13 +44,17 @@ def _lack_of_descriptors_told() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
+        if error.errno not in _NO_DESCRIPTORS:
             raise
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        raise MachineError(
+        raise NoDescriptorsError(
             f"a shared-memory region takes two file descriptors, and this process has none left of {most}; release "
             "results sooner, or raise the limit (ulimit -n)"
         ) from None
+
+
+class NoDescriptorsError(MachineError):
+    """This process has no file descriptor left."""
 
 
 class SystemSegment:
@@ -140,6 +145,7 @@ class SystemSegment:
         return segment
 
     @classmethod
+    @_lack_of_descriptors_told()
     def open(cls, key: str, byte_size: int, field: str) -> SystemSegment:
         """Map an object that somebody else made, as a whole.
 
@@ -157,7 +163,9 @@ class SystemSegment:
         RegionGoneError
             There is no such object.
         RegionRefusedError
-            It is not a regular file, may not be opened by this user, or is smaller than claimed.
+            It is not a regular file, may not be opened by this user, is smaller than claimed, or cannot be mapped.
+        NoDescriptorsError
+            This process has no file descriptors left.
         """
         try:
             fd = os.open(_DIRECTORY / key, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -167,6 +175,8 @@ class SystemSegment:
                 "or client and server do not share /dev/shm (containers: --ipc=host, or one shared /dev/shm volume)"
             ) from None
         except OSError as error:
+            if error.errno in _NO_DESCRIPTORS:
+                raise
             reason = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
             raise RegionRefusedError(field, f"the server cannot open it: {reason}") from None
         status = os.fstat(fd)
@@ -175,7 +185,13 @@ class SystemSegment:
         except BaseException:
             os.close(fd)
             raise
-        return cls(key, fd, status.st_size)
+        try:
+            return cls(key, fd, status.st_size)
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTORS:
+                raise
+            reason = f"the server cannot map its {status.st_size} bytes: {os.strerror(error.errno or 0)}"
+            raise RegionRefusedError(field, reason) from None
 
     def check(self, byte_size: int, field: str) -> None:
         """Raise unless the object still has its name and as many bytes as claimed. One ``fstat``: for every request.

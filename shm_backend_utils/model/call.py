@@ -270,8 +270,10 @@ class Call:
         error : BaseException
             Its text goes to the client; one of :class:`ShmError` with its code.
         """
-        self.response = self._context.backend.error_response(error)
-        self._abort()
+        try:
+            self.response = self._context.backend.error_response(error)
+        finally:
+            self._abort()
 
     def __enter__(self: Self) -> Self:
         try:
@@ -910,7 +912,7 @@ class Call:
         else:
             view = self._context.arrays.view(name, array, dtype, TRITON, writable=True)
             self._use_device(view.device)
-        output = self.outputs[name] = in_response(view, dtype)
+        output = self.outputs[name] = in_response(name, view, dtype)
         return output
 
     def _put_strings(self, name: str, strings: Strings) -> None:
@@ -920,7 +922,7 @@ class Call:
         output = None if lying is None else self._passed_through(name, BYTES, lying, strings.shape)
         if output is None and span is not None:
             output = write_strings(name, strings, span, self._memories[span.region])
-        self.outputs[name] = output or in_response(StringsView(name, strings, TRITON), BYTES)
+        self.outputs[name] = output or in_response(name, StringsView(name, strings, TRITON), BYTES)
 
     def _passed_through(self, name: str, dtype: DType, source: Any, shape: tuple[int, ...]) -> Output | None:
         """Return an output that *is* memory of an input, so that nothing is copied; None if ``source`` is no such."""

@@ -98,9 +98,9 @@ def array_of(spec: ModelSpec, devices: DeviceArrays, name: str, value: Any) -> A
     return np.array(value, object) if holds_strings else np.asarray(value)
 
 
-def in_response(view: TensorView, dtype: DType) -> Output:
-    """Return an output that goes back through Triton."""
-    return Output(OutputPlace(view.name, dtype, view.shape, 0, 0, 0, True), view, None, True)
+def in_response(name: str, view: TensorView, dtype: DType) -> Output:
+    """Return an output that goes back through Triton; the view may be an input's, of another name."""
+    return Output(OutputPlace(name, dtype, view.shape, 0, 0, 0, True), view, None, True)
 
 
 def view_at(memories: Sequence[Memory], place: OutputPlace, *, writable: bool) -> TensorView:
@@ -132,12 +132,14 @@ def passed_through(
     memories : sequence of Memory
         Of the spans' regions.
     """
-    nbytes = source.nbytes
+    nbytes, itemsize = source.nbytes, dtype.itemsize or 1
     if not nbytes:
         return None
     for span in inputs:
         offset = memories[span.region].offset_of(source)
-        if offset is not None and span.offset <= offset and offset + nbytes <= span.offset + span.byte_size:
+        if offset is None or offset % itemsize:  # bytes that are read as larger elements may lie at odd places
+            continue
+        if span.offset <= offset and offset + nbytes <= span.offset + span.byte_size:
             place = OutputPlace(name, dtype, shape, span.region, offset, nbytes, False)
             return Output(place, view_at(memories, place, writable=False))
     return None

@@ -387,7 +387,8 @@ class ShmSession:
     def _log(self, error: BaseException) -> None:
         """Write to the server's log what is not of this package's making, and so may be hard to find."""
         if not isinstance(error, ShmError):
-            self._backend.log_error("".join(traceback.format_exception(error)))
+            with contextlib.suppress(Exception):  # the request is to be answered, whatever the log takes
+                self._backend.log_error("".join(traceback.format_exception(error)))
 
 
 async def _begin_async(call: Call) -> None:

@@ -155,8 +155,9 @@ class Logger:
 
     @classmethod
     def log_error(cls, message: str) -> None:
-        cls.lines.append(message)
-        print(message, file=sys.stderr, flush=True)
+        line = message.encode().decode()  # as the backend, which takes UTF-8 alone
+        cls.lines.append(line)
+        print(line, file=sys.stderr, flush=True)
 
     log_warn = log_error
 
