@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.model import Call, ShmSession
-from tests.unit.fake_backend import Logger
+from shm_backend_utils.testing.fake_backend import Logger
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
