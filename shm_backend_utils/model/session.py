@@ -18,8 +18,8 @@ from ..memory.cuda.events import EventRecorder
 from ..memory.cuda.memory import CudaAccess
 from ..model_spec import ModelSpec
 from ..tensors.view import DIRECT
-from .admission import takes_delivered
 from .call import Call
+from .call.admission import takes_delivered
 from .config import Config
 from .context import Context
 from .devices.arrays import DeviceArrays

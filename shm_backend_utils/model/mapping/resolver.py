@@ -13,7 +13,7 @@ from ...memory.locks import SharedLease, borrow
 from ...memory.managed import ManagedRegion
 from ...memory.registrations import Registration, fetch_registrations
 from ...memory.repeater import Repeater
-from ...protocol.address import SLOT_PARAMETER, SlotAddress
+from ...protocol.address import SLOT_PARAMETER, SlotAddress, parse_address
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim
 from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
 from ...protocol.spans import Extent, InputSpan, OutputSpan, Table, check_extents_are_apart
@@ -94,6 +94,11 @@ class Resolver:
         mapped, region = self._managed(address.key, address.token, SLOT_PARAMETER)
         policy.check_slot(region, address.slot, SLOT_PARAMETER)
         return self.registry.add_slot(text, mapped, address.slot)
+
+    def reopen_slot(self, text: str, slot: Slot) -> Slot:
+        """Return the slot of an address whose region was removed: the key may name another one by now."""
+        self.registry.drop(slot.region)
+        return self.open_slot(text, parse_address(text))
 
     def open_further(self, table: Table, own: Slot | None) -> FurtherRegions:
         """Return the further regions of a table, mapped, in use and, if they are lent, borrowed.

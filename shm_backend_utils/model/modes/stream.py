@@ -16,6 +16,7 @@ from ...protocol.spans import OutputSpan, Ring, frame_number
 from ...tensors.view import TensorView
 from ..call import Call
 from ..context import Context
+from ..forward import check_all_are_over
 from ..mapping.mapped import PATIENCE_S
 
 __all__ = ["StreamCall"]
@@ -48,6 +49,7 @@ class StreamCall(Call):
         """Take the request in; raises as :meth:`Call.begin`. The client is not answered yet."""
         super().begin(patience_s)
         self._rooms = {}  # each response has its own
+        self._has_results = bool(self._frames)
 
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
         """Return memory for one output of the next response, to be filled before it is sent.
@@ -117,17 +119,13 @@ class StreamCall(Call):
             self._end_by_error(error)
             return
         try:
-            self._check_nothing_is_pending()
+            check_all_are_over(self._pending or ())
         except ModelError as early:
             self._end_by_error(early)
             raise
         self._results, self._places = _NO_OUTPUTS, []
         self.end()
         self._context.backend.send_last(self._sender)
-
-    @property
-    def _has_results(self) -> bool:
-        return bool(self._frames)
 
     def _end_by_error(self, error: BaseException) -> None:
         self._abort()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ..dtypes import BYTES
-from ..errors import BatchSizeError, TableError
-from ..model_spec import BATCH_CARRIER, PATHS_PARAMETER, ModelSpec
-from ..protocol.address import SLOT_PARAMETER
-from ..protocol.spans import Table
-from ..tensors.view import DIRECT
-from .mapping.memory import Memory
+from ...dtypes import BYTES
+from ...errors import BatchSizeError, TableError
+from ...model_spec import BATCH_CARRIER, PATHS_PARAMETER, ModelSpec
+from ...protocol.address import SLOT_PARAMETER
+from ...protocol.spans import Table
+from ...tensors.view import DIRECT
+from ..mapping.memory import Memory
 
 __all__ = ["check_batch_size", "check_direct_is_served", "check_table", "shares_no_memory", "takes_delivered"]
 
