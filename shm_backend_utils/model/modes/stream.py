@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from ..context import Context
 from ..forward import check_all_are_over
 from ..mapping.mapped import PATIENCE_S
 
-__all__ = ["StreamCall"]
+__all__ = ["StreamCall", "run_stream"]
 
 _SHORTEST_PAUSE_S: Final = 50e-6
 _LONGEST_PAUSE_S: Final = 1e-3
@@ -186,6 +187,16 @@ class StreamCall(Call):
         self._looked = now
         if self.cancelled or (self._slot is not None and self._slot.region.is_abandoned):
             raise RequestCancelledError("the client does not want the rest of the stream")
+
+
+def run_stream(stream: StreamCall, answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
+    """Serve a stream: send what ``answer`` has written whenever it yields, and end with it, well or by its error."""
+    with stream as call, contextlib.ExitStack() as at_end:
+        steps = answer(call)
+        if isinstance(steps, Generator):
+            at_end.callback(steps.close)
+        for _ in steps or ():
+            call.send()
 
 
 _NO_OUTPUTS: Final = results.encode(())
