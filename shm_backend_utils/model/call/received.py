@@ -83,7 +83,7 @@ class ReceivedRequest:
         self._memories: Sequence[Memory] = ()
         self._pending: set[Forwarding] | None = None
         self._rooms: Mapping[str, OutputSpan] = {}
-        self._has_results = False
+        self._has_results = False  # whether the client reads in shared memory where its outputs are
         self._places: list[OutputPlace] = []
         self._results = NO_RESULTS
         self.table: Table | None = None
@@ -187,8 +187,7 @@ class ReceivedRequest:
         view = self._delivered(name)
         if view is None:
             self._context.spec.input(name)
-            message = f"the request has no input {name!r}, which the model needs{self._notice}"
-            raise MissingTensorError(name, message)
+            raise MissingTensorError(name, f"the request has no input {name!r}, which the model needs{self._notice}")
         return view
 
     def find_input(self, name: str) -> TensorView | None:
