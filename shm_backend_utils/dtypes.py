@@ -106,9 +106,16 @@ def from_numpy(dtype: npt.DTypeLike, tensor: str) -> DType:
     Raises
     ------
     TensorTypeError
-        The dtype has no counterpart in the table.
+        The dtype has no counterpart in the table, or is none of NumPy's.
     """
-    numpy = np.dtype(dtype)
+    try:
+        numpy = np.dtype(dtype)
+    except TypeError:
+        raise TensorTypeError(
+            tensor,
+            f"tensor {tensor!r} has dtype {dtype!r}, which NumPy does not know; expected for example np.float32 or "
+            "'float32'",
+        ) from None
     if numpy.kind in "SU":
         return BYTES
     try:

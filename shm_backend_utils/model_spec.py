@@ -71,7 +71,8 @@ class TensorSpec:
         if dtype is not self.dtype:
             raise TensorTypeError(
                 self.name,
-                f"tensor {self.name!r} is {dtype.name}, but the model's configuration says {self.config_dtype}",
+                f"tensor {self.name!r} is {dtype.name}, but the model's configuration says {self.config_dtype}"
+                f"{self._remedy_of_dtype(dtype)}",
             )
         if shape != self.shape:
             self.check_shape(shape)
@@ -83,12 +84,22 @@ class TensorSpec:
             for size, want in zip(shape, self.shape, strict=True):
                 if size < 0 or want not in (size, -1):
                     fits = False
-        if not fits:
-            raise TensorShapeError(
-                self.name,
-                f"tensor {self.name!r} has shape {list(shape)}, "
-                f"but the model's configuration says {list(self.shape)} (-1 is any size)",
-            )
+        if fits:
+            return
+        found = f"tensor {self.name!r} has shape {list(shape)}"
+        if any(size < 0 for size in shape):
+            raise TensorShapeError(self.name, f"{found}; expected sizes of 0 or more")
+        remedy = ""
+        if self.is_batched and len(shape) == len(self.shape) - 1:
+            remedy = f"; the first dimension is the batch: one row has shape {[1, *shape]}"
+        raise TensorShapeError(
+            self.name, f"{found}, but the model's configuration says {list(self.shape)} (-1 is any size){remedy}"
+        )
+
+    def _remedy_of_dtype(self, dtype: DType) -> str:
+        if self.dtype is None or dtypes.BYTES in (dtype, self.dtype) or self.dtype.numpy.kind == "V":
+            return ""
+        return f"; convert it by .astype('{self.dtype.numpy.name}')"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,16 @@ class AsyncShmClient:
 
     It connects at the first call, or when its ``async with`` block is entered, which also makes sure that there is a
     server.
+
+    Parameters
+    ----------
+    url, timeout_s, path, pool, tls, cuda
+        As of :class:`ShmClient`.
+
+    Raises
+    ------
+    CallerError
+        One of them is none that will do. Whether a server answers, the first call or ``async with`` tells.
     """
 
     def __init__(
@@ -69,12 +79,43 @@ class AsyncShmClient:
         """Run a model. As :meth:`ShmClient.infer`; the time runs from the call, not from the first ``await``.
 
         Large copies are made in a thread, so that other tasks go on; the inputs must not change before the answer.
+
+        Parameters
+        ----------
+        model, inputs, outputs, timeout_s, path, split, **options
+            As of :meth:`ShmClient.infer`.
+
+        Returns
+        -------
+        coroutine of Result
+            To be awaited once. It raises as :meth:`ShmClient.infer`.
+
+        Raises
+        ------
+        CallerError, TypeError
+            At once: an argument is none that can be sent.
         """
         settings = self._settings.of_call("infer", model, path, timeout_s, options)
         return self._infer(settings, inputs, outputs, split)
 
     def submit(self, model: str, inputs: Mapping[str, Any], **named: Any) -> asyncio.Task[Result]:
-        """As :meth:`infer`, in a task of its own."""
+        """As :meth:`infer`, in a task of its own.
+
+        Parameters
+        ----------
+        model, inputs, **named
+            As of :meth:`infer`.
+
+        Returns
+        -------
+        asyncio.Task of Result
+            Started already. Keep it: the event loop alone does not.
+
+        Raises
+        ------
+        CallerError, TypeError
+            At once: an argument is none that can be sent.
+        """
         return asyncio.ensure_future(self.infer(model, inputs, **named))
 
     def prepare(
@@ -90,6 +131,21 @@ class AsyncShmClient:
         """Return a call whose inputs are to be filled in place. As :meth:`ShmClient.prepare`.
 
         ``with await client.prepare(...) as call: ... await call.infer()``
+
+        Parameters
+        ----------
+        model, inputs, outputs, timeout_s, path, **options
+            As of :meth:`ShmClient.prepare`.
+
+        Returns
+        -------
+        coroutine of AsyncPreparedCall
+            To be awaited once. It raises as :meth:`ShmClient.prepare`.
+
+        Raises
+        ------
+        CallerError, TypeError
+            At once: an argument is none that can be sent.
         """
         settings = self._settings.of_call("prepare", model, path, timeout_s, options)
         return self._prepare(settings, inputs, outputs, self._settings.patience_s(timeout_s))
@@ -105,7 +161,23 @@ class AsyncShmClient:
         frames: int = 4,
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Result, None]:
-        """Yield the responses of a decoupled model as they come. As :meth:`ShmClient.stream`."""
+        """Yield the responses of a decoupled model as they come, for ``async for``. Over gRPC.
+
+        Parameters
+        ----------
+        model, inputs, outputs, timeout_s, path, frames, **options
+            As of :meth:`ShmClient.stream`.
+
+        Yields
+        ------
+        Result
+            As of :meth:`ShmClient.stream`. Who stops early ends the stream by ``await`` of the iterator's ``aclose()``.
+
+        Raises
+        ------
+        CallerError, TypeError, InferenceError, DeadlineExceededError, ServerUnavailableError
+            As of :meth:`ShmClient.stream`, all of them when the first response is asked for, or a later one.
+        """
         settings = self._settings.of_call("stream", model, path, timeout_s, options)
         driver, core = self._open()
         avoided = 0
@@ -125,12 +197,39 @@ class AsyncShmClient:
         core.tally.succeeded(stream.exchange.path, avoided)
 
     async def explain(self, model: str, *, model_version: str = "") -> Explanation:
-        """Check anew which path calls of a model take, and why. Printed, it is a table."""
+        """Check anew which path calls of a model take, and why.
+
+        Parameters
+        ----------
+        model, model_version
+            As of :meth:`ShmClient.explain`.
+
+        Returns
+        -------
+        Explanation
+            Printed, it is a table.
+
+        Raises
+        ------
+        InferenceError, DeadlineExceededError, ServerUnavailableError
+            As of :meth:`ShmClient.explain`.
+        """
         driver, core = self._open()
         return await driver.run(core.explain(model, model_version, self._settings.timeout_s))
 
     def stats(self) -> ClientStats:
-        """Return what this client has done so far."""
+        """Return what this client has done so far. Within its event loop.
+
+        Returns
+        -------
+        ClientStats
+            Figures of this moment; they do not change afterwards.
+
+        Raises
+        ------
+        ClosedError
+            The client was closed.
+        """
         return self._open()[1].stats()
 
     async def close(self) -> None:

@@ -118,8 +118,16 @@ class ShmClient:
         **options
             See :class:`RequestOptions`.
 
+        Returns
+        -------
+        Result
+            Name to array, of the shapes and dtypes that the model gave. Views of this client's shared memory, where the
+            outputs lie there; it is not used for another call before the result and its arrays are gone.
+
         Raises
         ------
+        CallerError, TypeError
+            An argument is none that can be sent.
         TensorError
             The model does not take these tensors.
         PathUnavailableError
@@ -157,6 +165,23 @@ class ShmClient:
         """As :meth:`infer`, without waiting for the answer. The inputs have been copied when this returns.
 
         It waits for memory: who submits faster than the model answers is slowed down to its pace.
+
+        Parameters
+        ----------
+        model, inputs, outputs, timeout_s, path, **options
+            As of :meth:`infer`. There is no ``split``.
+
+        Returns
+        -------
+        concurrent.futures.Future of Result
+            What the server refuses or fails, and what it does not answer, its ``result()`` raises, as :meth:`infer`
+            does. The result keeps its shared memory as long as the future lives; an error that nobody asks for is not
+            seen.
+
+        Raises
+        ------
+        CallerError, TypeError, TensorError, PathUnavailableError, PoolExhaustedError, BudgetError, MachineError
+            As of :meth:`infer`: what is known before anything is sent.
         """
         core = self._open_core()
         settings = self._settings.of_call("submit", model, path, timeout_s, options)
@@ -182,8 +207,36 @@ class ShmClient:
     ) -> PreparedCall:
         """Return a call whose inputs are to be filled in place: no copy at all on the direct path.
 
-        ``inputs`` maps names to ``(shape, dtype)``; ``timeout_s`` is for this and for each :meth:`PreparedCall.infer`;
-        the rest is as for :meth:`infer`.
+        Parameters
+        ----------
+        model : str
+            Its name.
+        inputs : mapping
+            Name to ``(shape, dtype)``, or ``(shape, dtype, "cuda:0")`` for memory of a GPU. The shape has the batch
+            dimension, where the model has one, and whole numbers alone. Strings are of dtype ``"S20"``: room for 20
+            bytes each, on average.
+        outputs : sequence of str or mapping, optional
+            As of :meth:`infer`.
+        timeout_s : float, optional
+            How long this may take, and each :meth:`PreparedCall.infer`, in seconds; by default what the client says.
+        path : str, optional
+            As for the client.
+        **options
+            See :class:`RequestOptions`; of every request.
+
+        Returns
+        -------
+        PreparedCall
+            With memory of its own until it is closed. Its arrays are not cleared.
+
+        Raises
+        ------
+        CallerError, TypeError
+            An argument is none that can be sent.
+        TensorError
+            The model does not take such tensors.
+        PathUnavailableError, PoolExhaustedError, BudgetError, MachineError
+            As of :meth:`infer`.
         """
         core = self._open_core()
         settings = self._settings.of_call("prepare", model, path, timeout_s, options)
@@ -207,19 +260,71 @@ class ShmClient:
         where its next place is still in use: until the result there is released and its arrays are gone. So keep fewer
         results than there are frames, or copies of them.
 
-        ``timeout_s`` is the longest wait for the next response. Who stops early ends the stream by ``close()`` of what
-        this returns, or by letting go of it.
+        Parameters
+        ----------
+        model, inputs, outputs, path, **options
+            As of :meth:`infer`. An output's room is that of one response.
+        timeout_s : float, optional
+            The longest wait for the next response, in seconds; by default what the client says.
+        frames : int
+            How many responses may lie in shared memory at once, 1 to 64.
+
+        Returns
+        -------
+        iterator of Result
+            Nothing is sent before it is asked for the first. Each result's arrays are valid as long as they live. Who
+            stops early ends the stream by ``close()`` of the iterator, or by letting go of it.
+
+        Raises
+        ------
+        CallerError, TypeError
+            An argument is none that can be sent. All other errors of :meth:`infer` come from the iterator, and these:
+        CallerError
+            The client speaks HTTP.
+        DeadlineExceededError
+            No response came in time; maybe because the model waits for results to be released.
         """
         core = self._open_core()
         settings = self._settings.of_call("stream", model, path, timeout_s, options)
         return self._responses(core, settings, inputs, outputs, frames, self._settings.patience_s(timeout_s))
 
     def explain(self, model: str, *, model_version: str = "") -> Explanation:
-        """Check anew which path calls of a model take, and why. Printed, it is a table."""
+        """Check anew which path calls of a model take, and why.
+
+        Parameters
+        ----------
+        model : str
+            Its name.
+        model_version : str, optional
+            By default the server chooses.
+
+        Returns
+        -------
+        Explanation
+            Printed, it is a table: a line for each condition, with what to do.
+
+        Raises
+        ------
+        InferenceError
+            The server has no such model.
+        DeadlineExceededError, ServerUnavailableError
+            It did not answer.
+        """
         return self._driver.run(self._open_core().explain(model, model_version, self._settings.timeout_s))
 
     def stats(self) -> ClientStats:
-        """Return what this client has done so far."""
+        """Return what this client has done so far.
+
+        Returns
+        -------
+        ClientStats
+            Figures of this moment; they do not change afterwards.
+
+        Raises
+        ------
+        ClosedError
+            The client was closed.
+        """
         return self._open_core().stats()
 
     def close(self) -> None:
@@ -232,6 +337,7 @@ class ShmClient:
         self._memory.end()
 
     def __enter__(self) -> ShmClient:
+        self._open_core()
         return self
 
     def __exit__(

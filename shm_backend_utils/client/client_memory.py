@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from ..errors import CallerError
 from ..memory.cuda.bank import DeviceBank
 from ..memory.cuda.memory import CudaAccess
 from ..memory.pool.options import PoolOptions
@@ -21,9 +22,16 @@ class ClientMemory:
     pool : SlotPool
     bank : DeviceBank
         Their memory on GPUs.
+
+    Raises
+    ------
+    CallerError
+        The options are something else.
     """
 
     def __init__(self, options: PoolOptions, cuda: CudaAccess) -> None:
+        if not isinstance(options, PoolOptions):
+            raise CallerError(f"pool is {options!r}; expected PoolOptions(max_bytes=...)")
         self.bank = DeviceBank(cuda, options.max_device_bytes)
         self.pool = SlotPool(options, self.bank.collect)
         self._finalizer: weakref.finalize[Any, Any] | None = None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ..errors import ClosedError, ShmError, TensorError
+from ..errors import ClosedError, PeerError, ShmError, SlotInDoubtError, TensorError
 from ..memory import reaper
 from ..memory.cuda.memory import CudaAccess
 from ..memory.pool.forks import forsake_in_children
@@ -105,6 +105,11 @@ class Core:
     def forsake(self) -> None:
         """Know that this is a copy, in a forked child, of its parent's client."""
         self.is_a_forks = True
+
+    @property
+    def has_registrations(self) -> bool:
+        """Whether memory of this client is registered at the server."""
+        return not self._registrations.is_empty
 
     def check_server_answers(self, timeout_s: float) -> Steps[None]:
         """Raise ServerUnavailableError or DeadlineExceededError unless there is a server."""
@@ -209,6 +214,11 @@ class Core:
             self.catalog.forget()  # when it is back, it may have other models, and other flags
             self.paths.forget_server()
             raise
+        except (InferenceError, SlotInDoubtError):
+            raise
+        except PeerError:  # an answer that the known model would not have given: the next call looks what there is
+            self.catalog.drop(call.known)
+            raise
         if result.overflowed:
             call.known.learn(result.overflowed, call.exchange.layout.batch_size or 1)
         if call.output_devices:
@@ -233,7 +243,7 @@ class Core:
         renewed = yield from self._look_again(settings)
         if renewed is call.known:
             return None
-        refused = renewed.refuses(_inputs_of(exchange), call.wanted, exchange.path)
+        refused = renewed.refuses(exchange.sources(), call.wanted, exchange.path)
         return renewed if exchange.did_not_start(error) or refused else None
 
     def open_stream(
@@ -280,6 +290,8 @@ class Core:
         try:
             result = stream.exchange.result(answer)
         except BaseException as error:
+            if isinstance(error, PeerError):
+                self.catalog.drop(stream.known)
             forget_locals(error)
             raise
         if result.overflowed:
@@ -334,10 +346,6 @@ class Core:
 def _copy(exchange: Exchange, given: Mapping[str, Source]) -> Generator[Offload, None, None]:
     """Copy inputs to where they belong, in another thread if the client has one."""
     yield Offload(lambda: exchange.write(given))
-
-
-def _inputs_of(exchange: Exchange) -> dict[str, AnyInput]:
-    return dict(exchange.sources())
 
 
 def _on_host(source: Source) -> AnyInput:

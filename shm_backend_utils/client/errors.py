@@ -197,7 +197,8 @@ _REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str],
     ),
     (
         re.compile(
-            r"(?i)reset by peer|socket closed|connection closed|disconnected|broken pipe|connectionclosed|GOAWAY"
+            r"(?i)reset by peer|socket closed|connection closed|disconnected|broken pipe|connectionclosed|GOAWAY|"
+            r"http2 header with status|upstream"
         ),
         ConnectionLostError,
         "the connection to {address} broke before the answer came; the model may have run. Is the server still "
@@ -207,6 +208,6 @@ _REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str],
 # A server may also call a *model* unavailable; that is an answer.
 _OF_THE_CHANNEL: Final = re.compile(
     r"(?i)failed to connect|Connection re|DNS resolution|errors resolving|Socket closed|connection closed|"
-    r"SSL_ERROR|handshake|GOAWAY|Broken pipe"
+    r"SSL_ERROR|handshake|GOAWAY|Broken pipe|http2 header with status|upstream (?:request|connect)"  # a proxy's, too
 )
 _NAME: Final = re.compile(r"has no input '([^']*)'")

@@ -157,6 +157,12 @@ class Catalog:
         found = [(known.spec.name, known.explanation) for known in list(self.known.values())]
         return {name: f"{why.path}: {why.reason}" for name, why in found if why is not None}
 
+    def drop(self, known: KnownModel) -> None:
+        """Forget one model, which has turned out to be another than it was."""
+        for key, each in list(self.known.items()):
+            if each is known:
+                self.known.pop(key, None)
+
     def forget(self) -> None:
         """Forget all models: the server may have others by now."""
         self.known.clear()

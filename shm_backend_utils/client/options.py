@@ -101,6 +101,8 @@ def check_options(options: RequestOptions) -> RequestOptions:
         There is, but not with this value.
     """
     unknown = sorted(options.keys() - _NAMES)
+    if "client_timeout" in unknown:  # tritonclient's; ``timeout`` is another thing
+        raise TypeError("there is no keyword argument 'client_timeout'; use timeout_s, in seconds")
     if unknown:
         raise TypeError(f"there is no keyword argument {unknown[0]!r}; expected some of {', '.join(sorted(_NAMES))}")
     options = RequestOptions(**{name: value for name, value in options.items() if value is not None})  # type: ignore[typeddict-item]

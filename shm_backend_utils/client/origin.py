@@ -25,12 +25,21 @@ class Origin(NamedTuple):
         What it does there.
     code : code
         The function, or module.
-    line : int
+    instruction : int
+        The offset of the instruction there. The line is looked up in a table, which takes long in a long function.
     """
 
     what: str
     code: CodeType
-    line: int
+    instruction: int
+
+    @property
+    def line(self) -> int:
+        """The number of the line in its file."""
+        for begin, end, line in self.code.co_lines():
+            if begin <= self.instruction < end and line is not None:
+                return line
+        return self.code.co_firstlineno
 
     @classmethod
     def here(cls, what: str) -> Origin:
@@ -38,7 +47,7 @@ class Origin(NamedTuple):
         frame = sys._getframe()
         while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
             frame = frame.f_back
-        return cls(what, frame.f_code, frame.f_lineno)
+        return cls(what, frame.f_code, frame.f_lasti)
 
     def __str__(self) -> str:
         return f"{self.what} at {self.code.co_filename}:{self.line}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from types import MappingProxyType, TracebackType
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
 
 import numpy.typing as npt
 
-from ..errors import CallerError
+from ..errors import CallerError, ClosedError
 from .core import Core, OpenCall
 from .errors import ForkedError
 from .options import check_timeout
@@ -21,6 +21,39 @@ __all__ = ["AsyncPreparedCall", "PreparedCall"]
 Self = TypeVar("Self", bound="_Prepared")
 
 
+class _Inputs(Mapping[str, npt.NDArray[Any]]):
+    """The arrays of a call's inputs, to be filled and not replaced."""
+
+    def __init__(self, arrays: dict[str, npt.NDArray[Any]] | None) -> None:
+        self._arrays = arrays
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        arrays = self._held()
+        try:
+            return arrays[name]
+        except KeyError:
+            raise KeyError(f"this call has no input {name!r}; it has {', '.join(arrays) or 'none'}") from None
+
+    def __setitem__(self, name: str, array: object) -> NoReturn:
+        raise TypeError(
+            f"input {name!r} is memory to be filled, and cannot be replaced; write inputs[{name!r}][...] = array"
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held())
+
+    def __len__(self) -> int:
+        return len(self._held())
+
+    def __repr__(self) -> str:
+        return repr(self._arrays or {})
+
+    def _held(self) -> dict[str, npt.NDArray[Any]]:
+        if self._arrays is None:
+            raise ClosedError("this call")
+        return self._arrays
+
+
 class _Prepared:
     """A call with its own memory. A context manager; leaving it gives the memory back once no array needs it."""
 
@@ -28,15 +61,21 @@ class _Prepared:
         self._core = core
         self._call = call
         self._timeout_s = timeout_s
-        self._inputs: Mapping[str, Any] = MappingProxyType(call.exchange.arrays())
+        self._inputs: Mapping[str, Any] = _Inputs(call.exchange.arrays())
         self._in_use = threading.Lock()
 
     @property
     def inputs(self) -> Mapping[str, npt.NDArray[Any]]:
         """Arrays to be filled before :meth:`infer`: C-contiguous, writable, not cleared.
 
-        They are views of shared memory, unless the path is inline; strings are arrays of objects. They serve until the
-        call is closed, and stay valid after that.
+        They are views of shared memory, unless the path is inline, of the shapes and dtypes that were given to
+        ``prepare``; strings are arrays of objects. Fill them by ``call.inputs["X"][...] = array``. They serve until the
+        call is closed, and stay valid after that, though no request reads them any more.
+
+        Raises
+        ------
+        ClosedError
+            An input is asked for after the call was closed.
         """
         return self._inputs
 
@@ -47,7 +86,7 @@ class _Prepared:
 
     def close(self) -> None:
         """Give the memory back, as soon as no array needs it. Twice is fine."""
-        self._inputs = MappingProxyType({})
+        self._inputs = _Inputs(None)
         self._call.exchange.close()
 
     def __enter__(self: Self) -> Self:
@@ -87,12 +126,13 @@ class PreparedCall(_Prepared):
         Parameters
         ----------
         timeout_s : float, optional
-            How long to wait for the answer; by default what was given to ``prepare``.
+            How long to wait for the answer, in seconds; by default what was given to ``prepare``.
 
         Returns
         -------
         Result
-            Its arrays are views of this call's memory.
+            Its arrays are views of this call's memory: the next :meth:`infer` writes over them. Copy what is to be
+            kept, by :meth:`Result.copy` for example.
 
         Raises
         ------
@@ -118,5 +158,21 @@ class AsyncPreparedCall(_Prepared):
         self._driver = driver
 
     async def infer(self, *, timeout_s: float | None = None) -> Result:
-        """Run the model on what is in :attr:`inputs` now. As :meth:`PreparedCall.infer`."""
+        """Run the model on what is in :attr:`inputs` now, which must not change before the answer.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            How long to wait for the answer, in seconds; by default what was given to ``prepare``.
+
+        Returns
+        -------
+        Result
+            As of :meth:`PreparedCall.infer`: the next one writes over its arrays.
+
+        Raises
+        ------
+        InferenceError, DeadlineExceededError, ServerUnavailableError, SlotInDoubtError, CallerError, PeerError
+            As of :meth:`PreparedCall.infer`.
+        """
         return await self._driver.run(self._send(timeout_s))

@@ -20,6 +20,10 @@ class Result(Mapping[str, npt.NDArray[Any]]):
     memory serves another call when the result *and* every array taken from it are gone; :meth:`release`, or leaving the
     ``with`` block, gives up the result's own share.
 
+    All arrays are C-contiguous. Those in shared memory are writable, and the client's own. Those that came with the
+    response, on the path inline or as :attr:`overflowed` tells, are read-only. Strings are arrays of ``bytes`` objects,
+    which hold no shared memory.
+
     Attributes
     ----------
     path : str
@@ -48,22 +52,39 @@ class Result(Mapping[str, npt.NDArray[Any]]):
 
     @property
     def response(self) -> Any:
-        """The server's reply, as ``tritonclient`` returns it; of a split call, that of its first part."""
+        """The server's reply, as ``tritonclient`` returns it; of a split call, that of its first part.
+
+        On the direct path it holds no tensors; :meth:`Result.__getitem__` has them on every path.
+        """
         return self.read_response()
 
     def release(self) -> None:
-        """Give up the arrays. Those that were taken out stay valid. Twice is fine."""
+        """Give up the arrays. Those that were taken out stay valid, and keep their memory. Twice is fine."""
         self._arrays = None
 
     def copy(self) -> dict[str, npt.NDArray[Any]]:
-        """Return all outputs as arrays of their own, which hold no shared memory."""
+        """Return all outputs as arrays of their own, which hold no shared memory.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            Writable. An output on a GPU is copied there.
+
+        Raises
+        ------
+        ClosedError
+            The result was released.
+        """
         return {name: array.copy() for name, array in self._held().items()}
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         arrays = self._arrays
         if arrays is None:
             raise ClosedError("this result")
-        return arrays[name]
+        try:
+            return arrays[name]
+        except KeyError:
+            raise KeyError(f"the result has no output {name!r}; it has {', '.join(arrays) or 'none'}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._held())

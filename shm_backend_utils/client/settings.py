@@ -93,7 +93,7 @@ class ClientSettings:
         if user is None or user.f_code.co_filename.startswith(NOT_THE_USERS):
             origin = Origin.here(what)
         else:
-            origin = Origin(what, user.f_code, user.f_lineno)
+            origin = Origin(what, user.f_code, user.f_lasti)
         return CallSettings(
             model,
             checked.get("model_version", ""),

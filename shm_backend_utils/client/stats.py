@@ -55,14 +55,25 @@ class Tally:
     """Counts. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # A stream that nobody holds any more ends, and is counted, in the garbage collector: in a locked section, too.
+        self._lock = threading.RLock()
         self.failure_count = 0
         self.retries = 0
         self.bytes_avoided = 0
         self.paths: Counter[str] = Counter()
 
     def stats(self, reasons: Mapping[str, str], slot_waits: int, pool: PoolStatus) -> ClientStats:
-        """Return the figures so far, with those that others keep."""
+        """Return the figures so far.
+
+        Parameters
+        ----------
+        reasons : mapping of str to str
+            For each model: which path, and why not a better one.
+        slot_waits : int
+            Calls that had to wait for memory.
+        pool : PoolStatus
+            What the pool has now.
+        """
         with self._lock:
             return ClientStats(
                 requests=sum(self.paths.values()) + self.failure_count,

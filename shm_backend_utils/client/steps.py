@@ -105,6 +105,10 @@ class BlockingDriver:
             forget_locals(error)
             raise
 
+    def abandon(self) -> None:
+        """Let go of the threads, from a finalizer, which must not wait: they end when nobody refers to their pool."""
+        self._threads = concurrent.futures.ThreadPoolExecutor(1, "shm together")  # of which none has begun
+
     def close(self) -> None:
         """Let go of the threads and of the connection."""
         self._is_closed = True

@@ -19,10 +19,11 @@ from typing import Final
 
 from ..errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
 
-__all__ = ["PRIVATE", "Access", "SystemSegment"]
+__all__ = ["PRIVATE", "Access", "NoDescriptorsError", "SystemSegment"]
 
 _DIRECTORY: Final = Path("/dev/shm")
 _MADV_POPULATE_WRITE: Final = 23  # madvise(2); the mmap module has no name for it
+_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _PREFAULT_PIECE: Final = 4 * 2**20  # about a millisecond
 
 
@@ -43,13 +44,17 @@ def _lack_of_descriptors_told() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
+        if error.errno not in _NO_DESCRIPTORS:
             raise
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        raise MachineError(
+        raise NoDescriptorsError(
             f"a shared-memory region takes two file descriptors, and this process has none left of {most}; release "
             "results sooner, or raise the limit (ulimit -n)"
         ) from None
+
+
+class NoDescriptorsError(MachineError):
+    """This process has no file descriptor left."""
 
 
 class SystemSegment:
@@ -75,6 +80,7 @@ class SystemSegment:
         self.key = key
         self.byte_size = byte_size
         self._fd = fd
+        self._maker = 0  # the process that has made the object; 0 if it was somebody else
         self._map: mmap.mmap | None = None
         try:
             status = os.fstat(fd)
@@ -127,6 +133,7 @@ class SystemSegment:
             os.close(fd)
             raise
         segment = cls(key, fd, byte_size)
+        segment._maker = os.getpid()
         try:
             # The mapping has a descriptor of its own, which a forked child cannot close while an array lives. So what
             # is locked belongs to another open file description.
@@ -134,12 +141,14 @@ class SystemSegment:
             os.close(fd)
             prepare(segment)
             _give_name(segment._fd, key)
-        except BaseException:
+        except BaseException:  # an interrupt may come when it has its name
+            segment.unlink()
             segment.close()
             raise
         return segment
 
     @classmethod
+    @_lack_of_descriptors_told()
     def open(cls, key: str, byte_size: int, field: str) -> SystemSegment:
         """Map an object that somebody else made, as a whole.
 
@@ -157,7 +166,9 @@ class SystemSegment:
         RegionGoneError
             There is no such object.
         RegionRefusedError
-            It is not a regular file, may not be opened by this user, or is smaller than claimed.
+            It is not a regular file, may not be opened by this user, is smaller than claimed, or cannot be mapped.
+        NoDescriptorsError
+            This process has no file descriptors left.
         """
         try:
             fd = os.open(_DIRECTORY / key, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -167,6 +178,8 @@ class SystemSegment:
                 "or client and server do not share /dev/shm (containers: --ipc=host, or one shared /dev/shm volume)"
             ) from None
         except OSError as error:
+            if error.errno in _NO_DESCRIPTORS:
+                raise
             reason = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
             raise RegionRefusedError(field, f"the server cannot open it: {reason}") from None
         status = os.fstat(fd)
@@ -175,7 +188,13 @@ class SystemSegment:
         except BaseException:
             os.close(fd)
             raise
-        return cls(key, fd, status.st_size)
+        try:
+            return cls(key, fd, status.st_size)
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTORS:
+                raise
+            reason = f"the server cannot map its {status.st_size} bytes: {os.strerror(error.errno or 0)}"
+            raise RegionRefusedError(field, reason) from None
 
     def check(self, byte_size: int, field: str) -> None:
         """Raise unless the object still has its name and as many bytes as claimed. One ``fstat``: for every request.
@@ -238,6 +257,13 @@ class SystemSegment:
             status = path.lstat()
             if (status.st_dev, status.st_ino) == self.identity:
                 path.unlink()
+
+    def __del__(self) -> None:
+        """Remove what this process has made and then lost, by an interrupt before anybody could keep it or close it."""
+        if self._map is not None:
+            if self._maker == os.getpid():
+                self.unlink()
+            self.close()
 
     def close(self) -> None:
         """Close the descriptor. The memory stays mapped while arrays over it live. Closing twice is fine."""

@@ -116,7 +116,15 @@ class Metrics:
             return None
 
     def answered(self, path: str, zero_copy_bytes: int, copied_bytes: int) -> None:
-        """Count a request that was answered."""
+        """Count a request that was answered.
+
+        Parameters
+        ----------
+        path : str
+            ``"direct"`` or ``"triton"``.
+        zero_copy_bytes, copied_bytes : int
+            Of its tensors: used where the client has them, and copied on their way.
+        """
         with self._lock:
             counts = self._sums.counts
             counts["calls_total", path] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import json
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -101,7 +102,8 @@ class ShmSession:
             As ``execute`` gets them.
         infer : callable
             Takes a :class:`Call`, reads its inputs and makes its outputs. What it raises is the request's error; what
-            it returns means nothing.
+            it returns means nothing. The call and its views are for this time alone: afterwards the memory may serve
+            another request, so copy what is to be kept.
 
         Returns
         -------
@@ -133,7 +135,21 @@ class ShmSession:
         return list(map(_responses_of, calls))
 
     async def serve_async(self, requests: Iterable[Any], infer: Callable[[Call], Awaitable[None]]) -> list[Any]:
-        """As :meth:`serve`, side by side on the event loop, for an ``execute`` that is a coroutine itself."""
+        """As :meth:`serve`, side by side on the event loop, for an ``execute`` that is a coroutine itself.
+
+        Parameters
+        ----------
+        requests : iterable of InferenceRequest
+            As ``execute`` gets them.
+        infer : coroutine function
+            Takes a :class:`Call`. What it raises is the request's error. The call's memory is the client's again when
+            it returns: tasks that it has started must be over then.
+
+        Returns
+        -------
+        list of InferenceResponse
+            One for each request, in order, when all of them are done.
+        """
         context = self._context
         if context is None:
             return self._closed_responses(requests)
@@ -219,6 +235,11 @@ class ShmSession:
             Takes a :class:`StreamCall`. If it is a generator, what was written is sent at each ``yield``; one whose
             client does not want more is closed.
         """
+        if self._context is None:
+            for request in requests:
+                error = self._backend.error_response(ClosedError("this session"))
+                self._backend.send_last(self._backend.sender(request), error)
+            return
         if len(requests) == 1:
             self._serve_stream(requests[0], answer)
             return
@@ -229,7 +250,21 @@ class ShmSession:
     def stream(self, request: Any) -> StreamCall:
         """Return one request of a decoupled model as a context manager.
 
-        Entering it raises a :class:`ShmError` if the request cannot be served; the client was answered then.
+        Parameters
+        ----------
+        request : InferenceRequest
+            As ``execute`` gets it.
+
+        Returns
+        -------
+        StreamCall
+            Entering it raises a :class:`ShmError` if the request cannot be served; the client was answered then.
+            Leaving it ends the stream.
+
+        Raises
+        ------
+        ClosedError
+            The session was closed.
         """
         return StreamCall(self._open_context(), request)
 
@@ -295,4 +330,5 @@ class ShmSession:
     def _log(self, error: BaseException) -> None:
         """Write to the server's log what is not of this package's making, and so may be hard to find."""
         if not isinstance(error, ShmError):
-            self._backend.log_error("".join(traceback.format_exception(error)))
+            with contextlib.suppress(Exception):  # the request is to be answered, whatever the log takes
+                self._backend.log_error("".join(traceback.format_exception(error)))

@@ -111,9 +111,8 @@ class TritonBackend:
         """
         codes = self._pb_utils.TritonError
         name = next((code for kind, code in _CODES if isinstance(error, kind)), "INTERNAL")
-        text = refusal(error) if isinstance(error, ShmError) else f"{type(error).__name__}: {error}"
-        encoded = text.encode(errors="backslashreplace")  # the backend takes nothing that is not UTF-8
-        message = encoded.decode()
+        message = _as_utf8(_text_of(error))
+        encoded = message.encode()
         if len(encoded) > _MOST_TEXT:
             message = f"{encoded[:_MOST_TEXT].decode(errors='ignore')} … (cut)"
         return self._pb_utils.InferenceResponse([], codes(message, getattr(codes, name)))
@@ -154,11 +153,6 @@ class TritonBackend:
         else:
             sender.send(response, flags=flags)
 
-    def _from_dlpack(self, name: str, capsule: object) -> Any:
-        tensor = self._pb_utils.Tensor.from_dlpack(name, capsule)
-        dlpack.mark_used(capsule)  # the backend names it "used_dlpack", at which NumPy's destructor loops for ever
-        return tensor
-
     def metric_family(self, kind: str, name: str, description: str) -> Any:
         """Return a family of series on the server's metrics port; ``kind`` is ``"COUNTER"`` or ``"GAUGE"``.
 
@@ -173,9 +167,27 @@ class TritonBackend:
         return families(name=name, description=description, kind=getattr(families, kind))
 
     def log_error(self, message: str) -> None:
-        """Write a line to the server's log."""
-        self._pb_utils.Logger.log_error(message)
+        """Write to the server's log, as an error."""
+        self._pb_utils.Logger.log_error(_as_utf8(message))
 
     def log_warning(self, message: str) -> None:
-        """Write a line to the server's log."""
+        """Write to the server's log, as a warning."""
         self._pb_utils.Logger.log_warn(message)
+
+    def _from_dlpack(self, name: str, capsule: object) -> Any:
+        tensor = self._pb_utils.Tensor.from_dlpack(name, capsule)
+        dlpack.mark_used(capsule)  # the backend names it "used_dlpack", at which NumPy's destructor loops for ever
+        return tensor
+
+
+def _text_of(error: BaseException) -> str:
+    """Return what a response says of an error, which may be one that cannot even tell its text."""
+    try:
+        return refusal(error) if isinstance(error, ShmError) else f"{type(error).__name__}: {error}"
+    except BaseException:
+        return f"{type(error).__name__}, which has no text: its __str__ raises"
+
+
+def _as_utf8(text: str) -> str:
+    """Return a text as the backend takes it: what has no UTF-8 is escaped."""
+    return text.encode(errors="backslashreplace").decode()

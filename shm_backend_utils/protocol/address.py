@@ -14,7 +14,7 @@ SLOT_PARAMETER: Final = "shm_slot"
 GENERATION_PARAMETER: Final = "shm_generation"
 
 _MAX_INT64: Final = 2**63 - 1
-_ADDRESS: Final = re.compile(r"([^/]+)/(shmbu-[0-9a-z-]{1,64})/([0-9a-f]{32})/([0-9]{1,4})")
+_ADDRESS: Final = re.compile(r"([^/]+)/(shmbu-[0-9a-z-]{1,64})/([0-9a-f]{32})/(0|[1-9][0-9]{0,3})")
 
 
 class SlotAddress(NamedTuple):

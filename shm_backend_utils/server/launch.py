@@ -128,7 +128,7 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the tritonserver."""
+        """Process id of the tritonserver; raises ClosedError when it has exited."""
         if not self.is_running:
             raise ClosedError("this server")
         children = Path(f"/proc/{self._supervisor.pid}/task/{self._supervisor.pid}/children").read_text().split()

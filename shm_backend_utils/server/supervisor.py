@@ -51,7 +51,22 @@ class BoundedLog:
 
 
 def supervise(log: BoundedLog, shm_prefix: str, command: list[str]) -> int:
-    """Run the server until it exits or must; return its exit status."""
+    """Run the server until it exits or must, and clean up after it.
+
+    Parameters
+    ----------
+    log : BoundedLog
+        Gets what it writes.
+    shm_prefix : str
+        What the names of its Python backend's shared memory begin with; all such objects are removed in the end.
+    command : list of str
+        The server's command line.
+
+    Returns
+    -------
+    int
+        Its exit status.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     server = subprocess.Popen(

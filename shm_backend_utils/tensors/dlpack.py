@@ -192,10 +192,7 @@ def read(produce: Callable[[], object]) -> npt.NDArray[Any]:
     TypeError
         As :func:`consume`.
     """
-    try:
-        return np.from_dlpack(_Lender(produce))
-    except (BufferError, RuntimeError, TypeError):  # NumPy knows no BF16
-        return consume(produce())
+    return array_of(_Lender(produce))
 
 
 def array_of(value: Any) -> npt.NDArray[Any]:

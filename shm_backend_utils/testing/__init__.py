@@ -1,1 +1,1 @@
-"""For tests: regions around an inference, a probe for what is left behind, and a stand-in for CUDA."""
+"""For tests: regions around an inference, a probe for what is left behind, stand-ins for CUDA and Triton's backend."""

@@ -65,7 +65,10 @@ class ShmLeakProbe:
             raise AssertionError(f"shared memory was left behind: {what}")
 
     def growth(self) -> Counter[str]:
-        """Return what has grown, by how much; empty if nothing has. Garbage counts as long as it is not collected."""
+        """Return what has grown, in words, and by how much; empty if nothing has.
+
+        Pools of the Python backend grow by bytes, all else by pieces. Garbage counts as long as it is not collected.
+        """
         return self._held() - self._before
 
     def _held(self) -> Counter[str]:

@@ -17,6 +17,7 @@ from scripts.tools.gpu_check.check import check, default_folder
 from scripts.tools.gpu_check.fake import gpu_on, load_fake_gpu
 from scripts.tools.gpu_check.gpu import Gpu, load_gpu
 from scripts.tools.gpu_check.measuring import SMALL
+from scripts.tools.gpu_check.processes import client as client_process
 from scripts.tools.gpu_check.processes.checks import CHECKS
 from scripts.tools.gpu_check.processes.client import Check, Client, ModelProcess
 from scripts.tools.gpu_check.processes.figures import many_requests
@@ -162,7 +163,7 @@ def test_the_report_of_a_gpu_is_kept_by_day_and_name() -> None:
 # --- whether the checks can fail
 
 
-def leaves_handles_open(cuda: FakeCuda) -> None:
+def closes_no_handle(cuda: FakeCuda) -> None:
     def fail(address: int) -> None:
         raise CudaError("closing", "cudaErrorInvalidValue")
 
@@ -205,7 +206,7 @@ MANY_REQUESTS = "many requests"
 @pytest.mark.parametrize(
     ("defect", "check_name", "complaint"),
     [
-        (leaves_handles_open, MANY_REQUESTS, "6 handles are still open"),
+        (closes_no_handle, MANY_REQUESTS, "the model has not let go of memory that was given up"),
         (waits_for_nothing, "what one process writes the other reads, without opening again", "the output is wrong"),
         (
             ignores_events,
@@ -222,8 +223,9 @@ MANY_REQUESTS = "many requests"
     ],
 )
 def test_a_check_finds_a_gpu_that_is_not_as_it_must_be(
-    defect: Callable[[FakeCuda], None], check_name: str, complaint: str
+    defect: Callable[[FakeCuda], None], check_name: str, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(client_process, "_LET_GO_S", 2.0)
     load = functools.partial(load_defective, defect)
     checks: dict[str, Check] = {**CHECKS, MANY_REQUESTS: lambda client: many_requests(client, SMALL)}
     with ModelProcess(load) as model, pytest.raises(CheckFailedError, match=complaint):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -18,10 +19,10 @@ from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.named import encode_descriptor
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
+from shm_backend_utils.testing import fake_backend
+from shm_backend_utils.testing.fake_backend import Request
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray
-from tests.unit import fake_backend
 from tests.unit.claims_of import claim_of_allocation
-from tests.unit.fake_backend import Request
 from tests.unit.table_client import Client as HostClient
 
 __all__ = ["DEVICE", "HOST", "LONG_NAME", "LONG_SHAPE", "Client", "session_on"]
@@ -49,7 +50,7 @@ _SPEC: Final = ModelSpec.from_config(
 
 def session_on(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ShmSession:
     """Return a session of model `m`, with input X and outputs Y and Z of FP32, and of an instance on GPU 0."""
-    fake_backend.put_in_place(monkeypatch)
+    monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
     return ShmSession(_SPEC, Config(**settings), CudaAccess(lambda: cuda), DEVICE)
 
 

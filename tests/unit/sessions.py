@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.model import ShmSession
-from tests.unit import fake_backend
+from shm_backend_utils.testing import fake_backend
 
 __all__ = ["session_of", "tensor"]
 
@@ -31,7 +32,7 @@ def session_of(
     **config: Any,
 ) -> Iterator[ShmSession]:
     """Make a session of model `m`; ``parameters`` are those of config.pbtxt."""
-    fake_backend.put_in_place(monkeypatch)
+    monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
     said = {name: {"string_value": text} for name, text in (parameters or {}).items()}
     described = {"name": "m", "input": list(inputs), "output": list(outputs), "parameters": said, **config}
     session = ShmSession.from_args({"model_config": json.dumps(described)}, cuda)

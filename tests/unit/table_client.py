@@ -15,7 +15,7 @@ from shm_backend_utils.protocol.address import SlotAddress
 from shm_backend_utils.protocol.claims import RegionClaim
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
-from tests.unit.fake_backend import Request
+from shm_backend_utils.testing.fake_backend import Request
 
 __all__ = ["Client"]
 

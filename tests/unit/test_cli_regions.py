@@ -197,7 +197,7 @@ def test_it_runs_as_a_module() -> None:
     region = ManagedRegion.create(100)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "shm_backend_utils.cli", "regions", "--json"],
+            [sys.executable, "-m", "shm_backend_utils", "regions", "--json"],
             stdout=subprocess.PIPE,
             text=True,
             check=True,

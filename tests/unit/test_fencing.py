@@ -16,7 +16,7 @@ from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.mapping.mapped import PATIENCE_S
 from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
-from tests.unit.fake_backend import Logger, Request
+from shm_backend_utils.testing.fake_backend import Logger, Request
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
@@ -173,9 +173,6 @@ def test_an_address_that_leads_nowhere_is_refused(
 ) -> None:
     parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
     found, text = answer(session, Request({**parameters, "shm_slot": change(client.address())}, ["Y"]))
-    if change(client.address()) == client.address() + "0":
-        assert (found, text) == ("", "")  # another way to write the same number
-        return
     assert (found, text.partition(": ")[0]) == (triton, code)
     assert client.region.segment.key not in text
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from shm_backend_utils.client import ConnectionLostError, DeadlineExceededError, InferenceError, ServerUnavailableError
+from shm_backend_utils.client import ConnectionLostError, DeadlineExceededError, ServerUnavailableError
 from shm_backend_utils.client.transports.http.codec import Answer
 from shm_backend_utils.client.transports.http.connections import HttpConnections
 from shm_backend_utils.errors import ClosedError
@@ -242,7 +242,7 @@ def test_triton_may_be_behind_a_path() -> None:
 def test_the_error_page_of_something_in_between_is_shown() -> None:
     page = Answer(502, {}, b"<h1>Bad Gateway</h1>")
     error = page.error("http://triton:8000")
-    assert isinstance(error, InferenceError)
+    assert isinstance(error, ConnectionLostError)
     assert error.status() == "502"
     assert "Bad Gateway" in str(error)
 

@@ -13,7 +13,7 @@ import pytest
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.mapping.resolver import Resolver
-from tests.unit.fake_backend import Request
+from shm_backend_utils.testing.fake_backend import Request
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 

@@ -12,8 +12,8 @@ from shm_backend_utils.errors import MachineError, ModelError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.metrics import MeasuredCall
+from shm_backend_utils.testing.fake_backend import Request
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
-from tests.unit.fake_backend import Request
 from tests.unit.fake_gpu import runtime_that_gives_all_back
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client

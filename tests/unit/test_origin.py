@@ -85,3 +85,13 @@ def test_a_function_that_runs_in_an_event_loop_is_named() -> None:
 def test_where_no_line_is_the_users_there_still_is_an_origin() -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         assert str(thread.submit(Origin.here, "infer").result()).startswith(f"infer at {threading.__file__}:")
+
+
+def test_the_line_is_that_of_the_instruction_wherever_in_a_function_it_is() -> None:
+    first = here() + 1
+    origins = [
+        Origin.here("first"),
+        *[Origin.here(f"{number}") for number in range(2)],
+        Origin.here("last"),
+    ]
+    assert [origin.line - first for origin in origins] == [1, 2, 2, 3]

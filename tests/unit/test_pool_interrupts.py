@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
+import os
+import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
+import shm_backend_utils
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import Need, SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
 
 MEBIBYTE = 2**20
+SHM = Path("/dev/shm")
+LONG_S = 10.0
+MEMORY = Path(shm_backend_utils.__file__).parent / "memory"
+INTERRUPTED = (f"{MEMORY}/pool/", f"{MEMORY}/managed.py")
 
 
 def test_an_interrupt_while_pages_are_entered_loses_no_region(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,3 +72,53 @@ def test_other_threads_go_on_while_pages_are_entered() -> None:
         watcher.join()
         assert memory.nbytes
         assert longest_s < took_s / 2
+
+
+def is_with(frame: FrameType) -> bool:
+    """Return whether the line is one of a `with`: no signal comes between its block and what ends it."""
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
+
+
+def interrupted_at(line: int, work: Callable[[], object]) -> bool:
+    """Do work that is interrupted at the n-th line that it comes to, of pools and regions; return whether it was."""
+    count = 0
+
+    def look(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        if not frame.f_code.co_filename.startswith(INTERRUPTED):
+            return None
+        if event == "line" and not is_with(frame):
+            count += 1
+            if count == line:
+                raise KeyboardInterrupt
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finalizer
+def test_an_interrupt_at_any_line_leaves_nothing_behind_and_closes() -> None:
+    def files() -> set[Path]:
+        return set(SHM.glob(f"shmbu-{os.getpid()}-*"))
+
+    before = files()
+    line = 1
+    while True:
+        pool = SlotPool(PoolOptions(max_bytes=MEBIBYTE))
+        was_interrupted = interrupted_at(line, lambda: pool.redeem(pool.request(Need(1), "taker")))  # noqa: B023
+        closing = threading.Thread(target=pool.close, daemon=True)
+        closing.start()
+        closing.join(LONG_S)
+        assert not closing.is_alive(), f"closing hangs after an interrupt at line {line}"
+        assert files() == before, f"memory is left after an interrupt at line {line}"
+        if not was_interrupted:
+            return
+        line += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,8 +17,8 @@ from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.address import SlotAddress
 from shm_backend_utils.protocol.refusals import code_in
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
-from tests.unit import fake_backend
-from tests.unit.fake_backend import Request
+from shm_backend_utils.testing import fake_backend
+from shm_backend_utils.testing.fake_backend import Request
 from tests.unit.table_client import Client
 
 X = np.arange(4, dtype=np.float32)
@@ -29,7 +30,7 @@ def tensor(name: str, dtype: str = "FP32", optional: bool = True) -> dict[str, A
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
-    fake_backend.put_in_place(monkeypatch)
+    monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
     config = {
         "name": "m",
         "input": [tensor("X"), tensor("WORDS", "STRING")],
@@ -282,7 +283,7 @@ def test_a_session_that_was_closed_says_so(session: ShmSession, client: Client) 
 
 @pytest.mark.parametrize(("stride", "is_right"), [(16, True), (20, True), (17, False), (18, False)])
 def test_every_place_of_a_ring_is_aligned(monkeypatch: pytest.MonkeyPatch, stride: int, is_right: bool) -> None:
-    fake_backend.put_in_place(monkeypatch)
+    monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
     decoupled = {"name": "m", "input": [tensor("X")], "output": [tensor("Y")]}
     session = ShmSession.from_args({"model_config": json.dumps(decoupled)})
     streaming = Client(slots=3)

@@ -150,9 +150,14 @@ class RegisteredModel:
             raise _as_infer_shm_error(failure.pop("first"))  # no local of its own frames may refer to it: a cycle
         return results
 
-    def abandon(self) -> None:
-        """Remove the memory, from a finalizer. What the server knows of it stays until :meth:`close`."""
+    def abandon(self) -> bool:
+        """Remove the memory, from a finalizer. What the server knows of it stays until :meth:`close`.
+
+        Return whether there is such.
+        """
         self._memory.abandon()
+        self._driver.abandon()
+        return self._core.has_registrations
 
     def close(self) -> None:
         """Remove the memory, and unregister what the server knows of it. Twice is fine."""

@@ -224,11 +224,14 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
             raise ClosedError("this client")
 
     def __del__(self) -> None:
-        """Do of :meth:`close` what waits for no lock and no server; the rest is done at exit."""
-        for model in self.registered_models.values():
-            model.abandon()
+        """Do of :meth:`close` what waits for no lock and no server; the rest, if there is any, is done at exit."""
+        has_rest = [model.abandon() for model in self.registered_models.values()]
         with contextlib.suppress(AttributeError):  # its constructor may have failed
+            if not self.registered_models:
+                atexit.unregister(self._at_exit)  # nothing is left to be done
             super().close()
+            if not any(has_rest):
+                atexit.unregister(self._at_exit)
 
 
 class OptionError(InferenceServerException, CallerError, TypeError, ValueError):

@@ -7,17 +7,25 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from ... import dtypes
 from ...dtypes import BYTES, LENGTH_SIZE
-from ...errors import TensorError, TensorShapeError
+from ...errors import CallerError, TensorError, TensorShapeError
 from ...protocol.call_layout import CallInput
 
-__all__ = ["InputDescription", "OutputHint", "Outputs", "WantedOutputs", "described_inputs", "wanted_outputs"]
+__all__ = [
+    "InputDescription",
+    "OutputHint",
+    "Outputs",
+    "WantedOutputs",
+    "described_inputs",
+    "nameless",
+    "wanted_outputs",
+]
 
 OutputHint = int | str | tuple[tuple[int, ...], npt.DTypeLike] | tuple[tuple[int, ...], npt.DTypeLike, str] | None
 """Room to keep for an output: bytes, or a shape and a dtype, maybe with a device; None if the user does not know.
@@ -28,8 +36,8 @@ A device alone, for example ``"cuda:0"``, says where the output shall be, and no
 Outputs = Sequence[str] | Mapping[str, OutputHint] | None
 """The outputs that are wanted, with or without hints of their size; None for all."""
 
-InputDescription = tuple[Sequence[int], npt.DTypeLike] | tuple[Sequence[int], npt.DTypeLike, str]
-"""Shape and dtype of an input, and maybe a device, for example ``"cuda:0"``."""
+InputDescription = tuple[Sequence[SupportsIndex], npt.DTypeLike] | tuple[Sequence[SupportsIndex], npt.DTypeLike, str]
+"""Shape and dtype of an input, and maybe a device, for example ``"cuda:0"``. Integers of NumPy are sizes, too."""
 
 _STRINGS: Final = "OSU"
 _USUAL_STRING: Final = 60
@@ -41,16 +49,30 @@ def described_inputs(inputs: Mapping[str, InputDescription]) -> dict[str, CallIn
 
     Raises
     ------
+    CallerError
+        They have no names.
     TensorError
-        A shape has a size that is no number of 0 or more, or a dtype has no counterpart.
+        A description is no shape and dtype; a shape has a size that is no number of 0 or more, or a dtype has no
+        counterpart.
     """
     found = {}
-    for name, (given_shape, given_dtype, *device) in inputs.items():
+    if not isinstance(inputs, Mapping):
+        raise nameless(inputs, "(shape, dtype)")
+    for name, description in inputs.items():
+        given_shape, given_dtype, *device = _parts_of(name, description)
         shape, dtype = _checked_shape(name, given_shape), dtypes.from_numpy(given_dtype, name)
         is_strings = dtype is BYTES
         size = _room_for_strings(shape, np.dtype(given_dtype)) if is_strings else math.prod(shape) * dtype.itemsize
         found[name] = CallInput(dtype, shape, size, *[_device_of(name, each) for each in device])
     return found
+
+
+def nameless(inputs: object, what: str) -> CallerError:
+    """Return the error for inputs that have no names; ``what`` says what they should be."""
+    return CallerError(
+        f"inputs is of type {type(inputs).__name__}; expected a mapping of input names to {what}, for example "
+        f"{{'INPUT0': {what}}}"
+    )
 
 
 class WantedOutputs(NamedTuple):
@@ -76,6 +98,8 @@ def wanted_outputs(outputs: Outputs) -> WantedOutputs:
 
     Raises
     ------
+    CallerError
+        They are no names.
     TensorError
         A hint is no number of bytes, no shape and dtype, and no device.
     """
@@ -84,7 +108,10 @@ def wanted_outputs(outputs: Outputs) -> WantedOutputs:
     if isinstance(outputs, str):
         raise TensorError(outputs, f"outputs is the string {outputs!r}; expected a list of names, or a mapping")
     if type(outputs) is not dict and not isinstance(outputs, Mapping):
-        return WantedOutputs(dict.fromkeys(outputs), _ALL.devices)
+        try:
+            return WantedOutputs(dict.fromkeys(outputs), _ALL.devices)
+        except TypeError:
+            raise CallerError(f"outputs is {outputs!r}; expected a list of names, or a mapping") from None
     byte_sizes: dict[str, int | None] = {}
     devices: dict[str, int] = {}
     for name, hint in outputs.items():
@@ -95,6 +122,15 @@ def wanted_outputs(outputs: Outputs) -> WantedOutputs:
         if device is not None:
             devices[name] = device
     return WantedOutputs(byte_sizes, devices)
+
+
+def _parts_of(name: str, description: Any) -> tuple[Any, ...]:
+    if not isinstance(description, tuple | list) or not 2 <= len(description) <= 3:
+        shown = f"a {type(description).__name__}" if isinstance(description, np.ndarray) else repr(description)
+        raise TensorShapeError(
+            name, f"input {name!r} is described by {shown}; expected (shape, dtype), for example ((1, 3), 'float32')"
+        )
+    return tuple(description)
 
 
 def _device_of(name: str, device: object) -> int:
@@ -131,7 +167,13 @@ def _room_for_strings(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     try:
-        checked = tuple([operator.index(size) for size in shape])
+        sizes = iter(shape)
+    except TypeError:
+        raise TensorShapeError(
+            name, f"tensor {name!r} has shape {shape!r}; expected a sequence of whole numbers, 0 or more"
+        ) from None
+    try:
+        checked = tuple([operator.index(size) for size in sizes])
     except TypeError:
         checked = (-1,)
     if any(size < 0 for size in checked):

@@ -16,6 +16,7 @@ from ...errors import TensorError, TensorShapeError, TensorTypeError
 from ...model_spec import ModelSpec, TensorSpec
 from ...tensors import dlpack
 from ...tensors.strings import Strings
+from .descriptions import nameless
 from .literals import array_of_numbers
 
 __all__ = ["Source", "StringSource", "sources"]
@@ -116,11 +117,17 @@ def sources(
 
     Raises
     ------
+    CallerError
+        The inputs have no names.
     TensorError
         The model has no such input, or it cannot be made of this value.
     """
     found = {}
-    for name, value in inputs.items():
+    try:
+        named = inputs.items()
+    except AttributeError:
+        raise nameless(inputs, "array") from None
+    for name, value in named:
         dtype = dtypes.BY_NUMPY.get(value.dtype) if type(value) is np.ndarray else None
         if dtype is not None and dtype is not BYTES:
             found[name] = Source(dtype, value.shape, value.nbytes, (value,))  # nearly always

@@ -205,20 +205,11 @@ class PreparedExchange(DirectExchange):
 
     is_kept = True
 
-    def __init__(
-        self,
-        codec: Codec,
-        spec: ModelSpec,
-        layout: CallLayout,
-        options: RequestOptions,
-        region: SlotRegion,
-        slot: Slot,
-        memory: Memory,
-    ) -> None:
-        super().__init__(codec, spec, layout, options, region, slot, memory)
-        self._filled: dict[str, Any] = super().arrays()
+    _filled: Mapping[str, Any] | None = None
 
     def arrays(self) -> dict[str, Any]:
+        if self._filled is None:
+            self._filled = super().arrays()
         return dict(self._filled)
 
     def send(self, timeout_s: float) -> Steps[Result]:
@@ -233,7 +224,7 @@ class PreparedExchange(DirectExchange):
         self._filled = {}
 
     def _write_strings(self, name: str, span: InputSpan) -> None:
-        encoded = Strings.of(name, self._filled[name]).encoded
+        encoded = Strings.of(name, self.arrays()[name]).encoded
         if encoded.nbytes > span.byte_size:
             raise TensorError(
                 name,

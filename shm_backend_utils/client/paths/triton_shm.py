@@ -44,6 +44,11 @@ class Registrations:
         self._known: set[str] = set()
         self._unwanted: set[str] = set()  # a part of these
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the server knows nothing of this client."""
+        return not self._known
+
     def add(self, region: SlotRegion, timeout_s: float) -> Steps[None]:
         """Register the region if it is not.
 

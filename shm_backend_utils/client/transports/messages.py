@@ -109,6 +109,8 @@ def split_url(url: str) -> tuple[str, bool, str, str]:
     CallerError
         The URL is not one of a server.
     """
+    if not isinstance(url, str):
+        raise CallerError(f"the URL is {url!r}; expected a str, for example 'localhost:8001'")
     scheme, separator, address = url.partition("://")
     if not separator:
         scheme, address = "grpc", url

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterable
+from typing import Final
 
 from ...errors import PeerError, RegionRefusedError
 from ...protocol.results import Event
@@ -13,6 +14,8 @@ from .memory import device_of
 from .runtime import CudaError, CudaRuntime, device_guard
 
 __all__ = ["Event", "EventListener", "EventRecorder"]
+
+_MOST_OPEN: Final = 256
 
 
 class EventRecorder:
@@ -51,14 +54,33 @@ class EventRecorder:
                     self._runtime.destroy_event(event)
 
 
+class _Opened:
+    """An event of another process, open here until nobody refers to it."""
+
+    def __init__(self, runtime: CudaRuntime, event: Event) -> None:
+        self._runtime = runtime
+        self._process = 0
+        self.device = device_of(runtime, event.device_uuid, "the model's event")
+        with device_guard(runtime, self.device):
+            self.address = runtime.open_event(event.handle)
+        self._process = os.getpid()
+
+    def __del__(self) -> None:
+        if self._process == os.getpid():  # in a forked child it is not ours
+            with contextlib.suppress(CudaError), device_guard(self._runtime, self.device):
+                self._runtime.destroy_event(self.address)
+
+
 class EventListener:
-    """Waits for events of other processes. Thread-safe."""
+    """Waits for events of other processes. Thread-safe.
+
+    Events stay open, up to a number: models that are loaded anew have others, without end.
+    """
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self._runtime = runtime
         self._lock = threading.Lock()
-        self._opened: dict[Event, tuple[int, int]] = {}
-        self._process = os.getpid()
+        self._opened: dict[Event, _Opened] = {}  # that which was used last at the end
 
     def wait_on_streams(self, events: Iterable[Event]) -> None:
         """Let what this thread puts on its current streams from now on wait for these events. The host does not.
@@ -70,31 +92,26 @@ class EventListener:
         """
         runtime = self._runtime
         for event in events:
-            device, opened = self._open(event)
-            with device_guard(runtime, device):
-                runtime.wait_for_event(opened, runtime.stream_address(runtime.current_stream()))
+            opened = self._open(event)
+            with device_guard(runtime, opened.device):
+                runtime.wait_for_event(opened.address, runtime.stream_address(runtime.current_stream()))
 
     def wait(self, events: Iterable[Event]) -> None:
         """Wait for these events on the host; raises as :meth:`wait_on_streams`."""
         for event in events:
-            device, opened = self._open(event)
-            with device_guard(self._runtime, device):
-                self._runtime.synchronize_event(opened)
+            opened = self._open(event)
+            with device_guard(self._runtime, opened.device):
+                self._runtime.synchronize_event(opened.address)
 
-    def __del__(self) -> None:
-        if self._process == os.getpid():
-            for device, event in self._opened.values():
-                with contextlib.suppress(CudaError), device_guard(self._runtime, device):
-                    self._runtime.destroy_event(event)
-
-    def _open(self, event: Event) -> tuple[int, int]:
+    def _open(self, event: Event) -> _Opened:
         with self._lock:
-            known = self._opened.get(event)
+            known = self._opened.pop(event, None)
             if known is None:
                 try:
-                    device = device_of(self._runtime, event.device_uuid, "the model's event")
-                    with device_guard(self._runtime, device):
-                        known = self._opened[event] = device, self._runtime.open_event(event.handle)
+                    known = _Opened(self._runtime, event)
                 except (CudaError, RegionRefusedError) as error:
                     raise PeerError(f"the model's CUDA event cannot be waited for: {error}") from None
+            self._opened[event] = known
+            if len(self._opened) > _MOST_OPEN:
+                del self._opened[next(iter(self._opened))]
             return known

@@ -166,8 +166,11 @@ class _Opened:
 
     def __del__(self) -> None:
         if self._process == os.getpid():
-            with contextlib.suppress(CudaError), device_guard(self.runtime, self.device):
-                self.runtime.close(self.address)
+            try:
+                with device_guard(self.runtime, self.device):
+                    self.runtime.close(self.address)
+            except CudaError:
+                return  # it is still mapped, so that its owner must not free it: the lease goes with this process
         if self._lease is not None:
             self._lease.give_back()  # last: from now on the owner may free the memory
 

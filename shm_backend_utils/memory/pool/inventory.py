@@ -99,6 +99,15 @@ class Inventory:
         """Take back a promise that nobody made use of."""
         self.byte_size -= byte_size
 
+    def undo(self, region: SlotRegion | None, byte_size: int) -> None:
+        """Take back a promise, and the region that was made of it, if one was."""
+        if region is not None and region in self._kinds:
+            self.destroy(region)
+            return
+        self.unpromise(byte_size)
+        if region is not None:
+            self.bury([region])
+
     def care_for(self, region: SlotRegion) -> None:
         """Sort a region that is no longer held by what can be done with it now."""
         if region not in self._kinds:

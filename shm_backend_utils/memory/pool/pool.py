@@ -115,7 +115,7 @@ class SlotPool:
         self._inventory = Inventory(options.max_bytes or _half_of_shared_memory())
         self._lock = threading.Lock()
         self._queue: deque[Ticket] = deque()
-        self._granted: set[Ticket] = set()  # and not redeemed yet
+        self._granted: dict[Ticket, Grant] = {}  # and not redeemed yet
         self._returned: deque[SlotRegion] = deque()  # in need of care
         self._watched: dict[int, tuple[weakref.ref[Memory], SlotRegion]] = {}  # by the reference's id
         self.is_a_forks = False
@@ -162,18 +162,22 @@ class SlotPool:
                 f"the call needs {whole_size} bytes of shared memory, but the pool may have "
                 f"{self._inventory.max_bytes}; raise PoolOptions(max_bytes=...), or send less at once"
             )
-        with self._lock:
-            if self._closed:
-                raise ClosedError("this client")
-            self._queue.append(ticket)
-            self._serve()
-            who = "" if ticket.granted.done() else f"{self._inventory}, and {len(self._queue)} calls wait"
-            self.wait_count += bool(who)
-        self._settle()
-        if who:
-            _LOG.warning("the pool has run dry: %s", who)
-            if self._housekeeper is not None:
-                self._housekeeper.hurry()
+        try:
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("this client")
+                self._queue.append(ticket)
+                self._serve()
+                who = "" if ticket.granted.done() else f"{self._inventory}, and {len(self._queue)} calls wait"
+                self.wait_count += bool(who)
+            self._settle()
+            if who:
+                _LOG.warning("the pool has run dry: %s", who)
+                if self._housekeeper is not None:
+                    self._housekeeper.hurry()
+        except BaseException:  # an interrupt: the caller has no ticket to give up
+            self.withdraw(ticket)
+            raise
         return ticket
 
     def redeem(self, ticket: Ticket) -> tuple[SlotRegion, Memory]:
@@ -188,12 +192,18 @@ class SlotPool:
         """
         grant = ticket.granted.result()
         with self._lock:
-            if ticket not in self._granted:
+            if self._granted.pop(ticket, None) is None:
                 raise ClosedError("this client")
-            self._granted.remove(ticket)
-        self._settle()
-        region = grant.region or self._make(ticket, grant)
-        memory = self._hold(region, ticket.holder)  # from here on it comes back by itself, whatever is raised
+        region = grant.region
+        try:
+            self._settle()
+            if region is None:
+                region = self._make(ticket, grant)
+            memory = self._hold(region, ticket.holder)  # from here on it comes back by itself, whatever is raised
+        except BaseException:
+            if region is not None:
+                self._return_unless_held(region)
+            raise
         if grant.region is None and self.options.prefault:
             region.prefault()
         return region, memory
@@ -203,9 +213,9 @@ class SlotPool:
         with self._lock:
             if ticket in self._queue:
                 self._queue.remove(ticket)
-            elif ticket in self._granted:
-                self._granted.remove(ticket)
-                self._take_back(ticket, ticket.granted.result())
+            grant = self._granted.pop(ticket, None)
+            if grant is not None:
+                self._take_back(ticket, grant)
             self._serve()
         self._settle()
 
@@ -288,6 +298,13 @@ class SlotPool:
         self._inventory.forsake()
         self._queue.clear()
 
+    def _return_unless_held(self, region: SlotRegion) -> None:
+        """Give back a region whose taker was interrupted, unless it has a memory, which does so itself."""
+        if not any(region is held for _, held in list(self._watched.values())):
+            region.holder = None
+            self._returned.append(region)
+            self._settle()
+
     def _hold(self, region: SlotRegion, holder: object) -> Memory:
         region.holder = holder
         memory = np.frombuffer(region.buffer, np.uint8)
@@ -296,7 +313,10 @@ class SlotPool:
         return memory
 
     def _give_back(self, memory: weakref.ref[Memory]) -> None:
-        _, region = self._watched.pop(id(memory))
+        watched = self._watched.pop(id(memory), None)
+        if watched is None:
+            return  # its taker was interrupted before it was watched, and has given the region back
+        region = watched[1]
         region.holder = None
         if region.is_spoiled or region.is_in_doubt or self._closed:
             self._returned.append(region)
@@ -332,19 +352,18 @@ class SlotPool:
             grant = self._grant(ticket)
             if grant is None:
                 return
+            self._granted[ticket] = grant  # first, so that whatever is raised from here on, it can be taken back
             self._queue.popleft()
             if ticket.granted.set_running_or_notify_cancel():
-                self._granted.add(ticket)
                 ticket.granted.set_result(grant)
             else:
-                self._take_back(ticket, grant)
+                self._take_back(ticket, self._granted.pop(ticket))
 
     def _clear(self) -> None:
         self._is_doomed = False
         self._inventory.destroy_all()
-        for ticket in self._granted:
-            self._take_back(ticket, ticket.granted.result())
-        self._granted.clear()
+        while self._granted:
+            self._take_back(*self._granted.popitem())
         for ticket in self._queue:
             if ticket.granted.set_running_or_notify_cancel():
                 ticket.granted.set_exception(ClosedError("this client"))
@@ -368,23 +387,23 @@ class SlotPool:
         self._inventory.bury(grant.evicted)
 
     def _make(self, ticket: Ticket, grant: Grant) -> SlotRegion:
-        self._inventory.bury(grant.evicted)
+        region: SlotRegion | None = None
         try:
+            self._inventory.bury(grant.evicted)
             region = self._make_region(ticket)
+            region.holder = ticket.holder
+            with self._lock:
+                self._inventory.add(region, ticket.need[1:])
+                if self._closed:
+                    raise ClosedError("this client")
+                if self._housekeeper is None:
+                    self._housekeeper = Repeater(self._keep_house, self._patience(), "shm pool")
         except BaseException:
             with self._lock:
-                self._inventory.unpromise(ticket.byte_size)
+                self._inventory.undo(region, ticket.byte_size)
                 self._serve()
             self._settle()
             raise
-        region.holder = ticket.holder
-        with self._lock:
-            self._inventory.add(region, ticket.need[1:])
-            if self._closed:
-                self._inventory.destroy(region)
-                raise ClosedError("this client")
-            if self._housekeeper is None:
-                self._housekeeper = Repeater(self._keep_house, self._patience(), "shm pool")
         self._settle()
         return region
 

@@ -68,8 +68,9 @@ class AnsweredRequest(ReceivedRequest):
         Returns
         -------
         TensorView
-            C-contiguous and writable, not cleared. It is the client's own memory where the client provided enough; else
-            memory of this process, which goes back through Triton. On a GPU, if the client wants it there.
+            C-contiguous and writable, not cleared: what an earlier request left is there until it is written over. It
+            is the client's own memory where the client provided enough; else memory of this process, which goes back
+            through Triton. On a GPU, if the client wants it there. Not to be written to after the call.
 
         Raises
         ------
@@ -160,7 +161,22 @@ class AnsweredRequest(ReceivedRequest):
         self.outputs[name] = output
 
     def room_for(self, name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[Memory, OutputPlace] | None:
-        """Return a place for an output in the client's memory; None if there is none that is large enough."""
+        """Return a place for an output in the client's memory.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+        dtype : DType
+            Not of strings.
+        shape : tuple of int
+            With the batch dimension, where the model has one.
+
+        Returns
+        -------
+        tuple of Memory and OutputPlace, or None
+            None if there is none that is large enough.
+        """
         span = self._rooms.get(name)
         byte_size = math.prod(shape) * dtype.itemsize
         if span is None or byte_size > span.byte_size:
@@ -199,7 +215,7 @@ class AnsweredRequest(ReceivedRequest):
                     elif place.is_in_response:
                         if isinstance(view, (StringsView, DeviceView)):
                             packed, by_host = self._has_results, self.table is not None
-                            tensors.append(tensor_of(view, context, packed=packed, by_host=by_host))
+                            tensors.append(tensor_of(name, view, context, packed=packed, by_host=by_host))
                         else:
                             tensors.append(context.backend.output(name, view.array))
                     places.append(place)
@@ -219,7 +235,13 @@ class AnsweredRequest(ReceivedRequest):
         self.response = context.backend.response(tensors)
 
     def end(self, events: Sequence[Event] = ()) -> None:
-        """Write the results. From here on the memory may be the client's, when it has waited for the events."""
+        """Write the results. From here on the memory may be the client's, when it has waited for the events.
+
+        Parameters
+        ----------
+        events : sequence of Event
+            What the GPU has still to reach; none if it is done.
+        """
         self._is_open = False
         slot = self._slot
         if slot is not None:
@@ -235,9 +257,17 @@ class AnsweredRequest(ReceivedRequest):
         self._memories = ()
 
     def fail(self, error: BaseException) -> None:
-        """End the call by an error: its response tells the client, whose memory is its own again."""
-        self.response = self._context.backend.error_response(error)
-        self._abort()
+        """End the call by an error: its response tells the client, whose memory is its own again.
+
+        Parameters
+        ----------
+        error : BaseException
+            Its text goes to the client; one of :class:`ShmError` with its code.
+        """
+        try:
+            self.response = self._context.backend.error_response(error)
+        finally:
+            self._abort()
 
     @property
     def can_end_by_event(self) -> bool:
@@ -258,7 +288,7 @@ class AnsweredRequest(ReceivedRequest):
         else:
             view = self._context.arrays.view(name, array, dtype, TRITON, writable=True)
             self._use_device(view.device)
-        return in_response(view, dtype)
+        return in_response(name, view, dtype)
 
     def _put_strings(self, name: str, strings: Strings) -> None:
         check_output(self._context.spec, name, BYTES.numpy, strings.shape)
@@ -267,7 +297,7 @@ class AnsweredRequest(ReceivedRequest):
         output = None if lying is None else self._passed_through(name, BYTES, lying, strings.shape)
         if output is None and span is not None:
             output = write_strings(name, strings, span, self._memories[span.region])
-        self.outputs[name] = output or in_response(StringsView(name, strings, TRITON), BYTES)
+        self.outputs[name] = output or in_response(name, StringsView(name, strings, TRITON), BYTES)
 
     def _passed_through(self, name: str, dtype: DType, source: Any, shape: tuple[int, ...]) -> Output | None:
         """Return an output that *is* memory of an input, so that nothing is copied; None if ``source`` is no such."""

@@ -115,7 +115,13 @@ class Call(AnsweredRequest):
 
     @property
     def inputs(self) -> dict[str, TensorView]:
-        """Every input that the request has, as :meth:`input` returns it, in the order of the configuration."""
+        """Every input that the request has, as :meth:`input` returns it, in the order of the configuration.
+
+        Raises
+        ------
+        ClosedError
+            The call is over.
+        """
         found = {name: self.find_input(name) for name in self._context.spec.inputs}
         return {name: view for name, view in found.items() if view is not None}
 
@@ -144,7 +150,18 @@ class Call(AnsweredRequest):
         return bool(self._request.is_cancelled())
 
     def requested(self, name: str) -> bool:
-        """Return whether the client wants this output. Others need not be computed."""
+        """Return whether the client wants this output. Others need not be computed.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+
+        Returns
+        -------
+        bool
+            False also where the configuration has no such output.
+        """
         return name in self._request.requested_output_names()
 
     def device_output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> DeviceView:
@@ -181,7 +198,19 @@ class Call(AnsweredRequest):
         return made
 
     def to_host(self, view: TensorView) -> npt.NDArray[Any]:
-        """Return a tensor as an array of NumPy: a copy if it is on a GPU, after what is on the current stream."""
+        """Return a tensor as an array of NumPy: a copy if it is on a GPU, after what is on the current stream.
+
+        Parameters
+        ----------
+        view : TensorView
+            An input, or an output that is written.
+
+        Returns
+        -------
+        numpy.ndarray
+            Of the view's shape and dtype. Where the view is on the host it is the same memory, valid as long as the
+            call, and read-only for an input; else an array of its own.
+        """
         return self._context.arrays.to_host(view) if isinstance(view, DeviceView) else view.numpy()
 
     def to_device(self, view: TensorView, stream: Any = None) -> Any:
@@ -194,6 +223,17 @@ class Call(AnsweredRequest):
         stream : cupy.cuda.Stream, optional
             To copy on; by default the current one. From pinned memory (``SHM_PIN_HOST_MEMORY``) the copy is made while
             the host goes on; wait for a stream of your own before the call ends.
+
+        Returns
+        -------
+        cupy.ndarray
+            Of the view's shape and dtype. Where the view is on a GPU already it is the same memory, valid as long as
+            the call.
+
+        Raises
+        ------
+        MachineError
+            CuPy or a GPU is missing.
         """
         if isinstance(view, DeviceView):
             return view.cupy()
@@ -262,7 +302,23 @@ class Call(AnsweredRequest):
         model_version: str = "",
         parameters: Mapping[str, Any] | None = None,
     ) -> dict[str, TensorView]:
-        """As :meth:`forward`, while the event loop goes on. Await it before the call ends."""
+        """As :meth:`forward`, while the event loop goes on. Await it before the call ends.
+
+        Parameters
+        ----------
+        model, inputs, outputs, model_version, parameters
+            As of :meth:`forward`.
+
+        Returns
+        -------
+        dict of str to TensorView
+            As of :meth:`forward`.
+
+        Raises
+        ------
+        ModelError, TensorError, ForwardError
+            As of :meth:`forward`.
+        """
         forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)
         if self._pending is None:
             self._pending = set()

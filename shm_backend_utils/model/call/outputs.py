@@ -102,9 +102,9 @@ def array_of(spec: ModelSpec, devices: DeviceArrays, name: str, value: Any) -> A
     return np.array(value, object) if holds_strings else np.asarray(value)
 
 
-def in_response(view: TensorView, dtype: DType) -> Output:
-    """Return an output that goes back through Triton."""
-    return Output(OutputPlace(view.name, dtype, view.shape, 0, 0, 0, True), view, None, True)
+def in_response(name: str, view: TensorView, dtype: DType) -> Output:
+    """Return an output that goes back through Triton; the view may be an input's, of another name."""
+    return Output(OutputPlace(name, dtype, view.shape, 0, 0, 0, True), view, None, True)
 
 
 def view_at(memory: Memory, place: OutputPlace, *, writable: bool) -> TensorView:
@@ -136,13 +136,15 @@ def passed_through(
     memories : sequence of Memory
         Of the spans' regions.
     """
-    nbytes = source.nbytes
+    nbytes, itemsize = source.nbytes, dtype.itemsize or 1
     if not nbytes:
         return None
     for span in inputs:
         memory = memories[span.region]
         offset = memory.offset_of(source)
-        if offset is not None and span.offset <= offset and offset + nbytes <= span.offset + span.byte_size:
+        if offset is None or offset % itemsize:  # bytes that are read as larger elements may lie at odd places
+            continue
+        if span.offset <= offset and offset + nbytes <= span.offset + span.byte_size:
             place = OutputPlace(name, dtype, shape, span.region, offset, nbytes, False)
             return Output(place, view_at(memory, place, writable=False))
     return None
@@ -170,13 +172,15 @@ def write_strings(name: str, strings: Strings, span: OutputSpan, memory: Memory)
     return Output(OutputPlace(name, BYTES, strings.shape, span.region, span.offset, size, False), view, None, True)
 
 
-def tensor_of(view: StringsView | DeviceView, context: Context, *, packed: bool, by_host: bool) -> Any:
+def tensor_of(name: str, view: StringsView | DeviceView, context: Context, *, packed: bool, by_host: bool) -> Any:
     """Return strings, or an output on a GPU, as a tensor for the response.
 
     Parameters
     ----------
+    name : str
+        The output's.
     view : StringsView or DeviceView
-        The output.
+        Over its memory.
     context : Context
         The session's.
     packed : bool
@@ -189,7 +193,7 @@ def tensor_of(view: StringsView | DeviceView, context: Context, *, packed: bool,
     ModelError
         An element is no string, or the strings are a client's whose lengths lead beyond their end.
     """
-    backend, name = context.backend, view.name
+    backend = context.backend
     if isinstance(view, DeviceView):
         if by_host:
             return backend.output(name, context.arrays.to_host(view))

@@ -191,14 +191,41 @@ class ReceivedRequest:
         return view
 
     def find_input(self, name: str) -> TensorView | None:
-        """Return one input, as :meth:`input` does; None if the request does not have it."""
+        """Return one input, as :meth:`input` does, if the request has it.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+
+        Returns
+        -------
+        TensorView or None
+            As of :meth:`input`; None if the request does not have it.
+
+        Raises
+        ------
+        ClosedError
+            The call is over.
+        """
         if self.table is not None and name in self.table.inputs:
             return self.input(name)
         self._check_open()
         return self._delivered(name)
 
     def span_of(self, name: str) -> tuple[Memory, InputSpan] | None:
-        """Return where an input lies in the client's memory; None if it came another way."""
+        """Return where an input lies in the client's memory.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+
+        Returns
+        -------
+        tuple of Memory and InputSpan, or None
+            None if it came another way.
+        """
         span = None if self.table is None else self.table.inputs.get(name)
         return None if span is None else (self._memories[span.region], span)
 

@@ -9,6 +9,7 @@ from ...errors import ModelError
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.pool import SlotPool
 from ...model_spec import ModelSpec
+from ...protocol.call_layout import obstacle_in_tensors
 from ...tensors.view import TensorView
 from ..devices.arrays import DeviceArrays
 from ..triton import TritonBackend
@@ -82,14 +83,14 @@ class Forwarder:
         given = {name: Given(name, value, self._arrays) for name, value in inputs.items()}
         names = _names(model, spec, outputs)
         asked = Asked(model, version, given, outputs, names, {**parameters, CALLERS_PARAMETER: "/".join(chain)})
-        if spec is not None and not spec.is_decoupled and spec.obstacle_to_direct() is None:
+        if spec is not None and _takes_lent_memory(spec):
             learned = {name: self._learned.get((model, name), 0) for name in names}
             return DirectForwarding(asked, self._backend, self._arrays, spec, learned, Lending(own, self._pool))
         return OrdinaryForwarding(asked, self._backend, self._arrays)
 
     def execute(self, forwarding: Forwarding) -> dict[str, TensorView]:
         """Have the other model execute a request, and return the outputs; raises as :meth:`Forwarding.result`."""
-        return self._finish(forwarding, self._backend.execute(forwarding.request))
+        return self.finish(forwarding, self._backend.execute(forwarding.request))
 
     async def execute_async(self, forwarding: Forwarding, pending: set[Forwarding]) -> dict[str, TensorView]:
         """Do the same while the event loop goes on. ``pending`` has it while the other model may be at work."""
@@ -100,14 +101,10 @@ class Forwarder:
             pending.discard(forwarding)
             raise
         pending.discard(forwarding)  # but not if it was cancelled: the other model goes on
-        return self._finish(forwarding, response)
+        return self.finish(forwarding, response)
 
-    def close(self) -> None:
-        """Remove this model's own regions. Arrays over them stay valid. Twice is fine."""
-        self._pool.close()
-
-    def _finish(self, forwarding: Forwarding, response: Any) -> dict[str, TensorView]:
-        """Return the outputs, and learn how large they are."""
+    def finish(self, forwarding: Forwarding, response: Any) -> dict[str, TensorView]:
+        """Return the outputs, and learn how large they are; raises as :meth:`Forwarding.result`."""
         try:
             found = forwarding.result(response)
         except Exception:
@@ -118,6 +115,10 @@ class Forwarder:
             self._learned[key] = max(self._learned.get(key, 0), per_row + per_row // 8)
         return found
 
+    def close(self) -> None:
+        """Remove this model's own regions. Arrays over them stay valid. Twice is fine."""
+        self._pool.close()
+
 
 def check_all_are_over(pending: Collection[Forwarding]) -> None:
     """Raise ModelError if other models may still be at work for a call that ends."""
@@ -126,6 +127,11 @@ def check_all_are_over(pending: Collection[Forwarding]) -> None:
             f"model.py has left the call while {len(pending)} calls of forward_async were under way, or were "
             "cancelled; await them before"
         )
+
+
+def _takes_lent_memory(spec: ModelSpec) -> bool:
+    is_declared = not spec.is_decoupled and spec.obstacle_to_direct() is None
+    return is_declared and obstacle_in_tensors(spec) is None
 
 
 def _names(model: str, spec: ModelSpec | None, outputs: ForwardOutputs) -> list[str]:

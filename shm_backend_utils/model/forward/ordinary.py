@@ -53,13 +53,13 @@ class Given:
         self.shape = tuple(self.array.shape)
 
     def bytes_on_host(self) -> npt.NDArray[Any]:
-        """Return the array, or a copy if it is on a GPU; strings as bytes."""
+        """Return the array, or a copy of it if it is on a GPU; of strings, the bytes that they take in memory."""
         if isinstance(self.array, np.ndarray):
             return self.array
         return self._arrays.to_host(self._arrays.view("", self.array, self.dtype, TRITON, writable=False))
 
     def elements_on_host(self) -> npt.NDArray[Any]:
-        """Return the same; strings as objects."""
+        """Return the array, or a copy of it if it is on a GPU; of strings, an array of ``bytes`` objects."""
         return self.bytes_on_host() if self._strings is None else self._strings.numpy()
 
 
@@ -137,7 +137,7 @@ class Forwarding(ABC):
         """Have the other model refuse the request, if that would use memory of the client and has not begun."""
 
     def _tensors_of(self, response: Any) -> dict[str, TensorView]:
-        """Return what the response carries."""
+        """Return the outputs that the response carries, by name; raises ForwardError if it is an error."""
         if response.has_error():
             message = response.error().message()
             raise ForwardError(f"model {self.model!r}, called on behalf of this request, failed: {message}")

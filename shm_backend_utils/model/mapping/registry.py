@@ -15,13 +15,15 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from ...errors import CallerError, MachineError, RegionGoneError
-from ...memory.cuda.memory import CudaMapping
-from ...memory.segment import SystemSegment
+from ...memory.segment import NoDescriptorsError
 from .mapped import MappedRegion, Slot
 
 __all__ = ["RegionStatus", "Registry"]
+
+_SHARE_DROPPED: Final = 4  # of the regions that nobody uses, where there are too many: not one at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,13 @@ class Registry:
         with self._lock:
             if name in self._names:
                 raise CallerError(f"region {name!r} is registered already; unregister it first")
-            opened = opener()
+            try:
+                opened = opener()
+            except NoDescriptorsError:
+                self._drop_oldest_idle()
+                opened = opener()
             segment = opened.segment
-            region = self._find_mapping_like(segment)
+            region = self._find_mapping_like(opened)
             if region is None:
                 self._make_room(segment.byte_size)
                 region = opened
@@ -190,13 +196,25 @@ class Registry:
                 if region.is_abandoned:
                     self.drop(region)
 
-    def _find_mapping_like(self, segment: SystemSegment | CudaMapping) -> MappedRegion | None:
-        """Return the mapping of the same object, unless the object has grown since, or the mapping is going."""
+    def _find_mapping_like(self, opened: MappedRegion) -> MappedRegion | None:
+        """Return the mapping of the same object, unless the object has grown since, or the mapping is going.
+
+        A region that was opened as one of ours has slots; a mapping without a header, made for a registered name of the
+        same object, does not serve it.
+        """
+        segment = opened.segment
         for region in list(self._regions):
             mapped = region.segment
-            if region.names and mapped.identity == segment.identity and mapped.byte_size == segment.byte_size:
+            is_same = mapped.identity == segment.identity and mapped.byte_size == segment.byte_size
+            if is_same and region.names and (opened.managed is None or region.managed is not None):
                 return region
         return None
+
+    def _drop_oldest_idle(self) -> None:
+        """Unmap some regions that nobody uses, so that there are file descriptors for others."""
+        idle = sorted((region for region in list(self._regions) if not region.is_in_use), key=_last_use)
+        for region in idle[: 1 + len(idle) // _SHARE_DROPPED]:
+            self.drop(region)
 
     def _make_room(self, byte_size: int) -> None:
         limit = self._max_mapped_bytes

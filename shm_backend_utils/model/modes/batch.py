@@ -60,7 +60,7 @@ class BatchCall:
         TensorView
             C-contiguous and read-only; its first dimension has all rows. It is the clients' memory, without any copy,
             where the rows follow one another there; else they are copied to a buffer, once, which the next ``execute``
-            uses again.
+            uses again. Valid until ``infer`` returns.
 
         Raises
         ------
@@ -90,8 +90,8 @@ class BatchCall:
         Returns
         -------
         TensorView
-            C-contiguous and writable, of shape ``(size, *item_shape)``. It is the clients' own memory where that is
-            contiguous; else it is copied there when the batch ends.
+            C-contiguous and writable, not cleared, of shape ``(size, *item_shape)``. It is the clients' own memory
+            where that is contiguous; else it is copied there when the batch ends. Valid until ``infer`` returns.
 
         Raises
         ------
@@ -135,7 +135,18 @@ class BatchCall:
             call.put(name, value[rows.start : rows.stop])
 
     def requested(self, name: str) -> bool:
-        """Return whether any client wants this output. Others need not be computed."""
+        """Return whether any client wants this output. Others need not be computed.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+
+        Returns
+        -------
+        bool
+            False also where the configuration has no such output.
+        """
         return any(call.requested(name) for call in self.calls)
 
     def scatter(self) -> None:
@@ -193,6 +204,11 @@ def batches_of(calls: Iterable[Call], fail: Callable[[Call, BaseException], None
         Begun.
     fail : callable
         Takes a call of which not even that can be told, and the error.
+
+    Returns
+    -------
+    list of list of Call
+        Each a batch. No call is in two; those that failed are in none.
     """
     batches: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls:

@@ -29,7 +29,20 @@ class Buffers:
         self._buffers: dict[str, tuple[npt.NDArray[np.uint8], Pin | None]] = {}
 
     def get(self, name: str, byte_size: int) -> tuple[npt.NDArray[np.uint8], MemoryType]:
-        """Return at least so many bytes."""
+        """Return a tensor's buffer, and what kind of memory it is.
+
+        Parameters
+        ----------
+        name : str
+            The tensor's, in its batch.
+        byte_size : int
+            How large it is at least. The former buffer of this name is let go of, if it is smaller.
+
+        Returns
+        -------
+        numpy.ndarray of uint8, MemoryType
+            Writable, not cleared; it serves until the next call with this name.
+        """
         buffer, pin = self._buffers.get(name, (None, None))
         if buffer is None or buffer.nbytes < byte_size:
             if pin is not None:
@@ -71,7 +84,20 @@ class Gathering:
         self._arrays = arrays
 
     def gather(self, parts: Sequence[TensorView], row_count: int) -> TensorView:
-        """Return tensors, along the first axis, as one: on a GPU if all are on that one, else on the host."""
+        """Return tensors, along the first axis, as one: on a GPU if all are on that one, else on the host.
+
+        Parameters
+        ----------
+        parts : sequence of TensorView
+            Of one name and dtype, equal in shape but for their rows; at least one.
+        row_count : int
+            How many rows they have together.
+
+        Returns
+        -------
+        TensorView
+            C-contiguous; read-only on the host. It is valid until the next batch of this number.
+        """
         head = parts[0]
         if isinstance(head, StringsView):
             elements = np.concatenate([part.numpy() for part in parts])
@@ -91,14 +117,35 @@ class Gathering:
         return whole
 
     def room(self, parts: Sequence[TensorView], shape: tuple[int, ...]) -> TensorView:
-        """Return memory for what :meth:`scatter` will take apart."""
+        """Return memory for what :meth:`scatter` will take apart.
+
+        Parameters
+        ----------
+        parts : sequence of TensorView
+            Where the rows will go; they say name and dtype. At least one.
+        shape : tuple of int
+            Of all rows.
+
+        Returns
+        -------
+        TensorView
+            On the host, C-contiguous and writable, not cleared. It is valid until the next batch of this number.
+        """
         head = parts[0]
         return self._host_room(
             f"{self._number} output {head.name}", head.name, shape, dtypes.BY_NAME[head.triton_dtype]
         )
 
     def scatter(self, whole: TensorView, parts: Sequence[TensorView]) -> None:
-        """Copy the rows of one tensor to several."""
+        """Copy the rows of one tensor to several.
+
+        Parameters
+        ----------
+        whole : TensorView
+            As :meth:`room` returned it, and filled.
+        parts : sequence of TensorView
+            Writable; the first takes the first rows.
+        """
         for rows, part in _with_rows(whole, parts):
             if isinstance(part, DeviceView):
                 self._arrays.copy(part, rows)

@@ -47,7 +47,18 @@ class StreamCall(Call):
         self._looked = time.monotonic()
 
     def begin(self, patience_s: float = PATIENCE_S) -> None:
-        """Take the request in; raises as :meth:`Call.begin`. The client is not answered yet."""
+        """Take the request in. The client is not answered yet.
+
+        Parameters
+        ----------
+        patience_s : float
+            As of :meth:`Call.begin`, in seconds.
+
+        Raises
+        ------
+        ShmError
+            As of :meth:`Call.begin`.
+        """
         super().begin(patience_s)
         self._rooms = {}  # each response has its own
         self._has_results = bool(self._frames)

@@ -67,17 +67,14 @@ class FakeEvents(CudaRuntime):
         self._events: dict[int, _Event] = {}
 
     def create_event(self) -> int:
-        self._enter("create_event")
         fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         os.ftruncate(fd, _BYTE_SIZE)
         return self._add(_Event(fd))
 
     def export_event(self, event: int) -> bytes:
-        self._enter("export_event")
         return self._event(event, "export_event").handle
 
     def open_event(self, handle: bytes) -> int:
-        self._enter("open_event")
         found = _HANDLE.fullmatch(handle)
         if found is None:
             raise failure("open_event", "cudaErrorInvalidValue")
@@ -87,12 +84,10 @@ class FakeEvents(CudaRuntime):
             raise failure("open_event", "cudaErrorInvalidResourceHandle") from None
 
     def destroy_event(self, event: int) -> None:
-        self._enter("destroy_event")
         self._event(event, "destroy_event").close()
         del self._events[event]
 
     def record(self, event: int, stream: int) -> None:
-        self._enter("record")
         counters = self._event(event, "record").counters
         counters[_RECORDED] += 1
         recording = counters[_RECORDED]
@@ -106,20 +101,15 @@ class FakeEvents(CudaRuntime):
         self.log.append(("record", stream))
 
     def wait_for_event(self, event: int, stream: int) -> None:
-        self._enter("wait_for_event")
         found = self._event(event, "wait_for_event")
         recorded = found.counters[_RECORDED]
         self._stream(stream, "wait_for_event").put(lambda: found.wait(recorded))
         self.log.append(("wait_for_event", stream))
 
     def synchronize_event(self, event: int) -> None:
-        self._enter("synchronize_event")
         found = self._event(event, "synchronize_event")
         found.wait(found.counters[_RECORDED])
         self.log.append(("synchronize_event", event))
-
-    @abstractmethod
-    def _enter(self, method: str) -> None: ...
 
     @abstractmethod
     def _stream(self, number: int, method: str) -> FakeStream: ...

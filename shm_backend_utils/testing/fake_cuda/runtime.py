@@ -6,6 +6,7 @@ freed, what has not been waited for. What CUDA leaves undefined fails here: memo
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -16,7 +17,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ...memory.cuda.runtime import CudaRuntime, device_guard
 from ...tensors import dlpack
@@ -25,7 +25,7 @@ from .events import FakeEvents
 from .memories import FakeMemories, LiveCounts, failure
 from .memory import remove_what_the_dead_left
 from .stream import FakeStream, FakeStreams
-from .transfer import PinnedMemory, Transfer
+from .transfer import Array, PinnedMemory, transfer
 
 __all__ = ["FakeCuda", "FakeDeviceArray", "FakeStream", "LiveCounts", "kernel"]
 
@@ -86,69 +86,57 @@ class FakeCuda(FakeEvents):
         self._failures[method].append(name)
 
     def device_count(self) -> int:
-        self._enter("device_count")
         return len(self._uuids)
 
     def device_uuid(self, device: int) -> str:
-        self._enter("device_uuid")
         self._check_device(device, "device_uuid")
         return self._uuids[device]
 
     def current_device(self) -> int:
-        self._enter("current_device")
         return self._current("current_device")
 
     def set_device(self, device: int) -> None:
-        self._enter("set_device")
         self._check_device(device, "set_device")
         self._thread.device = device
         self.log.append(("set_device", device))
 
     def allocate(self, byte_size: int) -> int:
-        self._enter("allocate")
         device = self._current("allocate")
         memory = self._memories.allocate(byte_size, device, self._uuids[device])
         self.log.append(("allocate", byte_size))
         return memory.address
 
     def free(self, address: int) -> None:
-        self._enter("free")
         self._memories.allocated(address, "free")
         self._streams.drain()
         self._memories.free(address)
         self.log.append(("free", address))
 
     def export(self, address: int) -> bytes:
-        self._enter("export")
         handle = self._memories.allocated(address, "export").handle
         self.log.append(("export", address))
         return handle.encode()
 
     def open(self, handle: bytes) -> int:
-        self._enter("open")
         device = self._current("open")
         address = self._memories.open(handle, device, self._uuids[device]).address
         self.log.append(("open", address))
         return address
 
     def close(self, address: int) -> None:
-        self._enter("close")
         self._streams.drain()
         self._memories.close(address)
         self.log.append(("close", address))
 
     def extent(self, address: int) -> tuple[int, int]:
-        self._enter("extent")
         memory = self._memories.at(address, "extent")
         return memory.address, memory.byte_size
 
     def pin(self, address: int, byte_size: int) -> None:
-        self._enter("pin")
         self._pinned.add(address, byte_size)
         self.log.append(("pin", (address, byte_size)))
 
     def unpin(self, address: int) -> None:
-        self._enter("unpin")
         self._pinned.remove(address)
         self.log.append(("unpin", address))
 
@@ -157,19 +145,15 @@ class FakeCuda(FakeEvents):
         return self._streams.create(self._current("stream"))
 
     def current_stream(self) -> FakeStream:
-        self._enter("current_stream")
         return self._streams.current(self._current("current_stream"))
 
     def stream_address(self, stream: FakeStream) -> int:
-        self._enter("stream_address")
         return stream.ptr
 
     def synchronize(self, stream: int) -> None:
-        self._enter("synchronize")
         self._stream(stream, "synchronize").synchronize()
 
     def order(self, first: int, then: int) -> None:
-        self._enter("order")
         self._stream(then, "order").wait_for(self._stream(first, "order"))
         self.log.append(("order", (first, then)))
 
@@ -183,13 +167,11 @@ class FakeCuda(FakeEvents):
         self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object
     ) -> FakeDeviceArray:
         """Return an array as the interface says; CudaError unless all of it lies in one memory of that device."""
-        self._enter("array")
         strides = c_strides(shape, dtype.itemsize)
         array = FakeDeviceArray(self, None, address, shape, dtype, strides, device, owner)
         return array.inside(self._memories.at(address, "array")) if array.nbytes else array
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> FakeDeviceArray:
-        self._enter("empty")
         device = self._current("empty")
         array = FakeDeviceArray(self, None, 0, shape, dtype, c_strides(shape, dtype.itemsize), device)
         if not array.nbytes:
@@ -208,7 +190,6 @@ class FakeCuda(FakeEvents):
         TypeError
             It is nothing of these.
         """
-        self._enter("adopt")
         if isinstance(value, FakeDeviceArray) and value.runtime is self:
             return value
         if isinstance(value, FakeCapsule):
@@ -224,16 +205,13 @@ class FakeCuda(FakeEvents):
         raise TypeError(f"{type(value).__name__} has neither __dlpack__ nor __cuda_array_interface__")
 
     def address_of(self, array: FakeDeviceArray) -> int:
-        self._enter("address_of")
         return array.address
 
     def is_contiguous(self, array: FakeDeviceArray) -> bool:
-        self._enter("is_contiguous")
         return array.is_contiguous
 
     def capsule(self, array: FakeDeviceArray, stream: int | None, max_version: tuple[int, int] | None) -> FakeCapsule:
         """Return what :meth:`adopt` understands. ValueError for stream 0, which the standard forbids for CUDA."""
-        self._enter("capsule")
         if stream == 0:
             raise ValueError("stream 0 is ambiguous; expected 1 (legacy default), 2 (per-thread default), above, or -1")
         if stream != -1:
@@ -241,25 +219,15 @@ class FakeCuda(FakeEvents):
                 self.order(self.current_stream().ptr, _LEGACY_STREAM if stream is None else stream)
         return FakeCapsule(array, max_version)
 
-    def copy(
-        self, target: FakeDeviceArray | npt.NDArray[Any], source: FakeDeviceArray | npt.NDArray[Any], stream: int
-    ) -> None:
+    def copy(self, target: Array, source: Array, stream: int) -> None:
         """Copy as the interface says. With host memory that is not pinned, the copy is done when this returns."""
-        self._enter("copy")
         queue = self._stream(stream, "copy")
         self._check_is_current(queue, "copy")
-        transfer = Transfer.between(target, source)
-        queue.put(transfer.run)
-        if not all(self._pinned.contains(array) for array in transfer.host):
+        queue.put(transfer(target, source))
+        if not all(self._pinned.contains(array) for array in (target, source) if isinstance(array, np.ndarray)):
             queue.drain()
-        self.log.append(("copy", (transfer.direction, source.nbytes, stream)))
-
-    def _enter(self, method: str) -> None:
-        """Begin a call: raise what it shall fail by."""
-        if os.getpid() != self._pid:
-            raise failure(method, "cudaErrorInitializationError")
-        if self._failures[method]:
-            raise failure(method, self._failures[method].popleft())
+        direction = " to ".join("host" if isinstance(array, np.ndarray) else "device" for array in (source, target))
+        self.log.append(("copy", (direction, source.nbytes, stream)))
 
     def _current(self, method: str) -> int:
         self._check_device(self._thread.device, method)
@@ -299,3 +267,21 @@ class _Thread(threading.local):
 
 def _uuid_of(device: int) -> str:
     return hashlib.sha256(f"fake GPU {device}".encode()).hexdigest()[:32]
+
+
+def _entered(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of the interface that first fails, in a forked child or where :meth:`fail_next` said so."""
+
+    @functools.wraps(method)
+    def entered(cuda: FakeCuda, *arguments: Any, **named: Any) -> Any:
+        if os.getpid() != cuda._pid:
+            raise failure(name, "cudaErrorInitializationError")
+        if cuda._failures[name]:
+            raise failure(name, cuda._failures[name].popleft())
+        return method(cuda, *arguments, **named)
+
+    return entered
+
+
+for _name in CudaRuntime.__abstractmethods__:
+    setattr(FakeCuda, _name, _entered(_name, getattr(FakeCuda, _name)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,51 +12,36 @@ import numpy.typing as npt
 from .device_array import FakeDeviceArray
 from .memories import failure
 
-__all__ = ["PinnedMemory", "Transfer"]
+__all__ = ["Array", "PinnedMemory", "transfer"]
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """A copy that is still to be done."""
+Array = FakeDeviceArray | npt.NDArray[Any]
 
-    target: FakeDeviceArray | npt.NDArray[np.generic]
-    source: FakeDeviceArray | npt.NDArray[np.generic]
 
-    @classmethod
-    def between(
-        cls, target: FakeDeviceArray | npt.NDArray[np.generic], source: FakeDeviceArray | npt.NDArray[np.generic]
-    ) -> Transfer:
-        """Return a copy between two arrays of one shape and type, of which at most one is NumPy's.
+def transfer(target: Array, source: Array) -> Callable[[], None]:
+    """Return what copies the elements of an array to another one of its shape and type; at most one is NumPy's.
 
-        Raises
-        ------
-        ValueError
-            Shape or type differ.
-        TypeError
-            Both are NumPy's.
-        """
-        if (target.shape, target.dtype) != (source.shape, source.dtype):
-            raise ValueError(
-                f"an array of {source.dtype} {source.shape} cannot be copied to one of {target.dtype} {target.shape}; "
-                "shape and type must be the same"
-            )
-        if isinstance(target, np.ndarray) and isinstance(source, np.ndarray):
-            raise TypeError("both arrays are NumPy's; at least one must be on the GPU")
-        return cls(_detached(target), _detached(source))
+    Raises
+    ------
+    ValueError
+        Shape or type differ.
+    TypeError
+        Both are NumPy's.
+    """
+    if (target.shape, target.dtype) != (source.shape, source.dtype):
+        raise ValueError(
+            f"an array of {source.dtype} {source.shape} cannot be copied to one of {target.dtype} {target.shape}; "
+            "shape and type must be the same"
+        )
+    if isinstance(target, np.ndarray) and isinstance(source, np.ndarray):
+        raise TypeError("both arrays are NumPy's; at least one must be on the GPU")
+    arrays = [array if isinstance(array, np.ndarray) else array.detached() for array in (target, source)]
 
-    @property
-    def host(self) -> list[npt.NDArray[np.generic]]:
-        """What of it is in the host's memory."""
-        return [array for array in (self.target, self.source) if isinstance(array, np.ndarray)]
+    def copy() -> None:
+        into, out_of = [array if isinstance(array, np.ndarray) else array.peek() for array in arrays]
+        np.copyto(into, out_of)
 
-    @property
-    def direction(self) -> str:
-        """From where to where, as in ``"host to device"``."""
-        return f"{_place(self.source)} to {_place(self.target)}"
-
-    def run(self) -> None:
-        """Do it."""
-        np.copyto(_memory(self.target), _memory(self.source))
+    return copy
 
 
 class PinnedMemory:
@@ -92,15 +78,3 @@ class PinnedMemory:
             return array.flags.c_contiguous and any(
                 begin <= address and address + array.nbytes <= begin + size for begin, size in self._sizes.items()
             )
-
-
-def _detached(array: FakeDeviceArray | npt.NDArray[np.generic]) -> FakeDeviceArray | npt.NDArray[np.generic]:
-    return array if isinstance(array, np.ndarray) else array.detached()
-
-
-def _memory(array: FakeDeviceArray | npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    return array if isinstance(array, np.ndarray) else array.peek()
-
-
-def _place(array: FakeDeviceArray | npt.NDArray[np.generic]) -> str:
-    return "host" if isinstance(array, np.ndarray) else "device"

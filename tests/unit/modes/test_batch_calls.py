@@ -12,7 +12,7 @@ import pytest
 
 from shm_backend_utils.model import BatchCall, ShmSession
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from tests.unit.fake_backend import Request
+from shm_backend_utils.testing.fake_backend import Request
 from tests.unit.modes.doubling import FP32, Open
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client

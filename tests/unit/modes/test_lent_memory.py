@@ -12,7 +12,7 @@ from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import Call
 from shm_backend_utils.protocol.claims import LentRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from tests.unit.fake_backend import Request
+from shm_backend_utils.testing.fake_backend import Request
 from tests.unit.modes.doubling import FP32, Open, X, double
 from tests.unit.table_client import Client
 

@@ -14,7 +14,7 @@ import pytest
 
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model.mapping import policy
-from tests.unit.fake_backend import Request
+from shm_backend_utils.testing.fake_backend import Request
 from tests.unit.modes.doubling import Open, double
 
 SHM = Path("/dev/shm")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shm_backend_utils.model import Call
-from tests.unit.fake_backend import Request
+from shm_backend_utils.testing.fake_backend import Request
 from tests.unit.modes.doubling import Open, X, double
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client

@@ -18,6 +18,7 @@ from .forwarding import forwarding
 from .functions import functions
 from .growth import growth
 from .own_time import own_time
+from .parts import parts
 from .round_trips import round_trips
 from .stock import infer_beside_stock, plain_clients
 from .streams import streams
@@ -40,5 +41,6 @@ GROUPS: Final[Mapping[str, Callable[[Bench], list[Figure]]]] = {
     "stream": streams,
     "growth": growth,
     "functions": functions,
+    "parts": parts,
 }
 """The groups by the names that ``--only`` knows."""

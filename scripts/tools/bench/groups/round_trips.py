@@ -44,6 +44,7 @@ def _of_protocol(bench: Bench, protocol: str) -> list[Figure]:
         }
         multiply: dict[str, Callable[[], object]] = {
             "bare multiply": lambda: bare.infer("bare_multiply", [batch_size]),
+            "bare multiply, tmpfs": lambda: bare.infer("bare_multiply_tmpfs", [batch_size]),
             "multiply": _prepared(stack, client, "multiply", BATCH).infer,
         }
         medians = bench.measure(f"identity, {protocol}", {**empty, **identity})
@@ -65,7 +66,10 @@ def _of_protocol(bench: Bench, protocol: str) -> list[Figure]:
         "× an empty request whose model multiplies its own memory",
         at_most=MOST_OF_EMPTY_THAT_MULTIPLIES,
     )
-    return [*identities, doubled]
+    doubled_in_small_pages = multiply_medians.ratio(
+        doubled.name, "multiply", "bare multiply, tmpfs", "× the same, whose own memory is of tmpfs, in pages of 4 KiB"
+    )
+    return [*identities, doubled, doubled_in_small_pages]
 
 
 def _prepared(stack: ExitStack, client: ShmClient, model: str, shape: tuple[int, ...]) -> PreparedCall:

@@ -15,10 +15,10 @@ import numpy as np
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.tensors.attributes import MemoryType
+from shm_backend_utils.testing import fake_backend
 
 from ...common.sample_models import REPOSITORY
 from ..gpu import Gpu, LoadGpu
-from . import backend
 
 __all__ = ["ADDITIONS", "Answer", "serve"]
 
@@ -42,7 +42,7 @@ def serve(connection: Connection, load_gpu: LoadGpu) -> None:
 
     No name at all asks how often the runtime has done what.
     """
-    backend.put_in_place()
+    sys.modules[fake_backend.NAME] = fake_backend.module()
     gpu = load_gpu()
     sys.modules["cupy"] = gpu.cupy  # the very same, unless it stands for CuPy
     counts = gpu.counts
@@ -85,7 +85,7 @@ class _Models:
     def answer(self, name: str, parameters: str) -> Answer:
         self._notes = {}
         outputs = self._outputs.get(name, ("OUTPUT0",))
-        (response,) = self._models[name].execute([backend.Request(parameters, outputs)])
+        (response,) = self._models[name].execute([fake_backend.Request(parameters, outputs)])
         return Answer("" if response.error is None else f"[{response.error.code}] {response.error}", self._notes)
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class _Empty:
     """A model that does nothing, without this library."""
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        return [backend.InferenceResponse([]) for _ in requests]
+        return [fake_backend.Response() for _ in requests]
 
     def finalize(self) -> None:
         pass

@@ -5,6 +5,7 @@ Triton's extension for binary tensors wants the size of the JSON in a header of 
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import zlib
@@ -17,7 +18,7 @@ from tritonclient.utils import serialize_byte_tensor
 
 from ....errors import CallerError, ShmError
 from ....protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
-from ...errors import InferenceError, translated
+from ...errors import ConnectionLostError, InferenceError, translated
 from ..messages import Codec, InputTensor, OutputTensor, Place, Request
 
 __all__ = ["Answer", "HttpCodec", "HttpMessage"]
@@ -26,6 +27,8 @@ _JSON_SIZE: Final = "Inference-Header-Content-Length"
 _COMPRESS: Final[Mapping[str, Callable[[bytes], bytes]]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _MAX_INT64: Final = 2**63 - 1
+_BY_THE_SERVER: Final = 500
+_OF_GATEWAYS: Final = frozenset({502, 504})  # Triton has no such; what it was asked for it may still be doing
 
 
 class HttpMessage(NamedTuple):
@@ -59,11 +62,15 @@ class Answer(NamedTuple):
         """Return the error, if the answer is one; ``address`` is for the message."""
         if self.status == 200:
             return None
-        try:
+        reason: Any = None
+        with contextlib.suppress(ValueError, LookupError, TypeError):
             reason = self.json()["error"]
-        except (ValueError, LookupError, TypeError):  # something between us and Triton answers in words of its own
+        if reason is None or self.status in _OF_GATEWAYS:  # something between us and Triton answers in words of its own
             text = self.body[:200].decode(errors="replace").strip()
-            return InferenceError(f"{address} answered {text!r}, which is not Triton's way", str(self.status))
+            message = f"{address} answered {text!r}, which is not Triton's way"
+            if self.status < _BY_THE_SERVER:
+                return InferenceError(message, str(self.status))
+            return ConnectionLostError(f"{message}; the model may have run, or be running", str(self.status))
         return translated(str(self.status), str(reason), address)
 
 
@@ -115,7 +122,15 @@ class HttpCodec(Codec):
         return InferResult.from_response_body(answer.body, header_length=length, content_encoding=encoding)
 
     def config(self, answer: Answer) -> dict[str, Any]:
-        config: dict[str, Any] = answer.json()
+        try:
+            config: dict[str, Any] = answer.json()
+        except ValueError:
+            text = answer.body[:50].decode(errors="replace").strip()
+            raise InferenceError(
+                f"the server describes the model by {text!r}, which is not JSON; is this Triton's HTTP port? "
+                "By default HTTP is on 8000, and metrics are on 8002",
+                str(answer.status),
+            ) from None
         return config
 
     def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:

@@ -1,4 +1,7 @@
-"""As much of Triton's Python backend as a session uses, for tests without a server."""
+"""As much of Triton's Python backend as a session uses, for a process that no server has started.
+
+``sys.modules[NAME] = module()`` puts it in the backend's place.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
-from shm_backend_utils.tensors import dlpack
+from ..tensors import dlpack
 
-__all__ = ["Logger", "Request", "Response", "Sender", "Tensor", "put_in_place"]
+__all__ = ["NAME", "Logger", "Request", "Response", "Sender", "Tensor", "TritonError", "module"]
 
 NAME: Final = "triton_python_backend_utils"
 
@@ -141,21 +143,29 @@ class Request:
 
 
 class Logger:
-    """The server's log."""
+    """The server's log, which is standard error.
+
+    Attributes
+    ----------
+    lines : list of str
+        What was written since the last module was made.
+    """
 
     lines: Final[list[str]] = []
 
     @classmethod
     def log_error(cls, message: str) -> None:
-        cls.lines.append(message)
+        line = message.encode().decode()  # as the backend, which takes UTF-8 alone
+        cls.lines.append(line)
+        print(line, file=sys.stderr, flush=True)
 
     log_warn = log_error
 
 
-def put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process import it under the backend's name, until the test ends."""
-    module = ModuleType(NAME)
-    vars(module).update(
+def module() -> ModuleType:
+    """Return what a model imports as ``triton_python_backend_utils``, with an empty log."""
+    made = ModuleType(NAME)
+    vars(made).update(
         Tensor=Tensor,
         InferenceResponse=Response,
         TritonError=TritonError,
@@ -163,4 +173,4 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
     )
     Logger.lines.clear()
-    monkeypatch.setitem(sys.modules, NAME, module)
+    return made

@@ -1,0 +1,57 @@
+"""Which way a model's request to another one goes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.model.devices.arrays import DeviceArrays
+from shm_backend_utils.model.forward.direct import DirectForwarding
+from shm_backend_utils.model.forward.forwarder import Forwarder
+from shm_backend_utils.model.forward.ordinary import OrdinaryForwarding
+from shm_backend_utils.model.triton import TritonBackend
+from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.protocol.spans import MAX_TENSORS
+from shm_backend_utils.testing import fake_backend
+
+
+@pytest.fixture
+def forwarder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forwarder]:
+    monkeypatch.setattr(TritonBackend, "request", lambda *_: object())
+    monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
+    made = Forwarder("caller", TritonBackend(), DeviceArrays(CudaAccess(), 0), "http://localhost:1")
+    yield made
+    made.close()
+
+
+def spec_of(output_count: int) -> ModelSpec:
+    def tensor(name: str, **more: Any) -> dict[str, Any]:
+        return {"name": name, "data_type": "TYPE_FP32", "dims": [-1], **more}
+
+    return ModelSpec.from_config(
+        {
+            "name": "called",
+            "input": [tensor("X", optional=True)],
+            "output": [tensor(f"Y{index}") for index in range(output_count)],
+            "parameters": {"SHM_PATHS": {"string_value": "direct,inline"}},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("output_count", "kind"),
+    [(1, DirectForwarding), (MAX_TENSORS, OrdinaryForwarding)],
+    ids=["of two tensors", "of more tensors than a slot tells of"],
+)
+def test_a_request_to_a_model(
+    forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, output_count: int, kind: type
+) -> None:
+    monkeypatch.setattr(forwarder._specs, "spec", lambda model, version: spec_of(output_count))
+    forwarding = forwarder.begin("called", {"X": np.ones(3, np.float32)}, ["Y0"], {}, "", "", [])
+    assert type(forwarding) is kind
+    forwarding.give_up()

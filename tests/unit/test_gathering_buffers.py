@@ -1,0 +1,94 @@
+"""The buffers in which batches are gathered: used again, bounded, and nothing of one batch is seen in another."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.model import ShmSession
+from shm_backend_utils.model.modes.batch import BatchCall
+from shm_backend_utils.model.modes.gathering import Buffers
+from shm_backend_utils.testing.fake_backend import Request
+from tests.unit.sessions import session_of, tensor
+
+MOST: Final = 8
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+    inputs = [tensor("X", dims=[-1]), tensor("N", "INT64", dims=[-1]), tensor("SHM", "UINT8")]
+    outputs = [tensor("Y", dims=[-1]), tensor("M", "INT64", dims=[-1])]
+    with session_of(monkeypatch, inputs, outputs, max_batch_size=MOST) as session:
+        yield session
+
+
+def requests(rng: random.Random, count: int, most_columns: int) -> list[tuple[Request, np.ndarray[Any, Any]]]:
+    """Return plain requests, whose rows must be gathered, and what each has in X."""
+    found = []
+    for _ in range(count):
+        shape = rng.randint(1, 3), rng.randint(1, most_columns)
+        x = np.full(shape, rng.random(), np.float32)
+        found.append((Request({}, ["Y", "M"], {"X": x, "N": x.astype(np.int64)}), x))
+    return found
+
+
+def double(batch: BatchCall) -> None:
+    x, n = batch.input("X"), batch.input("N")
+    np.multiply(x.numpy(), 2, out=batch.output("Y", x.shape[1:], x.dtype).numpy())
+    batch.output("M", n.shape[1:], n.dtype).numpy()[...] = n.numpy()
+
+
+def kept(session: ShmSession) -> dict[str, int]:
+    return {name: buffer.nbytes for name, (buffer, _) in session._buffers._buffers.items()}
+
+
+def test_batches_of_any_shapes_get_their_own_rows(session: ShmSession) -> None:
+    rng = random.Random(1)
+    for _ in range(100):
+        asked = requests(rng, rng.randint(2, 6), 5)
+        responses = session.serve_batch([request for request, _ in asked], double)
+        for (_, x), response in zip(asked, responses, strict=True):
+            assert response.error is None
+            assert response.tensors["Y"].tolist() == (2 * x).tolist()
+
+
+def test_batches_without_end_leave_a_buffer_for_each_tensor_of_each_batch_of_one_execute(session: ShmSession) -> None:
+    rng = random.Random(1)
+    most_requests, most_columns = 5, 100
+    for _ in range(200):
+        asked = requests(rng, rng.randint(2, most_requests), most_columns)
+        session.serve_batch([request for request, _ in asked], double)
+    largest = 3 * most_requests * most_columns * 8
+    assert len(kept(session)) <= 4 * most_requests
+    assert max(kept(session).values()) <= largest + largest // 4
+
+
+def test_a_buffer_is_used_again_by_what_fits(session: ShmSession) -> None:
+    rng = random.Random(1)
+    same = [request for request, _ in requests(rng, 1, 50)] * 3
+    session.serve_batch(same, double)
+    before = [id(buffer) for buffer, _ in session._buffers._buffers.values()]
+    for _ in range(20):
+        session.serve_batch(same, double)
+    assert [id(buffer) for buffer, _ in session._buffers._buffers.values()] == before
+
+
+def test_a_session_that_closes_keeps_no_buffer(session: ShmSession) -> None:
+    session.serve_batch([request for request, _ in requests(random.Random(1), 1, 4)] * 3, double)
+    assert kept(session)
+    session.close()
+    assert kept(session) == {}
+
+
+def test_a_buffer_that_is_replaced_is_not_written_to_by_the_next(session: ShmSession) -> None:
+    """Who keeps an array of a batch keeps its memory, although a larger one has taken its place."""
+    buffers = Buffers(None)
+    small, _ = buffers.get("0 input X", 8)
+    small[:] = 1
+    large, _ = buffers.get("0 input X", 4096)
+    large[:] = 2
+    assert set(small.tolist()) == {1}

@@ -1,0 +1,221 @@
+"""What a model keeps of names: of slots, and of regions that are registered at the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.registrations import Registration
+from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model.mapping import policy, resolver
+from shm_backend_utils.model.mapping.resolver import Resolver
+from shm_backend_utils.protocol.layout import MAX_SLOT_COUNT
+from shm_backend_utils.testing.fake_backend import Request
+from tests.unit.sessions import session_of, tensor
+from tests.unit.table_client import Client
+
+SHM: Final = Path("/dev/shm")
+MANY: Final = 300
+X: Final = np.arange(4, dtype=np.float32)
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session:
+        yield session
+
+
+def resolver_of(session: ShmSession) -> Resolver:
+    return session._open_context().resolver
+
+
+def double(call: Call) -> None:
+    x = call.input("X")
+    np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())
+
+
+def code_of(session: ShmSession, request: Request) -> str:
+    (response,) = session.serve([request], double)
+    return "" if response.error is None else str(response.error).partition(": ")[0]
+
+
+# Slots, by their addresses
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    client = Client(slots=2)
+    yield client
+    client.close()
+
+
+SPELLINGS: Final = ("{}0", "{}00", "0{}", "+{}", " {}", "{} ", "{}\n", "{}/", "{}.0", "0x{}", "\u0661", "-{}", "")
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=ascii)
+def test_a_slot_has_one_address_and_no_other_spelling_is_kept(
+    session: ShmSession, client: Client, spelling: str
+) -> None:
+    assert code_of(session, client.request({"X": X}, {"Y": 16}, 1)) == ""
+    address = client.address(1).rpartition("/")[0] + "/" + spelling.format(1)
+    parameters = {"shm_slot": address, "shm_generation": 2}
+    assert code_of(session, Request(parameters, ["Y"])) == "shm:table"
+    assert list(resolver_of(session).registry.slots) == [client.address(1)]
+
+
+def test_a_region_of_the_most_slots_is_one_mapping_with_as_many_addresses(session: ShmSession) -> None:
+    region = ManagedRegion.create(4096, MAX_SLOT_COUNT)
+    address = f"2/m/{region.segment.key}/{region.header.token.hex()}/"
+    for _ in range(2):
+        for slot in range(MAX_SLOT_COUNT):
+            code_of(session, Request({"shm_slot": f"{address}{slot}", "shm_generation": 1}, ["Y"]))
+    code_of(session, Request({"shm_slot": f"{address}{MAX_SLOT_COUNT}", "shm_generation": 1}, ["Y"]))
+    registry = resolver_of(session).registry
+    assert (len(registry.slots), registry.mapped()[1]) == (MAX_SLOT_COUNT, 1)
+    region.segment.unlink()
+    region.close()
+    resolver_of(session).sweep()
+    assert (len(registry.slots), registry.mapped()[1]) == (0, 0)
+
+
+def test_addresses_that_are_refused_are_not_kept(session: ShmSession, client: Client) -> None:
+    for number in range(MANY):
+        wrong = f"2/m/shmbu-{number}-00/{number:032x}/0"
+        assert code_of(session, Request({"shm_slot": wrong, "shm_generation": 1}, ["Y"])) == "shm:gone"
+        wrong = client.address().replace(client.region.header.token.hex(), f"{number:032x}")
+        assert code_of(session, Request({"shm_slot": wrong, "shm_generation": 1}, ["Y"])) == "shm:refused"
+    registry = resolver_of(session).registry
+    assert (dict(registry.slots), registry.statuses(), registry.mapped()[1]) == ({}, [], 0)
+
+
+# Registered names
+
+
+class Server:
+    """Says what is registered, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.registered: dict[str, Registration] = {}
+        self.asked = 0
+
+    def registrations(self, url: str) -> dict[str, Registration]:
+        self.asked += 1
+        return dict(self.registered)
+
+    def register(self, name: str, value: float) -> str:
+        """Register a new file that begins with four such values; return its key."""
+        key = f"foreign-{os.getpid()}-{secrets.token_hex(8)}"
+        (SHM / key).write_bytes(np.full(4, value, np.float32).tobytes() + bytes(4080))
+        self.registered[name] = Registration(key, 0, 4096)
+        return key
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    server = Server()
+    for module in (policy, resolver):
+        monkeypatch.setattr(module, "fetch_registrations", server.registrations)
+    monkeypatch.setattr(resolver, "SWEEP_INTERVAL_S", 3600.0)  # the tests sweep by themselves
+    yield server
+    for path in SHM.glob(f"foreign-{os.getpid()}-*"):
+        path.unlink()
+
+
+def named(name: str) -> Request:
+    tensors = {"inputs": {"X": [0, 0, 16, "FP32", [4]]}, "outputs": {"Y": [0, 256, 16]}}
+    said: dict[str, Any] = {"v": 1, "model": "m", "regions": [{"kind": "named", "name": name}], **tensors}
+    return Request({"shm_io": json.dumps(said)}, ["Y"])
+
+
+def output_of(key: str) -> float:
+    return float(np.frombuffer((SHM / key).read_bytes(), np.float32)[64])
+
+
+def kept(session: ShmSession) -> tuple[int, int, int]:
+    found = resolver_of(session)
+    return len(found._registrations), len(found.registry.statuses()), found.registry.mapped()[1]
+
+
+def test_a_name_is_asked_for_once_while_it_holds(session: ShmSession, server: Server) -> None:
+    server.register("mine", 3)
+    for _ in range(5):
+        assert code_of(session, named("mine")) == ""
+    assert server.asked == 1
+
+
+def test_a_name_that_stands_for_another_file_does_so_after_the_next_sweep(session: ShmSession, server: Server) -> None:
+    old = server.register("mine", 3)
+    assert code_of(session, named("mine")) == ""
+    new = server.register("mine", 5)
+    resolver_of(session).sweep()
+    np.memmap(SHM / old, np.float32, "r+")[64] = -1
+    assert code_of(session, named("mine")) == ""
+    assert (output_of(old), output_of(new)) == (-1, 10)
+
+
+def test_a_name_that_stands_for_another_part_does_so_after_the_next_sweep(session: ShmSession, server: Server) -> None:
+    key = server.register("mine", 3)
+    assert code_of(session, named("mine")) == ""
+    np.memmap(SHM / key, np.float32, "r+")[128:132] = 7
+    server.registered["mine"] = Registration(key, 512, 1024)
+    resolver_of(session).sweep()
+    assert code_of(session, named("mine")) == ""
+    assert float(np.memmap(SHM / key, np.float32, "r")[128 + 64]) == 14
+
+
+def test_a_name_whose_file_is_gone_is_asked_for_at_once(session: ShmSession, server: Server) -> None:
+    old = server.register("mine", 3)
+    assert code_of(session, named("mine")) == ""
+    (SHM / old).unlink()
+    new = server.register("mine", 5)
+    assert code_of(session, named("mine")) == ""
+    assert output_of(new) == 10
+
+
+def test_a_name_that_is_not_registered_any_more_is_gone_after_the_next_sweep(
+    session: ShmSession, server: Server
+) -> None:
+    server.register("mine", 3)
+    assert code_of(session, named("mine")) == ""
+    server.registered.clear()
+    resolver_of(session).sweep()
+    assert code_of(session, named("mine")) == "shm:gone"
+    assert kept(session) == (0, 0, 0)
+
+
+def test_names_that_nobody_registered_are_not_kept(session: ShmSession, server: Server) -> None:
+    for number in range(MANY):
+        assert code_of(session, named(f"nobody's {number}")) == "shm:gone"
+    assert kept(session) == (0, 0, 0)
+
+
+def test_names_that_come_and_go_leave_nothing(session: ShmSession, server: Server) -> None:
+    for number in range(MANY):
+        key = server.register(f"mine {number}", number)
+        assert code_of(session, named(f"mine {number}")) == ""
+        assert output_of(key) == 2 * number
+        server.registered.clear()
+        if number % 2:
+            (SHM / key).unlink()
+        if number % 50 == 49:
+            resolver_of(session).sweep()
+            assert kept(session) == (0, 0, 0)
+
+
+def test_many_names_of_one_file_are_one_mapping(session: ShmSession, server: Server) -> None:
+    key = server.register("0", 1)
+    for number in range(MANY):
+        server.registered[str(number)] = Registration(key, 0, 4096)
+        assert code_of(session, named(str(number))) == ""
+    assert kept(session) == (MANY, MANY, 1)
+    server.registered.clear()
+    resolver_of(session).sweep()
+    assert kept(session) == (0, 0, 0)

@@ -1,0 +1,78 @@
+"""More regions than a model has file descriptors for, and larger ones than it can map."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.testing.fake_backend import Logger
+from tests.unit.sessions import session_of, tensor
+from tests.unit.table_client import Client
+
+X = np.arange(4, dtype=np.float32)
+OPEN = Path("/proc/self/fd")
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session:
+        yield session
+
+
+@contextlib.contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(each.name) for each in OPEN.iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + count, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def pass_on(call: Call) -> None:
+    call.put("Y", call.input("X"))
+
+
+def test_regions_that_nobody_uses_make_room_for_others(session: ShmSession) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(contextlib.closing(Client())) for _ in range(24)]
+        with descriptors_left(13):
+            for _ in range(2):
+                for client in clients:
+                    (response,) = session.serve([client.request({"X": X}, {"Y": 16})], pass_on)
+                    assert response.error is None
+                    np.testing.assert_array_equal(client.output("Y"), X)
+
+
+def test_no_descriptor_at_all_is_an_error_of_the_machine(session: ShmSession) -> None:
+    with contextlib.closing(Client()) as client:
+        request = client.request({"X": X}, {"Y": 16})
+        with descriptors_left(0):
+            taken = []
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.open("/dev/null", os.O_RDONLY))
+            (response,) = session.serve([request], pass_on)
+            for descriptor in taken:
+                os.close(descriptor)
+        assert (response.error.code, str(response.error).partition(": ")[0]) == ("UNAVAILABLE", "shm:machine")
+        assert Logger.lines == []
+        (response,) = session.serve([request], pass_on)
+        assert response.error is None
+
+
+@pytest.mark.parametrize("byte_size", [2**50, 2**62])
+def test_a_region_that_cannot_be_mapped_is_refused(session: ShmSession, byte_size: int) -> None:
+    with contextlib.closing(Client()) as client:
+        os.truncate(f"/dev/shm/{client.region.segment.key}", byte_size)
+        (response,) = session.serve([client.request({"X": X}, {"Y": 16})], pass_on)
+        assert (response.error.code, str(response.error).partition(": ")[0]) == ("INVALID_ARG", "shm:refused")
+        assert Logger.lines == []
