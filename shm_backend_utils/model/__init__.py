@@ -5,7 +5,7 @@ from __future__ import annotations
 from .auto_complete import auto_complete
 from .call import Call
 from .context import SequencePart
-from .mapping.registry import MemoryInfo, RegionStatus, SharedMemoryManager
+from .mapping.manager import MemoryInfo, RegionStatus, SharedMemoryManager
 from .modes.batch import BatchCall
 from .modes.stream import StreamCall
 from .session import ShmSession

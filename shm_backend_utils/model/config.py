@@ -63,8 +63,13 @@ class Config:
         Raises
         ------
         ModelError
-            A parameter has a value that means nothing; the message names it.
+            A parameter has a value that means nothing; the message names it. Or answers are cached.
         """
+        if config.get("response_cache", {}).get("enable"):
+            raise ModelError(
+                f"model {config['name']!r} enables response_cache, which looks at input tensors only: a cached answer "
+                "would leave the client's memory as it was; remove response_cache from config.pbtxt"
+            )
         parameters = config.get("parameters", {})
         texts = {name: parameters[name].get("string_value", "") for name in parameters if name.startswith("SHM_")}
         return cls(

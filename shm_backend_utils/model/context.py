@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from ..errors import ModelError
+from ..memory.cuda.memory import CudaAccess
 from ..model_spec import ModelSpec
+from ..tensors.view import DIRECT
+from .config import Config
 from .devices.arrays import DeviceArrays
 from .forward import Forwarder
 from .mapping.mapped import Slot
+from .mapping.pinning import Pinning
 from .mapping.resolver import Resolver
 from .triton import TritonBackend
 
@@ -56,6 +61,8 @@ class Context:
         Whether requests may come that name no memory.
     stream_patience_s : float
         How long a stream waits for its client to release a frame.
+    pinning : Pinning or None
+        For memory that is copied to a GPU; None if it is not to be pinned.
     """
 
     spec: ModelSpec
@@ -66,6 +73,40 @@ class Context:
     forwarder: Forwarder
     takes_delivered: bool
     stream_patience_s: float
+    pinning: Pinning | None
+
+    @classmethod
+    def of_session(cls, spec: ModelSpec, config: Config, cuda: CudaAccess, device: int) -> Context:
+        """Make what a session with this configuration needs; ``device`` is the instance's GPU.
+
+        Raises
+        ------
+        ModelError
+            The configuration declares the direct path, but contradicts it.
+        """
+        obstacle = spec.obstacle_to_direct()
+        if obstacle is not None and spec.paths is not None and DIRECT in spec.paths:
+            raise ModelError(obstacle)
+        backend = TritonBackend()
+        arrays = DeviceArrays(cuda, device)
+        pinning = Pinning(cuda, backend.log_warning) if config.pin_host_memory else None
+        resolver = Resolver(config, cuda, pinning)
+        return cls(
+            spec,
+            backend,
+            resolver,
+            resolver.registry.slots,
+            arrays,
+            Forwarder(spec.name, backend, arrays, config.server_url),
+            spec.paths != frozenset({DIRECT}),
+            config.stream_patience_s,
+            pinning,
+        )
+
+    def close(self) -> None:
+        """Unmap every region, and remove those that were made to forward. Twice is fine."""
+        self.resolver.close()
+        self.forwarder.close()
 
 
 def sequence_of(request: Any) -> SequencePart | None:

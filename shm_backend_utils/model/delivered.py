@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..dtypes import DType
+import numpy as np
+
+from .. import dtypes
+from ..dtypes import BYTES, DType
 from ..tensors.attributes import BufferAttributes, MemoryType
+from ..tensors.strings import Strings
+from ..tensors.strings_view import StringsView
 from ..tensors.view import TRITON, TensorView
+from .devices.arrays import DeviceArrays
 from .triton import TritonBackend
 
-__all__ = ["DeliveredView"]
+__all__ = ["DeliveredView", "view_of"]
 
 
 class DeliveredView(TensorView):
@@ -51,3 +57,35 @@ class DeliveredView(TensorView):
     def attributes(self) -> BufferAttributes:
         """Where the bytes lie, and how many they are."""
         return BufferAttributes(MemoryType.CPU, 0, math.prod(self.shape) * self._dtype.itemsize)
+
+
+def view_of(
+    tensor: Any, dtype: DType | None, backend: TritonBackend, arrays: DeviceArrays, *, writable: bool
+) -> TensorView:
+    """Return a tensor of the Python backend as a view, wherever it lies.
+
+    Parameters
+    ----------
+    tensor : triton_python_backend_utils.Tensor
+        As it came.
+    dtype : DType or None
+        What the configuration says of it, if that is known.
+    backend : TritonBackend
+        Reads it.
+    arrays : DeviceArrays
+        For one on a GPU, which comes read-only.
+    writable : bool
+        Whether an array on the host may be written to.
+    """
+    name = tensor.name()
+    if not tensor.is_cpu():
+        adopted = arrays.adopt(tensor.to_dlpack())
+        return arrays.view(name, adopted, dtypes.from_numpy(np.dtype(adopted.dtype), name), TRITON, writable=False)
+    array = backend.input(tensor, dtype)
+    found = dtypes.from_numpy(array.dtype, name)
+    if found is BYTES:
+        return StringsView(name, Strings.of(name, array), TRITON)
+    if not writable:
+        array = array.view()
+        array.flags.writeable = False
+    return TensorView(name, array, found, TRITON)

@@ -6,33 +6,24 @@ import asyncio
 import concurrent.futures
 import contextlib
 import json
-import time
 import traceback
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
-from ..errors import ClosedError, ModelError, ShmError, SlotInUseError
-from ..memory.cuda.events import EventRecorder
+from ..errors import ClosedError, ModelError, ShmError
 from ..memory.cuda.memory import CudaAccess
 from ..model_spec import ModelSpec
-from ..tensors.view import DIRECT
-from .admission import takes_delivered
 from .call import Call
 from .config import Config
 from .context import Context
-from .devices.arrays import DeviceArrays
-from .devices.completion import complete
-from .forward import Forwarder
-from .mapping.mapped import PATIENCE_S, PAUSE_S
-from .mapping.pinning import Pinning
-from .mapping.resolver import Resolver
 from .metrics import MeasuredCall, Metrics
+from .modes import coroutines
 from .modes.batch import BatchCall, batches_of
+from .modes.completion import Completion
 from .modes.gathering import Buffers, Gathering
-from .modes.stream import StreamCall
-from .triton import TritonBackend
+from .modes.stream import StreamCall, run_stream
 
 __all__ = ["ShmSession"]
 
@@ -64,34 +55,15 @@ class ShmSession:
     def __init__(
         self, spec: ModelSpec, config: Config, cuda: CudaAccess | None = None, device: int = 0, version: str = ""
     ) -> None:
-        obstacle = spec.obstacle_to_direct()
-        if obstacle is not None and spec.paths is not None and DIRECT in spec.paths:
-            raise ModelError(obstacle)
-        backend = TritonBackend()
         cuda = cuda or CudaAccess()
-        arrays = DeviceArrays(cuda, device)
-        pinning = Pinning(cuda, backend.log_warning) if config.pin_host_memory else None
-        resolver = Resolver(config, cuda, pinning)
-        registry = resolver.registry
-        self._context: Context | None = Context(
-            spec,
-            backend,
-            resolver,
-            registry.slots,
-            arrays,
-            Forwarder(spec.name, backend, arrays, config.server_url),
-            takes_delivered(spec),
-            config.stream_patience_s,
-        )
-        start = Metrics.start_or_warn
-        self._metrics = start(backend, spec.name, version, registry.mapped) if config.metrics else None
+        context = Context.of_session(spec, config, cuda, device)
+        self._context: Context | None = context
+        self._backend = context.backend
+        start, mapped = Metrics.start_or_warn, context.resolver.registry.mapped
+        self._metrics = start(self._backend, spec.name, version, mapped) if config.metrics else None
         self._new_call: Callable[..., Call] = Call if self._metrics is None else partial(MeasuredCall, self._metrics)
-        self._backend = backend
-        self._buffers = Buffers(pinning)
-        self._arrays = arrays
-        self._cuda = cuda
-        self._gpu_events = config.gpu_events
-        self._events: EventRecorder | None = None
+        self._completion = Completion(context.arrays, cuda, by_events=config.gpu_events)
+        self._buffers = Buffers(context.pinning)
 
     @classmethod
     def from_args(cls, args: Mapping[str, str], cuda: CudaAccess | None = None) -> ShmSession:
@@ -115,11 +87,6 @@ class ShmSession:
             The configuration contradicts itself, or has a parameter that means nothing; the message says what to write.
         """
         config = json.loads(args["model_config"])
-        if config.get("response_cache", {}).get("enable"):
-            raise ModelError(
-                f"model {config['name']!r} enables response_cache, which looks at input tensors only: a cached answer "
-                "would leave the client's memory as it was; remove response_cache from config.pbtxt"
-            )
         device = int(args["model_instance_device_id"]) if args.get("model_instance_kind") == "GPU" else 0
         version = args.get("model_version", "")
         return cls(ModelSpec.from_config(config), Config.from_config(config), cuda, device, version)
@@ -164,7 +131,7 @@ class ShmSession:
                 self._log(error)
                 call.fail(error)
         if waiting:
-            complete(waiting, self._arrays, self._recorder())
+            self._completion.complete(waiting)
         return list(map(_responses_of, calls))
 
     async def serve_async(self, requests: Iterable[Any], infer: Callable[[Call], Awaitable[None]]) -> list[Any]:
@@ -187,11 +154,8 @@ class ShmSession:
         if context is None:
             return self._closed_responses(requests)
         calls = [self._new_call(context, request) for request in requests]
-        await asyncio.gather(*[self._serve_one_async(call, infer) for call in calls])
-        waiting = [call for call in calls if call.is_open]  # committed, but not ended
-        if waiting:
-            complete(waiting, self._arrays, self._recorder())
-        return list(map(_responses_of, calls))
+        await asyncio.gather(*[coroutines.serve_one(call, infer, self._fail) for call in calls])
+        return self._responses(calls)
 
     def open(self, request: Any) -> Call:
         """Return one request as a context manager, for code that wants the loop itself.
@@ -250,17 +214,13 @@ class ShmSession:
             try:
                 call.begin()
             except BaseException as error:
-                self._log(error)
-                call.fail(error)
+                self._fail(call, error)
             else:
                 begun.append(call)
-        batches = batches_of(begun, self._fail)
-        waiting: list[Call] = []
-        for number, batch in enumerate(batches):
-            waiting += self._infer_batch(batch, infer, number)
-        if waiting:
-            complete(waiting, self._arrays, self._recorder())
-        return list(map(_responses_of, calls))
+        for number, batch in enumerate(batches_of(begun, self._fail)):
+            gathering = Gathering(self._buffers, context.arrays, number)
+            self._infer_batch(BatchCall(batch, gathering), infer)
+        return self._responses(calls)
 
     def serve_streams(self, requests: Sequence[Any], answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
         """Run ``answer`` on every request of a decoupled model. For ``execute``, which returns nothing then.
@@ -314,38 +274,34 @@ class ShmSession:
         if context is not None:
             if self._metrics is not None:
                 self._metrics.close()
-            context.resolver.close()
-            context.forwarder.close()
+            context.close()
             self._buffers.close()
-            self._events = None
+            self._completion.close()
 
-    def _infer_batch(self, calls: list[Call], infer: Callable[[BatchCall], object], number: int) -> list[Call]:
-        """Run ``infer`` on a batch; return the calls that a GPU has work to do for, all others have ended."""
-        batch = BatchCall(calls, Gathering(self._buffers, self._arrays, number))
+    def _infer_batch(self, batch: BatchCall, infer: Callable[[BatchCall], object]) -> None:
+        """Run ``infer`` on a batch, and end all of its calls but those that a GPU has work to do for."""
         try:
             infer(batch)
             batch.scatter()
         except BaseException as error:
             self._log(error)
-            for call in calls:
+            for call in batch.calls:
                 call.fail(error)
-            return []
-        waiting = []
-        for call in calls:
+            return
+        for call in batch.calls:
             try:
                 call.commit()
                 if call.devices is None:
                     call.end()
-                else:
-                    waiting.append(call)
             except BaseException as error:
                 self._fail(call, error)
-        return waiting
 
-    def _recorder(self) -> EventRecorder | None:
-        if self._gpu_events and self._events is None and self._cuda.is_loaded:
-            self._events = EventRecorder(self._cuda.runtime)
-        return self._events
+    def _responses(self, calls: list[Call]) -> list[Any]:
+        """Return the responses of calls, when GPUs have done what those need that were committed, but not ended."""
+        waiting = [call for call in calls if call.is_open]
+        if waiting:
+            self._completion.complete(waiting)
+        return list(map(_responses_of, calls))
 
     def _open_context(self) -> Context:
         if self._context is None:
@@ -356,34 +312,16 @@ class ShmSession:
         return [self._backend.error_response(ClosedError("this session")) for _ in requests]
 
     def _serve_stream(self, request: Any, answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
-        stream = self.stream(request)
+        call = self.stream(request)
         try:
-            with stream as call, contextlib.ExitStack() as at_end:
-                steps = answer(call)
-                if isinstance(steps, Generator):
-                    at_end.callback(steps.close)
-                for _ in steps or ():
-                    call.send()
+            run_stream(call, answer)
         except BaseException as error:  # the client knows; the next request must be served all the same
             self._log(error)
             if self._metrics is not None:
                 self._metrics.refused(error)
         else:
             if self._metrics is not None:
-                self._metrics.answered(stream.path, 0, 0)
-
-    async def _serve_one_async(self, call: Call, infer: Callable[[Call], Awaitable[None]]) -> None:
-        try:
-            await _begin_async(call)
-            await infer(call)
-            call.commit()
-            if call.devices is None:
-                call.end()
-        except GeneratorExit:  # the coroutine itself is closed, and may not go on
-            call.fail(asyncio.CancelledError("execute was left"))
-            raise
-        except BaseException as error:
-            self._fail(call, error)
+                self._metrics.answered(call.path, 0, 0)
 
     def _fail(self, call: Call, error: BaseException) -> None:
         self._log(error)
@@ -394,17 +332,3 @@ class ShmSession:
         if not isinstance(error, ShmError):
             with contextlib.suppress(Exception):  # the request is to be answered, whatever the log takes
                 self._backend.log_error("".join(traceback.format_exception(error)))
-
-
-async def _begin_async(call: Call) -> None:
-    """Begin a call; while somebody else holds its slot, the event loop goes on."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            call.begin(0)
-        except SlotInUseError:
-            if time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(PAUSE_S)
-        else:
-            return

@@ -199,7 +199,7 @@ class Model:
         self.warnings: list[str] = []
         pinning = Pinning(access, self.warnings.append) if kind.pins else None
         self.resolver = Resolver(Config(), access, pinning)
-        self.manager = self.resolver.registry
+        self.registry = self.resolver.registry
         self._kind = kind
 
     def map(self, more: int = 0) -> Resolved:
@@ -302,12 +302,12 @@ def test_memory_is_mapped_once_however_often_it_is_named(kind: Kind, model: Mode
     found = [model.map().mapped for _ in range(3)]
     assert found[0] is found[1] is found[2]
     assert kind.mapping_count() == 1
-    assert model.manager.mapped_bytes >= SIZE
+    assert model.registry.mapped()[0] >= SIZE
 
 
 def test_memory_is_unmapped_when_its_last_use_ends(kind: Kind, model: Model) -> None:
     uses, counts = [model.map(), model.map()], []
-    model.manager.unregister_all()
+    model.registry.unregister_all()
     while uses:
         counts.append(kind.mapping_count())
         uses.pop()
@@ -316,7 +316,7 @@ def test_memory_is_unmapped_when_its_last_use_ends(kind: Kind, model: Model) -> 
 
 def test_arrays_outlive_the_region(kind: Kind, model: Model) -> None:
     array = numbers(model.map()).array
-    model.manager.unregister_all()
+    model.registry.unregister_all()
     on_host(array)[:] = 7
     assert kind.data()[PLACE : PLACE + 24].view(np.int32).tolist() == [7] * 6
     assert kind.mapping_count() == 1
@@ -328,7 +328,7 @@ def test_arrays_outlive_the_region(kind: Kind, model: Model) -> None:
 def test_arrays_outlive_their_owner(kind: Kind, model: Model) -> None:
     array = numbers(model.map()).array
     kind.go()
-    model.manager.drop_abandoned()
+    model.registry.drop_abandoned()
     on_host(array)[:] = 7
     assert on_host(array).sum() == 42
 
@@ -342,7 +342,7 @@ def test_closing_twice_is_fine(kind: Kind, model: Model) -> None:
 
 def test_memory_that_was_unmapped_is_mapped_anew(kind: Kind, model: Model) -> None:
     first = model.map().mapped
-    model.manager.unregister_all()
+    model.registry.unregister_all()
     second = model.map()
     assert second.mapped is not first
     del first
@@ -359,7 +359,7 @@ def test_more_than_there_is_is_refused_before_anything_is_viewed(kind: Kind, mod
     assert refusal.value.field in (FIELD, "shm_io.regions[0]")
     del refusal
     gc.collect()
-    model.manager.unregister_all()
+    model.registry.unregister_all()
     assert kind.mapping_count() == 0
 
 
@@ -372,9 +372,9 @@ def test_a_view_of_more_bytes_than_its_span_is_not_made(model: Model, shape: tup
 def test_memory_whose_owner_has_gone_is_unmapped_and_not_mapped_again(kind: Kind, model: Model) -> None:
     model.map()
     kind.go()
-    model.manager.drop_abandoned()
+    model.registry.drop_abandoned()
     assert kind.mapping_count() == 0
-    assert model.manager.status() == []
+    assert model.registry.statuses() == []
     with pytest.raises((RegionGoneError, RegionRefusedError)):
         model.map()
 
@@ -389,5 +389,5 @@ def test_memory_whose_owner_has_gone_is_refused_although_it_is_mapped(kind: Kind
 
 def test_memory_of_a_living_owner_stays_mapped(kind: Kind, model: Model) -> None:
     model.map()
-    model.manager.drop_abandoned()
+    model.registry.drop_abandoned()
     assert kind.mapping_count() == 1

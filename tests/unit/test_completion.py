@@ -20,7 +20,7 @@ from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.devices.arrays import DeviceArrays
-from shm_backend_utils.model.devices.completion import complete
+from shm_backend_utils.model.modes.completion import complete
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
 from tests.unit.device_calls import DEVICE, HOST, LONG_NAME, LONG_SHAPE, Client, session_on
 from tests.unit.fake_gpu import objects_of, runtime_that_gives_all_back

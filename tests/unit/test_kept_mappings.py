@@ -55,7 +55,7 @@ def resolver_of(session: ShmSession) -> Resolver:
 
 
 def mapped(session: ShmSession) -> int:
-    return resolver_of(session).registry.mapped_regions
+    return resolver_of(session).registry.mapped()[1]
 
 
 def is_mapped(key: str) -> bool:

@@ -79,11 +79,11 @@ def test_a_region_of_the_most_slots_is_one_mapping_with_as_many_addresses(sessio
             code_of(session, Request({"shm_slot": f"{address}{slot}", "shm_generation": 1}, ["Y"]))
     code_of(session, Request({"shm_slot": f"{address}{MAX_SLOT_COUNT}", "shm_generation": 1}, ["Y"]))
     registry = resolver_of(session).registry
-    assert (len(registry.slots), registry.mapped_regions) == (MAX_SLOT_COUNT, 1)
+    assert (len(registry.slots), registry.mapped()[1]) == (MAX_SLOT_COUNT, 1)
     region.segment.unlink()
     region.close()
     resolver_of(session).sweep()
-    assert (len(registry.slots), registry.mapped_regions) == (0, 0)
+    assert (len(registry.slots), registry.mapped()[1]) == (0, 0)
 
 
 def test_addresses_that_are_refused_are_not_kept(session: ShmSession, client: Client) -> None:
@@ -93,7 +93,7 @@ def test_addresses_that_are_refused_are_not_kept(session: ShmSession, client: Cl
         wrong = client.address().replace(client.region.header.token.hex(), f"{number:032x}")
         assert code_of(session, Request({"shm_slot": wrong, "shm_generation": 1}, ["Y"])) == "shm:refused"
     registry = resolver_of(session).registry
-    assert (dict(registry.slots), registry.status(), registry.mapped_regions) == ({}, [], 0)
+    assert (dict(registry.slots), registry.statuses(), registry.mapped()[1]) == ({}, [], 0)
 
 
 # Registered names
@@ -141,7 +141,7 @@ def output_of(key: str) -> float:
 
 def kept(session: ShmSession) -> tuple[int, int, int]:
     found = resolver_of(session)
-    return len(found._registrations), len(found.registry.status()), found.registry.mapped_regions
+    return len(found._registrations), len(found.registry.statuses()), found.registry.mapped()[1]
 
 
 def test_a_name_is_asked_for_once_while_it_holds(session: ShmSession, server: Server) -> None:

@@ -18,7 +18,7 @@ from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.model.mapping.pinning import Pinning
-from shm_backend_utils.model.mapping.registry import SharedMemoryManager
+from shm_backend_utils.model.mapping.registry import Registry
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.claims import NamedRegionClaim
 from shm_backend_utils.protocol.layout import PAGE_SIZE
@@ -51,7 +51,7 @@ def model(cuda: FakeCuda, warnings: list[str]) -> Iterator[Resolver]:
 
 
 @pytest.fixture
-def manager(model: Resolver) -> SharedMemoryManager:
+def manager(model: Resolver) -> Registry:
     """What the model has mapped."""
     return model.registry
 
@@ -183,7 +183,7 @@ def test_a_region_is_unpinned_when_it_is_unmapped_and_not_later(warnings: list[s
 
 
 def test_a_region_in_use_is_unpinned_when_its_use_ends(
-    cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
+    cuda: FakeCuda, manager: Registry, model: Resolver, region: ManagedRegion
 ) -> None:
     use = mapped(model, region)
     manager.unregister_all()
@@ -194,7 +194,7 @@ def test_a_region_in_use_is_unpinned_when_its_use_ends(
 
 
 def test_arrays_of_a_region_that_was_unpinned_stay_valid(
-    cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
+    cuda: FakeCuda, manager: Registry, model: Resolver, region: ManagedRegion
 ) -> None:
     array = mapped(model, region).memory.bytes()
     manager.unregister_all()
@@ -204,7 +204,7 @@ def test_arrays_of_a_region_that_was_unpinned_stay_valid(
 
 
 def test_a_region_whose_owner_has_gone_is_unpinned(
-    cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
+    cuda: FakeCuda, manager: Registry, model: Resolver, region: ManagedRegion
 ) -> None:
     mapped(model, region)
     region.segment.unlink()
@@ -213,7 +213,7 @@ def test_a_region_whose_owner_has_gone_is_unpinned(
 
 
 def test_a_region_that_is_mapped_anew_is_pinned_anew(
-    cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
+    cuda: FakeCuda, manager: Registry, model: Resolver, region: ManagedRegion
 ) -> None:
     for _ in range(2):
         found = mapped(model, region)
@@ -234,7 +234,7 @@ def test_a_region_for_which_there_is_no_room_is_not_left_pinned(
 
 
 def test_memory_that_cannot_be_unpinned_is_unmapped_all_the_same(
-    cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
+    cuda: FakeCuda, manager: Registry, model: Resolver, region: ManagedRegion
 ) -> None:
     mapped(model, region)
     cuda.fail_next("unpin", "cudaErrorIllegalAddress")
@@ -273,7 +273,7 @@ def test_a_region_that_cannot_be_pinned_serves_as_it_is(
 
 
 def test_regions_that_cannot_be_pinned_are_warned_of_once(
-    cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, warnings: list[str]
+    cuda: FakeCuda, manager: Registry, model: Resolver, warnings: list[str]
 ) -> None:
     with managed_regions(3) as regions:
         for region in regions:
@@ -285,7 +285,7 @@ def test_regions_that_cannot_be_pinned_are_warned_of_once(
 
 
 def test_one_region_that_cannot_be_pinned_keeps_no_other_from_it(
-    cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver
+    cuda: FakeCuda, manager: Registry, model: Resolver
 ) -> None:
     with managed_regions(2) as regions:
         cuda.fail_next("pin", "cudaErrorMemoryAllocation")
@@ -316,7 +316,7 @@ def test_nothing_is_pinned_and_cuda_not_loaded_unless_it_is_asked_for(cuda: Fake
 
 
 def test_memory_of_a_gpu_is_not_pinned(
-    cuda: FakeCuda, manager: SharedMemoryManager, model: Resolver, region: ManagedRegion
+    cuda: FakeCuda, manager: Registry, model: Resolver, region: ManagedRegion
 ) -> None:
     allocation = CudaAllocation(FakeCuda(), 1000, 0)
     fence = slot_of(model, region)

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from .forwarder import CALLERS_PARAMETER, Forwarder
-from .lending import LentMemory
+from .forwarder import CALLERS_PARAMETER, Forwarder, check_all_are_over
+from .lending import LentMemory, lendable
 from .ordinary import Forwarding, ForwardOutputs
 
-__all__ = ["CALLERS_PARAMETER", "ForwardOutputs", "Forwarder", "Forwarding", "LentMemory"]
+__all__ = [
+    "CALLERS_PARAMETER",
+    "ForwardOutputs",
+    "Forwarder",
+    "Forwarding",
+    "LentMemory",
+    "check_all_are_over",
+    "lendable",
+]

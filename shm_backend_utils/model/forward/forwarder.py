@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from ...errors import ModelError
@@ -18,7 +18,7 @@ from .lending import Lending, LentMemory
 from .model_specs import ModelSpecs
 from .ordinary import Asked, Forwarding, ForwardOutputs, Given, OrdinaryForwarding
 
-__all__ = ["CALLERS_PARAMETER", "Forwarder"]
+__all__ = ["CALLERS_PARAMETER", "Forwarder", "check_all_are_over"]
 
 CALLERS_PARAMETER: Final = "shm_callers"
 """The request parameter that names the models on whose behalf a model is called, with slashes between them."""
@@ -88,6 +88,21 @@ class Forwarder:
             return DirectForwarding(asked, self._backend, self._arrays, spec, learned, Lending(own, self._pool))
         return OrdinaryForwarding(asked, self._backend, self._arrays)
 
+    def execute(self, forwarding: Forwarding) -> dict[str, TensorView]:
+        """Have the other model execute a request, and return the outputs; raises as :meth:`Forwarding.result`."""
+        return self.finish(forwarding, self._backend.execute(forwarding.request))
+
+    async def execute_async(self, forwarding: Forwarding, pending: set[Forwarding]) -> dict[str, TensorView]:
+        """Do the same while the event loop goes on. ``pending`` has it while the other model may be at work."""
+        pending.add(forwarding)
+        try:
+            response = await self._backend.execute_async(forwarding.request)
+        except Exception:
+            pending.discard(forwarding)
+            raise
+        pending.discard(forwarding)  # but not if it was cancelled: the other model goes on
+        return self.finish(forwarding, response)
+
     def finish(self, forwarding: Forwarding, response: Any) -> dict[str, TensorView]:
         """Return the outputs, and learn how large they are; raises as :meth:`Forwarding.result`."""
         try:
@@ -103,6 +118,15 @@ class Forwarder:
     def close(self) -> None:
         """Remove this model's own regions. Arrays over them stay valid. Twice is fine."""
         self._pool.close()
+
+
+def check_all_are_over(pending: Collection[Forwarding]) -> None:
+    """Raise ModelError if other models may still be at work for a call that ends."""
+    if pending:
+        raise ModelError(
+            f"model.py has left the call while {len(pending)} calls of forward_async were under way, or were "
+            "cancelled; await them before"
+        )
 
 
 def _takes_lent_memory(spec: ModelSpec) -> bool:

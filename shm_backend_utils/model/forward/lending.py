@@ -12,7 +12,7 @@ from ...memory.pool.pool import SlotPool
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, RegionClaim
 from ..mapping.memory import HostMemory, Memory
 
-__all__ = ["Lending", "LentMemory", "Place"]
+__all__ = ["Lending", "LentMemory", "Place", "lendable"]
 
 
 class LentMemory(NamedTuple):
@@ -99,3 +99,23 @@ class Lending:
             self.memories.append(memory)
             number = self._numbers[claim] = len(self.claims)
         return number
+
+
+def lendable(
+    slot: LentRegionClaim | None, regions: Sequence[RegionClaim], memories: Sequence[Memory]
+) -> list[LentMemory | None]:
+    """Return the regions of a request, by their numbers, as another model's request names them.
+
+    Parameters
+    ----------
+    slot : LentRegionClaim or None
+        What to say of the region of the request's slot; None if it has none.
+    regions : sequence of RegionClaim
+        Its further ones.
+    memories : sequence of Memory
+        Of all.
+    """
+    return [
+        None if claim is None else LentMemory(claim, memory)
+        for claim, memory in zip((slot, *regions), memories, strict=True)
+    ]

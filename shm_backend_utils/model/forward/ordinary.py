@@ -16,6 +16,7 @@ from ...tensors.device_view import DeviceView
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import TRITON, TensorView
+from ..delivered import view_of
 from ..devices.arrays import DeviceArrays, is_on_device
 from ..triton import TritonBackend
 
@@ -140,17 +141,10 @@ class Forwarding(ABC):
         if response.has_error():
             message = response.error().message()
             raise ForwardError(f"model {self.model!r}, called on behalf of this request, failed: {message}")
-        return {tensor.name(): self._view_of(tensor) for tensor in response.output_tensors()}
-
-    def _view_of(self, tensor: Any) -> TensorView:
-        name = tensor.name()
-        array = self._backend.input(tensor, None) if tensor.is_cpu() else self._arrays.adopt(tensor.to_dlpack())
-        dtype = dtypes.from_numpy(np.dtype(array.dtype), name)
-        if not isinstance(array, np.ndarray):
-            return self._arrays.view(name, array, dtype, TRITON, writable=False)
-        if dtype is BYTES:
-            return StringsView(name, Strings.of(name, array), TRITON)
-        return TensorView(name, array, dtype, TRITON)
+        return {
+            tensor.name(): view_of(tensor, None, self._backend, self._arrays, writable=True)
+            for tensor in response.output_tensors()
+        }
 
     def _delivered(self, name: str, view: TensorView) -> TensorView:
         """Return an output where it is wanted: copied there, if it came another way."""

@@ -1,7 +1,4 @@
-"""SharedMemoryManager: which regions this process has mapped, and under which names.
-
-A registry with the semantics of the server's class of the same name (``shared_memory_manager.cc``), but for mappings in
-this process. The session behind ``ShmSession`` uses it; it can be used alone.
+"""Which regions this process has mapped, and under which names.
 
 Every region is mapped once, however many names it has: what counts is the object (device and inode), not what it is
 called. A region that is unregistered, or that its owner has left, while a call uses it goes when its last use ends.
@@ -16,19 +13,16 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from ...errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
-from ...memory.cuda.memory import CudaAccess
-from ...memory.segment import NoDescriptorsError, SystemSegment
-from ...tensors.attributes import BufferAttributes
+from ...errors import CallerError, MachineError, RegionGoneError
+from ...memory.segment import NoDescriptorsError
 from .mapped import MappedRegion, Slot
 
-__all__ = ["MemoryInfo", "RegionStatus", "SharedMemoryManager"]
+__all__ = ["RegionStatus", "Registry"]
 
-_MAX_INT64: Final = 2**63 - 1
 _SHARE_DROPPED: Final = 4  # of the regions that nobody uses, where there are too many: not one at a time
 
 
@@ -43,28 +37,18 @@ class RegionStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryInfo:
-    """A part of a region: ``memory`` is a writable array of uint8, NumPy's or CuPy's, and keeps it mapped."""
-
-    memory: Any
-    attributes: BufferAttributes
-
-
-@dataclass(frozen=True, slots=True)
 class _Named:
     region: MappedRegion
     status: RegionStatus
 
 
-class SharedMemoryManager:
-    """Registers, finds and unregisters mapped regions. Thread-safe.
+class Registry:
+    """Maps regions under names, and makes room for them. Thread-safe.
 
     Parameters
     ----------
     max_mapped_bytes : int, optional
         How much may be mapped at once. Regions that nobody uses make room, the longest unused first.
-    cuda : CudaAccess, optional
-        For memory of GPUs.
 
     Attributes
     ----------
@@ -72,76 +56,25 @@ class SharedMemoryManager:
         Slots of mapped regions, by their addresses, as requests say them. To be read without a lock.
     """
 
-    def __init__(self, max_mapped_bytes: int | None = None, cuda: CudaAccess | None = None) -> None:
-        self._cuda = cuda or CudaAccess()
+    def __init__(self, max_mapped_bytes: int | None = None) -> None:
         self._max_mapped_bytes = max_mapped_bytes
         self._lock = threading.RLock()
         self._names: dict[str, _Named] = {}
         self._regions: weakref.WeakSet[MappedRegion] = weakref.WeakSet()  # with those that only calls hold
         self.slots: dict[str, Slot] = {}
 
-    def register_system_shared_memory(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Map a POSIX shared-memory object and give a part of it a name.
-
-        Parameters
-        ----------
-        name : str
-            Must be free.
-        key : str
-            The object's name in /dev/shm, with or without a leading slash.
-        offset, byte_size : int
-            The part that the name stands for.
+    def register(self, name: str, opener: Callable[[], MappedRegion], offset: int, byte_size: int) -> MappedRegion:
+        """Give a part of what ``opener`` opens a name, and return its mapping.
 
         Raises
         ------
+        ShmError
+            What ``opener`` raises.
         CallerError
-            The name is taken, or offset and size make no sense.
-        RegionGoneError
-            There is no such object.
-        RegionRefusedError
-            It may not be opened, or is too small.
+            The name is taken.
         MachineError
             Too much is mapped already.
         """
-        _check_range(name, offset, byte_size, _MAX_INT64)
-        file = key.removeprefix("/")
-        if not file or "/" in file or file in (".", ".."):
-            raise RegionRefusedError(f"region {name!r}", "its key is not the name of an object directly in /dev/shm")
-        end = offset + byte_size
-        self.register(name, lambda: MappedRegion(SystemSegment.open(file, end, f"region {name!r}")), offset, byte_size)
-
-    def register_cuda_shared_memory(self, name: str, handle: bytes, byte_size: int, device_id: int) -> None:
-        """Map device memory that another process has exported, and give it a name. It stays mapped while it has one.
-
-        Parameters
-        ----------
-        name : str
-            Must be free.
-        handle : bytes
-            The 64 bytes of its CUDA IPC handle.
-        byte_size : int
-            Of the memory.
-        device_id : int
-            This process' number of the GPU.
-
-        Raises
-        ------
-        CallerError
-            The name is taken, or the size makes no sense.
-        RegionRefusedError
-            The memory cannot be mapped, or is smaller.
-        MachineError
-            CuPy or a GPU is missing, or too much is mapped already.
-        """
-        _check_range(name, 0, byte_size, _MAX_INT64)
-
-        def map_memory() -> MappedRegion:
-            return MappedRegion(self._cuda.mappings.map(handle, byte_size, device_id, f"region {name!r}"))
-
-        self.register(name, map_memory, 0, byte_size)
-
-    def register(self, name: str, opener: Callable[[], MappedRegion], offset: int, byte_size: int) -> MappedRegion:
-        """Give a part of what ``opener`` opens a name, and return its mapping; raises what it raises, and the above."""
         with self._lock:
             if name in self._names:
                 raise CallerError(f"region {name!r} is registered already; unregister it first")
@@ -165,10 +98,18 @@ class SharedMemoryManager:
     def obtain(
         self, name: str, opener: Callable[[], MappedRegion], offset: int, byte_size: int, field: str
     ) -> MappedRegion:
-        """Return what has this name, as :meth:`register` would make it, and make it if nothing has.
+        """Return what has this name, if :meth:`live` finds it; else register what ``opener`` opens."""
+        with self._lock:
+            region = self.live(name, field)
+            if region is not None:
+                return region
+            self.drop_abandoned()  # what is mapped now should not have to wait until somebody looks after the others
+            return self.register(name, opener, offset, byte_size)
 
-        What was removed by its owner is made anew: the name may have another object by now. ``field`` is what to call
-        it in messages.
+    def live(self, name: str, field: str) -> MappedRegion | None:
+        """Return what has this name; None if nothing has, or what had it was removed by its owner.
+
+        ``field`` is what to call it in messages.
 
         Raises
         ------
@@ -177,15 +118,14 @@ class SharedMemoryManager:
         """
         with self._lock:
             named = self._names.get(name)
-            if named is not None:
-                try:
-                    named.region.segment.check(0, field)
-                except RegionGoneError:
-                    self.unregister(name)
-                else:
-                    return named.region
-            self.drop_abandoned()  # what is mapped now should not have to wait until somebody looks after the others
-            return self.register(name, opener, offset, byte_size)
+            if named is None:
+                return None
+            try:
+                named.region.segment.check(0, field)
+            except RegionGoneError:
+                self.unregister(name)
+                return None
+            return named.region
 
     def add_slot(self, address: str, region: MappedRegion, number: int) -> Slot:
         """Return a slot of a managed region, and remember it for as long as the region is registered."""
@@ -202,35 +142,10 @@ class SharedMemoryManager:
             named = self._names.get(name)
             return None if named is None else (named.region, named.status)
 
-    def get_memory_info(self, name: str, offset: int, byte_size: int) -> MemoryInfo:
-        """Return a part of a registered region.
-
-        Parameters
-        ----------
-        name : str
-            As registered.
-        offset, byte_size : int
-            Within the part that is registered under the name.
-
-        Raises
-        ------
-        RegionGoneError
-            The name is not registered, or the object behind it was removed.
-        CallerError
-            The part is not inside the region.
-        RegionRefusedError
-            The object was truncated.
-        """
+    def statuses(self) -> list[RegionStatus]:
+        """Return what is registered under every name."""
         with self._lock:
-            named = self._names.get(name)
-            if named is None:
-                raise RegionGoneError(f"region {name!r} is not registered")
-            status = named.status
-            _check_range(name, offset, byte_size, status.byte_size)
-            named.region.segment.check(status.offset + status.byte_size, f"region {name!r}")
-            named.region.last_use = time.monotonic()
-            memory = named.region.memory.part(status.offset + offset, byte_size)
-            return MemoryInfo(memory.bytes(), memory.attributes())
+            return [named.status for named in self._names.values()]
 
     def unregister(self, name: str) -> None:
         """Free a name. Its region goes with its last name, or its last use after that. A free name is fine."""
@@ -251,49 +166,22 @@ class SharedMemoryManager:
             for name in list(self._names):
                 self.unregister(name)
 
-    def status(self, name: str = "") -> list[RegionStatus]:
-        """Return what is registered under a name, or under every name.
-
-        Raises
-        ------
-        RegionGoneError
-            The name is not registered.
-        """
-        with self._lock:
-            if not name:
-                return [named.status for named in self._names.values()]
-            if name not in self._names:
-                raise RegionGoneError(f"region {name!r} is not registered")
-            return [self._names[name].status]
-
-    @property
-    def mapped_bytes(self) -> int:
-        """How much is mapped."""
-        with self._lock:
-            return sum(region.segment.byte_size for region in list(self._regions))
-
-    @property
-    def mapped_regions(self) -> int:
-        """How many regions are mapped."""
-        with self._lock:
-            return len(self._regions)
-
     def mapped(self) -> tuple[int, int]:
         """Return how many bytes are mapped, and how many regions."""
-        return self.mapped_bytes, self.mapped_regions
-
-    def begin_use(self, regions: Sequence[MappedRegion]) -> None:
-        """Keep these regions from making room for others until :meth:`end_use`."""
         with self._lock:
-            for region in regions:
-                region.use_count += 1
-                region.last_use = time.monotonic()
+            regions = list(self._regions)
+        return sum(region.segment.byte_size for region in regions), len(regions)
 
-    def end_use(self, regions: Sequence[MappedRegion]) -> None:
+    def begin_use(self, region: MappedRegion) -> None:
+        """Keep a region from making room for others until :meth:`end_use`."""
+        with self._lock:
+            region.use_count += 1
+            region.last_use = time.monotonic()
+
+    def end_use(self, region: MappedRegion) -> None:
         """End what :meth:`begin_use` began."""
         with self._lock:
-            for region in regions:
-                region.use_count -= 1
+            region.use_count -= 1
 
     def drop(self, region: MappedRegion) -> None:
         """Free every name of a region."""
@@ -349,10 +237,3 @@ class SharedMemoryManager:
 
 def _last_use(region: MappedRegion) -> float:
     return region.last_use
-
-
-def _check_range(name: str, offset: int, byte_size: int, size: int) -> None:
-    if offset < 0 or byte_size < 0 or offset + byte_size > size:
-        raise CallerError(
-            f"bytes {offset} to {offset + byte_size} of region {name!r} were asked for; expected 0 to {size}"
-        )

@@ -7,13 +7,13 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from ...errors import MachineError, RegionGoneError, StaleRequestError, TableError
+from ...errors import MachineError, StaleRequestError, TableError
 from ...memory.cuda.memory import CudaAccess
 from ...memory.locks import SharedLease, borrow
 from ...memory.managed import ManagedRegion
 from ...memory.registrations import Registration, fetch_registrations
 from ...memory.repeater import Repeater
-from ...protocol.address import SLOT_PARAMETER, SlotAddress
+from ...protocol.address import SLOT_PARAMETER, SlotAddress, parse_address
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim
 from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
 from ...protocol.spans import Extent, InputSpan, OutputSpan, Table, check_extents_are_apart
@@ -22,7 +22,7 @@ from . import policy
 from .mapped import MappedRegion, Slot
 from .memory import Memory
 from .pinning import Pinning
-from .registry import SharedMemoryManager
+from .registry import Registry
 
 __all__ = ["FurtherRegions", "Resolver"]
 
@@ -46,12 +46,13 @@ class FurtherRegions:
     memories: list[Memory]
     mapped: list[MappedRegion]
     borrowed: list[SharedLease]
-    _registry: SharedMemoryManager
+    _registry: Registry
 
     def release(self) -> None:
         """Let go of them. Twice is fine."""
         mapped, self.mapped = self.mapped, []
-        self._registry.end_use(mapped)
+        for region in mapped:
+            self._registry.end_use(region)
         for lease in self.borrowed:
             lease.give_back()
 
@@ -64,12 +65,12 @@ class Resolver:
 
     Attributes
     ----------
-    registry : SharedMemoryManager
+    registry : Registry
         What is mapped.
     """
 
     def __init__(self, config: Config, cuda: CudaAccess, pinning: Pinning | None = None) -> None:
-        self.registry = SharedMemoryManager(config.max_mapped_bytes, cuda)
+        self.registry = Registry(config.max_mapped_bytes)
         self._config = config
         self._cuda = cuda
         self._pinning = pinning
@@ -94,6 +95,11 @@ class Resolver:
         mapped, region = self._managed(address.key, address.token, SLOT_PARAMETER)
         policy.check_slot(region, address.slot, SLOT_PARAMETER)
         return self.registry.add_slot(text, mapped, address.slot)
+
+    def reopen_slot(self, text: str, slot: Slot) -> Slot:
+        """Return the slot of an address whose region was removed: the key may name another one by now."""
+        self.registry.drop(slot.region)
+        return self.open_slot(text, parse_address(text))
 
     def open_further(self, table: Table, own: Slot | None) -> FurtherRegions:
         """Return the further regions of a table, mapped, in use and, if they are lent, borrowed.
@@ -125,7 +131,7 @@ class Resolver:
                     if not isinstance(claim, NamedRegionClaim) or first == 0:
                         raise TableError(field, "memory that the request names before", "every region once")
                     same = True  # two names may stand for two parts of one object
-                self.registry.begin_use([mapped])
+                self.registry.begin_use(mapped)
                 found.mapped.append(mapped)
                 found.memories.append(memory)
                 if isinstance(claim, LentRegionClaim):
@@ -196,30 +202,19 @@ class Resolver:
     def _named(self, claim: NamedRegionClaim, field: str) -> tuple[MappedRegion, Memory]:
         name = _name_of_registered(claim.name)
         with self._lock:
-            registration = self._registrations.get(claim.name)
-            if registration is None or self._is_gone(name, field):
-                registration = policy.resolve(claim, self._config, field)
-                if self._registrations.get(claim.name) != registration:
+            known = self._registrations.get(claim.name)
+            mapped = None if known is None else self.registry.live(name, field)
+            if known is None or mapped is None:
+                found = policy.resolve(claim, self._config, field)
+                if found != known:
                     self.registry.unregister(name)
-                self._registrations[claim.name] = registration
-            known = registration
+                self._registrations[claim.name] = known = found
 
-            def open_it() -> MappedRegion:
-                return MappedRegion(policy.open_registered(known, self._config, field), pinning=self._pinning)
+                def open_it() -> MappedRegion:
+                    return MappedRegion(policy.open_registered(found, self._config, field), pinning=self._pinning)
 
-            mapped = self.registry.obtain(name, open_it, known.offset, known.byte_size, field)
+                mapped = self.registry.obtain(name, open_it, found.offset, found.byte_size, field)
         return mapped, mapped.memory.part(known.offset, known.byte_size)
-
-    def _is_gone(self, name: str, field: str) -> bool:
-        """Return whether nothing is mapped under a name, or what was is not there any more."""
-        found = self.registry.find(name)
-        if found is None:
-            return True
-        try:
-            found[0].segment.check(0, field)
-        except RegionGoneError:
-            return True
-        return False
 
     def _forget_unfenced(self) -> None:
         """Unmap device memory that no slot fences and no call uses: nothing tells when its owner frees it."""

@@ -10,11 +10,10 @@ import numpy.typing as npt
 
 from ...dtypes import BYTES
 from ...errors import ModelError
-from ...protocol.results import OutputPlace
 from ...tensors.view import TensorView
 from ..call import Call
+from ..call.outputs import Output, check_output, view_at
 from ..mapping.memory import Memory
-from ..outputs import Output, check_output
 from .gathering import Gathering
 
 __all__ = ["BatchCall", "batches_of"]
@@ -192,7 +191,7 @@ class BatchCall:
         whole = memory.view(name, first.offset, byte_size, first.dtype, shape, writable=True)
         assert whole is not None
         for call, (part, place) in zip(self.calls, found, strict=True):
-            call.outputs[name] = Output(place, _view_of(part, place))
+            call.outputs[name] = Output(place, view_at(part, place, writable=True))
         return whole
 
 
@@ -259,12 +258,6 @@ def _follow_one_another(parts: Sequence[Part]) -> bool:
             return False
         end += byte_size
     return True
-
-
-def _view_of(memory: Memory, place: OutputPlace) -> TensorView:
-    view = memory.view(place.name, place.offset, place.byte_size, place.dtype, place.shape, writable=True)
-    assert view is not None
-    return view
 
 
 def _rows(sizes: Sequence[int]) -> tuple[range, ...]:

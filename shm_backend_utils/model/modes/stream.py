@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -16,9 +17,10 @@ from ...protocol.spans import OutputSpan, Ring, frame_number
 from ...tensors.view import TensorView
 from ..call import Call
 from ..context import Context
+from ..forward import check_all_are_over
 from ..mapping.mapped import PATIENCE_S
 
-__all__ = ["StreamCall"]
+__all__ = ["StreamCall", "run_stream"]
 
 _SHORTEST_PAUSE_S: Final = 50e-6
 _LONGEST_PAUSE_S: Final = 1e-3
@@ -59,6 +61,7 @@ class StreamCall(Call):
         """
         super().begin(patience_s)
         self._rooms = {}  # each response has its own
+        self._has_results = bool(self._frames)
 
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
         """Return memory for one output of the next response, to be filled before it is sent.
@@ -128,17 +131,13 @@ class StreamCall(Call):
             self._end_by_error(error)
             return
         try:
-            self._check_nothing_is_pending()
+            check_all_are_over(self._pending or ())
         except ModelError as early:
             self._end_by_error(early)
             raise
         self._results, self._places = _NO_OUTPUTS, []
         self.end()
         self._context.backend.send_last(self._sender)
-
-    @property
-    def _has_results(self) -> bool:
-        return bool(self._frames)
 
     def _end_by_error(self, error: BaseException) -> None:
         self._abort()
@@ -199,6 +198,16 @@ class StreamCall(Call):
         self._looked = now
         if self.cancelled or (self._slot is not None and self._slot.region.is_abandoned):
             raise RequestCancelledError("the client does not want the rest of the stream")
+
+
+def run_stream(stream: StreamCall, answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
+    """Serve a stream: send what ``answer`` has written whenever it yields, and end with it, well or by its error."""
+    with stream as call, contextlib.ExitStack() as at_end:
+        steps = answer(call)
+        if isinstance(steps, Generator):
+            at_end.callback(steps.close)
+        for _ in steps or ():
+            call.send()
 
 
 _NO_OUTPUTS: Final = results.encode(())

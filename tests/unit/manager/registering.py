@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shm_backend_utils.model import SharedMemoryManager
 from shm_backend_utils.model.mapping.mapped import MappedRegion
+from shm_backend_utils.model.mapping.registry import Registry
 
 SHM = Path("/dev/shm")
 PAGE = 4096
@@ -20,9 +21,13 @@ def register(manager: SharedMemoryManager, name: str, key: str, offset: int = 0,
 
 
 def region_of(manager: SharedMemoryManager, name: str) -> MappedRegion:
-    found = manager.find(name)
+    found = registry_of(manager).find(name)
     assert found is not None
     return found[0]
+
+
+def registry_of(manager: SharedMemoryManager) -> Registry:
+    return manager._registry
 
 
 def is_mapped(key: str) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shm_backend_utils.errors import CallerError, RegionGoneError, RegionRefusedError
 from shm_backend_utils.model import RegionStatus, SharedMemoryManager
 from shm_backend_utils.tensors.attributes import MemoryType
-from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, register
+from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, register, registry_of
 
 
 def test_a_registered_region_is_the_objects_memory(manager: SharedMemoryManager, make_file: MakeFile) -> None:
@@ -55,7 +55,7 @@ def test_the_status_says_what_is_registered(manager: SharedMemoryManager, make_f
 
 def test_nothing_is_registered_at_first(manager: SharedMemoryManager) -> None:
     assert manager.status() == []
-    assert manager.find("mine") is None
+    assert registry_of(manager).find("mine") is None
 
 
 def test_a_name_is_given_once(manager: SharedMemoryManager, make_file: MakeFile) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.model import SharedMemoryManager
-from tests.unit.manager.registering import PAGE, MakeFile, is_mapped, register
+from tests.unit.manager.registering import PAGE, MakeFile, is_mapped, register, registry_of
 
 
 def test_an_unused_region_makes_room(make_file: MakeFile) -> None:
@@ -33,8 +33,8 @@ def test_a_call_counts_as_use(make_file: MakeFile) -> None:
     manager = SharedMemoryManager(max_mapped_bytes=2 * PAGE)
     first = register(manager, "first", make_file())
     register(manager, "second", make_file())
-    manager.begin_use([first])
-    manager.end_use([first])
+    registry_of(manager).begin_use(first)
+    registry_of(manager).end_use(first)
     register(manager, "third", make_file())
     assert [status.name for status in manager.status()] == ["first", "third"]
     manager.unregister_all()
@@ -53,11 +53,11 @@ def test_as_many_regions_go_as_are_needed(make_file: MakeFile) -> None:
 def test_a_region_in_use_does_not_make_room(make_file: MakeFile) -> None:
     manager = SharedMemoryManager(max_mapped_bytes=PAGE)
     used = register(manager, "used", make_file())
-    manager.begin_use([used])
+    registry_of(manager).begin_use(used)
     with pytest.raises(MachineError, match="the limit \\(SHM_MAX_MAPPED_BYTES\\) is 4096"):
         register(manager, "more", make_file())
     assert [status.name for status in manager.status()] == ["used"]
-    manager.end_use([used])
+    registry_of(manager).end_use(used)
     del used
     register(manager, "more", make_file())
     manager.unregister_all()
@@ -90,19 +90,19 @@ def test_a_second_name_needs_no_room(make_file: MakeFile) -> None:
 def test_a_region_that_was_unregistered_in_use_still_counts(make_file: MakeFile) -> None:
     manager = SharedMemoryManager(max_mapped_bytes=PAGE)
     region = register(manager, "mine", make_file())
-    manager.begin_use([region])
+    registry_of(manager).begin_use(region)
     manager.unregister("mine")
     with pytest.raises(MachineError):
         register(manager, "more", make_file())
-    manager.end_use([region])
+    registry_of(manager).end_use(region)
 
 
 def test_a_region_that_was_unregistered_in_use_still_counts_when_it_is_mapped_again(make_file: MakeFile) -> None:
     manager = SharedMemoryManager(max_mapped_bytes=PAGE)
     key = make_file()
     region = register(manager, "mine", key)
-    manager.begin_use([region])
+    registry_of(manager).begin_use(region)
     manager.unregister("mine")
     with pytest.raises(MachineError):
         register(manager, "mine", key)
-    manager.end_use([region])
+    registry_of(manager).end_use(region)

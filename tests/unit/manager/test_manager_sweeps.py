@@ -13,7 +13,7 @@ from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import SharedMemoryManager
 from shm_backend_utils.model.mapping.mapped import MappedRegion
-from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, register
+from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, register, registry_of
 
 OWNER = """
 import sys
@@ -45,7 +45,7 @@ def test_what_was_unlinked_is_dropped(manager: SharedMemoryManager, make_file: M
     for key in (unlinked, kept):
         register(manager, key, key)
     (SHM / unlinked).unlink()
-    manager.drop_abandoned()
+    registry_of(manager).drop_abandoned()
     assert [is_mapped(key) for key in (unlinked, kept)] == [False, True]
     assert [status.key for status in manager.status()] == [kept]
 
@@ -55,7 +55,7 @@ def test_what_was_unlinked_is_dropped_under_all_of_its_names(manager: SharedMemo
     register(manager, "first", key)
     register(manager, "second", key)
     (SHM / key).unlink()
-    manager.drop_abandoned()
+    registry_of(manager).drop_abandoned()
     assert manager.status() == []
 
 
@@ -67,7 +67,7 @@ def test_what_was_unlinked_is_dropped_though_it_grew_between_two_registrations(
     os.truncate(SHM / key, 2 * PAGE)
     register(manager, "after", key, 0, 2 * PAGE)
     (SHM / key).unlink()
-    manager.drop_abandoned()
+    registry_of(manager).drop_abandoned()
     assert manager.status() == []
     assert not is_mapped(key)
 
@@ -86,7 +86,7 @@ def test_what_was_unlinked_while_it_is_in_use_is_dropped_after_it(
     key = make_file()
     use = register(manager, "mine", key)
     (SHM / key).unlink()
-    manager.drop_abandoned()
+    registry_of(manager).drop_abandoned()
     assert is_mapped(key)
     del use
     assert not is_mapped(key)
@@ -95,7 +95,7 @@ def test_what_was_unlinked_while_it_is_in_use_is_dropped_after_it(
 def test_the_region_of_a_living_owner_is_kept(manager: SharedMemoryManager) -> None:
     with owner() as process:
         key = register_managed(manager, process)
-        manager.drop_abandoned()
+        registry_of(manager).drop_abandoned()
         assert is_mapped(key)
         (SHM / key).unlink()
 
@@ -105,7 +105,7 @@ def test_the_region_of_an_owner_that_was_killed_is_dropped(manager: SharedMemory
         key = register_managed(manager, process)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        manager.drop_abandoned()
+        registry_of(manager).drop_abandoned()
         assert not is_mapped(key)
         assert manager.status() == []
         (SHM / key).unlink(missing_ok=True)
@@ -119,5 +119,7 @@ def owner() -> subprocess.Popen[str]:
 def register_managed(manager: SharedMemoryManager, process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     key, byte_size, token = process.stdout.readline().split()
-    manager.register(key, lambda: MappedRegion(ManagedRegion.open(key, token, "regions[0]")), 0, int(byte_size))
+    registry_of(manager).register(
+        key, lambda: MappedRegion(ManagedRegion.open(key, token, "regions[0]")), 0, int(byte_size)
+    )
     return key

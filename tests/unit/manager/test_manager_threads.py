@@ -12,7 +12,7 @@ from shm_backend_utils.errors import CallerError, MachineError, RegionRefusedErr
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.model import SharedMemoryManager
 from shm_backend_utils.model.mapping.mapped import MappedRegion
-from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped
+from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, registry_of
 
 
 def test_what_the_opener_raises_is_raised(manager: SharedMemoryManager) -> None:
@@ -20,8 +20,8 @@ def test_what_the_opener_raises_is_raised(manager: SharedMemoryManager) -> None:
         raise RegionRefusedError("regions[0]", "of a rule")
 
     with pytest.raises(RegionRefusedError, match="of a rule"):
-        manager.register("mine", opener, 0, 1)
-    assert manager.find("mine") is None
+        registry_of(manager).register("mine", opener, 0, 1)
+    assert registry_of(manager).find("mine") is None
 
 
 def test_threads_do_not_disturb_each_other(make_file: MakeFile) -> None:
@@ -38,16 +38,16 @@ def test_threads_do_not_disturb_each_other(make_file: MakeFile) -> None:
             name = f"{key}-{dice.randrange(3)}"
             try:
                 region = find_or_register(manager, name, key)
-                manager.begin_use([region])
+                registry_of(manager).begin_use(region)
             except MachineError:
                 continue  # another thread freed the name, or everything is in use: a clear answer both
             assert region.memory.bytes().tobytes() == keys[key]
             if dice.random() < 0.3:
                 manager.unregister(name)
             if dice.random() < 0.05:
-                manager.drop_abandoned()
+                registry_of(manager).drop_abandoned()
             assert region.memory.bytes().tobytes() == keys[key]
-            manager.end_use([region])
+            registry_of(manager).end_use(region)
             served += 1
         return served
 
@@ -59,7 +59,9 @@ def test_threads_do_not_disturb_each_other(make_file: MakeFile) -> None:
 
 
 def find_or_register(manager: SharedMemoryManager, name: str, key: str) -> MappedRegion:
-    while (found := manager.find(name)) is None:
+    while (found := registry_of(manager).find(name)) is None:
         with contextlib.suppress(CallerError):  # another thread was faster, and the name is taken
-            return manager.register(name, lambda: MappedRegion(SystemSegment.open(key, PAGE, name)), 0, PAGE)
+            return registry_of(manager).register(
+                name, lambda: MappedRegion(SystemSegment.open(key, PAGE, name)), 0, PAGE
+            )
     return found[0]

@@ -28,7 +28,7 @@ def register(
     manager: SharedMemoryManager, allocation: CudaAllocation, name: str = "mine", byte_size: int = SIZE
 ) -> MappedRegion:
     manager.register_cuda_shared_memory(name, allocation.handle, byte_size, DEVICE)
-    found = manager.find(name)
+    found = manager._registry.find(name)
     assert found is not None
     return found[0]
 
@@ -40,7 +40,7 @@ class Model:
         self, cuda: Callable[[], FakeCuda], region: ManagedRegion, limit: int | None = None, **config: Any
     ) -> None:
         self.resolver = Resolver(Config(max_mapped_bytes=limit, **config), CudaAccess(cuda))
-        self.manager = self.resolver.registry
+        self.registry = self.resolver.registry
         self._region = region
 
     def resolve(self, claim: CudaRegionClaim) -> Resolved:

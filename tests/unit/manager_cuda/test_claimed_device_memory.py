@@ -53,7 +53,7 @@ def test_the_client_sees_that_its_memory_is_mapped(
 ) -> None:
     model.resolve(claim_of_allocation(allocation))
     assert has_users(region.segment.fileno())
-    model.manager.unregister_all()
+    model.registry.unregister_all()
     assert not has_users(region.segment.fileno())
 
 
@@ -61,7 +61,7 @@ def test_the_client_sees_its_memory_mapped_as_long_as_an_array_lives(
     model: Model, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
     array: Any = model.resolve(claim_of_allocation(allocation)).memory.bytes()
-    model.manager.unregister_all()
+    model.registry.unregister_all()
     assert has_users(region.segment.fileno())
     del array
     assert not has_users(region.segment.fileno())
@@ -71,12 +71,12 @@ def test_memory_is_unmapped_when_the_region_of_its_slot_was_removed(
     cuda: FakeCuda, model: Model, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
     model.resolve(claim_of_allocation(allocation))
-    model.manager.drop_abandoned()
+    model.registry.drop_abandoned()
     assert cuda.live.opened == 1
     region.segment.unlink()
-    model.manager.drop_abandoned()
+    model.registry.drop_abandoned()
     assert cuda.live == NOTHING
-    assert model.manager.status() == []
+    assert model.registry.statuses() == []
 
 
 def test_memory_of_which_the_client_has_let_go_in_the_meantime_is_not_mapped(

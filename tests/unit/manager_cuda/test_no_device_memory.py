@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.memory.cuda.memory import CudaAllocation
+from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.model import SharedMemoryManager
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.claims_of import claim_of_allocation
 from tests.unit.fake_gpu import SIZE
@@ -24,8 +25,9 @@ def test_without_cupy_the_machine_is_at_fault_and_the_error_says_what_to_install
     region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
     model = Model(no_cupy, region)
+    manager = SharedMemoryManager(cuda=CudaAccess(no_cupy))
     for work in (
-        lambda: register(model.manager, allocation),
+        lambda: register(manager, allocation),
         lambda: model.resolve(claim_of_allocation(allocation)),
         lambda: model.resolve(claim_of_allocation(allocation, fence=None)),
     ):

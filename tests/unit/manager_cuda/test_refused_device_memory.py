@@ -131,7 +131,8 @@ def test_memory_of_this_very_process_is_refused(
     client: FakeCuda, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
     model = Model(lambda: client, region)
-    for work in (lambda: register(model.manager, allocation), lambda: model.resolve(claim_of_allocation(allocation))):
+    manager = SharedMemoryManager(cuda=CudaAccess(lambda: client))
+    for work in (lambda: register(manager, allocation), lambda: model.resolve(claim_of_allocation(allocation))):
         error = refusal(work, allocation.handle)
         assert isinstance(error, RegionRefusedError)
         assert "cudaErrorDeviceUninitialized" in error.reason

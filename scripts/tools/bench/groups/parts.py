@@ -30,7 +30,7 @@ from shm_backend_utils.client.transports.messages import OutputTensor, Request
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool.pool import Need, SlotPool
 from shm_backend_utils.memory.pool.slot import Slot, SlotRegion
-from shm_backend_utils.model.admission import check_table
+from shm_backend_utils.model.call.admission import check_table
 from shm_backend_utils.model.mapping.mapped import MappedRegion
 from shm_backend_utils.model.mapping.mapped import Slot as MappedSlot
 from shm_backend_utils.model_spec import ModelSpec

@@ -9,17 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .. import dtypes
-from ..dtypes import BYTES, DType
-from ..errors import ModelError, TensorError
-from ..model_spec import ModelSpec
-from ..protocol.results import OutputPlace
-from ..protocol.spans import InputSpan, OutputSpan
-from ..tensors import dlpack
-from ..tensors.strings import Strings
-from ..tensors.view import TensorView
-from .devices.arrays import DeviceArrays, is_on_device
-from .mapping.memory import HostMemory, Memory
+from ... import dtypes
+from ...dtypes import BYTES, DType
+from ...errors import ModelError, TensorError
+from ...model_spec import ModelSpec
+from ...protocol.results import OutputPlace
+from ...protocol.spans import InputSpan, OutputSpan
+from ...tensors import dlpack
+from ...tensors.device_view import DeviceView
+from ...tensors.strings import Strings
+from ...tensors.strings_view import StringsView
+from ...tensors.view import TensorView
+from ..context import Context
+from ..devices.arrays import DeviceArrays, is_on_device
+from ..mapping.memory import HostMemory, Memory
 
 __all__ = [
     "Output",
@@ -29,6 +32,7 @@ __all__ = [
     "in_response",
     "may_not_write",
     "passed_through",
+    "tensor_of",
     "view_at",
     "write_strings",
 ]
@@ -103,10 +107,10 @@ def in_response(name: str, view: TensorView, dtype: DType) -> Output:
     return Output(OutputPlace(name, dtype, view.shape, 0, 0, 0, True), view, None, True)
 
 
-def view_at(memories: Sequence[Memory], place: OutputPlace, *, writable: bool) -> TensorView:
+def view_at(memory: Memory, place: OutputPlace, *, writable: bool) -> TensorView:
     """Return a tensor of the client's memory, for which there is enough at its place."""
-    name, dtype, shape, region, offset, byte_size, _ = place
-    view = memories[region].view(name, offset, byte_size, dtype, shape, writable=writable)
+    name, dtype, shape, _, offset, byte_size, _ = place
+    view = memory.view(name, offset, byte_size, dtype, shape, writable=writable)
     assert view is not None  # its size was compared, and strings on a GPU refused
     return view
 
@@ -136,12 +140,13 @@ def passed_through(
     if not nbytes:
         return None
     for span in inputs:
-        offset = memories[span.region].offset_of(source)
+        memory = memories[span.region]
+        offset = memory.offset_of(source)
         if offset is None or offset % itemsize:  # bytes that are read as larger elements may lie at odd places
             continue
         if span.offset <= offset and offset + nbytes <= span.offset + span.byte_size:
             place = OutputPlace(name, dtype, shape, span.region, offset, nbytes, False)
-            return Output(place, view_at(memories, place, writable=False))
+            return Output(place, view_at(memory, place, writable=False))
     return None
 
 
@@ -165,6 +170,38 @@ def write_strings(name: str, strings: Strings, span: OutputSpan, memory: Memory)
     view = memory.view(name, span.offset, size, BYTES, strings.shape, writable=True)
     assert view is not None
     return Output(OutputPlace(name, BYTES, strings.shape, span.region, span.offset, size, False), view, None, True)
+
+
+def tensor_of(name: str, view: StringsView | DeviceView, context: Context, *, packed: bool, by_host: bool) -> Any:
+    """Return strings, or an output on a GPU, as a tensor for the response.
+
+    Parameters
+    ----------
+    name : str
+        The output's.
+    view : StringsView or DeviceView
+        Over its memory.
+    context : Context
+        The session's.
+    packed : bool
+        Whether strings go as their bytes, as results have their shape.
+    by_host : bool
+        Whether memory of a GPU is copied to the host.
+
+    Raises
+    ------
+    ModelError
+        An element is no string, or the strings are a client's whose lengths lead beyond their end.
+    """
+    backend = context.backend
+    if isinstance(view, DeviceView):
+        if by_host:
+            return backend.output(name, context.arrays.to_host(view))
+        return backend.device_output(name, view.__dlpack__(stream=-1))
+    try:
+        return backend.output(name, np.frombuffer(view.strings().packed(), np.uint8) if packed else view.numpy())
+    except TensorError as error:
+        raise may_not_write(error) from None
 
 
 def copy_on_host(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> bool:

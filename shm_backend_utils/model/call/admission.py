@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
-from ..dtypes import BYTES
-from ..errors import BatchSizeError, TableError
-from ..model_spec import BATCH_CARRIER, PATHS_PARAMETER, ModelSpec
-from ..protocol.address import SLOT_PARAMETER
-from ..protocol.spans import Table
-from ..tensors.view import DIRECT
-from .mapping.memory import Memory
+from ...dtypes import BYTES
+from ...errors import BatchSizeError, TableError
+from ...model_spec import BATCH_CARRIER, PATHS_PARAMETER, ModelSpec
+from ...protocol.address import SLOT_PARAMETER
+from ...protocol.spans import Table
+from ...tensors.view import DIRECT
+from ..mapping.memory import Memory
 
-__all__ = ["check_batch_size", "check_direct_is_served", "check_table", "shares_no_memory", "takes_delivered"]
-
-_DIRECT_ALONE: Final = frozenset({DIRECT})
+__all__ = ["check_batch_size", "check_direct_is_served", "check_table", "shares_no_memory"]
 
 
 def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> None:
@@ -68,11 +65,6 @@ def check_direct_is_served(spec: ModelSpec, parameter: str) -> None:
     """Raise TableError if a request names memory by a parameter, and the model says that it takes none."""
     if spec.paths is not None and DIRECT not in spec.paths:
         raise TableError(parameter, "something", f"nothing: model {spec.name!r} does not serve the direct path")
-
-
-def takes_delivered(spec: ModelSpec) -> bool:
-    """Return whether a model serves requests that name no memory."""
-    return spec.paths != _DIRECT_ALONE
 
 
 def shares_no_memory(spec: ModelSpec) -> TableError:

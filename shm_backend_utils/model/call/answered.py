@@ -1,0 +1,327 @@
+"""The answer to a request: its outputs, where they go, and the end of it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from operator import index
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtypes import BYTES, DType
+from ...errors import ClosedError, ModelError, ShmError, TableError, TensorError
+from ...protocol import results
+from ...protocol.results import Event, OutputPlace
+from ...tensors.device_view import DeviceView
+from ...tensors.strings import Strings
+from ...tensors.strings_view import StringsView
+from ...tensors.view import DIRECT, TRITON, TensorView
+from ..delivered import DeliveredView
+from ..forward import check_all_are_over
+from ..mapping.memory import HostMemory, Memory
+from .outputs import (
+    Output,
+    array_of,
+    check_output,
+    copy_on_host,
+    in_response,
+    may_not_write,
+    passed_through,
+    tensor_of,
+    view_at,
+    write_strings,
+)
+from .received import ReceivedRequest
+
+__all__ = ["AnsweredRequest"]
+
+_EVENT_LENGTH: Final = 80
+
+# What a named tuple's own constructor does, without the function around it.
+_place: Final[Callable[[type[OutputPlace], tuple[Any, ...]], OutputPlace]] = tuple.__new__
+_output: Final[Callable[[type[Output], tuple[Any, ...]], Output]] = tuple.__new__
+
+
+class AnsweredRequest(ReceivedRequest):
+    """The half of a :class:`Call` that writes: it has room for outputs, and brings them to the client.
+
+    An output goes to the client's memory if the request's table has room for it, else back through Triton.
+    """
+
+    __slots__ = ()
+
+    def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
+        """Return memory for one output, to be filled before the call ends.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+        shape : sequence of int
+            With the batch dimension, where the model has one. Integers of NumPy are fine.
+        dtype : numpy.dtype or what makes one
+            Not of strings: use :meth:`put`.
+
+        Returns
+        -------
+        TensorView
+            C-contiguous and writable, not cleared: what an earlier request left is there until it is written over. It
+            is the client's own memory where the client provided enough; else memory of this process, which goes back
+            through Triton. On a GPU, if the client wants it there. Not to be written to after the call.
+
+        Raises
+        ------
+        ModelError
+            The model's configuration has no such output, or not of this dtype and shape.
+        ClosedError
+            The call is over.
+        """
+        if not self._is_open:
+            raise ClosedError("this call")
+        shape = tuple(map(index, shape))
+        numpy_dtype = np.dtype(dtype)
+        tensor = self._context.spec.outputs.get(name)
+        row = None if tensor is None else tensor.dtype
+        if tensor is None or row is None or row is BYTES or row.numpy != numpy_dtype:
+            row = check_output(self._context.spec, name, numpy_dtype, shape)
+            if row is BYTES:
+                raise ModelError(f"output {name!r} holds strings, of which nobody knows the size yet; use call.put()")
+        elif len(shape) != len(tensor.shape) or not tensor.takes_any_size or min(shape, default=0) < 0:
+            try:
+                tensor.check_shape(shape)
+            except TensorError as error:
+                raise may_not_write(error) from None
+        span = self._rooms.get(name)
+        if span is not None:
+            region, offset, room = span
+            byte_size = math.prod(shape) * row.itemsize
+            if byte_size <= room:
+                place = _place(OutputPlace, (name, row, shape, region, offset, byte_size, False))
+                memory = self._memories[region]
+                if type(memory) is HostMemory:
+                    array: npt.NDArray[Any] = np.ndarray(shape, numpy_dtype, memory.array, memory.begin + offset)
+                    view = TensorView(name, array, row, DIRECT, memory.memory_type)
+                else:
+                    view = view_at(memory, place, writable=True)
+                self.outputs[name] = _output(Output, (place, view, None, False))
+                return view
+        output = self.outputs[name] = self._in_band(name, row, np.empty(shape, numpy_dtype))
+        return output.view
+
+    def put(self, name: str, array: Any) -> None:
+        """Give one output. One copy into the client's memory; none if the array is memory of this call already.
+
+        An input, or a contiguous part of one, is passed through as it is: the client then sees the output where it
+        wrote the input.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+        array : TensorView, Strings, numpy.ndarray, or what NumPy or DLPack can make an array of
+            On the host or on a GPU, wherever the client wants the output. Of strings: bytes, or str, which becomes
+            UTF-8.
+
+        Raises
+        ------
+        ModelError
+            As for :meth:`output`.
+        """
+        if not self._is_open:
+            raise ClosedError("this call")
+        spec = self._context.spec
+        if type(array) is DeliveredView and name not in self._rooms:  # as it came, so it goes
+            dtype = check_output(spec, name, array.dtype, array.shape)
+            place = _place(OutputPlace, (name, dtype, array.shape, 0, 0, 0, True))
+            self.outputs[name] = _output(Output, (place, array, None, True))
+            return
+        if isinstance(array, StringsView):
+            array = array.strings()
+        if isinstance(array, Strings):
+            self._put_strings(name, array)
+            return
+        source = array_of(spec, self._context.arrays, name, array)
+        shape = tuple(source.shape)
+        dtype = check_output(spec, name, np.dtype(source.dtype), shape)
+        if dtype is BYTES:
+            self._put_strings(name, Strings.of(name, source))
+            return
+        output = self._passed_through(name, dtype, source, shape)
+        if output is None:
+            room = self.room_for(name, dtype, shape)
+            if room is None:
+                output = self._in_band(name, dtype, source)
+            else:
+                memory, place = room
+                view = view_at(memory, place, writable=True)
+                output = Output(place, view, was_copied=self._fill(view, source))
+        self.outputs[name] = output
+
+    def room_for(self, name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[Memory, OutputPlace] | None:
+        """Return a place for an output in the client's memory.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+        dtype : DType
+            Not of strings.
+        shape : tuple of int
+            With the batch dimension, where the model has one.
+
+        Returns
+        -------
+        tuple of Memory and OutputPlace, or None
+            None if there is none that is large enough.
+        """
+        span = self._rooms.get(name)
+        byte_size = math.prod(shape) * dtype.itemsize
+        if span is None or byte_size > span.byte_size:
+            return None
+        place = OutputPlace(name, dtype, shape, span.region, span.offset, byte_size, False)
+        return self._memories[span.region], place
+
+    def commit(self, *, needs_all: bool = True) -> None:
+        """Bring the outputs to their places, or on their way there, and make the response. The call goes on.
+
+        Parameters
+        ----------
+        needs_all : bool
+            Whether every output that the client wants must be there.
+
+        Raises
+        ------
+        ModelError
+            An output is missing; or something of the call is still under way.
+        """
+        if self._pending:
+            check_all_are_over(self._pending)
+        context = self._context
+        requested = self._request.requested_output_names()
+        places: list[OutputPlace] = []
+        tensors: list[Any] = []
+        for name in context.spec.outputs:
+            if name in requested:
+                output = self.outputs.get(name)
+                if output is not None:
+                    place, view, source, _ = output
+                    if source is not None:
+                        self._fill(view, source)
+                    if type(view) is DeliveredView:
+                        tensors.append(context.backend.pass_on(name, view.tensor))
+                    elif place.is_in_response:
+                        if isinstance(view, (StringsView, DeviceView)):
+                            packed, by_host = self._has_results, self.table is not None
+                            tensors.append(tensor_of(name, view, context, packed=packed, by_host=by_host))
+                        else:
+                            tensors.append(context.backend.output(name, view.array))
+                    places.append(place)
+                elif needs_all:
+                    raise ModelError(f"output {name!r} was requested, but model.py wrote none")
+        if self._slot is not None:
+            encoded = results.encode(places)
+            if len(encoded) > self._slot.record.results_room:
+                room = self._slot.record.results_room
+                found = f"{len(encoded)} bytes for the results of {len(places)} outputs"
+                expected = (
+                    f"at most {room}, as the slot's record has room for; make larger ones, or ask for less at once"
+                )
+                raise TableError("record", found, expected)
+            self._results = encoded
+            self._places = places
+        self.response = context.backend.response(tensors)
+
+    def end(self, events: Sequence[Event] = ()) -> None:
+        """Write the results. From here on the memory may be the client's, when it has waited for the events.
+
+        Parameters
+        ----------
+        events : sequence of Event
+            What the GPU has still to reach; none if it is done.
+        """
+        self._is_open = False
+        slot = self._slot
+        if slot is not None:
+            encoded = results.encode(self._places, events) if events else self._results
+            self._slot = None
+            try:
+                slot.record.complete(self._generation, encoded)
+            finally:
+                slot.lease.give_back()
+        if self._further is not None:
+            self._further.release()
+            self._further = None
+        self._memories = ()
+
+    def fail(self, error: BaseException) -> None:
+        """End the call by an error: its response tells the client, whose memory is its own again.
+
+        Parameters
+        ----------
+        error : BaseException
+            Its text goes to the client; one of :class:`ShmError` with its code.
+        """
+        try:
+            self.response = self._context.backend.error_response(error)
+        finally:
+            self._abort()
+
+    @property
+    def can_end_by_event(self) -> bool:
+        """Whether all that the client looks at is on GPUs, so that it can wait for an event itself."""
+        if self._slot is None or not self.devices:
+            return False
+        if any(place.is_in_response or self._memories[place.region].device is None for place in self._places):
+            return False
+        length = len(self._results) + _EVENT_LENGTH * len(self.devices)
+        return length <= self._slot.record.results_room
+
+    def _in_band(self, name: str, dtype: DType, array: Any) -> Output:
+        """Return an array of NumPy or CuPy as an output that goes back through Triton."""
+        view: TensorView
+        if isinstance(array, np.ndarray):
+            contiguous = np.ascontiguousarray(array).reshape(array.shape)  # the first makes a scalar one-dimensional
+            view = TensorView(name, contiguous, dtype, TRITON)
+        else:
+            view = self._context.arrays.view(name, array, dtype, TRITON, writable=True)
+            self._use_device(view.device)
+        return in_response(name, view, dtype)
+
+    def _put_strings(self, name: str, strings: Strings) -> None:
+        check_output(self._context.spec, name, BYTES.numpy, strings.shape)
+        span = self._rooms.get(name)
+        lying = None if span is None else strings.memory
+        output = None if lying is None else self._passed_through(name, BYTES, lying, strings.shape)
+        if output is None and span is not None:
+            output = write_strings(name, strings, span, self._memories[span.region])
+        self.outputs[name] = output or in_response(name, StringsView(name, strings, TRITON), BYTES)
+
+    def _passed_through(self, name: str, dtype: DType, source: Any, shape: tuple[int, ...]) -> Output | None:
+        """Return an output that *is* memory of an input, so that nothing is copied; None if ``source`` is no such."""
+        if not self._has_results or name not in self._rooms or self.table is None:
+            return None  # nobody would read in the results where the output is
+        return passed_through(name, dtype, source, shape, self.table.inputs.values(), self._memories)
+
+    def _fill(self, view: TensorView, source: Any) -> bool:
+        """Copy an array of NumPy or CuPy to a view, unless it is that very memory; return whether it was not."""
+        if isinstance(source, np.ndarray) and not isinstance(view, DeviceView):
+            return copy_on_host(view.numpy(), source)
+        self._use_device(self._context.arrays.copy(view, source))
+        return True
+
+    def _abort(self) -> None:
+        """End the call without results; if another model may be at work on its memory, the client finds out itself."""
+        self._is_open = False
+        if self._pending:
+            for forwarding in self._pending:
+                forwarding.give_up()  # first: what begins from now on must not use the memory
+            self._release()
+            return
+        if self.devices:  # the memory is the client's after this, and a device may be writing there
+            with contextlib.suppress(ShmError):
+                self._context.arrays.synchronize(sorted(self.devices))
+        self._results = results.NO_RESULTS
+        self.end()

@@ -1,0 +1,344 @@
+"""One request as the model sees it: the same, whichever way its tensors come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy.typing as npt
+
+from ... import dtypes
+from ...errors import MissingTensorError
+from ...model_spec import ModelSpec
+from ...tensors.device_view import DeviceView
+from ...tensors.view import DIRECT, TRITON, TensorView
+from ..context import SequencePart, sequence_of
+from ..forward import CALLERS_PARAMETER, Forwarding, ForwardOutputs, LentMemory, lendable
+from .answered import AnsweredRequest
+from .received import scan_json
+
+__all__ = ["Call"]
+
+Self = TypeVar("Self", bound="Call")
+
+
+class Call(AnsweredRequest):
+    """One request. A context manager: leaving it commits the outputs; leaving it by an exception fails the request.
+
+    An input lies in the client's memory if the request's table says so, else in what Triton delivered. An output goes
+    to the client's memory if the table has room for it, else back through Triton. The model need not care.
+
+    A session takes a call through :meth:`begin`, :meth:`commit` and :meth:`end`, or :meth:`fail`.
+
+    Attributes
+    ----------
+    response : InferenceResponse
+        What ``execute`` returns for this request; there once the call was committed, or has failed: then it carries the
+        error.
+    devices : set of int or None
+        The GPUs that the call uses; None for none. It is not over before they have done what is on their current
+        streams.
+    table : Table or None
+        What the client says of its memory; None if it shares none.
+    outputs : dict of str to Output
+        What the model has made so far.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self: Self) -> Self:
+        try:
+            self.begin()
+        except BaseException as error:
+            self.fail(error)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.fail(error)
+            return
+        try:
+            self.commit()
+            if self.devices:
+                self._context.arrays.synchronize(sorted(self.devices))
+        except BaseException as own:
+            self.fail(own)
+            raise
+        self.end()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has begun, and has not ended."""
+        return self._is_open
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's configuration."""
+        return self._context.spec
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The request's own parameters, without those of this package: name to str, int, float or bool. A copy."""
+        parameters = self._parameters
+        if parameters is None:
+            text = self._request.parameters()
+            parameters = self._parameters = scan_json(text, 0)[0] if text else {}
+        return {name: value for name, value in parameters.items() if name != CALLERS_PARAMETER}
+
+    @property
+    def path(self) -> str:
+        """``"direct"`` if the request names memory for this model, else ``"triton"``.
+
+        Triton's own shared memory and plain requests look the same from inside a Python model.
+        """
+        return TRITON if self.table is None else DIRECT
+
+    @property
+    def batch_size(self) -> int:
+        """How many rows the inputs have. For models with a batch dimension.
+
+        Raises
+        ------
+        MissingTensorError
+            There is no input.
+        """
+        if self.table is not None:
+            for span in self.table.inputs.values():
+                return span.shape[0]
+        for tensor in self._delivered_tensors().values():
+            return int(tensor.shape()[0])
+        raise MissingTensorError("", "the request has no input, which would say how many rows it has")
+
+    @property
+    def inputs(self) -> dict[str, TensorView]:
+        """Every input that the request has, as :meth:`input` returns it, in the order of the configuration.
+
+        Raises
+        ------
+        ClosedError
+            The call is over.
+        """
+        found = {name: self.find_input(name) for name in self._context.spec.inputs}
+        return {name: view for name, view in found.items() if view is not None}
+
+    @property
+    def request_id(self) -> str:
+        """As the client chose it; empty if it did not."""
+        return str(self._request.request_id())
+
+    @property
+    def sequence(self) -> SequencePart | None:
+        """The sequence that the request is part of, for models with a sequence batcher; None if it is none."""
+        return sequence_of(self._request)
+
+    @property
+    def deadline(self) -> float | None:
+        """When the client's ``timeout`` is over, by ``time.monotonic()``, in seconds; None if it has set none.
+
+        Counted from when the model got the request: how long it waited before, the server does not tell.
+        """
+        timeout_us = self._request.timeout()
+        return self._arrived + timeout_us * 1e-6 if timeout_us else None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the client does not want the answer any more. Asks the server."""
+        return bool(self._request.is_cancelled())
+
+    def requested(self, name: str) -> bool:
+        """Return whether the client wants this output. Others need not be computed.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+
+        Returns
+        -------
+        bool
+            False also where the configuration has no such output.
+        """
+        return name in self._request.requested_output_names()
+
+    def device_output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> DeviceView:
+        """Return memory of a GPU for one output, to be filled before the call ends, wherever the client wants it.
+
+        Parameters
+        ----------
+        name, shape, dtype
+            As of :meth:`output`.
+
+        Returns
+        -------
+        DeviceView
+            C-contiguous and writable. It is the client's own memory where that is on a GPU. If it is on the host, or
+            there is none, it is memory of the instance's GPU, and is copied to where it belongs when the call ends.
+
+        Raises
+        ------
+        ModelError
+            As for :meth:`output`.
+        MachineError
+            CuPy or a GPU is missing.
+        """
+        view = self.output(name, shape, dtype)
+        if isinstance(view, DeviceView):
+            return view
+        made = self._context.arrays.empty(name, view.shape, dtypes.from_numpy(view.dtype, name), TRITON)
+        output = self.outputs[name]
+        if output.place.is_in_response:
+            self.outputs[name] = output._replace(view=made)
+        else:
+            self.outputs[name] = output._replace(source=made.array, was_copied=True)
+        self._use_device(made.device)
+        return made
+
+    def to_host(self, view: TensorView) -> npt.NDArray[Any]:
+        """Return a tensor as an array of NumPy: a copy if it is on a GPU, after what is on the current stream.
+
+        Parameters
+        ----------
+        view : TensorView
+            An input, or an output that is written.
+
+        Returns
+        -------
+        numpy.ndarray
+            Of the view's shape and dtype. Where the view is on the host it is the same memory, valid as long as the
+            call, and read-only for an input; else an array of its own.
+        """
+        return self._context.arrays.to_host(view) if isinstance(view, DeviceView) else view.numpy()
+
+    def to_device(self, view: TensorView, stream: Any = None) -> Any:
+        """Return a tensor as an array of CuPy: a copy on the instance's GPU if it is on the host.
+
+        Parameters
+        ----------
+        view : TensorView
+            An input, or an output that is written.
+        stream : cupy.cuda.Stream, optional
+            To copy on; by default the current one. From pinned memory (``SHM_PIN_HOST_MEMORY``) the copy is made while
+            the host goes on; wait for a stream of your own before the call ends.
+
+        Returns
+        -------
+        cupy.ndarray
+            Of the view's shape and dtype. Where the view is on a GPU already it is the same memory, valid as long as
+            the call.
+
+        Raises
+        ------
+        MachineError
+            CuPy or a GPU is missing.
+        """
+        if isinstance(view, DeviceView):
+            return view.cupy()
+        self._use_device(self._context.arrays.device)
+        return self._context.arrays.to_device(view, stream)
+
+    @property
+    def stream(self) -> Any:
+        """CuPy's current stream on the instance's GPU: what is launched there is finished before the response leaves.
+
+        What is launched on other streams is the model's own to wait for.
+        """
+        self._use_device(self._context.arrays.device)
+        return self._context.arrays.stream()
+
+    def forward(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        outputs: ForwardOutputs = None,
+        *,
+        model_version: str = "",
+        parameters: Mapping[str, Any] | None = None,
+    ) -> dict[str, TensorView]:
+        """Call another model of this server on the same memory, and return its outputs.
+
+        Nothing is copied that lies in the client's memory or came from such a call before, if the other model serves
+        the direct path. For others this is an ordinary request of the Python backend (BLS).
+
+        Parameters
+        ----------
+        model : str
+            Its name.
+        inputs : mapping
+            Name to a view, or to an array on the host or on a GPU.
+        outputs : sequence of str or mapping, optional
+            The outputs wanted, all if not given. A mapping also says what is known of each: a view that
+            :meth:`output` has returned, to be written to; or how many bytes to keep; or None.
+        model_version : str, optional
+            By default the server chooses.
+        parameters : mapping, optional
+            Of the request.
+
+        Returns
+        -------
+        dict of str to TensorView
+            Valid as long as they live, and at most until this call ends where they lie in the client's memory.
+
+        Raises
+        ------
+        ModelError
+            There is no such model, or it would wait for this call itself.
+        TensorError
+            It does not take these tensors.
+        ForwardError
+            It failed.
+        """
+        return self._context.forwarder.execute(self._begin_forward(model, inputs, outputs, model_version, parameters))
+
+    async def forward_async(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        outputs: ForwardOutputs = None,
+        *,
+        model_version: str = "",
+        parameters: Mapping[str, Any] | None = None,
+    ) -> dict[str, TensorView]:
+        """As :meth:`forward`, while the event loop goes on. Await it before the call ends.
+
+        Parameters
+        ----------
+        model, inputs, outputs, model_version, parameters
+            As of :meth:`forward`.
+
+        Returns
+        -------
+        dict of str to TensorView
+            As of :meth:`forward`.
+
+        Raises
+        ------
+        ModelError, TensorError, ForwardError
+            As of :meth:`forward`.
+        """
+        forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)
+        if self._pending is None:
+            self._pending = set()
+        return await self._context.forwarder.execute_async(forwarding, self._pending)
+
+    def _begin_forward(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        outputs: ForwardOutputs,
+        version: str,
+        parameters: Mapping[str, Any] | None,
+    ) -> Forwarding:
+        self._check_open()
+        if self.devices:  # the other model has streams of its own
+            self._context.arrays.synchronize(sorted(self.devices))
+        own = self._parameters
+        callers = "" if own is None else str(own.get(CALLERS_PARAMETER, ""))
+        lent: list[LentMemory | None] = []
+        if self.table is not None:
+            slot = self._slot
+            lent = lendable(None if slot is None else slot.lent_claim(), self.table.regions, self._memories)
+        return self._context.forwarder.begin(model, inputs, outputs, parameters or {}, version, callers, lent)

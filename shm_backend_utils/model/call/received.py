@@ -1,0 +1,327 @@
+"""A request as it came: what it says, the memory that it names, and its inputs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from json.scanner import make_scanner
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtypes import BYTES
+from ...errors import ClosedError, MissingTensorError, RegionGoneError, ReplayedRequestError, TableError
+from ...model_spec import BATCH_CARRIER
+from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address, parse_generation
+from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
+from ...protocol.named import parse_descriptor
+from ...protocol.results import NO_RESULTS, OutputPlace
+from ...protocol.spans import InputSpan, OutputSpan, Ring, Table
+from ...tensors.device_view import DeviceView
+from ...tensors.view import DIRECT, TensorView
+from ..context import Context
+from ..delivered import DeliveredView, view_of
+from ..forward import Forwarding
+from ..mapping.mapped import PATIENCE_S, Slot, stale
+from ..mapping.memory import HostMemory, Memory
+from ..mapping.resolver import FurtherRegions
+from .admission import check_batch_size, check_direct_is_served, check_table, shares_no_memory
+from .outputs import Output, view_at
+
+__all__ = ["ReceivedRequest"]
+
+_OURS: Final = "shm_"  # the parameters of this package begin so
+_NO_MEMORY: Final = HostMemory(np.empty(0, np.uint8))  # region 0 of a request without a slot; no span is in it
+
+# What json.loads does, without the functions around it.
+scan_json: Final[Callable[[str, int], tuple[dict[str, Any], int]]] = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
+
+
+class ReceivedRequest:
+    """The half of a :class:`Call` that reads: it takes a request in, and has its inputs.
+
+    An input lies in the client's memory if the request's table says so, else in what Triton delivered.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_context",
+        "_further",
+        "_generation",
+        "_has_results",
+        "_is_open",
+        "_memories",
+        "_notice",
+        "_parameters",
+        "_pending",
+        "_places",
+        "_request",
+        "_results",
+        "_rooms",
+        "_slot",
+        "_tensors",
+        "devices",
+        "outputs",
+        "response",
+        "table",
+    )
+
+    def __init__(self, context: Context, request: Any) -> None:
+        """Set what the classes above this one need as well: one function does it for every request."""
+        self._arrived = time.monotonic()
+        self._context = context
+        self._request = request
+        self._is_open = False
+        self._parameters: dict[str, Any] | None = None
+        self._tensors: dict[str, Any] | None = None
+        self._notice = ""
+        self._slot: Slot | None = None
+        self._generation = 0
+        self._further: FurtherRegions | None = None
+        self._memories: Sequence[Memory] = ()
+        self._pending: set[Forwarding] | None = None
+        self._rooms: Mapping[str, OutputSpan] = {}
+        self._has_results = False  # whether the client reads in shared memory where its outputs are
+        self._places: list[OutputPlace] = []
+        self._results = NO_RESULTS
+        self.table: Table | None = None
+        self.outputs: dict[str, Output] = {}
+        self.devices: set[int] | None = None
+        self.response: Any = None
+
+    def begin(self, patience_s: float = PATIENCE_S) -> None:
+        """Take the request in: from here on its slot, if it names one, is this call's.
+
+        Parameters
+        ----------
+        patience_s : float
+            How long to wait for a slot that somebody else holds.
+
+        Raises
+        ------
+        ShmError
+            The request cannot be served. Nothing is held then.
+        """
+        context = self._context
+        text = self._request.parameters()
+        if _OURS in text:
+            parameters = self._parameters = scan_json(text, 0)[0]
+            address = parameters.pop(SLOT_PARAMETER, None)
+            generation = parameters.pop(GENERATION_PARAMETER, None)
+            slot = context.slots.get(address) or self._find_slot(address)
+            table: Table | None = None
+            if slot is not None:
+                if type(generation) is not int or generation < 1:
+                    parse_generation(generation)
+                try:
+                    table = slot.claim(generation, patience_s)
+                except RegionGoneError:
+                    slot = context.resolver.reopen_slot(address, slot)
+                    table = slot.claim(generation, patience_s)
+                self._slot = slot
+                self._generation = generation
+                self._memories = (slot.memory,)
+                self._has_results = True
+            try:
+                if DESCRIPTOR_PARAMETER in parameters:
+                    table = self._named_table(parameters.pop(DESCRIPTOR_PARAMETER)) or table
+                if table is not None:
+                    if table.regions or table.ring is not None:
+                        self._open_more(table)
+                    if context.spec.max_batch_size and table.inputs:
+                        check_batch_size(table, self._carried_batch_size())
+                    check_table(context.spec, table, self._memories)
+                    if slot is not None and not slot.record.start(generation):
+                        raise ReplayedRequestError(
+                            "request parameter shm_generation was executed before: every request needs a generation "
+                            "of its own"
+                        )
+                    self.table = table
+                    self._rooms = table.outputs
+            except BaseException:
+                self._release()
+                raise
+        if self.table is None and not context.takes_delivered:
+            raise shares_no_memory(context.spec)
+        self._is_open = True
+
+    def input(self, name: str) -> TensorView:
+        """Return one input.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+
+        Returns
+        -------
+        TensorView
+            C-contiguous and read-only, of the shape and dtype that the client gave it: over the client's own memory, or
+            over what Triton delivered. Arrays made from it keep the memory mapped; but after the call it may serve
+            another request.
+
+        Raises
+        ------
+        MissingTensorError
+            The request does not have it.
+        TensorNameError
+            The model's configuration does not have it.
+        ClosedError
+            The call is over.
+        """
+        if not self._is_open:
+            raise ClosedError("this call")
+        table = self.table
+        if table is not None:
+            span = table.inputs.get(name)
+            if span is not None:
+                dtype, shape, region, offset, byte_size = span
+                memory = self._memories[region]
+                if type(memory) is HostMemory and dtype is not BYTES:
+                    array: npt.NDArray[Any] = np.ndarray(shape, dtype.numpy, memory.read_only, memory.begin + offset)
+                    return TensorView(name, array, dtype, DIRECT, memory.memory_type)
+                place = OutputPlace(name, dtype, shape, region, offset, byte_size, False)
+                return view_at(memory, place, writable=False)
+        view = self._delivered(name)
+        if view is None:
+            self._context.spec.input(name)
+            raise MissingTensorError(name, f"the request has no input {name!r}, which the model needs{self._notice}")
+        return view
+
+    def find_input(self, name: str) -> TensorView | None:
+        """Return one input, as :meth:`input` does, if the request has it.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+
+        Returns
+        -------
+        TensorView or None
+            As of :meth:`input`; None if the request does not have it.
+
+        Raises
+        ------
+        ClosedError
+            The call is over.
+        """
+        if self.table is not None and name in self.table.inputs:
+            return self.input(name)
+        self._check_open()
+        return self._delivered(name)
+
+    def span_of(self, name: str) -> tuple[Memory, InputSpan] | None:
+        """Return where an input lies in the client's memory.
+
+        Parameters
+        ----------
+        name : str
+            As in the model's configuration.
+
+        Returns
+        -------
+        tuple of Memory and InputSpan, or None
+            None if it came another way.
+        """
+        span = None if self.table is None else self.table.inputs.get(name)
+        return None if span is None else (self._memories[span.region], span)
+
+    def _find_slot(self, address: Any) -> Slot | None:
+        """Return the slot of an address that is used first; None if there is none, or it speaks to another model."""
+        if address is None:
+            return None
+        parsed = parse_address(address)
+        if parsed.model != self._context.spec.name:
+            self._notice = f"; its {SLOT_PARAMETER} speaks to another model"
+            return None
+        check_direct_is_served(self._context.spec, SLOT_PARAMETER)
+        return self._context.resolver.open_slot(address, parsed)
+
+    def _named_table(self, descriptor: Any) -> Table | None:
+        """Return the table of a request that names registered regions; None if it speaks to another model.
+
+        Nothing fences such a request, and there are no results.
+        """
+        model, table = parse_descriptor(descriptor)
+        spec = self._context.spec
+        if model != spec.name:
+            self._notice = f"; its {DESCRIPTOR_PARAMETER} descriptor speaks to another model, see its field `model`"
+            return None
+        check_direct_is_served(spec, DESCRIPTOR_PARAMETER)
+        if self._slot is not None:
+            raise TableError(DESCRIPTOR_PARAMETER, f"a descriptor beside {SLOT_PARAMETER}", "one of the two")
+        self._memories = (_NO_MEMORY,)
+        return table
+
+    def _open_more(self, table: Table) -> None:
+        """Open what a table names beside its slot."""
+        if table.ring is not None:
+            self._take_ring(table.ring, table.outputs)
+        if not table.regions:
+            return
+        self._further = self._context.resolver.open_further(table, self._slot)
+        self._memories = (*self._memories, *self._further.memories)
+        # Who has lent a slot and gives the request up first raises the generation of his own. So it is asked once more.
+        if self._further.borrowed and self._slot is not None and self._slot.record.generation != self._generation:
+            raise stale()
+        used = {span.region for span in table.inputs.values()} | {span.region for span in table.outputs.values()}
+        for region in used:
+            device = self._memories[region].device
+            if device is not None:
+                self._use_device(device)
+
+    def _take_ring(self, ring: Ring, outputs: Mapping[str, OutputSpan]) -> None:
+        """Refuse a ring: this call has one response."""
+        name = self._context.spec.name
+        raise TableError("frame_count", str(ring.frames), f"0: model {name!r} answers without a stream")
+
+    def _delivered_tensors(self) -> dict[str, Any]:
+        """Return what came with the request, by name, as the Python backend's tensors."""
+        tensors = self._tensors
+        if tensors is None:
+            tensors = self._tensors = {}
+            for tensor in self._request.inputs():
+                tensors[tensor.name()] = tensor
+        return tensors
+
+    def _carried_batch_size(self) -> int | None:
+        """Return what the batch carrier says; None if there is none."""
+        carrier = self._delivered_tensors().get(BATCH_CARRIER)
+        return None if carrier is None else int(carrier.shape()[0])
+
+    def _delivered(self, name: str) -> TensorView | None:
+        """Return an input that came with the request, read-only; None if it did not."""
+        tensor = self._delivered_tensors().get(name)
+        tensor_spec = self._context.spec.inputs.get(name)
+        if tensor is None or tensor_spec is None:
+            return None
+        dtype, backend = tensor_spec.dtype, self._context.backend
+        if dtype is not None and dtype is not BYTES and tensor.is_cpu():
+            return DeliveredView(name, tensor, dtype, backend)
+        view = view_of(tensor, dtype, backend, self._context.arrays, writable=False)
+        if isinstance(view, DeviceView):
+            self._use_device(view.device)
+        return view
+
+    def _use_device(self, device: int) -> None:
+        if self.devices is None:
+            self.devices = set()
+        self.devices.add(device)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ClosedError("this call")
+
+    def _release(self) -> None:
+        """Let go of the request's memory, and leave its slot's record as it is."""
+        self._is_open = False
+        if self._further is not None:
+            self._further.release()
+            self._further = None
+        if self._slot is not None:
+            slot, self._slot = self._slot, None
+            slot.lease.give_back()
+        self._memories = ()

@@ -1,0 +1,177 @@
+"""SharedMemoryManager: regions of this process, registered and found by name.
+
+It has the semantics of the server's class of the same name (``shared_memory_manager.cc``), but for mappings in this
+process. A session needs none: it is there to be used alone.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ...errors import CallerError, RegionGoneError, RegionRefusedError
+from ...memory.cuda.memory import CudaAccess
+from ...memory.segment import SystemSegment
+from ...tensors.attributes import BufferAttributes
+from .mapped import MappedRegion
+from .registry import RegionStatus, Registry
+
+__all__ = ["MemoryInfo", "RegionStatus", "SharedMemoryManager"]
+
+_MAX_INT64: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """A part of a region: ``memory`` is a writable array of uint8, NumPy's or CuPy's, and keeps it mapped."""
+
+    memory: Any
+    attributes: BufferAttributes
+
+
+class SharedMemoryManager:
+    """Registers, finds and unregisters mapped regions. Thread-safe.
+
+    Parameters
+    ----------
+    max_mapped_bytes : int, optional
+        How much may be mapped at once. Regions that nobody uses make room, the longest unused first.
+    cuda : CudaAccess, optional
+        For memory of GPUs.
+    """
+
+    def __init__(self, max_mapped_bytes: int | None = None, cuda: CudaAccess | None = None) -> None:
+        self._cuda = cuda or CudaAccess()
+        self._registry = Registry(max_mapped_bytes)
+
+    def register_system_shared_memory(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Map a POSIX shared-memory object and give a part of it a name.
+
+        Parameters
+        ----------
+        name : str
+            Must be free.
+        key : str
+            The object's name in /dev/shm, with or without a leading slash.
+        offset, byte_size : int
+            The part that the name stands for.
+
+        Raises
+        ------
+        CallerError
+            The name is taken, or offset and size make no sense.
+        RegionGoneError
+            There is no such object.
+        RegionRefusedError
+            It may not be opened, or is too small.
+        MachineError
+            Too much is mapped already.
+        """
+        _check_range(name, offset, byte_size, _MAX_INT64)
+        file = key.removeprefix("/")
+        if not file or "/" in file or file in (".", ".."):
+            raise RegionRefusedError(f"region {name!r}", "its key is not the name of an object directly in /dev/shm")
+        end = offset + byte_size
+
+        def map_file() -> MappedRegion:
+            return MappedRegion(SystemSegment.open(file, end, f"region {name!r}"))
+
+        self._registry.register(name, map_file, offset, byte_size)
+
+    def register_cuda_shared_memory(self, name: str, handle: bytes, byte_size: int, device_id: int) -> None:
+        """Map device memory that another process has exported, and give it a name. It stays mapped while it has one.
+
+        Parameters
+        ----------
+        name : str
+            Must be free.
+        handle : bytes
+            The 64 bytes of its CUDA IPC handle.
+        byte_size : int
+            Of the memory.
+        device_id : int
+            This process' number of the GPU.
+
+        Raises
+        ------
+        CallerError
+            The name is taken, or the size makes no sense.
+        RegionRefusedError
+            The memory cannot be mapped, or is smaller.
+        MachineError
+            CuPy or a GPU is missing, or too much is mapped already.
+        """
+        _check_range(name, 0, byte_size, _MAX_INT64)
+
+        def map_memory() -> MappedRegion:
+            return MappedRegion(self._cuda.mappings.map(handle, byte_size, device_id, f"region {name!r}"))
+
+        self._registry.register(name, map_memory, 0, byte_size)
+
+    def get_memory_info(self, name: str, offset: int, byte_size: int) -> MemoryInfo:
+        """Return a part of a registered region.
+
+        Parameters
+        ----------
+        name : str
+            As registered.
+        offset, byte_size : int
+            Within the part that is registered under the name.
+
+        Raises
+        ------
+        RegionGoneError
+            The name is not registered, or the object behind it was removed.
+        CallerError
+            The part is not inside the region.
+        RegionRefusedError
+            The object was truncated.
+        """
+        region, status = self._find(name)
+        _check_range(name, offset, byte_size, status.byte_size)
+        region.segment.check(status.offset + status.byte_size, f"region {name!r}")
+        region.last_use = time.monotonic()
+        memory = region.memory.part(status.offset + offset, byte_size)
+        return MemoryInfo(memory.bytes(), memory.attributes())
+
+    def unregister(self, name: str) -> None:
+        """Free a name. Its region goes with its last name, or its last use after that. A free name is fine."""
+        self._registry.unregister(name)
+
+    def unregister_all(self) -> None:
+        """Free every name."""
+        self._registry.unregister_all()
+
+    def status(self, name: str = "") -> list[RegionStatus]:
+        """Return what is registered under a name, or under every name.
+
+        Raises
+        ------
+        RegionGoneError
+            The name is not registered.
+        """
+        return [self._find(name)[1]] if name else self._registry.statuses()
+
+    @property
+    def mapped_bytes(self) -> int:
+        """How much is mapped."""
+        return self._registry.mapped()[0]
+
+    @property
+    def mapped_regions(self) -> int:
+        """How many regions are mapped."""
+        return self._registry.mapped()[1]
+
+    def _find(self, name: str) -> tuple[MappedRegion, RegionStatus]:
+        found = self._registry.find(name)
+        if found is None:
+            raise RegionGoneError(f"region {name!r} is not registered")
+        return found
+
+
+def _check_range(name: str, offset: int, byte_size: int, size: int) -> None:
+    if offset < 0 or byte_size < 0 or offset + byte_size > size:
+        raise CallerError(
+            f"bytes {offset} to {offset + byte_size} of region {name!r} were asked for; expected 0 to {size}"
+        )
