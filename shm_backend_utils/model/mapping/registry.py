@@ -22,7 +22,8 @@ from typing import Any, Final
 
 from ...errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
 from ...memory.cuda.memory import CudaAccess
-from ...memory.segment import NoDescriptorsError, SystemSegment
+from ...memory.descriptors import NoDescriptorsError
+from ...memory.segment import SystemSegment
 from ...tensors.attributes import BufferAttributes
 from .mapped import MappedRegion, Slot
 
