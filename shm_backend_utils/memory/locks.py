@@ -28,6 +28,8 @@ import struct
 import threading
 from typing import Final
 
+from .descriptors import NO_DESCRIPTORS, no_descriptors
+
 __all__ = [
     "SharedLease",
     "SlotLease",
@@ -106,8 +108,13 @@ class SharedLease:
 
     @classmethod
     def take(cls, fd: int, byte: int) -> SharedLease | None:
-        """Take it; None if somebody has the byte for himself."""
-        own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        """Take it; None if somebody has the byte for himself. NoDescriptorsError if this process has none left."""
+        try:
+            own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTORS:
+                raise
+            raise no_descriptors("a lease on memory that somebody else frees takes a file descriptor") from None
         try:
             taken = _try_lock(own, _flock(fcntl.F_RDLCK, byte))
         except BaseException:

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import mmap
 import os
-import resource
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,12 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
+from .descriptors import NO_DESCRIPTORS, no_descriptors
 
-__all__ = ["PRIVATE", "Access", "NoDescriptorsError", "SystemSegment"]
+__all__ = ["PRIVATE", "Access", "SystemSegment"]
 
 _DIRECTORY: Final = Path("/dev/shm")
 _MADV_POPULATE_WRITE: Final = 23  # madvise(2); the mmap module has no name for it
-_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _PREFAULT_PIECE: Final = 4 * 2**20  # about a millisecond
 
 
@@ -44,17 +43,9 @@ def _lack_of_descriptors_told() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_DESCRIPTORS:
+        if error.errno not in NO_DESCRIPTORS:
             raise
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        raise NoDescriptorsError(
-            f"a shared-memory region takes two file descriptors, and this process has none left of {most}; release "
-            "results sooner, or raise the limit (ulimit -n)"
-        ) from None
-
-
-class NoDescriptorsError(MachineError):
-    """This process has no file descriptor left."""
+        raise no_descriptors("a shared-memory region takes two file descriptors") from None
 
 
 class SystemSegment:
@@ -178,7 +169,7 @@ class SystemSegment:
                 "or client and server do not share /dev/shm (containers: --ipc=host, or one shared /dev/shm volume)"
             ) from None
         except OSError as error:
-            if error.errno in _NO_DESCRIPTORS:
+            if error.errno in NO_DESCRIPTORS:
                 raise
             reason = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
             raise RegionRefusedError(field, f"the server cannot open it: {reason}") from None
@@ -191,7 +182,7 @@ class SystemSegment:
         try:
             return cls(key, fd, status.st_size)
         except OSError as error:
-            if error.errno in _NO_DESCRIPTORS:
+            if error.errno in NO_DESCRIPTORS:
                 raise
             reason = f"the server cannot map its {status.st_size} bytes: {os.strerror(error.errno or 0)}"
             raise RegionRefusedError(field, reason) from None

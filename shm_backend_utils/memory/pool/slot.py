@@ -145,6 +145,7 @@ class SlotRegion:
     """
 
     __slots__ = (
+        "__weakref__",
         "_region",
         "buffer",
         "byte_size",

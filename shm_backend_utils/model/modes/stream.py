@@ -156,6 +156,8 @@ class StreamCall(Call):
         if last >= count or ring.slot <= slot.number <= last:
             found = f"slots {ring.slot} to {last}"
             raise TableError("frame_slot", found, f"some of 0 to {count - 1}, without the request's own")
+        for name in outputs:  # what the model does not have is not laid out for every place first
+            self.spec.output(name)
         self._frames = [
             (region.record(ring.slot + place), ring.outputs(outputs, place)) for place in range(ring.frames)
         ]

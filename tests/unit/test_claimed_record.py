@@ -1,0 +1,213 @@
+"""A request's record as the model takes it in: with the lease, of memory that is still there, and copied once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.errors import RegionRefusedError, StaleRequestError
+from shm_backend_utils.memory.locks import is_slot_in_use
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.model.mapping import mapped
+from shm_backend_utils.model.mapping.mapped import PATIENCE_S, MappedRegion, Slot
+from shm_backend_utils.protocol import table
+from shm_backend_utils.protocol.layout import PAGE_SIZE
+from shm_backend_utils.protocol.spans import Table
+from tests.unit.sessions import session_of, tensor
+from tests.unit.table_client import Client
+from tests.unit.watched import Watched
+
+X = np.arange(4, dtype=np.float32)
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    client = Client()
+    yield client
+    client.close()
+
+
+def slot_of(client: Client) -> Slot:
+    """Return the client's slot as a model has it mapped."""
+    return Slot(MappedRegion(ManagedRegion.open(client.region.segment.key, client.region.header.token.hex(), "r")), 0)
+
+
+def watch(slot: Slot, before_copy: Callable[[], object], before_word: Callable[[], object] = lambda: None) -> None:
+    """Have something done before a model reads a record of its client's, and before it reads its generation alone."""
+    record: Any = slot.record
+    record.request = Watched(record.request, before_read=before_copy)
+    record.client_words = Watched(record.client_words, before_read=before_word)
+
+
+# The lease
+
+
+def is_leased(client: Client) -> bool:
+    return is_slot_in_use(client.region.segment.fileno(), client.region.record_offset(0))
+
+
+def test_the_lease_is_taken_before_the_record_is_copied(client: Client) -> None:
+    slot = slot_of(client)
+    said = client.laid_out({"X": X}, {"Y": 16})
+    client.begin(said)
+    leased: list[bool] = []
+    watch(slot, before_copy=lambda: leased.append(is_leased(client)))
+    assert not is_leased(client)
+    assert slot.claim(1, PATIENCE_S) == said
+    assert leased == [True]
+    slot.lease.give_back()
+
+
+def test_who_has_waited_for_the_lease_copies_the_record_after_it(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot = slot_of(client)
+    said = client.laid_out({"X": X}, {"Y": 16})
+    client.begin(said)
+    events: list[str] = []
+
+    def give_back(_: float) -> None:
+        events.append("waited")
+        client.region.lease(0).give_back()
+
+    monkeypatch.setattr(mapped, "time", SimpleNamespace(monotonic=time.monotonic, sleep=give_back))
+    watch(slot, before_copy=lambda: events.append(f"copied, leased: {is_leased(client)}"))
+    assert client.region.lease(0).take_back()
+    assert slot.claim(1, PATIENCE_S) == said
+    assert events == ["waited", "copied, leased: True"]
+    slot.lease.give_back()
+
+
+# One copy
+
+
+def test_the_record_is_copied_once_and_its_generation_is_not_read_again(client: Client) -> None:
+    slot = slot_of(client)
+    client.begin(client.laid_out({"X": X}, {"Y": 16}))
+    reads: list[str] = []
+    watch(slot, lambda: reads.append("record"), lambda: reads.append("generation"))
+    slot.claim(1, PATIENCE_S)
+    slot.lease.give_back()
+    assert reads == ["record"]
+
+
+def test_a_record_that_is_refused_is_copied_once_too(client: Client) -> None:
+    slot = slot_of(client)
+    client.begin(client.laid_out({"X": X}, {"Y": 16}))
+    reads: list[str] = []
+    watch(slot, lambda: reads.append("record"), lambda: reads.append("generation"))
+    with pytest.raises(StaleRequestError):
+        slot.claim(2, PATIENCE_S)
+    assert reads == ["record"]
+
+
+@pytest.mark.parametrize("is_next_one_valid", [True, False])
+def test_a_client_that_writes_another_table_after_the_copy_changes_nothing(
+    client: Client, monkeypatch: pytest.MonkeyPatch, is_next_one_valid: bool
+) -> None:
+    slot = slot_of(client)
+    said = client.laid_out({"X": X}, {"Y": 16})
+    other = table.encode(client.laid_out({"X": X[:2], "Z": X}, {"Y": 64, "W": 32}))
+    client.begin(said)
+    decode = table.decode
+
+    def decode_late(data: bytes, data_begin: int, byte_size: int) -> tuple[int, Table]:
+        assert type(data) is bytes
+        client.region.record(0).begin(2, other if is_next_one_valid else b"\xff" * len(other))
+        return decode(data, data_begin, byte_size)
+
+    monkeypatch.setattr(table, "decode", decode_late)
+    assert slot.claim(1, PATIENCE_S) == said
+    slot.lease.give_back()
+
+
+@pytest.mark.parametrize("is_next_one_valid", [True, False])
+def test_a_client_that_writes_another_table_before_the_copy_gets_all_of_that(
+    client: Client, is_next_one_valid: bool
+) -> None:
+    slot = slot_of(client)
+    client.begin(client.laid_out({"X": X}, {"Y": 16}))
+    other = client.laid_out({"X": X[:2], "Z": X}, {"Y": 64, "W": 32})
+    encoded = table.encode(other)
+    watch(slot, lambda: client.region.record(0).begin(2, encoded if is_next_one_valid else b"\xff" * len(encoded)))
+    with pytest.raises(StaleRequestError):
+        slot.claim(1, PATIENCE_S)
+    if is_next_one_valid:
+        assert slot.claim(2, PATIENCE_S) == other
+        slot.lease.give_back()
+
+
+# The size
+
+
+def truncate(client: Client, byte_size: int) -> None:
+    with Path("/dev/shm", client.region.segment.key).open("r+b") as file:
+        file.truncate(byte_size)
+
+
+def test_a_region_that_was_truncated_between_two_requests_is_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executed: list[object] = []
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session:
+        (response,) = session.serve([client.request({"X": X}, {})], executed.append)
+        assert response.error is None
+        request = client.request({"X": X}, {})  # all that it names is still there, and its record too
+        truncate(client, client.region.header.byte_size - PAGE_SIZE)
+        (response,) = session.serve([request], executed.append)
+        assert str(response.error).startswith("shm:refused: the request's region refused: its ")
+        assert len(executed) == 1
+        assert client.region.record(0).started == 1
+        assert client.is_free()
+
+
+def test_the_size_is_looked_at_before_anything_is_touched(client: Client) -> None:
+    slot = slot_of(client)
+    client.begin(client.laid_out({"X": X}, {"Y": 16}))
+    reads: list[str] = []
+    watch(slot, lambda: reads.append("record"), lambda: reads.append("generation"))
+    truncate(client, client.region.header.byte_size - PAGE_SIZE)
+    with pytest.raises(RegionRefusedError):
+        slot.claim(1, PATIENCE_S)
+    assert reads == []
+    assert client.is_free()
+
+
+PROGRAM = """
+import os, sys
+import numpy as np
+from shm_backend_utils.errors import RegionRefusedError
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.model.mapping.mapped import PATIENCE_S, MappedRegion, Slot
+from tests.unit.table_client import Client
+
+client = Client()
+token = client.region.header.token.hex()
+slot = Slot(MappedRegion(ManagedRegion.open(client.region.segment.key, token, "region")), 0)
+client.begin(client.laid_out({"X": np.ones(4, np.float32)}, {"Y": 16}))
+slot.claim(1, PATIENCE_S)
+slot.lease.give_back()
+path = f"/dev/shm/{client.region.segment.key}"
+os.truncate(path, 0)
+try:
+    slot.claim(1, PATIENCE_S)
+except RegionRefusedError:
+    print("refused", flush=True)
+client.close()
+"""
+
+
+def test_a_region_that_was_truncated_to_nothing_does_not_kill_the_model() -> None:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as running:
+        said, _ = running.communicate()
+    for left in Path("/dev/shm").glob(f"shmbu-{running.pid}-*"):
+        left.unlink(missing_ok=True)
+    assert (running.returncode, said) == (0, "refused\n")
