@@ -17,16 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-<<<<<<< HEAD
 from ...errors import CallerError, MachineError, RegionGoneError
-from ...memory.segment import NoDescriptorsError
-=======
-from ...errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
-from ...memory.cuda.memory import CudaAccess
 from ...memory.descriptors import NoDescriptorsError
-from ...memory.segment import SystemSegment
-from ...tensors.attributes import BufferAttributes
->>>>>>> inv
 from .mapped import MappedRegion, Slot
 
 __all__ = ["RegionStatus", "Registry"]
