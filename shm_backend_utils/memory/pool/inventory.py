@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from .options import PoolStatus
 from .slot import SlotRegion
@@ -127,15 +126,6 @@ class Inventory:
             for region in waiting:
                 self.care_for(region)
 
-    def find_lost(self) -> list[SlotRegion]:
-        """Return the regions that an interrupt has lost between two hands: they lie nowhere, and nobody has them.
-
-        Whoever has a region, or is just taking it or giving it back, refers to it, and so does all that it may lie in.
-        What nothing refers to but the list of all regions is none of theirs, and can become so only through here.
-        """
-        counts = _reference_counts(self._kinds)
-        return [region for region, count in zip(self._kinds, counts, strict=True) if count == _LISTED_ALONE]
-
     @property
     def idle(self) -> list[SlotRegion]:
         """The regions that nobody holds and no model uses."""
@@ -216,11 +206,3 @@ class Inventory:
             self.shelves[kind] = kept
         else:
             self.shelves.pop(kind, None)
-
-
-def _reference_counts(regions: Iterable[object]) -> list[int]:
-    return [sys.getrefcount(each) for each in regions]
-
-
-_LISTED_ALONE: Final = _reference_counts({object(): ()})[0]
-"""How many references a key of a dictionary has to which nothing else refers, as this interpreter counts."""

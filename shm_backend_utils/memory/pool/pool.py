@@ -327,15 +327,6 @@ class SlotPool:
             self._is_due = True
             self._settle()
 
-    def _make_up_for_finalizers(self) -> None:
-        """Give back the memory that is gone, but whose finalizer was interrupted before it did so.
-
-        Another thread's may be about to: whichever comes first does it.
-        """
-        for reference, _ in list(self._watched.values()):
-            if reference() is None:
-                self._give_back(reference)
-
     def _settle(self) -> None:
         """Look at what was given back, unless somebody else has the lock: that one looks when it has let go."""
         while (self._returned or self._is_due or self._is_doomed) and self._lock.acquire(blocking=False):
@@ -426,12 +417,8 @@ class SlotPool:
             return SlotRegion(data_size, slot_count, record_byte_size, self.options.access)
 
     def _keep_house(self) -> float:
-        """Look after what is lost or in quarantine, and let go of what nobody has used for long."""
-        self._make_up_for_finalizers()
+        """Look after what is in quarantine, and let go of what nobody has used for long."""
         with self._lock:
-            for region in self._inventory.find_lost():
-                region.holder = None
-                self._returned.append(region)
             self._serve()
             self._inventory.destroy_idle(before=time.monotonic() - self.options.idle_s)
         self._settle()

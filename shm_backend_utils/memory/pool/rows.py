@@ -47,23 +47,23 @@ class _Block(Generic[Layout]):
     """One region, and which of its rows are in use."""
 
     def __init__(self, region: SlotRegion, memory: Memory, layouts: list[Layout]) -> None:
-        self._region = weakref.ref(region)  # which lives as long as the memory: a block that is gone keeps nothing
+        self._region = region
         self._memory = weakref.ref(memory)
         self._layouts = layouts
         self._users: list[weakref.ref[Memory] | None] = [None] * len(layouts)
 
     def take(self) -> Row[Layout] | None:
         """Take the first free row, so that calls lie side by side; None if there is none, or the block is gone."""
-        whole, region = self._memory(), self._region()
-        if whole is None or region is None or region.is_spoiled:
+        whole = self._memory()
+        if whole is None or self._region.is_spoiled:
             return None
         for index, user in enumerate(self._users):
-            slot = region.slots[index]
+            slot = self._region.slots[index]
             if (user is None or user() is None) and (not slot.is_in_doubt or slot.reclaim()):
                 # NumPy has arrays keep the first of a chain of arrays, and this one must be told from the others.
                 memory: Memory = np.frombuffer(whole.data, np.uint8)
                 self._users[index] = weakref.ref(memory)
-                return Row(region, slot, self._layouts[index], memory)
+                return Row(self._region, slot, self._layouts[index], memory)
         return None
 
     @property

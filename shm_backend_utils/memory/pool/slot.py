@@ -145,7 +145,6 @@ class SlotRegion:
     """
 
     __slots__ = (
-        "__weakref__",
         "_region",
         "buffer",
         "byte_size",
