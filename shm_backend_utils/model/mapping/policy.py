@@ -24,7 +24,7 @@ from ...errors import MachineError, RegionGoneError, RegionRefusedError, TableEr
 from ...memory.cuda.memory import CudaAccess, CudaMapping, device_of
 from ...memory.locks import use
 from ...memory.managed import KEY_PREFIX, ManagedRegion
-from ...memory.registrations import Registration, fetch_registrations
+from ...memory.registrations import Registration, Registrations
 from ...memory.segment import SystemSegment
 from ...memory.shared_file import SharedFile
 from ...protocol.claims import CudaRegionClaim, NamedRegionClaim
@@ -84,8 +84,8 @@ def check_slot(region: ManagedRegion, slot: int, field: str) -> None:
         raise TableError(f"{field}.slot", str(slot), f"less than {region.header.slot_count}")
 
 
-def resolve(claim: NamedRegionClaim, config: Config, field: str) -> Registration:
-    """Return what a name stands for at the server, if names are allowed.
+def resolve(claim: NamedRegionClaim, registrations: Registrations, config: Config, field: str) -> Registration:
+    """Return what a name stands for at the server now, if names are allowed.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def resolve(claim: NamedRegionClaim, config: Config, field: str) -> Registration
     if not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no regions by name (its SHM_FOREIGN_REGIONS is off)")
     try:
-        registration = fetch_registrations(config.server_url).get(claim.name)
+        registration = registrations.find(claim.name)
     except MachineError as error:
         raise MachineError(
             f"{field} is known by its registered name alone, and {error}; set the parameter SHM_SERVER_URL in "

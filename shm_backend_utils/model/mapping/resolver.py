@@ -7,11 +7,11 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from ...errors import MachineError, StaleRequestError, TableError
+from ...errors import MachineError, RegionGoneError, StaleRequestError, TableError
 from ...memory.cuda.memory import CudaAccess
 from ...memory.locks import SharedLease, borrow
 from ...memory.managed import ManagedRegion
-from ...memory.registrations import Registration, fetch_registrations
+from ...memory.registrations import Registration, Registrations
 from ...memory.repeater import Repeater
 from ...protocol.address import SLOT_PARAMETER, SlotAddress, parse_address
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim
@@ -74,6 +74,7 @@ class Resolver:
         self._config = config
         self._cuda = cuda
         self._pinning = pinning
+        self._server = Registrations(config.server_url)
         self._registrations: dict[str, Registration] = {}
         self._unfenced: set[str] = set()
         self._lock = threading.Lock()  # of what is remembered of registrations
@@ -158,12 +159,11 @@ class Resolver:
         known = dict(self._registrations)
         if not known:
             return
-        current = fetch_registrations(self._config.server_url)  # not locked: requests need not wait for the answer
+        current = self._server.all()  # not locked: requests need not wait for the answer
         with self._lock:
             for name, registration in known.items():
                 if current.get(name) != registration:
-                    self.registry.unregister(_name_of_registered(name))
-                    self._registrations.pop(name, None)
+                    self._forget(name)
 
     def close(self) -> None:
         """Unmap every region. Twice is fine."""
@@ -171,6 +171,7 @@ class Resolver:
             self._sweeper.stop()
             self._sweeper = None
         self.registry.unregister_all()
+        self._server.close()
 
     def _managed(self, key: str, token: str, field: str) -> tuple[MappedRegion, ManagedRegion]:
         def open_it() -> MappedRegion:
@@ -201,20 +202,32 @@ class Resolver:
 
     def _named(self, claim: NamedRegionClaim, field: str) -> tuple[MappedRegion, Memory]:
         name = _name_of_registered(claim.name)
+        found = self._registrations.get(claim.name)
+        if found is None or self._config.checks_registrations or self.registry.live(name, field) is None:
+            found = self._asked(claim, field)
+
+        def open_it() -> MappedRegion:
+            return MappedRegion(policy.open_registered(found, self._config, field), pinning=self._pinning)
+
         with self._lock:
-            known = self._registrations.get(claim.name)
-            mapped = None if known is None else self.registry.live(name, field)
-            if known is None or mapped is None:
-                found = policy.resolve(claim, self._config, field)
-                if found != known:
-                    self.registry.unregister(name)
-                self._registrations[claim.name] = known = found
+            if self._registrations.get(claim.name) != found:
+                self.registry.unregister(name)
+                self._registrations[claim.name] = found
+            mapped = self.registry.obtain(name, open_it, found.offset, found.byte_size, field)
+        return mapped, mapped.memory.part(found.offset, found.byte_size)
 
-                def open_it() -> MappedRegion:
-                    return MappedRegion(policy.open_registered(found, self._config, field), pinning=self._pinning)
+    def _asked(self, claim: NamedRegionClaim, field: str) -> Registration:
+        """Return what a name stands for now. Not locked: no request waits for another one's answer."""
+        try:
+            return policy.resolve(claim, self._server, self._config, field)
+        except RegionGoneError:
+            with self._lock:
+                self._forget(claim.name)
+            raise
 
-                mapped = self.registry.obtain(name, open_it, found.offset, found.byte_size, field)
-        return mapped, mapped.memory.part(known.offset, known.byte_size)
+    def _forget(self, name: str) -> None:
+        self.registry.unregister(_name_of_registered(name))
+        self._registrations.pop(name, None)
 
     def _forget_unfenced(self) -> None:
         """Unmap device memory that no slot fences and no call uses: nothing tells when its owner frees it."""
