@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -13,5 +13,10 @@ __all__ = ["say_registered"]
 
 def say_registered(monkeypatch: pytest.MonkeyPatch, found: Callable[[], Mapping[str, Registration]]) -> None:
     """Have every model hear that this is registered at its server."""
-    monkeypatch.setattr(Registrations, "find", lambda _, name: found().get(name))
+
+    def find(_: Registrations, names: Sequence[str]) -> dict[str, Registration]:
+        current = found()
+        return {name: current[name] for name in names if name in current}
+
+    monkeypatch.setattr(Registrations, "find", find)
     monkeypatch.setattr(Registrations, "all", lambda _: dict(found()))

@@ -88,20 +88,52 @@ def registrations(server: Server) -> Iterator[Registrations]:
         yield registrations
 
 
+def find(registrations: Registrations, name: str) -> Registration | None:
+    return registrations.find([name]).get(name)
+
+
 def test_a_name_is_asked_for_each_time_over_one_connection(server: Server, registrations: Registrations) -> None:
-    assert [registrations.find("mine") for _ in range(5)] == [MINE] * 5
+    assert [find(registrations, "mine") for _ in range(5)] == [MINE] * 5
     assert server.asked == [ONE] * 5
     assert len(set(server.clients)) == 1
 
 
+def test_names_are_asked_for_at_once_each_over_a_connection(server: Server, registrations: Registrations) -> None:
+    names = ["mine", "yours", "theirs"]
+    server.registered = {name: Registration(f"/{name}", 0, 16) for name in names}
+    ready = threading.Barrier(len(names), timeout=5)
+
+    def wait_for_the_others(answer: bytes) -> bytes:
+        ready.wait()
+        return answer
+
+    server.spoil = wait_for_the_others
+    for _ in range(3):
+        assert registrations.find(names) == server.registered
+    assert len(set(server.clients)) == 3
+    assert LIST not in server.asked
+
+
+def test_many_names_are_looked_for_in_the_list(server: Server, registrations: Registrations) -> None:
+    server.registered = {str(number): Registration(f"/{number}", 0, 16) for number in range(9)}
+    assert registrations.find([str(number) for number in range(5)] + ["nobody"]) == {
+        str(number): Registration(f"/{number}", 0, 16) for number in range(5)
+    }
+    assert server.asked == [LIST]
+
+
+def test_one_name_that_nobody_registered_does_not_hide_the_others(server: Server, registrations: Registrations) -> None:
+    assert registrations.find(["nobody", "mine"]) == {"mine": MINE}
+
+
 def test_a_name_means_what_the_server_says_now(server: Server, registrations: Registrations) -> None:
-    assert registrations.find("mine") == MINE
+    assert find(registrations, "mine") == MINE
     server.registered["mine"] = Registration("/two", 4, 12)
-    assert registrations.find("mine") == Registration("/two", 4, 12)
+    assert find(registrations, "mine") == Registration("/two", 4, 12)
     del server.registered["mine"]
-    assert registrations.find("mine") is None
+    assert find(registrations, "mine") is None
     server.registered["mine"] = MINE
-    assert registrations.find("mine") == MINE
+    assert find(registrations, "mine") == MINE
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b", "a%62", "b?c", "b#c", "ä", "", "a\r\nX: y"], ids=ascii)
@@ -109,13 +141,13 @@ def test_a_name_that_a_url_spells_otherwise_is_looked_for_in_the_list(
     server: Server, registrations: Registrations, name: str
 ) -> None:
     server.registered[name] = MINE
-    assert registrations.find(name) == MINE
+    assert find(registrations, name) == MINE
     assert server.asked == [LIST]
 
 
 def test_a_connection_that_the_server_has_closed_is_replaced(server: Server, registrations: Registrations) -> None:
     server.closes = True
-    assert [registrations.find("mine") for _ in range(3)] == [MINE] * 3
+    assert [find(registrations, "mine") for _ in range(3)] == [MINE] * 3
     assert len(set(server.clients)) == 3
     assert server.asked == [ONE] * 3
 
@@ -125,17 +157,16 @@ def test_a_connection_on_which_the_server_has_spoken_unasked_is_not_used(
 ) -> None:
     old = server.answer(ONE)
     server.spoil = lambda answer: answer + old  # a second answer, which would be taken for the next question's
-    registrations.find("mine")
+    find(registrations, "mine")
     server.spoil = lambda answer: answer
     server.registered["mine"] = Registration("/two", 4, 12)
     time.sleep(0.05)
-    assert registrations.find("mine") == Registration("/two", 4, 12)
+    assert find(registrations, "mine") == Registration("/two", 4, 12)
 
 
-def test_a_late_answer_is_not_taken_for_the_next_one(
-    server: Server, registrations: Registrations, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_answer_is_not_taken_for_the_next_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TIMEOUT_S", 0.2)
+    registrations = Registrations(server.url)
 
     def late(answer: bytes) -> bytes:
         time.sleep(0.4)
@@ -143,10 +174,11 @@ def test_a_late_answer_is_not_taken_for_the_next_one(
 
     server.spoil = late
     with pytest.raises(MachineError, match="does not answer"):
-        registrations.find("mine")
+        find(registrations, "mine")
     server.spoil = lambda answer: answer
     server.registered["mine"] = Registration("/two", 4, 12)
-    assert registrations.find("mine") == Registration("/two", 4, 12)
+    assert find(registrations, "mine") == Registration("/two", 4, 12)
+    registrations.close()
 
 
 SPOILT: dict[str, Callable[[bytes], bytes]] = {
@@ -166,13 +198,13 @@ def test_what_is_not_understood_is_looked_up_in_the_list(
     server: Server, registrations: Registrations, spoil: Callable[[bytes], bytes]
 ) -> None:
     server.spoil = spoil
-    assert registrations.find("mine") == MINE
+    assert find(registrations, "mine") == MINE
     assert server.asked == [ONE, LIST]
 
 
 def test_a_length_may_be_in_any_letters_and_an_answer_in_pieces(server: Server, registrations: Registrations) -> None:
     server.spoil = lambda answer: answer.replace(b"Content-Length", b"content-LENGTH")
-    assert registrations.find("mine") == MINE
+    assert find(registrations, "mine") == MINE
     assert server.asked == [ONE]
 
 
@@ -182,7 +214,7 @@ def test_many_threads_ask_side_by_side(server: Server, registrations: Registrati
 
     def ask(number: int) -> None:
         for _ in range(50):
-            found = registrations.find(f"name{number}")
+            found = find(registrations, f"name{number}")
             if found != server.registered[f"name{number}"]:
                 wrong.append(found)
 
@@ -227,7 +259,7 @@ def test_the_wait_for_an_answer_has_an_end(
     monkeypatch.setattr(module, "_TIMEOUT_S", 0.3)
     begin = time.monotonic()
     with listener(answer) as url, contextlib.closing(Registrations(url)) as asked, pytest.raises(MachineError):
-        asked.find("mine")
+        find(asked, "mine")
     assert time.monotonic() - begin < 2
 
 
@@ -239,7 +271,7 @@ def test_an_endless_answer_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatc
             connection.sendall(bytes(1 << 16))
 
     with listener(flood) as url, contextlib.closing(Registrations(url)) as asked, pytest.raises(MachineError):
-        asked.find("mine")
+        find(asked, "mine")
 
 
 @pytest.mark.parametrize(
@@ -247,13 +279,13 @@ def test_an_endless_answer_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatc
 )
 def test_what_is_no_url_of_a_server_is_the_machines_fault(url: str) -> None:
     with contextlib.closing(Registrations(url)) as asked, pytest.raises(MachineError, match="does not answer"):
-        asked.find("mine")
+        find(asked, "mine")
 
 
 def test_what_was_closed_opens_again(server: Server, registrations: Registrations) -> None:
-    registrations.find("mine")
+    find(registrations, "mine")
     registrations.close()
-    assert registrations.find("mine") == MINE
+    assert find(registrations, "mine") == MINE
     assert len(set(server.clients)) == 2
 
 
@@ -262,6 +294,6 @@ def test_a_proxy_of_the_environment_is_not_asked(
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert registrations.find("mine") == MINE
-    assert registrations.find("nobody") is None
+    assert find(registrations, "mine") == MINE
+    assert find(registrations, "nobody") is None
     assert server.asked == [ONE, ONE.replace("mine", "nobody"), LIST]

@@ -86,7 +86,8 @@ def open_it(region: ManagedRegion, config: Config | None = None, token: str = ""
 
 def resolve(name: str, config: Config) -> Registration:
     with contextlib.closing(Registrations(config.server_url)) as registrations:
-        return policy.resolve(NamedRegionClaim(name), registrations, config, FIELD)
+        found = policy.ask([name], registrations, config, FIELD)
+        return policy.resolve(NamedRegionClaim(name), found, FIELD)
 
 
 def entry(name: str, key: str, offset: int = 0, byte_size: int = PAGE) -> dict[str, Any]:

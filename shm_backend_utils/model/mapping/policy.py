@@ -18,6 +18,7 @@ by name                      registered at the server; neither one of our manage
 from __future__ import annotations
 
 import stat
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ...errors import MachineError, RegionGoneError, RegionRefusedError, TableError
@@ -30,7 +31,7 @@ from ...memory.shared_file import SharedFile
 from ...protocol.claims import CudaRegionClaim, NamedRegionClaim
 from ..config import Config
 
-__all__ = ["check_slot", "open_cuda", "open_managed", "open_registered", "resolve"]
+__all__ = ["ask", "check_slot", "open_cuda", "open_managed", "open_registered", "resolve"]
 
 _RESERVED_PREFIX: Final = "triton_python_backend_shm_region_"
 
@@ -84,27 +85,38 @@ def check_slot(region: ManagedRegion, slot: int, field: str) -> None:
         raise TableError(f"{field}.slot", str(slot), f"less than {region.header.slot_count}")
 
 
-def resolve(claim: NamedRegionClaim, registrations: Registrations, config: Config, field: str) -> Registration:
-    """Return what a name stands for at the server now, if names are allowed.
+def ask(names: Sequence[str], registrations: Registrations, config: Config, field: str) -> dict[str, Registration]:
+    """Ask the server what names stand for now, if names are allowed; those that stand for nothing are left out.
 
     Raises
     ------
     RegionRefusedError
-        This model does not take names, or the name stands for memory that must not be reached by name.
-    RegionGoneError
-        It stands for nothing.
+        This model does not take names.
     MachineError
         The server does not answer.
     """
     if not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no regions by name (its SHM_FOREIGN_REGIONS is off)")
     try:
-        registration = registrations.find(claim.name)
+        return registrations.find(names)
     except MachineError as error:
         raise MachineError(
             f"{field} is known by its registered name alone, and {error}; set the parameter SHM_SERVER_URL in "
             "config.pbtxt to http://HOST:PORT"
         ) from None
+
+
+def resolve(claim: NamedRegionClaim, found: Mapping[str, Registration], field: str) -> Registration:
+    """Return what a name stands for, of what :func:`ask` has found.
+
+    Raises
+    ------
+    RegionRefusedError
+        The name stands for memory that must not be reached by name.
+    RegionGoneError
+        It stands for nothing.
+    """
+    registration = found.get(claim.name)
     if registration is None:
         raise RegionGoneError(f"{field} is not registered at the server; register it as system shared memory first")
     key = registration.key.removeprefix("/")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -118,11 +119,14 @@ class Resolver:
         found = FurtherRegions([], [], [], self.registry)
         seen = {} if own is None else {own.region.segment.identity: 0}
         same = False
+        current: dict[str, Registration] | None = None
         try:
             for number, claim in enumerate(table.regions, 1):
                 field = f"{DESCRIPTOR_PARAMETER}.regions[{number - 1}]" if own is None else f"regions[{number}]"
                 if isinstance(claim, NamedRegionClaim):
-                    mapped, memory = self._named(claim, field)
+                    if current is None:
+                        current = self._current(table, field)
+                    mapped, memory = self._named(claim, current, field)
                 elif isinstance(claim, CudaRegionClaim):
                     mapped, memory = self._device(claim, _fence_of(claim, own, found), field)
                 else:
@@ -200,11 +204,30 @@ class Resolver:
             self._unfenced.add(name)
         return mapped, mapped.memory.part(0, claim.byte_size)
 
-    def _named(self, claim: NamedRegionClaim, field: str) -> tuple[MappedRegion, Memory]:
+    def _current(self, table: Table, field: str) -> dict[str, Registration]:
+        """Return what the names of a request stand for. Not locked: no request waits for another one's answer.
+
+        On an event loop all requests wait, for one round trip.
+        """
+        names = [claim.name for claim in table.regions if isinstance(claim, NamedRegionClaim)]
+        if self._config.checks_registrations:
+            return policy.ask(names, self._server, self._config, field)
+        known = {name: found for name in names if (found := self._registrations.get(name)) is not None}
+        trusted = {name: found for name, found in known.items() if self.registry.live(_name_of_registered(name), field)}
+        if len(trusted) == len(names):
+            return trusted
+        return policy.ask(names, self._server, self._config, field)
+
+    def _named(
+        self, claim: NamedRegionClaim, current: Mapping[str, Registration], field: str
+    ) -> tuple[MappedRegion, Memory]:
         name = _name_of_registered(claim.name)
-        found = self._registrations.get(claim.name)
-        if found is None or self._config.checks_registrations or self.registry.live(name, field) is None:
-            found = self._asked(claim, field)
+        try:
+            found = policy.resolve(claim, current, field)
+        except RegionGoneError:
+            with self._lock:
+                self._forget(claim.name)
+            raise
 
         def open_it() -> MappedRegion:
             return MappedRegion(policy.open_registered(found, self._config, field), pinning=self._pinning)
@@ -215,15 +238,6 @@ class Resolver:
                 self._registrations[claim.name] = found
             mapped = self.registry.obtain(name, open_it, found.offset, found.byte_size, field)
         return mapped, mapped.memory.part(found.offset, found.byte_size)
-
-    def _asked(self, claim: NamedRegionClaim, field: str) -> Registration:
-        """Return what a name stands for now. Not locked: no request waits for another one's answer."""
-        try:
-            return policy.resolve(claim, self._server, self._config, field)
-        except RegionGoneError:
-            with self._lock:
-                self._forget(claim.name)
-            raise
 
     def _forget(self, name: str) -> None:
         self.registry.unregister(_name_of_registered(name))
