@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model import Call, ShmSession
@@ -114,9 +115,12 @@ class Server:
     def __init__(self) -> None:
         self.registered: dict[str, Registration] = {}
         self.asked = 0
+        self.is_silent = False
 
     def registrations(self) -> dict[str, Registration]:
         self.asked += 1
+        if self.is_silent:
+            raise MachineError("the server does not answer")
         return dict(self.registered)
 
     def register(self, name: str, value: float) -> str:
@@ -265,6 +269,32 @@ def test_a_trusted_name_that_is_not_registered_any_more_is_gone_after_the_next_s
     resolver_of(trusting).sweep()
     assert code_of(trusting, named("mine")) == "shm:gone"
     assert kept(trusting) == (0, 0, 0)
+
+
+def test_a_name_is_not_used_where_the_server_does_not_say_what_it_stands_for_now(
+    session: ShmSession, server: Server
+) -> None:
+    key = server.register("mine", 3)
+    assert code_of(session, named("mine")) == ""
+    before = (SHM / key).read_bytes()
+    server.is_silent = True
+    assert code_of(session, named("mine")) == "shm:machine"
+    assert (SHM / key).read_bytes() == before
+    found = resolver_of(session).registry.find("registered: mine")
+    assert found is not None
+    assert not found[0].is_in_use
+    server.is_silent = False
+    assert code_of(session, named("mine")) == ""
+
+
+def test_a_name_that_has_lost_its_file_to_another_name_is_followed_at_once(session: ShmSession, server: Server) -> None:
+    old = server.register("mine", 3)
+    assert code_of(session, named("mine")) == ""
+    (SHM / old).unlink()
+    new = server.register("mine", 5)
+    assert code_of(session, named("mine")) == ""
+    assert output_of(new) == 10
+    assert kept(session) == (1, 1, 1)
 
 
 def test_a_registered_file_that_was_truncated_and_has_grown_again_gets_its_memory_back(
