@@ -18,6 +18,7 @@ from ..protocol.layout import Header, SlotRecord
 from . import locks
 from .locks import SlotLease
 from .segment import PRIVATE, Access, SystemSegment
+from .shared_file import SharedFile
 
 __all__ = ["KEY", "KEY_PREFIX", "ManagedRegion", "array_at"]
 
@@ -98,7 +99,7 @@ class ManagedRegion:
 
     @classmethod
     def open(cls, key: str, token: str, field: str) -> ManagedRegion:
-        """Map a region that a client made.
+        """Map a region that somebody else made, whoever that is.
 
         Parameters
         ----------
@@ -110,21 +111,38 @@ class ManagedRegion:
         Raises
         ------
         RegionRefusedError
-            It has no header of ours, or another token.
+            It has no header of ours, another token, or holes.
         RegionGoneError
             It does not exist.
         """
-        segment = SystemSegment.open(key, layout.HEADER_LENGTH, field)
-        try:
-            header = layout.parse_header(bytes(segment.buffer()[: layout.HEADER_LENGTH]), segment.byte_size)
-            if header is None:
-                raise RegionRefusedError(field, f"it has no header of a managed region of version {layout.VERSION}")
-            if not hmac.compare_digest(header.token.hex(), token):
-                raise RegionRefusedError(field, "the token is not the region's")
-        except BaseException:
-            segment.close()
-            raise
-        return cls(segment, header)
+        with SharedFile.open(key, field) as file:
+            return cls.map(file, token)
+
+    @classmethod
+    def map(cls, file: SharedFile, token: str) -> ManagedRegion:
+        """Map a file whose header has this token. What is checked is read, not mapped.
+
+        Parameters
+        ----------
+        file : SharedFile
+            Which was checked otherwise. The region takes its descriptor.
+        token : str
+            As a request names it.
+
+        Raises
+        ------
+        RegionRefusedError
+            It has no header of ours, another token, or holes.
+        NoDescriptorsError
+            This process has no file descriptors left.
+        """
+        header = layout.parse_header(file.read(layout.HEADER_LENGTH), file.status.st_size)
+        if header is None:
+            raise RegionRefusedError(file.field, f"it has no header of a managed region of version {layout.VERSION}")
+        if not hmac.compare_digest(header.token.hex(), token):
+            raise RegionRefusedError(file.field, "the token is not the region's")
+        file.check_space(header.byte_size)
+        return cls(SystemSegment.map(file, header.byte_size), header)
 
     def check(self, field: str) -> None:
         """Raise unless the region still has its name and its size; see :meth:`SystemSegment.check`."""

@@ -10,18 +10,16 @@ import contextlib
 import errno
 import mmap
 import os
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from ..errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
-from .descriptors import NO_DESCRIPTORS, no_descriptors
+from .descriptors import NO_DESCRIPTORS, lack_of_descriptors_told
+from .shared_file import BLOCK_SIZE, DIRECTORY, SharedFile, free_bytes
 
 __all__ = ["PRIVATE", "Access", "SystemSegment"]
 
-_DIRECTORY: Final = Path("/dev/shm")
 _MADV_POPULATE_WRITE: Final = 23  # madvise(2); the mmap module has no name for it
 _PREFAULT_PIECE: Final = 4 * 2**20  # about a millisecond
 
@@ -38,16 +36,6 @@ PRIVATE: Final = Access()
 """This user alone."""
 
 
-@contextlib.contextmanager
-def _lack_of_descriptors_told() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NO_DESCRIPTORS:
-            raise
-        raise no_descriptors("a shared-memory region takes two file descriptors") from None
-
-
 class SystemSegment:
     """A shared-memory object, mapped readable and writable as a whole.
 
@@ -62,8 +50,8 @@ class SystemSegment:
         Bytes mapped.
     identity : tuple of int
         Device and inode: what the mapping *is*, where the key is only what it was called.
-    owner_uid : int
-        The user that the object belonged to when it was opened.
+    space : int
+        Bytes of it that had memory when it was mapped, and no holes.
     """
 
     def __init__(self, key: str, fd: int, byte_size: int) -> None:
@@ -76,14 +64,14 @@ class SystemSegment:
         try:
             status = os.fstat(fd)
             self.identity = (status.st_dev, status.st_ino)
-            self.owner_uid = status.st_uid
+            self.space = min(byte_size, status.st_blocks * BLOCK_SIZE)
             self._map = mmap.mmap(fd, byte_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         except BaseException:
             os.close(fd)
             raise
 
     @classmethod
-    @_lack_of_descriptors_told()
+    @lack_of_descriptors_told()
     def create(
         cls,
         key: str,
@@ -114,7 +102,7 @@ class SystemSegment:
         FileExistsError
             The key is taken.
         """
-        fd = os.open(_DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, access.mode)
+        fd = os.open(DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, access.mode)
         try:
             os.fchmod(fd, access.mode)  # whatever the umask says
             if access.group_id is not None:
@@ -139,9 +127,8 @@ class SystemSegment:
         return segment
 
     @classmethod
-    @_lack_of_descriptors_told()
     def open(cls, key: str, byte_size: int, field: str) -> SystemSegment:
-        """Map an object that somebody else made, as a whole.
+        """Map an object that somebody else made, whoever that is, as a whole.
 
         Parameters
         ----------
@@ -158,54 +145,72 @@ class SystemSegment:
             There is no such object.
         RegionRefusedError
             It is not a regular file, may not be opened by this user, is smaller than claimed, or cannot be mapped.
-        NoDescriptorsError
-            This process has no file descriptors left.
+        MachineError
+            It has holes, and /dev/shm has no memory for them, or this process no file descriptors.
         """
+        with SharedFile.open(key, field) as file:
+            return cls.map_part(file, 0, byte_size)
+
+    @classmethod
+    def map_part(cls, file: SharedFile, offset: int, byte_size: int) -> SystemSegment:
+        """Map an object as a whole, after a part of it was given memory.
+
+        Parameters
+        ----------
+        file : SharedFile
+            The object, which was checked otherwise. The segment takes its descriptor.
+        offset, byte_size : int
+            The part that will be used.
+
+        Raises
+        ------
+        RegionRefusedError
+            It is smaller, or cannot be mapped.
+        MachineError
+            It has holes, and /dev/shm has no memory for them, or this process no file descriptors.
+        """
+        file.check_size(offset + byte_size)
+        file.take_space(offset, byte_size)
+        return cls.map(file, file.status.st_size)
+
+    @classmethod
+    @lack_of_descriptors_told()
+    def map(cls, file: SharedFile, byte_size: int) -> SystemSegment:
+        """Map the first bytes of an object, which was checked; raises as :meth:`map_part`."""
         try:
-            fd = os.open(_DIRECTORY / key, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError:
-            raise RegionGoneError(
-                f"{field} does not exist on the server's machine; its owner removed it or died, "
-                "or client and server do not share /dev/shm (containers: --ipc=host, or one shared /dev/shm volume)"
-            ) from None
+            return cls(file.key, file.detach(), byte_size)
         except OSError as error:
             if error.errno in NO_DESCRIPTORS:
                 raise
-            reason = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
-            raise RegionRefusedError(field, f"the server cannot open it: {reason}") from None
-        status = os.fstat(fd)
-        try:
-            _check_file(status, byte_size, field)
-        except BaseException:
-            os.close(fd)
-            raise
-        try:
-            return cls(key, fd, status.st_size)
-        except OSError as error:
-            if error.errno in NO_DESCRIPTORS:
-                raise
-            reason = f"the server cannot map its {status.st_size} bytes: {os.strerror(error.errno or 0)}"
-            raise RegionRefusedError(field, reason) from None
+            reason = f"the server cannot map its {byte_size} bytes: {os.strerror(error.errno or 0)}"
+            raise RegionRefusedError(file.field, reason) from None
 
     def check(self, byte_size: int, field: str) -> None:
-        """Raise unless the object still has its name and as many bytes as claimed. One ``fstat``: for every request.
+        """Raise unless its key still names the object, with as many bytes as claimed and as much memory as it had.
+
+        One ``lstat``: for every request.
 
         Raises
         ------
         RegionGoneError
-            The owner has unlinked it: the key may name another object by now.
+            The owner has removed it, or the key names another object.
         RegionRefusedError
-            More is claimed than is mapped, or the object was truncated.
+            More is claimed than is mapped, or the object was truncated, or has holes that it had not.
         """
         if self._map is None:
             raise RegionGoneError(f"{field} was unmapped")
-        status = os.fstat(self._fd)
-        if status.st_nlink == 0:
-            raise RegionGoneError(f"{field} was removed by its owner")
+        try:
+            status = os.lstat(f"{DIRECTORY}/{self.key}")
+        except FileNotFoundError:
+            raise RegionGoneError(f"{field} was removed by its owner") from None
+        if (status.st_dev, status.st_ino) != self.identity:
+            raise RegionGoneError(f"{field} was replaced by its owner")
         if not byte_size <= self.byte_size <= status.st_size:
             raise RegionRefusedError(
                 field, f"it claims {byte_size} bytes, but {min(self.byte_size, status.st_size)} are there"
             )
+        if status.st_blocks * BLOCK_SIZE < self.space:
+            raise RegionRefusedError(field, f"it had memory for {self.space} bytes, and now has holes")
 
     @property
     def is_closed(self) -> bool:
@@ -243,7 +248,7 @@ class SystemSegment:
 
     def unlink(self) -> None:
         """Remove the object's name, if it is still this object's. Mappings of it stay valid."""
-        path = _DIRECTORY / self.key
+        path = DIRECTORY / self.key
         with contextlib.suppress(FileNotFoundError):
             status = path.lstat()
             if (status.st_dev, status.st_ino) == self.identity:
@@ -263,15 +268,6 @@ class SystemSegment:
             os.close(self._fd)
 
 
-def _check_file(status: os.stat_result, byte_size: int, field: str) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise RegionRefusedError(field, "it is not a regular shared-memory object")
-    if status.st_size == 0:
-        raise RegionRefusedError(field, "it is empty")
-    if status.st_size < byte_size:
-        raise RegionRefusedError(field, f"it claims {byte_size} bytes, but {status.st_size} are there")
-
-
 def _take_space(fd: int, byte_size: int) -> None:
     """Allocate every page now: a full /dev/shm must fail here, not as a SIGBUS at first touch."""
     try:
@@ -283,7 +279,7 @@ def _take_space(fd: int, byte_size: int) -> None:
 
 
 def _give_name(fd: int, key: str) -> None:
-    directory = os.open(_DIRECTORY, os.O_PATH | os.O_CLOEXEC)
+    directory = os.open(DIRECTORY, os.O_PATH | os.O_CLOEXEC)
     try:
         # Only with a directory's descriptor does Python call linkat(2), which alone can follow /proc/self/fd.
         os.link(f"/proc/self/fd/{fd}", key, dst_dir_fd=directory, follow_symlinks=True)
@@ -292,9 +288,8 @@ def _give_name(fd: int, key: str) -> None:
 
 
 def _no_space(byte_size: int) -> MachineError:
-    space = os.statvfs(_DIRECTORY)
     return MachineError(
-        f"shared memory of {byte_size} bytes was asked for, but /dev/shm has {space.f_bavail * space.f_frsize} free; "
+        f"shared memory of {byte_size} bytes was asked for, but /dev/shm has {free_bytes()} free; "
         "release results sooner, or give it more room (docker: --shm-size; Kubernetes: an emptyDir of medium Memory "
         "mounted at /dev/shm)"
     )

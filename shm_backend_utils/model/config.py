@@ -31,6 +31,10 @@ class Config:
     foreign_regions : bool
         Whether requests may name regions that are registered at the server. ``SHM_FOREIGN_REGIONS``: ``registered``,
         the default, or ``off``.
+    checks_registrations : bool
+        Whether the server is asked what such a name stands for by every request that has one. ``SHM_REGISTRATIONS``:
+        ``checked``, the default; or ``trusted``: it is asked when the file is gone, and every 5 s. For so long a name
+        that was given to other memory may mean the old one.
     server_url : str
         Where the server tells what is registered. ``SHM_SERVER_URL``; by default what the server was started with.
     max_mapped_bytes : int or None
@@ -49,6 +53,7 @@ class Config:
 
     allowed_uids: frozenset[int] | None = frozenset({os.geteuid(), _ROOT})
     foreign_regions: bool = True
+    checks_registrations: bool = True
     server_url: str = _DEFAULT_SERVER_URL
     max_mapped_bytes: int | None = None
     gpu_events: bool = False
@@ -74,7 +79,8 @@ class Config:
         texts = {name: parameters[name].get("string_value", "") for name in parameters if name.startswith("SHM_")}
         return cls(
             allowed_uids=_allowed_uids(texts),
-            foreign_regions=_foreign_regions(texts),
+            foreign_regions=_is_first_of(texts, "SHM_FOREIGN_REGIONS", "registered", "off"),
+            checks_registrations=_is_first_of(texts, "SHM_REGISTRATIONS", "checked", "trusted"),
             server_url=texts.get("SHM_SERVER_URL") or _url_of_parent() or _DEFAULT_SERVER_URL,
             max_mapped_bytes=_max_mapped_bytes(texts),
             gpu_events=_is_on(texts, "SHM_GPU_EVENTS"),
@@ -96,11 +102,12 @@ def _allowed_uids(texts: Mapping[str, str]) -> frozenset[int] | None:
     return frozenset(int(word) for word in words)
 
 
-def _foreign_regions(texts: Mapping[str, str]) -> bool:
-    text = texts.get("SHM_FOREIGN_REGIONS", "registered")
-    if text not in ("registered", "off"):
-        raise ModelError(f"parameter SHM_FOREIGN_REGIONS is {text!r}; expected registered or off")
-    return text == "registered"
+def _is_first_of(texts: Mapping[str, str], name: str, first: str, second: str) -> bool:
+    """Return whether a parameter has the first of two words, as it has by default, and not the second."""
+    text = texts.get(name, first)
+    if text not in (first, second):
+        raise ModelError(f"parameter {name} is {text!r}; expected {first} or {second}")
+    return text == first
 
 
 def _is_on(texts: Mapping[str, str], name: str) -> bool:

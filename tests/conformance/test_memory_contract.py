@@ -25,7 +25,6 @@ from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.model.config import Config
-from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.model.mapping.memory import HostMemory
 from shm_backend_utils.model.mapping.pinning import Pinning
 from shm_backend_utils.model.mapping.resolver import Resolver
@@ -33,6 +32,7 @@ from shm_backend_utils.protocol.claims import NamedRegionClaim, RegionClaim
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, LiveCounts
 from tests.unit.claims_of import Resolved, claim_of_allocation, resolved, slot_of
+from tests.unit.registered import say_registered
 
 FIELD: Final = "regions[1]"
 SIZE: Final = 8192
@@ -128,7 +128,7 @@ class Foreign(Kind):
         self._segment = SystemSegment.create(self._registration.key, 100 + SIZE)
         self._inode = f" {self._segment.identity[1]} "
         self._more = 0
-        monkeypatch.setattr(policy, "fetch_registrations", self._registrations)
+        say_registered(monkeypatch, self._registrations)
 
     def claim(self, more: int = 0) -> RegionClaim:
         self._more = more
@@ -144,7 +144,7 @@ class Foreign(Kind):
         self._segment.unlink()
         self._segment.close()
 
-    def _registrations(self, url: str) -> dict[str, Registration]:
+    def _registrations(self) -> dict[str, Registration]:
         key, offset, byte_size = self._registration.key, self._registration.offset, self._registration.byte_size
         return {"mine": Registration(key, offset, byte_size + self._more)}
 

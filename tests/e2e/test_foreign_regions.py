@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
@@ -261,37 +262,49 @@ def test_a_name_that_is_not_registered_is_not_found(wire: Wire) -> None:
     assert "regions[0] is not registered at the server" in message
 
 
-def test_a_name_that_was_unregistered_long_ago_is_not_found(wire: Wire) -> None:
+def test_a_name_that_was_unregistered_is_not_found_at_once(wire: Wire) -> None:
     first, second = wire.region(), wire.region()
     wire.send([first.name], X_AT_0, Y_BEHIND_IT)
     wire.client.unregister_system_shared_memory(first.name)
-    wire.refused(lambda: eventually_refused(lambda: wire.send([first.name], X_AT_0, Y_BEHIND_IT)), "NOT_FOUND")
+    before = first.path.read_bytes()
+    message = wire.refused(lambda: wire.send([first.name], X_AT_0, Y_BEHIND_IT), "NOT_FOUND")
+    assert "shm:gone: " in message
+    assert first.path.read_bytes() == before
     wire.send([second.name], X_AT_0, Y_BEHIND_IT)
 
 
-def eventually_refused(action: Callable[[], object]) -> None:
-    """Act until it fails: the model looks at the server's registrations every few seconds."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        action()
-        time.sleep(0.1)
-
-
-def test_a_name_that_stands_for_another_file_is_followed_soon(wire: Wire) -> None:
+def test_a_name_that_stands_for_another_file_is_followed_at_once(wire: Wire) -> None:
     old, new = wire.region(), wire.region(registered=False)
     old.write(ROW)
-    wire.send([old.name], X_AT_0, Y_BEHIND_IT)
-    old.write(np.zeros(4, np.float32), 1024)
-    before = old.path.read_bytes()
-    wire.client.unregister_system_shared_memory(old.name)
     new.write(ROW * 10)
-    new.register(old.name)
-    deadline = time.monotonic() + 30
-    while new.read(1024) != [10, 20, 30, 40] and time.monotonic() < deadline:
-        old.write(np.zeros(4, np.float32), 1024)
+    names = itertools.cycle((new, old))
+    for region, other in [(old, new), (new, old)] * 5:
+        other.write(np.zeros(4, np.float32), 1024)
+        before = other.path.read_bytes()
         wire.send([old.name], X_AT_0, Y_BEHIND_IT)
-    assert new.read(1024) == [10, 20, 30, 40]
-    assert old.path.read_bytes() == before
+        assert region.read(1024) == region.read()
+        assert other.path.read_bytes() == before
+        wire.client.unregister_system_shared_memory(old.name)
+        next(names).register(old.name)
+
+
+def test_a_name_that_stands_for_another_part_of_its_file_is_followed_at_once(wire: Wire) -> None:
+    region = wire.region()
+    region.write(ROW)
+    region.write(ROW * 10, PAGE)
+    wire.send([region.name], X_AT_0, Y_BEHIND_IT)
+    wire.client.unregister_system_shared_memory(region.name)
+    region.register(offset=PAGE)
+    wire.send([region.name], X_AT_0, Y_BEHIND_IT)
+    assert region.read(1024) == [1, 2, 3, 4]
+    assert region.read(PAGE + 1024) == [10, 20, 30, 40]
+
+
+def test_a_sparse_region_gets_its_memory_before_it_is_used(wire: Wire) -> None:
+    region = wire.region()
+    assert region.path.stat().st_blocks == 0
+    wire.send([region.name], X_AT_0, Y_BEHIND_IT)
+    assert region.path.stat().st_blocks * 512 == region.byte_size
 
 
 def test_a_key_that_stands_for_another_file_is_followed(wire: Wire) -> None:

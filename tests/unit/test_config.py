@@ -133,3 +133,18 @@ def test_a_server_that_listens_everywhere_is_reached_on_this_machine(address: st
 
 def test_an_address_counts_without_a_port() -> None:
     assert settings_below("--http-address=127.0.0.2") == "http://127.0.0.2:8000"
+
+
+def test_registrations_are_checked_by_default() -> None:
+    assert config().checks_registrations
+    assert config(SHM_REGISTRATIONS="checked").checks_registrations
+
+
+def test_registrations_can_be_trusted() -> None:
+    assert not config(SHM_REGISTRATIONS="trusted").checks_registrations
+
+
+@pytest.mark.parametrize("text", ["", "on", "true", "Trusted", "trusted "])
+def test_what_is_no_word_for_registrations_is_refused(text: str) -> None:
+    with pytest.raises(ModelError, match="parameter SHM_REGISTRATIONS is .*; expected checked or trusted"):
+        config(SHM_REGISTRATIONS=text)

@@ -139,6 +139,9 @@ def test_a_region_that_was_truncated_is_refused_before_it_is_touched(session: Sh
     (response,) = session.serve([request], double)
     assert str(response.error).startswith("shm:refused: ")
     os.truncate(path, size)
+    assert answer(session, client) == "shm:refused", "it is as large as it was, with a hole"
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
     assert answer(session, client) == ""
     client.close()
 

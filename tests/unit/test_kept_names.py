@@ -12,13 +12,15 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.model.mapping import policy, resolver
+from shm_backend_utils.model.mapping import resolver
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.layout import MAX_SLOT_COUNT
 from shm_backend_utils.testing.fake_backend import Request
+from tests.unit.registered import say_registered
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
@@ -30,6 +32,14 @@ X: Final = np.arange(4, dtype=np.float32)
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
     with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session:
+        yield session
+
+
+@pytest.fixture
+def trusting(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+    """A session that does not ask what a name stands for as long as its file is there."""
+    trusted = {"SHM_REGISTRATIONS": "trusted"}
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")], parameters=trusted) as session:
         yield session
 
 
@@ -105,9 +115,12 @@ class Server:
     def __init__(self) -> None:
         self.registered: dict[str, Registration] = {}
         self.asked = 0
+        self.is_silent = False
 
-    def registrations(self, url: str) -> dict[str, Registration]:
+    def registrations(self) -> dict[str, Registration]:
         self.asked += 1
+        if self.is_silent:
+            raise MachineError("the server does not answer")
         return dict(self.registered)
 
     def register(self, name: str, value: float) -> str:
@@ -121,8 +134,7 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server = Server()
-    for module in (policy, resolver):
-        monkeypatch.setattr(module, "fetch_registrations", server.registrations)
+    say_registered(monkeypatch, server.registrations)
     monkeypatch.setattr(resolver, "SWEEP_INTERVAL_S", 3600.0)  # the tests sweep by themselves
     yield server
     for path in SHM.glob(f"foreign-{os.getpid()}-*"):
@@ -144,51 +156,157 @@ def kept(session: ShmSession) -> tuple[int, int, int]:
     return len(found._registrations), len(found.registry.statuses()), found.registry.mapped()[1]
 
 
-def test_a_name_is_asked_for_once_while_it_holds(session: ShmSession, server: Server) -> None:
+def test_a_name_is_asked_for_by_every_request(session: ShmSession, server: Server) -> None:
     server.register("mine", 3)
     for _ in range(5):
         assert code_of(session, named("mine")) == ""
+    assert server.asked == 5
+    assert kept(session) == (1, 1, 1)
+
+
+def test_a_trusted_name_is_asked_for_once_while_it_holds(trusting: ShmSession, server: Server) -> None:
+    server.register("mine", 3)
+    for _ in range(5):
+        assert code_of(trusting, named("mine")) == ""
     assert server.asked == 1
 
 
-def test_a_name_that_stands_for_another_file_does_so_after_the_next_sweep(session: ShmSession, server: Server) -> None:
+def test_a_name_that_stands_for_another_file_does_so_at_once(session: ShmSession, server: Server) -> None:
     old = server.register("mine", 3)
     assert code_of(session, named("mine")) == ""
     new = server.register("mine", 5)
-    resolver_of(session).sweep()
-    np.memmap(SHM / old, np.float32, "r+")[64] = -1
+    before = (SHM / old).read_bytes()
     assert code_of(session, named("mine")) == ""
+    assert (SHM / old).read_bytes() == before
+    assert output_of(new) == 10
+    assert kept(session) == (1, 1, 1)
+
+
+def test_a_trusted_name_that_stands_for_another_file_does_so_after_the_next_sweep(
+    trusting: ShmSession, server: Server
+) -> None:
+    old = server.register("mine", 3)
+    assert code_of(trusting, named("mine")) == ""
+    new = server.register("mine", 5)
+    resolver_of(trusting).sweep()
+    np.memmap(SHM / old, np.float32, "r+")[64] = -1
+    assert code_of(trusting, named("mine")) == ""
     assert (output_of(old), output_of(new)) == (-1, 10)
 
 
-def test_a_name_that_stands_for_another_part_does_so_after_the_next_sweep(session: ShmSession, server: Server) -> None:
+@pytest.mark.parametrize("part", [(512, 1024), (512, 3584)], ids=["part", "rest"])
+def test_a_name_that_stands_for_another_part_does_so_at_once(
+    session: ShmSession, server: Server, part: tuple[int, int]
+) -> None:
     key = server.register("mine", 3)
     assert code_of(session, named("mine")) == ""
     np.memmap(SHM / key, np.float32, "r+")[128:132] = 7
-    server.registered["mine"] = Registration(key, 512, 1024)
-    resolver_of(session).sweep()
+    server.registered["mine"] = Registration(key, *part)
     assert code_of(session, named("mine")) == ""
     assert float(np.memmap(SHM / key, np.float32, "r")[128 + 64]) == 14
 
 
-def test_a_name_whose_file_is_gone_is_asked_for_at_once(session: ShmSession, server: Server) -> None:
+def test_a_name_that_stands_for_fewer_bytes_does_so_at_once(session: ShmSession, server: Server) -> None:
+    key = server.register("mine", 3)
+    assert code_of(session, named("mine")) == ""
+    server.registered["mine"] = Registration(key, 0, 256)
+    before = (SHM / key).read_bytes()
+    assert code_of(session, named("mine")) == "shm:table", "the output lies beyond what is registered now"
+    assert (SHM / key).read_bytes() == before
+
+
+def test_a_trusted_name_that_stands_for_another_part_does_so_after_the_next_sweep(
+    trusting: ShmSession, server: Server
+) -> None:
+    key = server.register("mine", 3)
+    assert code_of(trusting, named("mine")) == ""
+    np.memmap(SHM / key, np.float32, "r+")[128:132] = 7
+    server.registered["mine"] = Registration(key, 512, 1024)
+    resolver_of(trusting).sweep()
+    assert code_of(trusting, named("mine")) == ""
+    assert float(np.memmap(SHM / key, np.float32, "r")[128 + 64]) == 14
+
+
+def test_a_trusted_name_whose_file_is_gone_is_asked_for_at_once(trusting: ShmSession, server: Server) -> None:
+    old = server.register("mine", 3)
+    assert code_of(trusting, named("mine")) == ""
+    (SHM / old).unlink()
+    new = server.register("mine", 5)
+    assert code_of(trusting, named("mine")) == ""
+    assert output_of(new) == 10
+
+
+def test_a_key_that_was_given_to_another_file_means_that_though_the_old_one_lives_on(
+    trusting: ShmSession, session: ShmSession, server: Server
+) -> None:
+    for number, each in enumerate((trusting, session)):
+        key = server.register("mine", 3)
+        assert code_of(each, named("mine")) == ""
+        kept_file = (SHM / key).rename(SHM / f"foreign-{os.getpid()}-kept-{number}")
+        before = kept_file.read_bytes()
+        (SHM / key).write_bytes(np.full(4, 5, np.float32).tobytes() + bytes(4080))
+        assert code_of(each, named("mine")) == ""
+        assert output_of(key) == 10
+        assert kept_file.read_bytes() == before
+
+
+def test_a_name_that_is_not_registered_any_more_is_gone_at_once(session: ShmSession, server: Server) -> None:
+    key = server.register("mine", 3)
+    assert code_of(session, named("mine")) == ""
+    before = (SHM / key).read_bytes()
+    server.registered.clear()
+    assert code_of(session, named("mine")) == "shm:gone"
+    assert (SHM / key).read_bytes() == before
+    assert kept(session) == (0, 0, 0)
+
+
+def test_a_trusted_name_that_is_not_registered_any_more_is_gone_after_the_next_sweep(
+    trusting: ShmSession, server: Server
+) -> None:
+    server.register("mine", 3)
+    assert code_of(trusting, named("mine")) == ""
+    server.registered.clear()
+    resolver_of(trusting).sweep()
+    assert code_of(trusting, named("mine")) == "shm:gone"
+    assert kept(trusting) == (0, 0, 0)
+
+
+def test_a_name_is_not_used_where_the_server_does_not_say_what_it_stands_for_now(
+    session: ShmSession, server: Server
+) -> None:
+    key = server.register("mine", 3)
+    assert code_of(session, named("mine")) == ""
+    before = (SHM / key).read_bytes()
+    server.is_silent = True
+    assert code_of(session, named("mine")) == "shm:machine"
+    assert (SHM / key).read_bytes() == before
+    found = resolver_of(session).registry.find("registered: mine")
+    assert found is not None
+    assert not found[0].is_in_use
+    server.is_silent = False
+    assert code_of(session, named("mine")) == ""
+
+
+def test_a_name_that_has_lost_its_file_to_another_name_is_followed_at_once(session: ShmSession, server: Server) -> None:
     old = server.register("mine", 3)
     assert code_of(session, named("mine")) == ""
     (SHM / old).unlink()
     new = server.register("mine", 5)
     assert code_of(session, named("mine")) == ""
     assert output_of(new) == 10
+    assert kept(session) == (1, 1, 1)
 
 
-def test_a_name_that_is_not_registered_any_more_is_gone_after_the_next_sweep(
+def test_a_registered_file_that_was_truncated_and_has_grown_again_gets_its_memory_back(
     session: ShmSession, server: Server
 ) -> None:
-    server.register("mine", 3)
+    key = server.register("mine", 3)
     assert code_of(session, named("mine")) == ""
-    server.registered.clear()
-    resolver_of(session).sweep()
-    assert code_of(session, named("mine")) == "shm:gone"
-    assert kept(session) == (0, 0, 0)
+    os.truncate(SHM / key, 0)
+    assert code_of(session, named("mine")) == "shm:refused"
+    os.truncate(SHM / key, 4096)
+    assert code_of(session, named("mine")) == ""
+    assert (SHM / key).stat().st_blocks * 512 == 4096
 
 
 def test_names_that_nobody_registered_are_not_kept(session: ShmSession, server: Server) -> None:

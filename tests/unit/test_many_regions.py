@@ -67,12 +67,3 @@ def test_no_descriptor_at_all_is_an_error_of_the_machine(session: ShmSession) ->
         assert Logger.lines == []
         (response,) = session.serve([request], pass_on)
         assert response.error is None
-
-
-@pytest.mark.parametrize("byte_size", [2**50, 2**62])
-def test_a_region_that_cannot_be_mapped_is_refused(session: ShmSession, byte_size: int) -> None:
-    with contextlib.closing(Client()) as client:
-        os.truncate(f"/dev/shm/{client.region.segment.key}", byte_size)
-        (response,) = session.serve([client.request({"X": X}, {"Y": 16})], pass_on)
-        assert (response.error.code, str(response.error).partition(": ")[0]) == ("INVALID_ARG", "shm:refused")
-        assert Logger.lines == []

@@ -16,7 +16,6 @@ from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model.config import Config
-from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.model.mapping.pinning import Pinning
 from shm_backend_utils.model.mapping.registry import Registry
 from shm_backend_utils.model.mapping.resolver import Resolver
@@ -26,6 +25,7 @@ from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, LiveCounts
 from tests.unit.claims_of import Resolved, claim_of_allocation, resolved, slot_of
 from tests.unit.fake_gpu import runtime_that_gives_all_back
+from tests.unit.registered import say_registered
 
 SHM = Path("/dev/shm")
 
@@ -80,7 +80,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
     """Register a part of a new foreign file, or of one that is registered already, as the server tells."""
     registered: dict[str, Registration] = {}
     keys: set[str] = set()
-    monkeypatch.setattr(policy, "fetch_registrations", lambda url: registered)
+    say_registered(monkeypatch, lambda: registered)
 
     def register(name: str, offset: int, byte_size: int, like: str = "") -> NamedRegionClaim:
         key = registered[like].key if like else f"foreign-{os.getpid()}-{secrets.token_hex(8)}"

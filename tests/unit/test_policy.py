@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -16,7 +17,7 @@ import pytest
 from shm_backend_utils.errors import MachineError, RegionGoneError, RegionRefusedError, TableError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.memory.registrations import Registration
+from shm_backend_utils.memory.registrations import Registration, Registrations
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.model.mapping.resolver import Resolver
@@ -81,6 +82,12 @@ def config(registered: list[Any]) -> Iterator[Config]:
 
 def open_it(region: ManagedRegion, config: Config | None = None, token: str = "") -> ManagedRegion:
     return policy.open_managed(region.segment.key, token or region.header.token.hex(), config or Config(), FIELD)
+
+
+def resolve(name: str, config: Config) -> Registration:
+    with contextlib.closing(Registrations(config.server_url)) as registrations:
+        found = policy.ask([name], registrations, config, FIELD)
+        return policy.resolve(NamedRegionClaim(name), found, FIELD)
 
 
 def entry(name: str, key: str, offset: int = 0, byte_size: int = PAGE) -> dict[str, Any]:
@@ -237,25 +244,25 @@ def test_a_registered_file_of_an_allowed_user_opens(path: Path, allowed: frozens
 
 def test_a_name_stands_for_what_the_server_says(config: Config, registered: list[Any]) -> None:
     registered += [entry("first", "/one"), entry("second", "/two", 4, 12), entry("third", "/three")]
-    assert policy.resolve(NamedRegionClaim("second"), config, FIELD) == Registration("/two", 4, 12)
+    assert resolve("second", config) == Registration("/two", 4, 12)
 
 
 def test_numbers_may_be_strings(config: Config, registered: list[Any]) -> None:
     registered.append({"name": "mine", "key": "/one", "offset": "4", "byte_size": "12"})
-    assert policy.resolve(NamedRegionClaim("mine"), config, FIELD) == Registration("/one", 4, 12)
+    assert resolve("mine", config) == Registration("/one", 4, 12)
 
 
 @pytest.mark.parametrize("name", ["mine", "Other", "othe", "other "])
 def test_a_name_that_is_not_registered_is_gone(config: Config, registered: list[Any], name: str) -> None:
     registered.append(entry("other", "/other"))
     with pytest.raises(RegionGoneError, match=f"^{FIELD.replace('[', '.').replace(']', '.')} is not registered"):
-        policy.resolve(NamedRegionClaim(name), config, FIELD)
+        resolve(name, config)
 
 
 def test_names_can_be_turned_off(registered: list[Any], config: Config) -> None:
     registered.append(entry("mine", "/one"))
     off = Config(foreign_regions=False, server_url=config.server_url)
-    assert "SHM_FOREIGN_REGIONS is off" in refused(lambda: policy.resolve(NamedRegionClaim("mine"), off, FIELD), "one")
+    assert "SHM_FOREIGN_REGIONS is off" in refused(lambda: resolve("mine", off), "one")
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
@@ -278,31 +285,31 @@ def test_a_registered_key_that_must_not_be_reached_is_refused(
 ) -> None:
     registered.append(entry("mine", f"{slash}{key}"))
     with pytest.raises(RegionRefusedError) as refusal:
-        policy.resolve(NamedRegionClaim("mine"), config, FIELD)
+        resolve("mine", config)
     assert refusal.value.reason == reason
 
 
 def test_more_slashes_do_not_hide_a_key(config: Config, registered: list[Any]) -> None:
     registered.append(entry("mine", "//triton_python_backend_shm_region_1"))
     with pytest.raises(RegionRefusedError):
-        policy.resolve(NamedRegionClaim("mine"), config, FIELD)
+        resolve("mine", config)
 
 
 def test_a_server_that_does_not_answer_is_the_machines_fault() -> None:
     with pytest.raises(MachineError, match="SHM_SERVER_URL"):
-        policy.resolve(NamedRegionClaim("mine"), Config(server_url="http://127.0.0.1:1"), FIELD)
+        resolve("mine", Config(server_url="http://127.0.0.1:1"))
 
 
 def test_a_server_without_that_endpoint_is_the_machines_fault(config: Config) -> None:
     elsewhere = Config(server_url=f"{config.server_url}/elsewhere")
     with pytest.raises(MachineError, match="SHM_SERVER_URL"):
-        policy.resolve(NamedRegionClaim("mine"), elsewhere, FIELD)
+        resolve("mine", elsewhere)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "localhost", "http://"])
 def test_a_url_that_is_none_is_the_machines_fault(url: str) -> None:
     with pytest.raises(MachineError, match="SHM_SERVER_URL"):
-        policy.resolve(NamedRegionClaim("mine"), Config(server_url=url), FIELD)
+        resolve("mine", Config(server_url=url))
 
 
 @pytest.mark.parametrize("answer", ["text", 7, {"key": "/one"}, {"name": "mine"}], ids=str)
@@ -311,4 +318,4 @@ def test_a_server_that_is_no_triton_is_the_machines_fault(
 ) -> None:
     registered.append(answer)
     with pytest.raises(MachineError, match="SHM_SERVER_URL"):
-        policy.resolve(NamedRegionClaim("mine"), config, FIELD)
+        resolve("mine", config)

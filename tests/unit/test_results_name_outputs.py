@@ -13,11 +13,11 @@ import pytest
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.protocol.claims import NamedRegionClaim
 from shm_backend_utils.protocol.named import encode_descriptor
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.testing.fake_backend import Request
+from tests.unit.registered import say_registered
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
@@ -65,7 +65,7 @@ def test_an_object_that_is_registered_under_another_name_still_has_its_slots(
 ) -> None:
     key, size = client.region.segment.key, client.region.header.byte_size
     name = f"other-name-{os.getpid()}"
-    monkeypatch.setattr(policy, "fetch_registrations", lambda url: {"named": Registration(f"/{name}", 0, size)})
+    say_registered(monkeypatch, lambda: {"named": Registration(f"/{name}", 0, size)})
     at = client.data
     said = Table(
         {"X": InputSpan(BY_NAME["FP32"], (4,), 1, at, 16)},

@@ -13,6 +13,7 @@ from typing import Any, Final
 from ...errors import CallerError, RegionGoneError, RegionRefusedError
 from ...memory.cuda.memory import CudaAccess
 from ...memory.segment import SystemSegment
+from ...memory.shared_file import SharedFile
 from ...tensors.attributes import BufferAttributes
 from .mapped import MappedRegion
 from .registry import RegionStatus, Registry
@@ -72,10 +73,10 @@ class SharedMemoryManager:
         file = key.removeprefix("/")
         if not file or "/" in file or file in (".", ".."):
             raise RegionRefusedError(f"region {name!r}", "its key is not the name of an object directly in /dev/shm")
-        end = offset + byte_size
 
         def map_file() -> MappedRegion:
-            return MappedRegion(SystemSegment.open(file, end, f"region {name!r}"))
+            with SharedFile.open(file, f"region {name!r}") as opened:
+                return MappedRegion(SystemSegment.map_part(opened, offset, byte_size))
 
         self._registry.register(name, map_file, offset, byte_size)
 

@@ -25,6 +25,7 @@ from ...errors import (
 from ...memory.cuda.memory import CudaMapping
 from ...memory.managed import ManagedRegion
 from ...memory.segment import SystemSegment
+from ...memory.shared_file import BLOCK_SIZE
 from ...protocol import table
 from ...protocol.claims import LentRegionClaim
 from ...protocol.layout import SlotRecord
@@ -150,7 +151,7 @@ class Slot:
         Held from :meth:`claim` on, until the request ends.
     """
 
-    __slots__ = ("_byte_size", "_data_begin", "_fd", "lease", "memory", "number", "record", "region")
+    __slots__ = ("_block_count", "_byte_size", "_data_begin", "_fd", "lease", "memory", "number", "record", "region")
 
     def __init__(self, region: MappedRegion, number: int) -> None:
         managed, memory = region.managed, region.memory
@@ -163,6 +164,7 @@ class Slot:
         self.lease = managed.lease(number)
         self._fd = managed.segment.fileno()
         self._byte_size = managed.header.byte_size
+        self._block_count = -(-self._byte_size // BLOCK_SIZE)
         self._data_begin = managed.data_offset
 
     def claim(self, generation: int, patience_s: float) -> Table:
@@ -177,7 +179,7 @@ class Slot:
         RegionGoneError
             The owner has removed the region: its key may name another one by now.
         RegionRefusedError
-            The region was truncated.
+            The region was truncated, or has holes now.
         SlotInUseError
             Somebody else has held the lease for ``patience_s``.
         StaleRequestError
@@ -188,8 +190,11 @@ class Slot:
         status = os.fstat(self._fd)
         if not status.st_nlink:
             raise RegionGoneError("the request's region was removed by its owner")
-        if status.st_size < self._byte_size:
-            raise RegionRefusedError("the request's region", f"its {self._byte_size} bytes are not there any more")
+        if status.st_size < self._byte_size or status.st_blocks < self._block_count:
+            raise RegionRefusedError(
+                "the request's region",
+                f"its {self._byte_size} bytes are not there any more: it was truncated, or has holes",
+            )
         if not self.lease.take():
             self._wait_for_lease(generation, patience_s)
         data = b""

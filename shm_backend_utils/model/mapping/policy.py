@@ -1,9 +1,12 @@
 """Which memory a request may name. A claim goes in, a checked and mapped region comes out; nobody checks again.
 
+A file is opened, then checked, then mapped. First of all comes whose it is: of a stranger's file nothing is even read.
+
 ===========================  =========================================================================================
 what is named                what must hold
 ===========================  =========================================================================================
-anything                     a regular file in /dev/shm, no symbolic link, owned by an allowed user, as large as claimed
+anything                     a regular file in /dev/shm, no symbolic link, owned by an allowed user and not writable for
+                             everybody, as large as claimed, with memory for all of that
 by key                       our prefix, a ready header that fits the file, the header's token, a slot of it
 by CUDA handle               the GPU is one of this process', and the allocation as large as claimed; a slot of a region
                              that is named by key fences it, unless memory that nothing fences is allowed
@@ -14,18 +17,21 @@ by name                      registered at the server; neither one of our manage
 
 from __future__ import annotations
 
+import stat
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ...errors import MachineError, RegionGoneError, RegionRefusedError, TableError
 from ...memory.cuda.memory import CudaAccess, CudaMapping, device_of
 from ...memory.locks import use
 from ...memory.managed import KEY_PREFIX, ManagedRegion
-from ...memory.registrations import Registration, fetch_registrations
+from ...memory.registrations import Registration, Registrations
 from ...memory.segment import SystemSegment
+from ...memory.shared_file import SharedFile
 from ...protocol.claims import CudaRegionClaim, NamedRegionClaim
 from ..config import Config
 
-__all__ = ["check_slot", "open_cuda", "open_managed", "open_registered", "resolve"]
+__all__ = ["ask", "check_slot", "open_cuda", "open_managed", "open_registered", "resolve"]
 
 _RESERVED_PREFIX: Final = "triton_python_backend_shm_region_"
 
@@ -40,13 +46,9 @@ def open_managed(key: str, token: str, config: Config, field: str) -> ManagedReg
     RegionGoneError
         There is nothing there.
     """
-    region = ManagedRegion.open(key, token, field)
-    try:
-        _check_owner(region.segment, config, field)
-    except BaseException:
-        region.close()
-        raise
-    return region
+    with SharedFile.open(key, field) as file:
+        _check_owner(file, config)
+        return ManagedRegion.map(file, token)
 
 
 def open_cuda(
@@ -83,27 +85,38 @@ def check_slot(region: ManagedRegion, slot: int, field: str) -> None:
         raise TableError(f"{field}.slot", str(slot), f"less than {region.header.slot_count}")
 
 
-def resolve(claim: NamedRegionClaim, config: Config, field: str) -> Registration:
-    """Return what a name stands for at the server, if names are allowed.
+def ask(names: Sequence[str], registrations: Registrations, config: Config, field: str) -> dict[str, Registration]:
+    """Ask the server what names stand for now, if names are allowed; those that stand for nothing are left out.
 
     Raises
     ------
     RegionRefusedError
-        This model does not take names, or the name stands for memory that must not be reached by name.
-    RegionGoneError
-        It stands for nothing.
+        This model does not take names.
     MachineError
         The server does not answer.
     """
     if not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no regions by name (its SHM_FOREIGN_REGIONS is off)")
     try:
-        registration = fetch_registrations(config.server_url).get(claim.name)
+        return registrations.find(names)
     except MachineError as error:
         raise MachineError(
             f"{field} is known by its registered name alone, and {error}; set the parameter SHM_SERVER_URL in "
             "config.pbtxt to http://HOST:PORT"
         ) from None
+
+
+def resolve(claim: NamedRegionClaim, found: Mapping[str, Registration], field: str) -> Registration:
+    """Return what a name stands for, of what :func:`ask` has found.
+
+    Raises
+    ------
+    RegionRefusedError
+        The name stands for memory that must not be reached by name.
+    RegionGoneError
+        It stands for nothing.
+    """
+    registration = found.get(claim.name)
     if registration is None:
         raise RegionGoneError(f"{field} is not registered at the server; register it as system shared memory first")
     key = registration.key.removeprefix("/")
@@ -118,19 +131,26 @@ def resolve(claim: NamedRegionClaim, config: Config, field: str) -> Registration
 
 def open_registered(registration: Registration, config: Config, field: str) -> SystemSegment:
     """Open what a registration stands for; raises what :func:`open_managed` raises."""
-    end = registration.offset + registration.byte_size
-    segment = SystemSegment.open(registration.key.removeprefix("/"), end, field)
-    try:
-        _check_owner(segment, config, field)
-    except BaseException:
-        segment.close()
-        raise
-    return segment
+    with SharedFile.open(registration.key.removeprefix("/"), field) as file:
+        _check_owner(file, config)
+        return SystemSegment.map_part(file, registration.offset, registration.byte_size)
 
 
-def _check_owner(segment: SystemSegment, config: Config, field: str) -> None:
+def _check_owner(file: SharedFile, config: Config) -> None:
+    """Raise unless those alone can write to a file, and so shrink it, whom the configuration allows to.
+
+    The owner may let a group in; that is for him to decide. But everybody is nobody's choice.
+    """
     allowed = config.allowed_uids
-    if allowed is not None and segment.owner_uid not in allowed:
+    if allowed is None:
+        return
+    if file.status.st_uid not in allowed:
         raise RegionRefusedError(
-            field, f"it belongs to user {segment.owner_uid}, whom the model's SHM_ALLOWED_UIDS does not allow"
+            file.field, f"it belongs to user {file.status.st_uid}, whom the model's SHM_ALLOWED_UIDS does not allow"
+        )
+    if file.status.st_mode & stat.S_IWOTH:
+        mode = stat.S_IMODE(file.status.st_mode)
+        raise RegionRefusedError(
+            file.field,
+            f"its mode {mode:04o} lets every user write to it; expected 0600, or 0660 and a common group",
         )

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ...errors import CallerError, MachineError, RegionGoneError
+from ...errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
 from ...memory.descriptors import NoDescriptorsError
 from .mapped import MappedRegion, Slot
 
@@ -107,14 +107,9 @@ class Registry:
             return self.register(name, opener, offset, byte_size)
 
     def live(self, name: str, field: str) -> MappedRegion | None:
-        """Return what has this name; None if nothing has, or what had it was removed by its owner.
+        """Return what has this name; None if nothing has, or not any more what it was: then it is to be opened anew.
 
         ``field`` is what to call it in messages.
-
-        Raises
-        ------
-        RegionRefusedError
-            It was truncated.
         """
         with self._lock:
             named = self._names.get(name)
@@ -122,7 +117,7 @@ class Registry:
                 return None
             try:
                 named.region.segment.check(0, field)
-            except RegionGoneError:
+            except (RegionGoneError, RegionRefusedError):
                 self.unregister(name)
                 return None
             return named.region

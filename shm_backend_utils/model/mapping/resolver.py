@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ...errors import MachineError, StaleRequestError, TableError
+from ...errors import MachineError, RegionGoneError, StaleRequestError, TableError
 from ...memory.cuda.memory import CudaAccess
 from ...memory.locks import SharedLease, borrow
 from ...memory.managed import ManagedRegion
-from ...memory.registrations import Registration, fetch_registrations
+from ...memory.registrations import Registration, Registrations
 from ...memory.repeater import Repeater
 from ...protocol.address import SLOT_PARAMETER, SlotAddress, parse_address
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim
@@ -74,6 +75,7 @@ class Resolver:
         self._config = config
         self._cuda = cuda
         self._pinning = pinning
+        self._server = Registrations(config.server_url)
         self._registrations: dict[str, Registration] = {}
         self._unfenced: set[str] = set()
         self._lock = threading.Lock()  # of what is remembered of registrations
@@ -117,11 +119,14 @@ class Resolver:
         found = FurtherRegions([], [], [], self.registry)
         seen = {} if own is None else {own.region.segment.identity: 0}
         same = False
+        current: dict[str, Registration] | None = None
         try:
             for number, claim in enumerate(table.regions, 1):
                 field = f"{DESCRIPTOR_PARAMETER}.regions[{number - 1}]" if own is None else f"regions[{number}]"
                 if isinstance(claim, NamedRegionClaim):
-                    mapped, memory = self._named(claim, field)
+                    if current is None:
+                        current = self._current(table, field)
+                    mapped, memory = self._named(claim, current, field)
                 elif isinstance(claim, CudaRegionClaim):
                     mapped, memory = self._device(claim, _fence_of(claim, own, found), field)
                 else:
@@ -158,12 +163,11 @@ class Resolver:
         known = dict(self._registrations)
         if not known:
             return
-        current = fetch_registrations(self._config.server_url)  # not locked: requests need not wait for the answer
+        current = self._server.all()  # not locked: requests need not wait for the answer
         with self._lock:
             for name, registration in known.items():
                 if current.get(name) != registration:
-                    self.registry.unregister(_name_of_registered(name))
-                    self._registrations.pop(name, None)
+                    self._forget(name)
 
     def close(self) -> None:
         """Unmap every region. Twice is fine."""
@@ -171,6 +175,7 @@ class Resolver:
             self._sweeper.stop()
             self._sweeper = None
         self.registry.unregister_all()
+        self._server.close()
 
     def _managed(self, key: str, token: str, field: str) -> tuple[MappedRegion, ManagedRegion]:
         def open_it() -> MappedRegion:
@@ -199,22 +204,44 @@ class Resolver:
             self._unfenced.add(name)
         return mapped, mapped.memory.part(0, claim.byte_size)
 
-    def _named(self, claim: NamedRegionClaim, field: str) -> tuple[MappedRegion, Memory]:
+    def _current(self, table: Table, field: str) -> dict[str, Registration]:
+        """Return what the names of a request stand for. Not locked: no request waits for another one's answer.
+
+        On an event loop all requests wait, for one round trip.
+        """
+        names = [claim.name for claim in table.regions if isinstance(claim, NamedRegionClaim)]
+        if self._config.checks_registrations:
+            return policy.ask(names, self._server, self._config, field)
+        known = {name: found for name in names if (found := self._registrations.get(name)) is not None}
+        trusted = {name: found for name, found in known.items() if self.registry.live(_name_of_registered(name), field)}
+        if len(trusted) == len(names):
+            return trusted
+        return policy.ask(names, self._server, self._config, field)
+
+    def _named(
+        self, claim: NamedRegionClaim, current: Mapping[str, Registration], field: str
+    ) -> tuple[MappedRegion, Memory]:
         name = _name_of_registered(claim.name)
+        try:
+            found = policy.resolve(claim, current, field)
+        except RegionGoneError:
+            with self._lock:
+                self._forget(claim.name)
+            raise
+
+        def open_it() -> MappedRegion:
+            return MappedRegion(policy.open_registered(found, self._config, field), pinning=self._pinning)
+
         with self._lock:
-            known = self._registrations.get(claim.name)
-            mapped = None if known is None else self.registry.live(name, field)
-            if known is None or mapped is None:
-                found = policy.resolve(claim, self._config, field)
-                if found != known:
-                    self.registry.unregister(name)
-                self._registrations[claim.name] = known = found
+            if self._registrations.get(claim.name) != found:
+                self.registry.unregister(name)
+                self._registrations[claim.name] = found
+            mapped = self.registry.obtain(name, open_it, found.offset, found.byte_size, field)
+        return mapped, mapped.memory.part(found.offset, found.byte_size)
 
-                def open_it() -> MappedRegion:
-                    return MappedRegion(policy.open_registered(found, self._config, field), pinning=self._pinning)
-
-                mapped = self.registry.obtain(name, open_it, found.offset, found.byte_size, field)
-        return mapped, mapped.memory.part(known.offset, known.byte_size)
+    def _forget(self, name: str) -> None:
+        self.registry.unregister(_name_of_registered(name))
+        self._registrations.pop(name, None)
 
     def _forget_unfenced(self) -> None:
         """Unmap device memory that no slot fences and no call uses: nothing tells when its owner frees it."""

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.memory.registrations import Registration
-from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.testing.fake_backend import Request
 from tests.unit.modes.doubling import Open, double
+from tests.unit.registered import say_registered
 
 SHM = Path("/dev/shm")
 
@@ -23,7 +23,7 @@ SHM = Path("/dev/shm")
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Registration]]:
     found: dict[str, Registration] = {}
-    monkeypatch.setattr(policy, "fetch_registrations", lambda url: found)
+    say_registered(monkeypatch, lambda: found)
     yield found
     for registration in found.values():
         (SHM / registration.key).unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from .functions import functions
 from .growth import growth
 from .own_time import own_time
 from .parts import parts
+from .registered import registered
 from .round_trips import round_trips
 from .stock import infer_beside_stock, plain_clients
 from .streams import streams
@@ -38,6 +39,7 @@ GROUPS: Final[Mapping[str, Callable[[Bench], list[Figure]]]] = {
     "compat": compat,
     "batch": batches,
     "forward": forwarding,
+    "registered": registered,
     "stream": streams,
     "growth": growth,
     "functions": functions,

@@ -1,0 +1,176 @@
+"""Short questions to one HTTP server, over connections that are kept: what questions cost is one round trip.
+
+Only what such a server answers to short questions is understood: a status, a length and a body. ``http.client``
+understands all of HTTP, and takes twice as long.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Final
+from urllib.parse import urlsplit
+
+__all__ = ["KeptConnections"]
+
+_MOST: Final = 1 << 16  # bytes of an answer
+_END_OF_HEAD: Final = b"\r\n\r\n"
+_STATUS: Final = re.compile(rb"HTTP/1\.1 (\d{3}) ")
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
+_SCHEMES: Final = {"http": HTTPConnection, "https": HTTPSConnection}
+
+
+class KeptConnections:
+    """Connections to one server, by no proxy. Any number of threads may ask, each over connections of its own.
+
+    Parameters
+    ----------
+    url : str
+        The server's. What is wrong with it, the first question tells.
+    timeout_s : float
+        How long questions may take, connecting aside, which may take as long again.
+    """
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._idle: list[_Connection] = []  # a list's append and pop are atomic
+
+    def get(self, paths: Sequence[str]) -> list[tuple[int, bytes]]:
+        """Ask several questions at once; over a connection that the server has closed meanwhile, once more.
+
+        Parameters
+        ----------
+        paths : sequence of str
+            Behind the server's URL.
+
+        Returns
+        -------
+        list of tuple of int and bytes
+            The answers' statuses and bodies.
+
+        Raises
+        ------
+        TimeoutError
+            There was no whole answer in time.
+        OSError, http.client.HTTPException, ValueError
+            The server cannot be reached, or does not answer in that way.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        asked: list[_Connection] = []
+        answers = []
+        try:
+            for path in paths:
+                asked.append(self._take() or _Connection(self._url, self._timeout_s))
+                asked[-1].ask(path)
+            for number, path in enumerate(paths):
+                try:
+                    answer = asked[number].answer(deadline)
+                except ConnectionError:
+                    if asked[number].count == 1:
+                        raise
+                    asked[number].close()
+                    asked[number] = _Connection(self._url, self._timeout_s)
+                    asked[number].ask(path)
+                    answer = asked[number].answer(deadline)
+                answers.append(answer)
+        except BaseException:  # a late answer must not be taken for the next one's
+            for connection in asked:
+                connection.close()
+            raise
+        self._idle += asked
+        return answers
+
+    def close(self) -> None:
+        """Close the connections that nobody uses now. Others may be opened afterwards."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _take(self) -> _Connection | None:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return None
+            if connection.is_silent():
+                return connection
+            connection.close()
+
+
+class _Connection:
+    """One connection, and how many questions were asked over it."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        place = urlsplit(url)
+        kind = _SCHEMES.get(place.scheme)
+        if kind is None or not place.hostname:
+            raise ValueError(f"{url!r} is no URL of an HTTP server")
+        connection = kind(place.hostname, place.port, timeout=timeout_s)
+        connection.connect()
+        self.count = 0
+        self._socket: socket.socket = connection.sock
+        self._socket.settimeout(None)  # the kernel keeps the time, without a system call more for each wait
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout_s))
+        self._begin = f"GET {place.path}"
+        self._end = f" HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n"
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+
+    def is_silent(self) -> bool:
+        """Return whether the server has neither closed the connection nor spoken unasked."""
+        return not self._poll.poll(0)
+
+    def ask(self, path: str) -> None:
+        """Send a question, which fits the socket's buffer. Whether the server still listens, the answer tells."""
+        self.count += 1
+        try:
+            self._socket.sendall(f"{self._begin}{path}{self._end}".encode())
+        except ConnectionError:
+            if self.count == 1:
+                raise
+
+    def answer(self, deadline: float) -> tuple[int, bytes]:
+        """Wait for the answer to the question; raises as :meth:`KeptConnections.get`, ConnectionError if it closed."""
+        data = self._receive()
+        while (end := data.find(_END_OF_HEAD)) < 0:
+            data += self._receive_until(deadline, len(data))
+        said = _LENGTH.search(data, 0, end + 2)
+        status = _STATUS.match(data)
+        if said is None or status is None:
+            raise HTTPException("an answer that is not understood")
+        begin = end + len(_END_OF_HEAD)
+        length = begin + int(said[1])
+        while len(data) < length:
+            data += self._receive_until(deadline, len(data))
+        if len(data) != length:
+            raise HTTPException("more than an answer")
+        return int(status[1]), data[begin:]
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _receive(self) -> bytes:
+        try:
+            piece = self._socket.recv(_MOST)
+        except BlockingIOError:
+            raise TimeoutError from None
+        if not piece:
+            raise ConnectionResetError
+        return piece
+
+    def _receive_until(self, deadline: float, received: int) -> bytes:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        if received > _MOST:
+            raise HTTPException("an answer that is too long")
+        return self._receive()
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))

@@ -1,0 +1,146 @@
+"""An object of somebody else in /dev/shm, open and not mapped: what it is must be known before it is touched."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from ..errors import MachineError, RegionGoneError, RegionRefusedError
+from .descriptors import NO_DESCRIPTORS, lack_of_descriptors_told
+
+__all__ = ["BLOCK_SIZE", "DIRECTORY", "SharedFile", "free_bytes"]
+
+DIRECTORY: Final = Path("/dev/shm")
+BLOCK_SIZE: Final = 512
+"""Bytes that ``st_blocks`` counts in (stat(2))."""
+
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EFBIG})
+
+
+class SharedFile:
+    """A regular file in /dev/shm. To be used in a ``with`` statement, which closes what was not mapped.
+
+    Nothing here touches the file's memory: a file of a stranger, or one that shrinks meanwhile, can do no harm.
+
+    Attributes
+    ----------
+    key : str
+        Its name.
+    field : str
+        What to call it in messages.
+    status : os.stat_result
+        As it was when it was opened.
+    """
+
+    def __init__(self, key: str, fd: int, field: str) -> None:
+        self.key = key
+        self.field = field
+        self.status = os.fstat(fd)
+        self._fd = fd
+
+    @classmethod
+    @lack_of_descriptors_told()
+    def open(cls, key: str, field: str) -> SharedFile:
+        """Open a file that somebody else made.
+
+        Parameters
+        ----------
+        key : str
+            Its name, without slashes.
+        field : str
+            What to call it in messages.
+
+        Raises
+        ------
+        RegionGoneError
+            There is no such file.
+        RegionRefusedError
+            It is not a regular file, or may not be opened by this user.
+        NoDescriptorsError
+            This process has no file descriptors left.
+        """
+        try:
+            fd = os.open(DIRECTORY / key, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise RegionGoneError(
+                f"{field} does not exist on the server's machine; its owner removed it or died, "
+                "or client and server do not share /dev/shm (containers: --ipc=host, or one shared /dev/shm volume)"
+            ) from None
+        except OSError as error:
+            if error.errno in NO_DESCRIPTORS:
+                raise
+            reason = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
+            raise RegionRefusedError(field, f"the server cannot open it: {reason}") from None
+        file = cls(key, fd, field)
+        if not stat.S_ISREG(file.status.st_mode):
+            file.close()
+            raise RegionRefusedError(field, "it is not a regular shared-memory object")
+        return file
+
+    def check_size(self, byte_size: int) -> None:
+        """Raise RegionRefusedError unless it is as large as is claimed, and not empty."""
+        if self.status.st_size == 0:
+            raise RegionRefusedError(self.field, "it is empty")
+        if self.status.st_size < byte_size:
+            raise RegionRefusedError(self.field, f"it claims {byte_size} bytes, but {self.status.st_size} are there")
+
+    def check_space(self, byte_size: int) -> None:
+        """Raise RegionRefusedError unless it has memory for so many bytes: who touches a hole may die."""
+        space = self.status.st_blocks * BLOCK_SIZE
+        if space < byte_size:
+            raise RegionRefusedError(
+                self.field,
+                f"it has memory for {space} bytes of {byte_size}, and else holes; take its space with posix_fallocate",
+            )
+
+    def take_space(self, offset: int, byte_size: int) -> None:
+        """Give memory to every byte of a part, so that a full /dev/shm is an error here, and no SIGBUS later.
+
+        Raises
+        ------
+        MachineError
+            /dev/shm has not that much left.
+        RegionRefusedError
+            It cannot be done.
+        """
+        if byte_size == 0:
+            return
+        try:
+            os.posix_fallocate(self._fd, offset, byte_size)
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                reason = f"the server cannot take its space: {os.strerror(error.errno or 0)}"
+                raise RegionRefusedError(self.field, reason) from None
+            raise MachineError(
+                f"{self.field} has holes, and /dev/shm has {free_bytes()} bytes free for its {byte_size}; "
+                "give /dev/shm more room (docker: --shm-size), or register less"
+            ) from None
+
+    def read(self, byte_size: int) -> bytes:
+        """Return its first bytes, read and not mapped; fewer if it ends before."""
+        return os.pread(self._fd, byte_size, 0)
+
+    def detach(self) -> int:
+        """Return the descriptor, which is the caller's from here on."""
+        fd, self._fd = self._fd, -1
+        return fd
+
+    def close(self) -> None:
+        """Close the descriptor, unless it was detached. Twice is fine."""
+        if self._fd >= 0:
+            os.close(self.detach())
+
+    def __enter__(self) -> SharedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def free_bytes() -> int:
+    """Return how much room /dev/shm has left."""
+    space = os.statvfs(DIRECTORY)
+    return space.f_bavail * space.f_frsize

@@ -1,0 +1,120 @@
+"""A file that is changed after it was mapped: every request finds out before it touches anything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
+from shm_backend_utils.memory.segment import SystemSegment
+from shm_backend_utils.model import Call, ShmSession
+from tests.unit.mapping.files import SHM, new_key, punch_hole
+from tests.unit.sessions import session_of, tensor
+from tests.unit.table_client import Client
+
+PAGE = 4096
+X = np.arange(4, dtype=np.float32)
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session:
+        yield session
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with contextlib.closing(Client()) as client:
+        yield client
+
+
+@pytest.fixture
+def segment() -> Iterator[SystemSegment]:
+    """Four pages, of which the last is a hole."""
+    path = SHM / new_key()
+    path.write_bytes(bytes(3 * PAGE))
+    os.truncate(path, 4 * PAGE)
+    segment = SystemSegment.open(path.name, 0, "regions[0]")
+    yield segment
+    segment.close()
+    path.unlink(missing_ok=True)
+
+
+def path_of(segment: SystemSegment) -> Path:
+    return SHM / segment.key
+
+
+def answer(session: ShmSession, client: Client) -> str:
+    """Have a request doubled; return what is wrong with it, or nothing if the answer is right."""
+
+    def double(call: Call) -> None:
+        x = call.input("X")
+        np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())
+
+    (response,) = session.serve([client.request({"X": X}, {"Y": 16})], double)
+    if response.error is not None:
+        return str(response.error)
+    assert client.output("Y").tolist() == (2 * X).tolist()
+    return ""
+
+
+def test_a_slot_of_a_region_that_has_got_a_hole_is_refused(session: ShmSession, client: Client) -> None:
+    assert answer(session, client) == ""
+    path = path_of(client.region.segment)
+    size = path.stat().st_size
+    punch_hole(path, size - PAGE, PAGE)
+    refusal = f"shm:refused: the request's region refused: its {size} bytes are not there any more: "
+    assert answer(session, client) == f"{refusal}it was truncated, or has holes"
+    assert client.is_free()
+
+
+def test_a_slot_of_a_region_that_was_truncated_and_has_grown_again_is_refused(
+    session: ShmSession, client: Client
+) -> None:
+    assert answer(session, client) == ""
+    path = path_of(client.region.segment)
+    size = path.stat().st_size
+    os.truncate(path, size - PAGE)
+    os.truncate(path, size)
+    assert answer(session, client).startswith("shm:refused: ")
+
+
+def test_a_slot_of_a_region_whose_hole_was_filled_is_served_again(session: ShmSession, client: Client) -> None:
+    assert answer(session, client) == ""
+    path = path_of(client.region.segment)
+    size = path.stat().st_size
+    punch_hole(path, size - PAGE, PAGE)
+    assert answer(session, client).startswith("shm:refused: ")
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+    assert answer(session, client) == ""
+
+
+def test_a_segment_with_the_holes_that_it_had_passes_its_check(segment: SystemSegment) -> None:
+    segment.check(PAGE, "regions[0]")
+    assert segment.space == 3 * PAGE
+
+
+@pytest.mark.parametrize("punched", [0, PAGE], ids=["first", "middle"])
+def test_a_segment_with_a_hole_that_it_had_not_fails_its_check(segment: SystemSegment, punched: int) -> None:
+    punch_hole(path_of(segment), punched, PAGE)
+    with pytest.raises(RegionRefusedError, match=f"it had memory for {3 * PAGE} bytes, and now has holes"):
+        segment.check(PAGE, "regions[0]")
+
+
+def test_a_segment_whose_key_was_given_to_another_file_is_gone_though_it_has_another_name(
+    segment: SystemSegment,
+) -> None:
+    path = path_of(segment)
+    kept = path.rename(SHM / new_key("kept"))
+    path.write_bytes(bytes(4 * PAGE))
+    try:
+        with pytest.raises(RegionGoneError, match=r"regions\[0\] was replaced by its owner"):
+            segment.check(PAGE, "regions[0]")
+    finally:
+        kept.unlink()

@@ -1,0 +1,231 @@
+"""What a file is, is known before it is mapped: whose, who may write to it, and whether there is memory for it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shm_backend_utils.errors import MachineError, RegionRefusedError
+from shm_backend_utils.memory.registrations import Registration
+from shm_backend_utils.model.config import Config
+from shm_backend_utils.model.mapping import policy
+from tests.unit.mapping.files import NOBODY, SHM, TOKEN, managed_file, new_key, said_on_a_small_machine
+
+PAGE = mmap.PAGESIZE
+SIZE = 4 * PAGE
+FIELD = "regions[1]"
+
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+
+Opener = Callable[[Path, Config], Any]
+
+
+def open_managed(path: Path, config: Config) -> Any:
+    return policy.open_managed(path.name, TOKEN.hex(), config, FIELD)
+
+
+def open_registered(path: Path, config: Config) -> Any:
+    return policy.open_registered(Registration(f"/{path.name}", 0, SIZE), config, FIELD)
+
+
+BOTH_KINDS = pytest.mark.parametrize("opener", [open_managed, open_registered], ids=["managed", "registered"])
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """A managed region that has its space, under a key that may be registered as well."""
+    path = managed_file(new_key(), SIZE)
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, SIZE)
+    path.chmod(0o600)
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@BOTH_KINDS
+def test_a_file_of_an_allowed_user_with_its_space_taken_opens(opener: Opener, path: Path) -> None:
+    opener(path, Config()).close()
+
+
+@only_root
+@BOTH_KINDS
+def test_a_file_of_a_user_who_is_not_allowed_is_neither_mapped_nor_read(
+    opener: Opener, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.chown(path, NOBODY, -1)
+
+    def touched(*_: object) -> None:
+        raise AssertionError("a stranger's file was touched")
+
+    for place in (f"{mmap.__name__}.mmap", "os.pread", "os.read", "os.posix_fallocate"):
+        monkeypatch.setattr(place, touched)
+    with pytest.raises(RegionRefusedError, match=f"it belongs to user {NOBODY}, whom"):
+        opener(path, Config())
+
+
+TOGGLER = """
+import os, sys, time
+os.setuid(int(sys.argv[3]))
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+size = int(sys.argv[2])
+page = sys.stdin.buffer.read()
+print("ready", flush=True)
+while True:
+    os.pwrite(fd, page, 0)
+    os.ftruncate(fd, size)
+    os.ftruncate(fd, 0)
+"""
+
+OPENER = """
+import contextlib, sys
+from pathlib import Path
+from shm_backend_utils.errors import RegionRefusedError
+from shm_backend_utils.model.config import Config
+from tests.unit.mapping import test_checked_before_mapped as test
+for opener in (test.open_managed, test.open_registered):
+    for _ in range(5_000):
+        with contextlib.suppress(RegionRefusedError):
+            opener(Path(sys.argv[1]), Config())
+            sys.exit("it was opened")
+"""
+
+
+@only_root
+def test_a_user_who_is_not_allowed_cannot_kill_the_model_by_truncating_as_it_opens(path: Path) -> None:
+    header = path.read_bytes()[:PAGE]
+    path.unlink()
+    arguments = [sys.executable, "-c", TOGGLER, str(path), str(SIZE), str(NOBODY)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as toggler:
+        try:
+            assert toggler.stdin is not None
+            assert toggler.stdout is not None
+            toggler.stdin.write(header)
+            toggler.stdin.close()
+            assert toggler.stdout.readline() == b"ready\n"
+            done = subprocess.run([sys.executable, "-c", OPENER, str(path)], check=False)
+        finally:
+            toggler.kill()
+    assert done.returncode == 0
+
+
+# Mode
+
+
+@BOTH_KINDS
+@pytest.mark.parametrize("mode", [0o602, 0o622, 0o666, 0o777])
+def test_a_file_that_everybody_may_write_to_is_refused(opener: Opener, path: Path, mode: int) -> None:
+    path.chmod(mode)
+    with pytest.raises(RegionRefusedError, match=f"its mode 0{mode:o} lets every user write to it; expected 0600, or"):
+        opener(path, Config())
+
+
+@BOTH_KINDS
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o660, 0o664])
+def test_a_file_that_a_group_may_write_to_or_everybody_read_opens(opener: Opener, path: Path, mode: int) -> None:
+    path.chmod(mode)
+    opener(path, Config()).close()
+
+
+@BOTH_KINDS
+def test_a_file_that_everybody_may_write_to_opens_where_everybody_is_allowed(opener: Opener, path: Path) -> None:
+    path.chmod(0o666)
+    opener(path, Config(allowed_uids=None)).close()
+
+
+# Space
+
+
+def test_a_managed_region_with_holes_is_refused() -> None:
+    path = managed_file(new_key("shmbu"), SIZE)
+    try:
+        with pytest.raises(RegionRefusedError, match=f"memory for {PAGE} bytes of {SIZE}, and else holes; take"):
+            open_managed(path, Config())
+    finally:
+        path.unlink()
+
+
+def test_a_managed_region_is_mapped_as_far_as_its_header_says(path: Path) -> None:
+    os.truncate(path, 2**50)
+    region = open_managed(path, Config())
+    assert region.segment.byte_size == SIZE
+    region.close()
+
+
+def test_of_a_registered_file_with_holes_the_registered_part_gets_memory(path: Path) -> None:
+    os.truncate(path, 0)
+    os.truncate(path, 10 * SIZE)
+    policy.open_registered(Registration(f"/{path.name}", SIZE, 2 * SIZE), Config(), FIELD).close()
+    assert path.stat().st_blocks * 512 == 2 * SIZE
+    assert path.stat().st_size == 10 * SIZE
+
+
+def test_a_registered_file_of_no_bytes_in_the_middle_of_another_opens(path: Path) -> None:
+    policy.open_registered(Registration(f"/{path.name}", PAGE, 0), Config(), FIELD).close()
+
+
+def test_a_registered_file_that_is_larger_than_an_address_space_is_refused(path: Path) -> None:
+    os.truncate(path, 2**62)
+    with pytest.raises(RegionRefusedError, match=f"cannot map its {2**62} bytes"):
+        open_registered(path, Config())
+
+
+def test_a_registered_file_with_more_holes_than_the_machine_has_memory_is_the_machines_fault(path: Path) -> None:
+    os.truncate(path, 2**50)
+    registration = Registration(f"/{path.name}", 0, 2**50)
+    with pytest.raises(
+        MachineError, match=rf"has holes, and /dev/shm has \d+ bytes free for its {2**50}; give"
+    ) as caught:
+        policy.open_registered(registration, Config(), FIELD)
+    assert path.name not in str(caught.value)
+    assert path.stat().st_blocks * 512 == SIZE, "what it had"
+
+
+SPARSE_MANAGED = """
+from shm_backend_utils.errors import RegionRefusedError
+from shm_backend_utils.model.config import Config
+from shm_backend_utils.model.mapping import policy
+path = managed_file("shmbu-1-0123456789abcdef", 64 << 20)
+try:
+    region = policy.open_managed(path.name, TOKEN.hex(), Config(), "region")
+except RegionRefusedError as error:
+    print(error.reason[:13])
+else:
+    region.data()[:] = 1
+"""
+
+SPARSE_REGISTERED = """
+import os
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.memory.registrations import Registration
+from shm_backend_utils.model.config import Config
+from shm_backend_utils.model.mapping import policy
+path = SHM / "foreign"
+path.touch()
+os.truncate(path, 64 << 20)
+try:
+    segment = policy.open_registered(Registration("/foreign", 0, 64 << 20), Config(), "region")
+except MachineError as error:
+    print(str(error)[:16])
+else:
+    segment.buffer()[:] = bytes(64 << 20)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "refusal"),
+    [(SPARSE_MANAGED, "it has memory\n"), (SPARSE_REGISTERED, "region has holes\n")],
+    ids=["managed", "registered"],
+)
+def test_a_file_with_more_holes_than_are_free_does_not_kill_the_model(program: str, refusal: str) -> None:
+    status, said = said_on_a_small_machine(program)
+    if status == 77:
+        pytest.skip("a /dev/shm of one's own is not permitted here")
+    assert (status, said) == (0, refusal)
+    assert not (SHM / "foreign").exists(), "it was in the program's own /dev/shm"
