@@ -154,7 +154,11 @@ class ShmSession:
         if context is None:
             return self._closed_responses(requests)
         calls = [self._new_call(context, request) for request in requests]
-        await asyncio.gather(*[coroutines.serve_one(call, infer, self._fail) for call in calls])
+        try:
+            await asyncio.gather(*[coroutines.serve_one(call, infer, self._fail) for call in calls])
+        except asyncio.CancelledError:  # execute is, and all of them are over; but some may wait for a GPU
+            self._responses(calls)
+            raise
         return self._responses(calls)
 
     def open(self, request: Any) -> Call:

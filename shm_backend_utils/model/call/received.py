@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
-from ...errors import ClosedError, MissingTensorError, RegionGoneError, ReplayedRequestError, TableError
+from ...errors import ClosedError, MissingTensorError, RegionGoneError, TableError
 from ...model_spec import BATCH_CARRIER
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address, parse_generation
 from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
@@ -24,7 +24,7 @@ from ...tensors.view import DIRECT, TensorView
 from ..context import Context
 from ..delivered import DeliveredView, view_of
 from ..forward import Forwarding
-from ..mapping.mapped import PATIENCE_S, Slot, stale
+from ..mapping.mapped import Slot, replayed, stale
 from ..mapping.memory import HostMemory, Memory
 from ..mapping.resolver import FurtherRegions
 from .admission import check_batch_size, check_direct_is_served, check_table, shares_no_memory
@@ -91,13 +91,8 @@ class ReceivedRequest:
         self.devices: set[int] | None = None
         self.response: Any = None
 
-    def begin(self, patience_s: float = PATIENCE_S) -> None:
-        """Take the request in: from here on its slot, if it names one, is this call's.
-
-        Parameters
-        ----------
-        patience_s : float
-            How long to wait for a slot that somebody else holds.
+    def begin(self) -> None:
+        """Take the request in: from here on its slot, if it names one, is this call's. Waits for nobody.
 
         Raises
         ------
@@ -116,10 +111,10 @@ class ReceivedRequest:
                 if type(generation) is not int or generation < 1:
                     parse_generation(generation)
                 try:
-                    table = slot.claim(generation, patience_s)
+                    table = slot.claim(generation)
                 except RegionGoneError:
                     slot = context.resolver.reopen_slot(address, slot)
-                    table = slot.claim(generation, patience_s)
+                    table = slot.claim(generation)
                 self._slot = slot
                 self._generation = generation
                 self._memories = (slot.memory,)
@@ -134,10 +129,7 @@ class ReceivedRequest:
                         check_batch_size(table, self._carried_batch_size())
                     check_table(context.spec, table, self._memories)
                     if slot is not None and not slot.record.start(generation):
-                        raise ReplayedRequestError(
-                            "request parameter shm_generation was executed before: every request needs a generation "
-                            "of its own"
-                        )
+                        raise replayed()
                     self.table = table
                     self._rooms = table.outputs
             except BaseException:

@@ -18,7 +18,6 @@ from ...tensors.view import TensorView
 from ..call import Call
 from ..context import Context
 from ..forward import check_all_are_over
-from ..mapping.mapped import PATIENCE_S
 
 __all__ = ["StreamCall", "run_stream"]
 
@@ -46,20 +45,15 @@ class StreamCall(Call):
         self._is_frame_open = False
         self._looked = time.monotonic()
 
-    def begin(self, patience_s: float = PATIENCE_S) -> None:
+    def begin(self) -> None:
         """Take the request in. The client is not answered yet.
-
-        Parameters
-        ----------
-        patience_s : float
-            As of :meth:`Call.begin`, in seconds.
 
         Raises
         ------
         ShmError
             As of :meth:`Call.begin`.
         """
-        super().begin(patience_s)
+        super().begin()
         self._rooms = {}  # each response has its own
         self._has_results = bool(self._frames)
 
