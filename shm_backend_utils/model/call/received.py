@@ -20,6 +20,8 @@ from ...protocol.named import parse_descriptor
 from ...protocol.results import NO_RESULTS, OutputPlace
 from ...protocol.spans import InputSpan, OutputSpan, Ring, Table
 from ...tensors.device_view import DeviceView
+from ...tensors.strings import Strings
+from ...tensors.strings_view import StringsView
 from ...tensors.view import DIRECT, TensorView
 from ..context import Context
 from ..delivered import DeliveredView, view_of
@@ -33,6 +35,7 @@ from .outputs import Output, view_at
 __all__ = ["ReceivedRequest"]
 
 _OURS: Final = "shm_"  # the parameters of this package begin so
+_NOTHING_READ: Final[Mapping[str, StringsView]] = {}
 _NO_MEMORY: Final = HostMemory(np.empty(0, np.uint8))  # region 0 of a request without a slot; no span is in it
 
 # What json.loads does, without the functions around it.
@@ -61,6 +64,7 @@ class ReceivedRequest:
         "_results",
         "_rooms",
         "_slot",
+        "_strings",
         "_tensors",
         "devices",
         "outputs",
@@ -81,6 +85,7 @@ class ReceivedRequest:
         self._generation = 0
         self._further: FurtherRegions | None = None
         self._memories: Sequence[Memory] = ()
+        self._strings = _NOTHING_READ
         self._pending: set[Forwarding] | None = None
         self._rooms: Mapping[str, OutputSpan] = {}
         self._has_results = False  # whether the client reads in shared memory where its outputs are
@@ -174,6 +179,8 @@ class ReceivedRequest:
                 if type(memory) is HostMemory and dtype is not BYTES:
                     array: npt.NDArray[Any] = np.ndarray(shape, dtype.numpy, memory.read_only, memory.begin + offset)
                     return TensorView(name, array, dtype, DIRECT, memory.memory_type)
+                if name in self._strings:
+                    return self._strings[name]
                 place = OutputPlace(name, dtype, shape, region, offset, byte_size, False)
                 return view_at(memory, place, writable=False)
         view = self._delivered(name)
@@ -204,6 +211,19 @@ class ReceivedRequest:
             return self.input(name)
         self._check_open()
         return self._delivered(name)
+
+    def read_strings(self) -> None:
+        """Read the strings that lie in the client's memory: :meth:`input` gives these, whatever the client does then.
+
+        Raises
+        ------
+        TensorError
+            Some cannot be read: their lengths lead beyond them.
+        """
+        table = self.table
+        if table is not None:
+            texts = [(name, self.input(name)) for name, span in table.inputs.items() if span.dtype is BYTES]
+            self._strings = {name: StringsView(name, Strings.of(name, view.numpy()), DIRECT) for name, view in texts}
 
     def span_of(self, name: str) -> tuple[Memory, InputSpan] | None:
         """Return where an input lies in the client's memory.

@@ -198,12 +198,14 @@ class BatchCall:
 def batches_of(calls: Iterable[Call], fail: Callable[[Call, BaseException], None]) -> list[list[Call]]:
     """Return calls in batches: those whose inputs are equal but for their rows, in the order of their memory.
 
+    What a model reads of a batch cannot fail for one request then: strings are read here, once.
+
     Parameters
     ----------
     calls : iterable of Call
         Begun.
     fail : callable
-        Takes a call of which not even that can be told, and the error.
+        Takes a call that has no inputs, or strings that cannot be read, and the error.
 
     Returns
     -------
@@ -213,8 +215,9 @@ def batches_of(calls: Iterable[Call], fail: Callable[[Call, BaseException], None
     batches: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls:
         try:
+            call.read_strings()
+            _ = call.batch_size  # or it says what it lacks
             kind = _kind(call)
-            assert call.batch_size >= 0  # or it says what it lacks
         except BaseException as error:  # it may not disturb the others
             fail(call, error)
         else:
