@@ -48,6 +48,9 @@ class Config:
         default.
     metrics : bool
         Whether Triton's metrics port tells what the library does. ``SHM_METRICS``: ``true`` or ``false``, the default.
+    debug : bool
+        Whether outputs that were not written, and writes beyond outputs, are errors; it takes time. ``SHM_DEBUG``:
+        ``true`` or ``false``, the default.
     """
 
     allowed_uids: frozenset[int] | None = frozenset({os.geteuid(), _ROOT})
@@ -59,6 +62,7 @@ class Config:
     stream_patience_s: float = 30.0
     stream_total_patience_s: float = 300.0
     metrics: bool = False
+    debug: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Config:
@@ -86,6 +90,7 @@ class Config:
             stream_patience_s=_seconds(texts, "SHM_STREAM_PATIENCE_S", cls.stream_patience_s),
             stream_total_patience_s=_seconds(texts, "SHM_STREAM_TOTAL_PATIENCE_S", cls.stream_total_patience_s),
             metrics=_is_on(texts, "SHM_METRICS"),
+            debug=_is_on(texts, "SHM_DEBUG"),
         )
 
 

@@ -18,11 +18,12 @@ from ..model_spec import ModelSpec
 from .call import Call
 from .config import Config
 from .context import Context
-from .metrics import MeasuredCall, Metrics
+from .debug import DEBUGGED, PLAIN
+from .metrics import Metrics
 from .modes import coroutines
 from .modes.batch import BatchCall, batches_of
 from .modes.completion import Completion
-from .modes.gathering import Buffers, Gathering
+from .modes.gathering import Buffers
 from .modes.stream import StreamCall, run_stream
 
 __all__ = ["ShmSession"]
@@ -61,7 +62,10 @@ class ShmSession:
         self._backend = context.backend
         start, mapped = Metrics.start_or_warn, context.resolver.registry.mapped
         self._metrics = start(self._backend, spec.name, version, mapped) if config.metrics else None
-        self._new_call: Callable[..., Call] = Call if self._metrics is None else partial(MeasuredCall, self._metrics)
+        self._classes = classes = DEBUGGED if config.debug else PLAIN
+        self._new_call: Callable[..., Call] = (
+            classes.call if self._metrics is None else partial(classes.measured_call, self._metrics)
+        )
         self._completion = Completion(context.arrays, cuda, by_events=config.gpu_events)
         self._buffers = Buffers(context.pinning)
 
@@ -222,7 +226,7 @@ class ShmSession:
             else:
                 begun.append(call)
         for number, batch in enumerate(batches_of(begun, self._fail)):
-            gathering = Gathering(self._buffers, context.arrays, number)
+            gathering = self._classes.gathering(self._buffers, context.arrays, number)
             self._infer_batch(BatchCall(batch, gathering), infer)
         return self._responses(calls)
 
@@ -270,7 +274,7 @@ class ShmSession:
         ClosedError
             The session was closed.
         """
-        return StreamCall(self._open_context(), request)
+        return self._classes.stream_call(self._open_context(), request)
 
     def close(self) -> None:
         """Unmap every region. Arrays that still live keep theirs. Closing twice is fine."""

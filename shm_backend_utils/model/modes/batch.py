@@ -12,7 +12,7 @@ from ...dtypes import BYTES
 from ...errors import ModelError
 from ...tensors.view import TensorView
 from ..call import Call
-from ..call.outputs import Output, check_output, view_at
+from ..call.outputs import check_output
 from ..mapping.memory import Memory
 from .gathering import Gathering
 
@@ -190,8 +190,8 @@ class BatchCall:
         shape = (self.size, *first.shape[1:])
         whole = memory.view(name, first.offset, byte_size, first.dtype, shape, writable=True)
         assert whole is not None
-        for call, (part, place) in zip(self.calls, found, strict=True):
-            call.outputs[name] = Output(place, view_at(part, place, writable=True))
+        for call, rows in zip(self.calls, self.rows, strict=True):
+            call.output(name, (len(rows), *item_shape), dtype)
         return whole
 
 
