@@ -195,7 +195,7 @@ class StreamCall(Call):
             what = f"the stream has waited for its client for {most_total_s:g} s altogether, as it released frames late"
         else:
             return
-        raise StalledStreamError(f"{what}: release results sooner, or copy what is to be kept, or ask for more frames")
+        raise StalledStreamError(f"{what}: release results, or copy what is to be kept, or ask for more frames")
 
     def _look_at_client(self) -> None:
         """Raise if the client does not want more. Asking takes time, so it is not asked at every turn."""
