@@ -189,8 +189,9 @@ class ShmSession:
     def serve_batch(self, requests: Iterable[Any], infer: Callable[[BatchCall], object]) -> list[Any]:
         """Run ``infer`` on all requests at once. For ``execute``.
 
-        A request that is refused is left out, and answered with its error. Requests whose inputs differ in more than
-        their rows cannot be one batch: then ``infer`` runs for each kind of them.
+        A request that is refused, or has strings that cannot be read, is left out, and answered with its error.
+        Requests whose inputs differ in more than their rows cannot be one batch: then ``infer`` runs for each kind of
+        them.
 
         Parameters
         ----------
