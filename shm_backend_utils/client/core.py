@@ -12,11 +12,12 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ..errors import ClosedError, PeerError, ShmError, SlotInDoubtError, TensorError
+from ..errors import ClosedError, PeerError, ShmError, SlotInDoubtError, SlotInUseError, TensorError
 from ..memory import reaper
 from ..memory.cuda.memory import CudaAccess
 from ..memory.pool.forks import forsake_in_children
 from ..protocol.call_layout import AnyInput, CallInput, lay_out
+from ..protocol.refusals import code_in
 from .client_memory import ClientMemory
 from .errors import InferenceError, MemoryRefusedError, PathUnavailableError, ServerUnavailableError
 from .explanation import Explanation
@@ -230,7 +231,7 @@ class Core:
         """Return the model to try again, if the request had certainly not started and something is different now.
 
         Memory that could not be opened, or not any more, is replaced; if the next one cannot be opened either, another
-        path is taken.
+        path is taken. Memory that a late request was just being refused in is replaced too.
         """
         if not is_answer(error):
             return None
@@ -240,6 +241,8 @@ class Core:
                 return call.known
             self.paths.refuse(call.known, exchange.path, str(error))
             return call.known if settings.path == "auto" else None
+        if code_in(str(error)) == SlotInUseError.code and exchange.did_not_start(error):
+            return call.known
         renewed = yield from self._look_again(settings)
         if renewed is call.known:
             return None

@@ -44,11 +44,17 @@ class Config:
         ``false``, the default.
     stream_patience_s : float
         How long a stream waits for its client to release a frame. ``SHM_STREAM_PATIENCE_S``: seconds, by default 30.
+    stream_total_patience_s : float
+        How long it does so for all its frames together: so long can clients that read slowly hold an instance.
+        ``SHM_STREAM_TOTAL_PATIENCE_S``: seconds, by default 300.
     pin_host_memory : bool
         Whether mapped regions of the host are registered with CUDA. ``SHM_PIN_HOST_MEMORY``: ``true`` or ``false``, the
         default.
     metrics : bool
         Whether Triton's metrics port tells what the library does. ``SHM_METRICS``: ``true`` or ``false``, the default.
+    debug : bool
+        Whether outputs that were not written, and writes beyond outputs, are errors; it takes time. ``SHM_DEBUG``:
+        ``true`` or ``false``, the default.
     """
 
     allowed_uids: frozenset[int] | None = frozenset({os.geteuid(), _ROOT})
@@ -59,7 +65,9 @@ class Config:
     gpu_events: bool = False
     pin_host_memory: bool = False
     stream_patience_s: float = 30.0
+    stream_total_patience_s: float = 300.0
     metrics: bool = False
+    debug: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Config:
@@ -85,8 +93,10 @@ class Config:
             max_mapped_bytes=_max_mapped_bytes(texts),
             gpu_events=_is_on(texts, "SHM_GPU_EVENTS"),
             pin_host_memory=_is_on(texts, "SHM_PIN_HOST_MEMORY"),
-            stream_patience_s=_stream_patience_s(texts),
+            stream_patience_s=_seconds(texts, "SHM_STREAM_PATIENCE_S", cls.stream_patience_s),
+            stream_total_patience_s=_seconds(texts, "SHM_STREAM_TOTAL_PATIENCE_S", cls.stream_total_patience_s),
             metrics=_is_on(texts, "SHM_METRICS"),
+            debug=_is_on(texts, "SHM_DEBUG"),
         )
 
 
@@ -126,17 +136,17 @@ def _max_mapped_bytes(texts: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def _stream_patience_s(texts: Mapping[str, str]) -> float:
-    text = texts.get("SHM_STREAM_PATIENCE_S")
+def _seconds(texts: Mapping[str, str], name: str, default: float) -> float:
+    text = texts.get(name)
     if text is None:
-        return Config.stream_patience_s
+        return default
     try:
-        patience_s = float(text)
+        seconds = float(text)
     except ValueError:
-        patience_s = math.nan
-    if not 0 < patience_s < math.inf:
-        raise ModelError(f"parameter SHM_STREAM_PATIENCE_S is {text!r}; expected seconds, more than 0")
-    return patience_s
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ModelError(f"parameter {name} is {text!r}; expected seconds, more than 0")
+    return seconds
 
 
 def _url_of_parent() -> str | None:

@@ -59,8 +59,8 @@ class Context:
         For calls of other models.
     takes_delivered : bool
         Whether requests may come that name no memory.
-    stream_patience_s : float
-        How long a stream waits for its client to release a frame.
+    stream_patience_s, stream_total_patience_s : float
+        How long a stream waits for its client to release a frame, and how long for all frames together.
     pinning : Pinning or None
         For memory that is copied to a GPU; None if it is not to be pinned.
     """
@@ -73,6 +73,7 @@ class Context:
     forwarder: Forwarder
     takes_delivered: bool
     stream_patience_s: float
+    stream_total_patience_s: float
     pinning: Pinning | None
 
     @classmethod
@@ -100,6 +101,7 @@ class Context:
             Forwarder(spec.name, backend, arrays, config.server_url),
             spec.paths != frozenset({DIRECT}),
             config.stream_patience_s,
+            config.stream_total_patience_s,
             pinning,
         )
 

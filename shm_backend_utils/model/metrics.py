@@ -33,7 +33,6 @@ from ..memory.cuda.events import Event
 from ..memory.repeater import Repeater
 from ..tensors.view import DIRECT, TRITON
 from .call import Call
-from .mapping.mapped import PATIENCE_S
 from .triton import TritonBackend
 
 __all__ = ["MeasuredCall", "Metrics"]
@@ -220,9 +219,9 @@ class MeasuredCall(Call):
         self._metrics = metrics
         self._own_s = 0.0
 
-    def begin(self, patience_s: float = PATIENCE_S) -> None:
+    def begin(self) -> None:
         begin = perf_counter()
-        super().begin(patience_s)
+        super().begin()
         self._own_s = perf_counter() - begin
 
     def commit(self, *, needs_all: bool = True) -> None:

@@ -18,11 +18,12 @@ from ..model_spec import ModelSpec
 from .call import Call
 from .config import Config
 from .context import Context
-from .metrics import MeasuredCall, Metrics
+from .debug import DEBUGGED, PLAIN
+from .metrics import Metrics
 from .modes import coroutines
 from .modes.batch import BatchCall, batches_of
 from .modes.completion import Completion
-from .modes.gathering import Buffers, Gathering
+from .modes.gathering import Buffers
 from .modes.stream import StreamCall, run_stream
 
 __all__ = ["ShmSession"]
@@ -61,7 +62,10 @@ class ShmSession:
         self._backend = context.backend
         start, mapped = Metrics.start_or_warn, context.resolver.registry.mapped
         self._metrics = start(self._backend, spec.name, version, mapped) if config.metrics else None
-        self._new_call: Callable[..., Call] = Call if self._metrics is None else partial(MeasuredCall, self._metrics)
+        self._classes = classes = DEBUGGED if config.debug else PLAIN
+        self._new_call: Callable[..., Call] = (
+            classes.call if self._metrics is None else partial(classes.measured_call, self._metrics)
+        )
         self._completion = Completion(context.arrays, cuda, by_events=config.gpu_events)
         self._buffers = Buffers(context.pinning)
 
@@ -154,7 +158,11 @@ class ShmSession:
         if context is None:
             return self._closed_responses(requests)
         calls = [self._new_call(context, request) for request in requests]
-        await asyncio.gather(*[coroutines.serve_one(call, infer, self._fail) for call in calls])
+        try:
+            await asyncio.gather(*[coroutines.serve_one(call, infer, self._fail) for call in calls])
+        except asyncio.CancelledError:  # execute is, and all of them are over; but some may wait for a GPU
+            self._responses(calls)
+            raise
         return self._responses(calls)
 
     def open(self, request: Any) -> Call:
@@ -181,8 +189,9 @@ class ShmSession:
     def serve_batch(self, requests: Iterable[Any], infer: Callable[[BatchCall], object]) -> list[Any]:
         """Run ``infer`` on all requests at once. For ``execute``.
 
-        A request that is refused is left out, and answered with its error. Requests whose inputs differ in more than
-        their rows cannot be one batch: then ``infer`` runs for each kind of them.
+        A request that is refused, or has strings that cannot be read, is left out, and answered with its error.
+        Requests whose inputs differ in more than their rows cannot be one batch: then ``infer`` runs for each kind of
+        them.
 
         Parameters
         ----------
@@ -218,7 +227,7 @@ class ShmSession:
             else:
                 begun.append(call)
         for number, batch in enumerate(batches_of(begun, self._fail)):
-            gathering = Gathering(self._buffers, context.arrays, number)
+            gathering = self._classes.gathering(self._buffers, context.arrays, number)
             self._infer_batch(BatchCall(batch, gathering), infer)
         return self._responses(calls)
 
@@ -266,7 +275,7 @@ class ShmSession:
         ClosedError
             The session was closed.
         """
-        return StreamCall(self._open_context(), request)
+        return self._classes.stream_call(self._open_context(), request)
 
     def close(self) -> None:
         """Unmap every region. Arrays that still live keep theirs. Closing twice is fine."""

@@ -279,7 +279,7 @@ def test_memory_is_not_used_again_while_a_model_that_was_not_awaited_is_at_work_
     leave.touch()
     error = answer.result()
     assert isinstance(error, InferenceError)
-    assert "model.py has left the call while 1 calls of forward_async were under way" in error.message()
+    assert "model.py has left the call while 1 calls of other models were under way" in error.message()
     del error, answer
     eventually(lambda: client.stats().quarantined == 1)
     for _ in range(3):

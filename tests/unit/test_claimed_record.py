@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shm_backend_utils.errors import RegionRefusedError, StaleRequestError
+from shm_backend_utils.errors import RegionRefusedError, StaleRequestError, TableError
 from shm_backend_utils.memory.locks import is_slot_in_use
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.model.mapping import mapped
-from shm_backend_utils.model.mapping.mapped import PATIENCE_S, MappedRegion, Slot
+from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
 from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.protocol.spans import Table
@@ -61,42 +58,22 @@ def test_the_lease_is_taken_before_the_record_is_copied(client: Client) -> None:
     leased: list[bool] = []
     watch(slot, before_copy=lambda: leased.append(is_leased(client)))
     assert not is_leased(client)
-    assert slot.claim(1, PATIENCE_S) == said
+    assert slot.claim(1) == said
     assert leased == [True]
-    slot.lease.give_back()
-
-
-def test_who_has_waited_for_the_lease_copies_the_record_after_it(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slot = slot_of(client)
-    said = client.laid_out({"X": X}, {"Y": 16})
-    client.begin(said)
-    events: list[str] = []
-
-    def give_back(_: float) -> None:
-        events.append("waited")
-        client.region.lease(0).give_back()
-
-    monkeypatch.setattr(mapped, "time", SimpleNamespace(monotonic=time.monotonic, sleep=give_back))
-    watch(slot, before_copy=lambda: events.append(f"copied, leased: {is_leased(client)}"))
-    assert client.region.lease(0).take_back()
-    assert slot.claim(1, PATIENCE_S) == said
-    assert events == ["waited", "copied, leased: True"]
     slot.lease.give_back()
 
 
 # One copy
 
 
-def test_the_record_is_copied_once_and_its_generation_is_not_read_again(client: Client) -> None:
+def test_the_record_is_copied_once_and_its_generation_is_not_read_after_that(client: Client) -> None:
     slot = slot_of(client)
     client.begin(client.laid_out({"X": X}, {"Y": 16}))
     reads: list[str] = []
     watch(slot, lambda: reads.append("record"), lambda: reads.append("generation"))
-    slot.claim(1, PATIENCE_S)
+    slot.claim(1)
     slot.lease.give_back()
-    assert reads == ["record"]
+    assert reads == ["generation", "record"]
 
 
 def test_a_record_that_is_refused_is_copied_once_too(client: Client) -> None:
@@ -104,9 +81,20 @@ def test_a_record_that_is_refused_is_copied_once_too(client: Client) -> None:
     client.begin(client.laid_out({"X": X}, {"Y": 16}))
     reads: list[str] = []
     watch(slot, lambda: reads.append("record"), lambda: reads.append("generation"))
+    client.region.record(0).table[:16] = bytes(16)
+    with pytest.raises(TableError):
+        slot.claim(1)
+    assert reads == ["generation", "record"]
+
+
+def test_the_record_of_a_stale_request_is_not_copied(client: Client) -> None:
+    slot = slot_of(client)
+    client.begin(client.laid_out({"X": X}, {"Y": 16}))
+    reads: list[str] = []
+    watch(slot, lambda: reads.append("record"), lambda: reads.append("generation"))
     with pytest.raises(StaleRequestError):
-        slot.claim(2, PATIENCE_S)
-    assert reads == ["record"]
+        slot.claim(2)
+    assert reads == ["generation"]
 
 
 @pytest.mark.parametrize("is_next_one_valid", [True, False])
@@ -125,7 +113,7 @@ def test_a_client_that_writes_another_table_after_the_copy_changes_nothing(
         return decode(data, data_begin, byte_size)
 
     monkeypatch.setattr(table, "decode", decode_late)
-    assert slot.claim(1, PATIENCE_S) == said
+    assert slot.claim(1) == said
     slot.lease.give_back()
 
 
@@ -139,9 +127,9 @@ def test_a_client_that_writes_another_table_before_the_copy_gets_all_of_that(
     encoded = table.encode(other)
     watch(slot, lambda: client.region.record(0).begin(2, encoded if is_next_one_valid else b"\xff" * len(encoded)))
     with pytest.raises(StaleRequestError):
-        slot.claim(1, PATIENCE_S)
+        slot.claim(1)
     if is_next_one_valid:
-        assert slot.claim(2, PATIENCE_S) == other
+        assert slot.claim(2) == other
         slot.lease.give_back()
 
 
@@ -176,7 +164,7 @@ def test_the_size_is_looked_at_before_anything_is_touched(client: Client) -> Non
     watch(slot, lambda: reads.append("record"), lambda: reads.append("generation"))
     truncate(client, client.region.header.byte_size - PAGE_SIZE)
     with pytest.raises(RegionRefusedError):
-        slot.claim(1, PATIENCE_S)
+        slot.claim(1)
     assert reads == []
     assert client.is_free()
 
@@ -186,19 +174,19 @@ import os, sys
 import numpy as np
 from shm_backend_utils.errors import RegionRefusedError
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.model.mapping.mapped import PATIENCE_S, MappedRegion, Slot
+from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
 from tests.unit.table_client import Client
 
 client = Client()
 token = client.region.header.token.hex()
 slot = Slot(MappedRegion(ManagedRegion.open(client.region.segment.key, token, "region")), 0)
 client.begin(client.laid_out({"X": np.ones(4, np.float32)}, {"Y": 16}))
-slot.claim(1, PATIENCE_S)
+slot.claim(1)
 slot.lease.give_back()
 path = f"/dev/shm/{client.region.segment.key}"
 os.truncate(path, 0)
 try:
-    slot.claim(1, PATIENCE_S)
+    slot.claim(1)
 except RegionRefusedError:
     print("refused", flush=True)
 client.close()

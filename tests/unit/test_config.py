@@ -36,6 +36,18 @@ def test_parameters_of_others_do_not_matter() -> None:
     assert config(EXECUTION_ENV_PATH="somewhere", FORCE_CPU_ONLY_INPUT_TENSORS="no") == Config()
 
 
+@pytest.mark.parametrize("name", ["SHM_STREAM_PATIENCE_S", "SHM_STREAM_TOTAL_PATIENCE_S"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "a minute"])
+def test_a_patience_that_is_no_time_is_refused(name: str, text: str) -> None:
+    with pytest.raises(ModelError, match=f"parameter {name} is .*; expected seconds, more than 0"):
+        config(**{name: text})
+
+
+def test_the_patience_of_streams_is_for_a_frame_and_for_all_of_them() -> None:
+    found = config(SHM_STREAM_PATIENCE_S="2", SHM_STREAM_TOTAL_PATIENCE_S="7.5")
+    assert (found.stream_patience_s, found.stream_total_patience_s) == (2, 7.5)
+
+
 def test_this_user_and_root_are_allowed_by_default() -> None:
     assert config().allowed_uids == frozenset({os.geteuid(), 0})
 

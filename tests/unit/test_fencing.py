@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,8 +11,8 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.dtypes import BY_NAME, BYTES
+from shm_backend_utils.memory.locks import SlotLease
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.model.mapping.mapped import PATIENCE_S
 from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
 from shm_backend_utils.testing.fake_backend import Logger, Request
@@ -122,32 +121,62 @@ def test_what_is_no_generation_is_refused(session: ShmSession, client: Client, v
     assert client.is_free()
 
 
-def test_a_slot_that_somebody_holds_is_busy_after_a_moment(session: ShmSession, client: Client) -> None:
+def test_slots_whose_locks_are_held_are_refused_at_once(session: ShmSession, client: Client) -> None:
     request = request_of(client)
     assert client.region.lease(0).take()
     begin = time.monotonic()
-    code, text = answer(session, request)
-    assert PATIENCE_S <= time.monotonic() - begin < 10 * PATIENCE_S
-    assert (code, text.partition(": ")[0]) == ("CANCELLED", "shm:busy")
+    responses = session.serve([request] * 100, pass_on)
+    assert time.monotonic() - begin < 0.25
+    assert {(response.error.code, str(response.error)[:10]) for response in responses} == {("CANCELLED", "shm:busy: ")}
     client.region.lease(0).give_back()
     assert answer(session, request) == ("", "")
 
 
-def test_a_slot_that_is_held_for_a_moment_is_waited_for(session: ShmSession, client: Client) -> None:
+def test_a_request_that_comes_twice_while_it_is_executed_is_told_so(session: ShmSession, client: Client) -> None:
     request = request_of(client)
-    assert client.region.lease(0).take()
-    moment = threading.Timer(PATIENCE_S / 5, client.region.lease(0).give_back)
-    moment.start()
-    assert answer(session, request) == ("", "")
-    moment.join()
+    second: list[tuple[str, str]] = []
+
+    def infer(call: Call) -> None:
+        second.append(answer(session, request))
+        pass_on(call)
+
+    assert answer(session, request, infer) == ("", "")
+    ((code, text),) = second
+    assert (code, text.partition(": ")[0]) == ("ALREADY_EXISTS", "shm:replayed")
+    assert client.is_over()
 
 
-def test_who_waits_notices_that_the_client_has_given_up(session: ShmSession, client: Client) -> None:
+def test_a_stale_request_of_a_slot_that_is_held_is_told_so(session: ShmSession, client: Client) -> None:
     request = request_of(client)
     assert client.region.lease(0).take()
     client.region.record(0).generation = 2
     assert answer(session, request)[1].startswith("shm:stale: ")
     client.region.lease(0).give_back()
+
+
+def test_a_stale_request_takes_no_lease_so_that_it_is_in_nobodys_way(
+    session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(client)
+    client.region.record(0).generation = 2
+    monkeypatch.delattr(SlotLease, "take")
+    assert answer(session, request)[1].startswith("shm:stale: ")
+
+
+def test_the_generation_is_looked_at_again_when_the_lease_is_held(
+    session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(client)
+    take = SlotLease.take
+
+    def take_late(lease: SlotLease) -> bool:
+        client.region.record(0).generation = 2
+        return take(lease)
+
+    monkeypatch.setattr(SlotLease, "take", take_late)
+    assert answer(session, request)[1].startswith("shm:stale: ")
+    assert client.region.record(0).started == 0
+    assert client.is_free()
 
 
 # Addresses

@@ -11,6 +11,7 @@ import pytest
 from shm_backend_utils.errors import MachineError, ModelError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model.debug import MeasuredDebugCall
 from shm_backend_utils.model.metrics import MeasuredCall
 from shm_backend_utils.testing.fake_backend import Request
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
@@ -133,3 +134,14 @@ def test_a_call_outside_of_serve_is_counted_once(session: ShmSession, metrics: M
     with pytest.raises(ValueError, match="no"), session.open(client.request({"X": X}, {"Y": 16})):
         raise ValueError("no")
     assert metrics.told == [ValueError]
+
+
+def test_a_session_with_shm_debug_counts_as_well(
+    session: ShmSession, metrics: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_new_call", lambda *arguments: MeasuredDebugCall(metrics, *arguments))
+    session.serve([client.request({"X": X}, {"Y": 16})], double)
+    assert metrics.told == ["time", ("direct", 32, 0)]
+    del metrics.told[:]
+    session.serve([client.request({"X": X}, {"Y": 16})], lambda call: call.output("Y", (4,), np.float32))
+    assert metrics.told == [ModelError]

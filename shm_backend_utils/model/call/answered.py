@@ -68,9 +68,10 @@ class AnsweredRequest(ReceivedRequest):
         Returns
         -------
         TensorView
-            C-contiguous and writable, not cleared: what an earlier request left is there until it is written over. It
-            is the client's own memory where the client provided enough; else memory of this process, which goes back
-            through Triton. On a GPU, if the client wants it there. Not to be written to after the call.
+            C-contiguous and writable, not cleared: what an earlier request left is there until it is written over
+            (``SHM_DEBUG`` finds what was not). It is the client's own memory where the client provided enough; else
+            memory of this process, which goes back through Triton. On a GPU, if the client wants it there. Not to be
+            written to after the call.
 
         Raises
         ------

@@ -291,7 +291,8 @@ class Call(AnsweredRequest):
         ForwardError
             It failed.
         """
-        return self._context.forwarder.execute(self._begin_forward(model, inputs, outputs, model_version, parameters))
+        forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)
+        return self._context.forwarder.execute(forwarding, self._pending_ones())
 
     async def forward_async(
         self,
@@ -320,9 +321,13 @@ class Call(AnsweredRequest):
             As of :meth:`forward`.
         """
         forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)
+        return await self._context.forwarder.execute_async(forwarding, self._pending_ones())
+
+    def _pending_ones(self) -> set[Forwarding]:
+        """Return the calls of other models that are under way: few calls have any."""
         if self._pending is None:
             self._pending = set()
-        return await self._context.forwarder.execute_async(forwarding, self._pending)
+        return self._pending
 
     def _begin_forward(
         self,

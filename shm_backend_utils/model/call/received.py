@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
-from ...errors import ClosedError, MissingTensorError, RegionGoneError, ReplayedRequestError, TableError
+from ...errors import ClosedError, MissingTensorError, RegionGoneError, TableError
 from ...model_spec import BATCH_CARRIER
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address, parse_generation
 from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
@@ -20,11 +20,13 @@ from ...protocol.named import parse_descriptor
 from ...protocol.results import NO_RESULTS, OutputPlace
 from ...protocol.spans import InputSpan, OutputSpan, Ring, Table
 from ...tensors.device_view import DeviceView
+from ...tensors.strings import Strings
+from ...tensors.strings_view import StringsView
 from ...tensors.view import DIRECT, TensorView
 from ..context import Context
 from ..delivered import DeliveredView, view_of
 from ..forward import Forwarding
-from ..mapping.mapped import PATIENCE_S, Slot, stale
+from ..mapping.mapped import Slot, replayed, stale
 from ..mapping.memory import HostMemory, Memory
 from ..mapping.resolver import FurtherRegions
 from .admission import check_batch_size, check_direct_is_served, check_table, shares_no_memory
@@ -33,6 +35,7 @@ from .outputs import Output, view_at
 __all__ = ["ReceivedRequest"]
 
 _OURS: Final = "shm_"  # the parameters of this package begin so
+_NOTHING_READ: Final[Mapping[str, StringsView]] = {}
 _NO_MEMORY: Final = HostMemory(np.empty(0, np.uint8))  # region 0 of a request without a slot; no span is in it
 
 # What json.loads does, without the functions around it.
@@ -61,6 +64,7 @@ class ReceivedRequest:
         "_results",
         "_rooms",
         "_slot",
+        "_strings",
         "_tensors",
         "devices",
         "outputs",
@@ -81,6 +85,7 @@ class ReceivedRequest:
         self._generation = 0
         self._further: FurtherRegions | None = None
         self._memories: Sequence[Memory] = ()
+        self._strings = _NOTHING_READ
         self._pending: set[Forwarding] | None = None
         self._rooms: Mapping[str, OutputSpan] = {}
         self._has_results = False  # whether the client reads in shared memory where its outputs are
@@ -91,13 +96,8 @@ class ReceivedRequest:
         self.devices: set[int] | None = None
         self.response: Any = None
 
-    def begin(self, patience_s: float = PATIENCE_S) -> None:
-        """Take the request in: from here on its slot, if it names one, is this call's.
-
-        Parameters
-        ----------
-        patience_s : float
-            How long to wait for a slot that somebody else holds.
+    def begin(self) -> None:
+        """Take the request in: from here on its slot, if it names one, is this call's. Waits for nobody.
 
         Raises
         ------
@@ -116,10 +116,10 @@ class ReceivedRequest:
                 if type(generation) is not int or generation < 1:
                     parse_generation(generation)
                 try:
-                    table = slot.claim(generation, patience_s)
+                    table = slot.claim(generation)
                 except RegionGoneError:
                     slot = context.resolver.reopen_slot(address, slot)
-                    table = slot.claim(generation, patience_s)
+                    table = slot.claim(generation)
                 self._slot = slot
                 self._generation = generation
                 self._memories = (slot.memory,)
@@ -134,10 +134,7 @@ class ReceivedRequest:
                         check_batch_size(table, self._carried_batch_size())
                     check_table(context.spec, table, self._memories)
                     if slot is not None and not slot.record.start(generation):
-                        raise ReplayedRequestError(
-                            "request parameter shm_generation was executed before: every request needs a generation "
-                            "of its own"
-                        )
+                        raise replayed()
                     self.table = table
                     self._rooms = table.outputs
             except BaseException:
@@ -182,6 +179,8 @@ class ReceivedRequest:
                 if type(memory) is HostMemory and dtype is not BYTES:
                     array: npt.NDArray[Any] = np.ndarray(shape, dtype.numpy, memory.read_only, memory.begin + offset)
                     return TensorView(name, array, dtype, DIRECT, memory.memory_type)
+                if name in self._strings:
+                    return self._strings[name]
                 place = OutputPlace(name, dtype, shape, region, offset, byte_size, False)
                 return view_at(memory, place, writable=False)
         view = self._delivered(name)
@@ -212,6 +211,19 @@ class ReceivedRequest:
             return self.input(name)
         self._check_open()
         return self._delivered(name)
+
+    def read_strings(self) -> None:
+        """Read the strings that lie in the client's memory: :meth:`input` gives these, whatever the client does then.
+
+        Raises
+        ------
+        TensorError
+            Some cannot be read: their lengths lead beyond them.
+        """
+        table = self.table
+        if table is not None:
+            texts = [(name, self.input(name)) for name, span in table.inputs.items() if span.dtype is BYTES]
+            self._strings = {name: StringsView(name, Strings.of(name, view.numpy()), DIRECT) for name, view in texts}
 
     def span_of(self, name: str) -> tuple[Memory, InputSpan] | None:
         """Return where an input lies in the client's memory.

@@ -88,19 +88,39 @@ class Forwarder:
             return DirectForwarding(asked, self._backend, self._arrays, spec, learned, Lending(own, self._pool))
         return OrdinaryForwarding(asked, self._backend, self._arrays)
 
-    def execute(self, forwarding: Forwarding) -> dict[str, TensorView]:
-        """Have the other model execute a request, and return the outputs; raises as :meth:`Forwarding.result`."""
-        return self.finish(forwarding, self._backend.execute(forwarding.request))
+    def execute(self, forwarding: Forwarding, pending: set[Forwarding]) -> dict[str, TensorView]:
+        """Have the other model execute a request, and return the outputs.
+
+        Parameters
+        ----------
+        forwarding : Forwarding
+            As :meth:`begin` returned it.
+        pending : set of Forwarding
+            Has it while the other model may be at work; so it still does if this is broken off.
+
+        Raises
+        ------
+        ForwardError, ModelError
+            As :meth:`Forwarding.result`.
+        """
+        pending.add(forwarding)
+        try:
+            response = self._backend.execute(forwarding.request)
+        except Exception:
+            _was_refused(forwarding, pending)
+            raise
+        pending.discard(forwarding)
+        return self.finish(forwarding, response)
 
     async def execute_async(self, forwarding: Forwarding, pending: set[Forwarding]) -> dict[str, TensorView]:
-        """Do the same while the event loop goes on. ``pending`` has it while the other model may be at work."""
+        """Do the same while the event loop goes on."""
         pending.add(forwarding)
         try:
             response = await self._backend.execute_async(forwarding.request)
         except Exception:
-            pending.discard(forwarding)
+            _was_refused(forwarding, pending)
             raise
-        pending.discard(forwarding)  # but not if it was cancelled: the other model goes on
+        pending.discard(forwarding)
         return self.finish(forwarding, response)
 
     def finish(self, forwarding: Forwarding, response: Any) -> dict[str, TensorView]:
@@ -124,9 +144,15 @@ def check_all_are_over(pending: Collection[Forwarding]) -> None:
     """Raise ModelError if other models may still be at work for a call that ends."""
     if pending:
         raise ModelError(
-            f"model.py has left the call while {len(pending)} calls of forward_async were under way, or were "
-            "cancelled; await them before"
+            f"model.py has left the call while {len(pending)} calls of other models were under way, or were broken "
+            "off; await them before"
         )
+
+
+def _was_refused(forwarding: Forwarding, pending: set[Forwarding]) -> None:
+    """Take note that Triton did not have a request executed; should it do so later, the other model refuses it."""
+    forwarding.give_up()
+    pending.discard(forwarding)
 
 
 def _takes_lent_memory(spec: ModelSpec) -> bool:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Final
 
 import numpy as np
 
 from ...errors import (
     MachineError,
+    PeerError,
     RegionGoneError,
     RegionRefusedError,
+    ReplayedRequestError,
     SlotInUseError,
     StaleRequestError,
     TableError,
@@ -34,12 +35,7 @@ from ...tensors.attributes import MemoryType
 from .memory import DeviceMemory, HostMemory, Memory
 from .pinning import Pin, Pinning
 
-__all__ = ["PATIENCE_S", "MappedRegion", "Slot"]
-
-PATIENCE_S: Final = 0.05
-"""How long a request waits for a slot's lease. A stale request may have it for a moment, until it is refused."""
-
-PAUSE_S: Final = 0.0005
+__all__ = ["MappedRegion", "Slot", "replayed", "stale"]
 
 
 class MappedRegion:
@@ -167,12 +163,13 @@ class Slot:
         self._block_count = -(-self._byte_size // BLOCK_SIZE)
         self._data_begin = managed.data_offset
 
-    def claim(self, generation: int, patience_s: float) -> Table:
-        """Take the slot's lease for a request, and return what its table says.
+    def claim(self, generation: int) -> Table:
+        """Take the slot's lease for a request, and return what its table says. Waits for nobody.
 
-        The record is copied once, and the copy is checked. The lease is the caller's to give back; if this raises,
-        nobody holds it. It keeps the client from using the memory again before that, and a generation from being
-        executed twice at the same time.
+        A request that is stale already takes no lease, so that it is not in the way of the slot's next one. The record
+        is copied once, and the copy is checked. The lease is the caller's to give back; if this raises, nobody holds
+        it. It keeps the client from using the memory again before that, and a generation from being executed twice at
+        the same time.
 
         Raises
         ------
@@ -181,7 +178,9 @@ class Slot:
         RegionRefusedError
             The region was truncated, or has holes now.
         SlotInUseError
-            Somebody else has held the lease for ``patience_s``.
+            Somebody else holds the lease.
+        ReplayedRequestError
+            It is this very request that holds the lease.
         StaleRequestError
             The client has raised the slot's generation since: it gave this request up.
         TableError
@@ -195,11 +194,14 @@ class Slot:
                 "the request's region",
                 f"its {self._byte_size} bytes are not there any more: it was truncated, or has holes",
             )
+        record = self.record
+        if record.generation != generation:
+            raise stale()
         if not self.lease.take():
-            self._wait_for_lease(generation, patience_s)
+            raise self._held(generation)
         data = b""
         try:
-            data = bytes(self.record.request)
+            data = bytes(record.request)
             found, said = table.decode(data, self._data_begin, self._byte_size)
             if found != generation:
                 raise stale()
@@ -217,16 +219,20 @@ class Slot:
         header = managed.header
         return LentRegionClaim(managed.segment.key, header.byte_size, header.token.hex(), self.number)
 
-    def _wait_for_lease(self, generation: int, patience_s: float) -> None:
-        deadline = time.monotonic() + patience_s
-        while True:
-            if self.record.generation != generation:
-                raise stale()
-            if time.monotonic() >= deadline:
-                raise SlotInUseError("the slot is in use, by another request or by the client that takes it back")
-            time.sleep(PAUSE_S)
-            if self.lease.take():
-                return
+    def _held(self, generation: int) -> PeerError:
+        """Return the error for a request whose slot's lease somebody else holds."""
+        if self.record.generation != generation:
+            return stale()
+        if self.record.started >= generation:
+            return replayed()
+        return SlotInUseError("the slot is in use, by another request or by the client that takes it back")
+
+
+def replayed() -> ReplayedRequestError:
+    """Return the error for a request that a model has begun to execute before."""
+    return ReplayedRequestError(
+        "request parameter shm_generation was executed before: every request needs a generation of its own"
+    )
 
 
 def stale() -> StaleRequestError:

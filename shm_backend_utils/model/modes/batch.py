@@ -12,7 +12,7 @@ from ...dtypes import BYTES
 from ...errors import ModelError
 from ...tensors.view import TensorView
 from ..call import Call
-from ..call.outputs import Output, check_output, view_at
+from ..call.outputs import check_output
 from ..mapping.memory import Memory
 from .gathering import Gathering
 
@@ -190,20 +190,22 @@ class BatchCall:
         shape = (self.size, *first.shape[1:])
         whole = memory.view(name, first.offset, byte_size, first.dtype, shape, writable=True)
         assert whole is not None
-        for call, (part, place) in zip(self.calls, found, strict=True):
-            call.outputs[name] = Output(place, view_at(part, place, writable=True))
+        for call, rows in zip(self.calls, self.rows, strict=True):
+            call.output(name, (len(rows), *item_shape), dtype)
         return whole
 
 
 def batches_of(calls: Iterable[Call], fail: Callable[[Call, BaseException], None]) -> list[list[Call]]:
     """Return calls in batches: those whose inputs are equal but for their rows, in the order of their memory.
 
+    What a model reads of a batch cannot fail for one request then: strings are read here, once.
+
     Parameters
     ----------
     calls : iterable of Call
         Begun.
     fail : callable
-        Takes a call of which not even that can be told, and the error.
+        Takes a call that has no inputs, or strings that cannot be read, and the error.
 
     Returns
     -------
@@ -213,8 +215,9 @@ def batches_of(calls: Iterable[Call], fail: Callable[[Call, BaseException], None
     batches: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls:
         try:
+            call.read_strings()
+            _ = call.batch_size  # or it says what it lacks
             kind = _kind(call)
-            assert call.batch_size >= 0  # or it says what it lacks
         except BaseException as error:  # it may not disturb the others
             fail(call, error)
         else:

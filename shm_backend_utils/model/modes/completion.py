@@ -62,7 +62,7 @@ def complete(calls: Iterable[Call], arrays: DeviceArrays, recorder: EventRecorde
     try:
         events = {} if recorder is None else {device: recorder.record(device) for device in _devices_of(later)}
         arrays.synchronize(_devices_of(now))
-    except Exception as error:  # whatever CUDA has against it
+    except BaseException as error:  # whatever it is, every call needs its response
         for call in waiting:
             call.fail(error)
         return

@@ -18,7 +18,7 @@ from ...tensors.view import TRITON, TensorView
 from ..devices.arrays import DeviceArrays
 from ..mapping.pinning import Pin, Pinning
 
-__all__ = ["Buffers", "Gathering"]
+__all__ = ["Buffers", "Gathering", "with_rows"]
 
 
 class Buffers:
@@ -106,11 +106,11 @@ class Gathering:
         devices = {part.device if isinstance(part, DeviceView) else None for part in parts}
         if len(devices) == 1 and None not in devices:
             whole: TensorView = self._arrays.empty(head.name, shape, dtype, TRITON)
-            for rows, part in _with_rows(whole, parts):
+            for rows, part in with_rows(whole, parts):
                 self._arrays.copy_array(rows, part.array)
         else:
             whole = self._host_room(f"{self._number} input {head.name}", head.name, shape, dtype)
-            for rows, part in _with_rows(whole, parts):
+            for rows, part in with_rows(whole, parts):
                 np.copyto(rows, self._arrays.to_host(part) if isinstance(part, DeviceView) else part.numpy())
             whole.array.flags.writeable = False
         self.byte_count += whole.attributes.byte_size
@@ -146,7 +146,7 @@ class Gathering:
         parts : sequence of TensorView
             Writable; the first takes the first rows.
         """
-        for rows, part in _with_rows(whole, parts):
+        for rows, part in with_rows(whole, parts):
             if isinstance(part, DeviceView):
                 self._arrays.copy(part, rows)
             else:
@@ -161,7 +161,8 @@ class Gathering:
         return TensorView(name, array, dtype, TRITON, memory_type)
 
 
-def _with_rows(whole: TensorView, parts: Sequence[TensorView]) -> list[tuple[Any, TensorView]]:
+def with_rows(whole: TensorView, parts: Sequence[TensorView]) -> list[tuple[Any, TensorView]]:
+    """Return each part with the rows of the whole that are its."""
     begin, pairs = 0, []
     for part in parts:
         end = begin + part.shape[0]

@@ -18,7 +18,6 @@ from ...tensors.view import TensorView
 from ..call import Call
 from ..context import Context
 from ..forward import check_all_are_over
-from ..mapping.mapped import PATIENCE_S
 
 __all__ = ["StreamCall", "run_stream"]
 
@@ -36,7 +35,7 @@ class StreamCall(Call):
     ring, a frame is overwritten only when the client has released it. Without a ring, responses go through Triton.
     """
 
-    __slots__ = ("_frames", "_index", "_is_frame_open", "_looked", "_sender")
+    __slots__ = ("_frames", "_index", "_is_frame_open", "_looked", "_sender", "_waited_s")
 
     def __init__(self, context: Context, request: Any) -> None:
         super().__init__(context, request)
@@ -45,21 +44,17 @@ class StreamCall(Call):
         self._index = 0
         self._is_frame_open = False
         self._looked = time.monotonic()
+        self._waited_s = 0.0
 
-    def begin(self, patience_s: float = PATIENCE_S) -> None:
+    def begin(self) -> None:
         """Take the request in. The client is not answered yet.
-
-        Parameters
-        ----------
-        patience_s : float
-            As of :meth:`Call.begin`, in seconds.
 
         Raises
         ------
         ShmError
             As of :meth:`Call.begin`.
         """
-        super().begin(patience_s)
+        super().begin()
         self._rooms = {}  # each response has its own
         self._has_results = bool(self._frames)
 
@@ -100,7 +95,8 @@ class StreamCall(Call):
         RequestCancelledError
             The client does not want it any more, or is gone.
         StalledStreamError
-            It holds all frames of its ring, and has released none within ``SHM_STREAM_PATIENCE_S``.
+            It holds all frames of its ring, and has released none within ``SHM_STREAM_PATIENCE_S``; or the stream has
+            waited for ``SHM_STREAM_TOTAL_PATIENCE_S`` altogether.
         """
         self._open_frame()
         self.commit(needs_all=False)
@@ -180,17 +176,26 @@ class StreamCall(Call):
             return  # nothing of this stream is there
         number = frame_number(self._generation, last)
         begin = time.monotonic()
-        pause_s = _SHORTEST_PAUSE_S
+        waited_s, pause_s = 0.0, _SHORTEST_PAUSE_S
         while record.generation < number:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             self._look_at_client()
-            if time.monotonic() - begin > self._context.stream_patience_s:
-                raise StalledStreamError(
-                    f"the client holds all {len(self._frames)} frames of its stream and has released none for "
-                    f"{self._context.stream_patience_s:g} s: release results, or copy what is to be kept, or ask for "
-                    "more frames"
-                )
+            waited_s = time.monotonic() - begin
+            self._check_patience(waited_s, self._waited_s + waited_s)
+        self._waited_s += waited_s
+
+    def _check_patience(self, waited_s: float, total_s: float) -> None:
+        """Raise if the client was waited for too long, for this frame or for all of them together."""
+        most_s, most_total_s = self._context.stream_patience_s, self._context.stream_total_patience_s
+        if waited_s > most_s:
+            frames = len(self._frames)
+            what = f"the client holds all {frames} frames of its stream and has released none for {most_s:g} s"
+        elif total_s > most_total_s:
+            what = f"the stream has waited for its client for {most_total_s:g} s altogether, as it released frames late"
+        else:
+            return
+        raise StalledStreamError(f"{what}: release results, or copy what is to be kept, or ask for more frames")
 
     def _look_at_client(self) -> None:
         """Raise if the client does not want more. Asking takes time, so it is not asked at every turn."""

@@ -147,7 +147,31 @@ def test_a_request_without_inputs_fails_alone(open_session: Open) -> None:
     client.close()
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, asyncio.CancelledError, SystemExit])
+def test_a_request_that_lacks_one_of_two_inputs_fails_alone(open_session: Open) -> None:
+    inputs = [tensor("X", dims=[-1]), tensor("W", dims=[-1]), tensor("SHM", "UINT8")]
+    session = open_session(inputs, [tensor("Y", dims=[-1])], max_batch_size=8)
+    client = Client(slots=3)
+    sizes: list[int] = []
+    both = {"X": np.ones((1, 4), np.float32), "W": np.full((1, 4), 2, np.float32)}
+    requests = [
+        client.request({"X": both["X"]} if slot == 1 else both, {"Y": 16}, slot, delivered=carrier_of(1))
+        for slot in range(3)
+    ]
+
+    def add(batch: BatchCall) -> None:
+        sizes.append(batch.size)
+        batch.put("Y", batch.input("X").numpy() + batch.input("W").numpy())
+
+    responses = session.serve_batch(requests, add)
+    assert sorted(sizes) == [1, 2]
+    assert str(responses[1].error).startswith("shm:missing: the request has no input 'W'")
+    assert [responses[slot].error for slot in (0, 2)] == [None, None]
+    assert [client.output("Y", slot).tolist() for slot in (0, 2)] == [[[3] * 4]] * 2
+    assert all(client.is_over(slot) for slot in range(3))
+    client.close()
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit])
 def test_what_a_batch_raises_completes_every_slot(open_session: Open, kind: type[BaseException]) -> None:
     client = Client(slots=2)
 

@@ -108,17 +108,63 @@ def test_a_client_that_releases_nothing_is_not_waited_for_without_end(open_sessi
     client.close()
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
-def test_what_a_stream_raises_is_its_last_response(open_session: Open, kind: type[BaseException]) -> None:
-    client = Client(slots=2)
+def read_slowly(client: Client, pause_s: float, stop: threading.Event) -> threading.Thread:
+    """Start a reader that releases the one frame of a ring so long after it came."""
+
+    def read() -> None:
+        index = 0
+        while not stop.is_set():
+            if client.region.record(1).completed == frame_number(1, index):
+                stop.wait(pause_s)
+                client.region.record(1).generation = frame_number(1, index)
+                index += 1
+            stop.wait(0.001)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    return reader
+
+
+def test_a_client_that_reads_slowly_for_ever_is_not_waited_for_without_end(open_session: Open) -> None:
+    client, stop = Client(slots=2), threading.Event()
     request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
 
-    def answer(call: StreamCall) -> None:
-        raise kind("no")
+    def answer(call: StreamCall) -> Iterator[None]:
+        for _ in range(100):
+            call.put("Y", X)
+            yield
 
-    streaming(open_session).serve_streams([request], answer)
-    (sent,) = request.sender.sent
-    assert sent is not None
-    assert f"{kind.__name__}: no" in str(sent.error)
+    patience = {"SHM_STREAM_PATIENCE_S": "10", "SHM_STREAM_TOTAL_PATIENCE_S": "0.3"}
+    session = streaming(open_session, parameters=patience)
+    reader = read_slowly(client, 0.05, stop)
+    begin = time.monotonic()
+    session.serve_streams([request], answer)
+    took_s = time.monotonic() - begin
+    stop.set()
+    reader.join()
+    assert 0.3 <= took_s < 1.5
+    last = request.sender.sent[-1]
+    assert last is not None
+    assert str(last.error).startswith("shm:stalled: the stream has waited for its client for 0.3 s altogether")
+    assert len(request.sender.sent) > 3
     assert client.is_over()
+    client.close()
+
+
+def test_what_a_slow_model_takes_is_no_waiting_for_its_client(open_session: Open) -> None:
+    client, stop = Client(slots=2), threading.Event()
+    request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        for _ in range(8):
+            call.put("Y", X)
+            yield
+            time.sleep(0.06)
+
+    session = streaming(open_session, parameters={"SHM_STREAM_TOTAL_PATIENCE_S": "0.2"})
+    reader = read_slowly(client, 0.03, stop)
+    session.serve_streams([request], answer)
+    stop.set()
+    reader.join()
+    assert request.sender.sent[-1] is None
     client.close()

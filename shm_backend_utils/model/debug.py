@@ -1,0 +1,225 @@
+"""What a session with SHM_DEBUG does besides: it finds outputs that were not written, and writes beyond outputs.
+
+Memory that is handed out for an output is filled with a pattern, random each time, and what lies beside it is noted.
+When the call commits, neither may the one still be there, nor the other have changed. Of GPUs' memory nothing is told.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes
+from ..dtypes import DType
+from ..errors import ModelError
+from ..protocol.results import OutputPlace
+from ..protocol.spans import InputSpan, OutputSpan
+from ..tensors.device_view import DeviceView
+from ..tensors.view import TRITON, TensorView
+from .call import Call
+from .mapping.memory import HostMemory
+from .metrics import MeasuredCall
+from .modes.gathering import Gathering, with_rows
+from .modes.stream import StreamCall
+
+__all__ = ["DEBUGGED", "PLAIN", "Classes"]
+
+_GUARD: Final = 256
+"""Bytes on each side of an output that are looked after, if so many belong to nobody."""
+_WORD: Final = 8
+"""Bytes of the pattern. By chance a model writes them once in 2^64 words; smaller outputs are not judged."""
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class GuardedMemory:
+    """The memory of one output, filled with a pattern, and what lies beside it.
+
+    Parameters
+    ----------
+    name : str
+        The output's.
+    data : numpy.ndarray of uint8
+        Its memory.
+    beside : iterable of numpy.ndarray of uint8
+        What nobody may write to before :meth:`check_guards`.
+    """
+
+    def __init__(self, name: str, data: Bytes, beside: Iterable[Bytes]) -> None:
+        self._name = name
+        self._data = data
+        self._pattern = _fill(data)
+        self._guards = [(guard, guard.copy()) for guard in beside if guard.nbytes]
+
+    @classmethod
+    def make(cls, name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[GuardedMemory, npt.NDArray[Any]]:
+        """Return memory of this process for an output, and the array over it."""
+        byte_size = math.prod(shape) * dtype.itemsize
+        whole = np.empty(byte_size + 2 * _GUARD, np.uint8)
+        parts = np.split(whole, [_GUARD, _GUARD + byte_size])
+        for guard in (parts[0], parts[2]):
+            _fill(guard)
+        return cls(name, parts[1], [parts[0], parts[2]]), np.ndarray(shape, dtype.numpy, whole, _GUARD)
+
+    def is_of(self, view: TensorView) -> bool:
+        """Return whether a view is of this very memory."""
+        return type(view) is TensorView and (view.array.__array_interface__["data"][0], view.array.nbytes) == (
+            self._data.__array_interface__["data"][0],
+            self._data.nbytes,
+        )
+
+    def check_guards(self) -> None:
+        """Raise ModelError if something was written beside the memory."""
+        changed = sum(int(np.count_nonzero(guard != before)) for guard, before in self._guards)
+        if changed:
+            raise ModelError(
+                f"model.py wrote beyond output {self._name!r}: of the bytes before and behind its {self._data.nbytes} "
+                f"bytes, {changed} have changed; ask call.output() for the shape that is written"
+            )
+
+    def check_written(self) -> None:
+        """Raise ModelError if some of the memory is as it was handed out."""
+        words = self._data[: self._data.nbytes // _WORD * _WORD].view(np.uint64)
+        left = int(np.count_nonzero(words == self._pattern)) * _WORD
+        if left:
+            raise ModelError(
+                f"model.py asked for output {self._name!r} and has not written {left} of its {self._data.nbytes} "
+                "bytes, where the client would find what was there before; write into the memory that call.output() "
+                "returns (np.multiply(x, 2, out=y), y[...] = x), or give an array by call.put()"
+            )
+
+
+def _fill(data: Bytes) -> int:
+    """Fill memory with a random pattern, and return that as one number."""
+    secret = np.frombuffer(secrets.token_bytes(_WORD), np.uint8)
+    pattern = int(secret.view(np.uint64)[0])
+    end = data.nbytes // _WORD * _WORD
+    data[:end].view(np.uint64)[...] = pattern
+    data[end:] = secret[: data.nbytes - end]
+    return pattern
+
+
+class DebugCall(Call):
+    """A call that looks after the memory of its outputs."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._guarded: dict[str, GuardedMemory] = {}
+
+    def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
+        view = super().output(name, shape, dtype)
+        place = self.outputs[name].place
+        if place.is_in_response:
+            guarded, array = GuardedMemory.make(name, place.dtype, view.shape)
+            output = self.outputs[name] = self._in_band(name, place.dtype, array)
+            view = output.view
+        else:
+            memory = self._memories[place.region]
+            if not isinstance(memory, HostMemory):
+                return view
+            data = memory.bytes()[place.offset : place.offset + place.byte_size]
+            guarded = GuardedMemory(name, data, self._beside(place, memory))
+        self._guarded[name] = guarded
+        return view
+
+    def put(self, name: str, array: Any) -> None:
+        super().put(name, array)
+        guarded = self._guarded.get(name)
+        if guarded is not None and not guarded.is_of(self.outputs[name].view):
+            del self._guarded[name]  # what was handed out is not the output any more
+
+    def commit(self, *, needs_all: bool = True) -> None:
+        super().commit(needs_all=needs_all)
+        all_guarded, self._guarded = self._guarded, {}
+        if all_guarded and self.devices:  # a GPU may write to the host, too
+            self._context.arrays.synchronize(sorted(self.devices))
+        requested = self._request.requested_output_names()
+        for name, guarded in all_guarded.items():
+            guarded.check_guards()
+            output = self.outputs[name]
+            if name in requested and output.source is None and guarded.is_of(output.view):
+                guarded.check_written()
+
+    def _beside(self, place: OutputPlace, memory: HostMemory) -> list[Bytes]:
+        """Return the bytes on both sides of an output that belong to no tensor of any request."""
+        everything, room = memory.bytes(), self._rooms[place.name]
+        begin, end = place.offset, place.offset + room.byte_size
+        slack = everything[begin + place.byte_size : min(end, begin + place.byte_size + _GUARD)]
+        _fill(slack)
+        before, behind = self._unused_beside(place.region, begin, end)
+        return [everything[max(before, begin - _GUARD) : begin], slack, everything[end : min(behind, end + _GUARD)]]
+
+    def _unused_beside(self, region: int, begin: int, end: int) -> tuple[int, int]:
+        """Return from where on before ``begin``, and to where behind ``end``, a region is nobody's."""
+        table, slot = self.table, self._slot
+        if region or table is None or slot is None or slot.region.managed is None:
+            return begin, end  # who knows what else is there
+        header, ring = slot.region.managed.header, table.ring
+        if header.slot_count != 1 + (0 if ring is None else ring.frames):
+            return begin, end  # other slots have their tensors there
+        rooms = [table.outputs] if ring is None else [ring.outputs(table.outputs, n) for n in range(ring.frames)]
+        spans: list[InputSpan | OutputSpan] = [*table.inputs.values()]
+        for each in rooms:
+            spans += each.values()
+        used = [(span.offset, span.offset + span.byte_size) for span in spans if span.region == 0]
+        before = max((last for _, last in used if last <= begin), default=slot.region.managed.data_offset)
+        behind = min((first for first, _ in used if first >= end), default=header.byte_size)
+        return before, behind
+
+
+class MeasuredDebugCall(MeasuredCall, DebugCall):
+    """Both."""
+
+
+class DebugStreamCall(DebugCall, StreamCall):
+    """A stream that looks after the memory of its outputs, response by response."""
+
+
+class DebugGathering(Gathering):
+    """What one batch copies; the memory of outputs that are taken apart later is looked after."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._guarded: list[GuardedMemory] = []
+
+    def room(self, parts: Sequence[TensorView], shape: tuple[int, ...]) -> TensorView:
+        name, dtype = parts[0].name, dtypes.BY_NAME[parts[0].triton_dtype]
+        guarded, array = GuardedMemory.make(name, dtype, shape)
+        self._guarded.append(guarded)
+        whole = TensorView(name, array, dtype, TRITON)
+        for rows, part in with_rows(whole, parts):
+            if not isinstance(part, DeviceView):
+                # Its pattern, as bytes whatever they mean: each call knows its own.
+                rows.reshape(-1).view(np.uint8)[...] = part.numpy().reshape(-1).view(np.uint8)
+        return whole
+
+    def scatter(self, whole: TensorView, parts: Sequence[TensorView]) -> None:
+        for guarded in self._guarded:
+            guarded.check_guards()
+        super().scatter(whole, parts)
+
+
+class Classes(NamedTuple):
+    """What a session makes its calls of.
+
+    Attributes
+    ----------
+    call, measured_call : type of Call
+        Without metrics, and with them.
+    stream_call : type of StreamCall
+    gathering : type of Gathering
+    """
+
+    call: type[Call]
+    measured_call: type[MeasuredCall]
+    stream_call: type[StreamCall]
+    gathering: type[Gathering]
+
+
+PLAIN: Final = Classes(Call, MeasuredCall, StreamCall, Gathering)
+DEBUGGED: Final = Classes(DebugCall, MeasuredDebugCall, DebugStreamCall, DebugGathering)

@@ -1,0 +1,307 @@
+"""Sessions with SHM_DEBUG: an output that was not written, and a write beyond one, are errors that name it."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
+from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
+from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
+from tests.unit.fake_gpu import runtime_that_gives_all_back
+from tests.unit.modes.doubling import FP32, Open, X, double
+from tests.unit.sessions import tensor
+from tests.unit.table_client import Client
+
+SHM_DEBUG = {"SHM_DEBUG": "true"}
+UNWRITTEN = "shm:model: model.py asked for output 'Y' and has not written "
+BEYOND = "shm:model: model.py wrote beyond output 'Y': "
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    client = Client()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def session(open_session: Open) -> ShmSession:
+    return open_session(parameters=SHM_DEBUG)
+
+
+def answered(session: ShmSession, request: Request, infer: Callable[[Call], object]) -> str:
+    """Return the error that a request is answered with; empty if there is none."""
+    (response,) = session.serve([request], infer)
+    return "" if response.error is None else str(response.error)
+
+
+def forget(call: Call) -> None:
+    """Make the common mistake: a name gets the result, and not the memory."""
+    x = call.input("X")
+    y = call.output("Y", x.shape, x.dtype).numpy()
+    y = x.numpy() * 2  # noqa: F841
+
+
+def write_beside(array: Any, at: int) -> None:
+    """Write a byte so far from an array's beginning."""
+    address = array.__array_interface__["data"][0] + at
+    byte = ctypes.c_ubyte.from_address(address)
+    byte.value ^= 0xFF
+
+
+def beside(at: int, shape: tuple[int, ...] = (4,)) -> Callable[[Call], None]:
+    def infer(call: Call) -> None:
+        y = call.output("Y", shape, np.float32).numpy()
+        y[...] = 1
+        write_beside(y, at)
+
+    return infer
+
+
+# Outputs that were not written
+
+
+def test_without_it_an_output_that_was_not_written_is_what_was_there_before(open_session: Open, client: Client) -> None:
+    session = open_session()
+    assert answered(session, client.request({"X": X}, {"Y": 16}), double) == ""
+    assert answered(session, client.request({"X": X + 1}, {"Y": 16}), forget) == ""
+    assert client.output("Y").tolist() == [0, 2, 4, 6]
+
+
+def test_an_output_that_was_not_written_is_an_error(session: ShmSession, client: Client) -> None:
+    assert answered(session, client.request({"X": X}, {"Y": 16}), double) == ""
+    text = answered(session, client.request({"X": X}, {"Y": 16}), forget)
+    assert text.startswith(f"{UNWRITTEN}16 of its 16 bytes")
+    assert "np.multiply(x, 2, out=y)" in text
+    assert client.is_over()
+    assert not client.has_results()
+
+
+def test_so_it_is_where_the_output_goes_back_through_triton(session: ShmSession, client: Client) -> None:
+    assert answered(session, client.request({"X": X}, {"Y": 4}), forget).startswith(UNWRITTEN)
+    assert answered(session, Request("", ["Y"], {"X": X}), forget).startswith(UNWRITTEN)
+    (response,) = session.serve([Request("", ["Y"], {"X": X})], double)
+    assert response.tensors["Y"].tolist() == [0, 2, 4, 6]
+
+
+def test_an_output_of_which_a_part_was_not_written_is_an_error(session: ShmSession, client: Client) -> None:
+    def infer(call: Call) -> None:
+        call.output("Y", (100,), np.float32).numpy()[:90] = 1
+
+    text = answered(session, client.request({"X": X}, {"Y": 400}), infer)
+    assert text.startswith(f"{UNWRITTEN}40 of its 400 bytes")
+
+
+def test_an_output_that_is_smaller_than_the_pattern_is_not_judged(session: ShmSession, client: Client) -> None:
+    def infer(call: Call) -> None:
+        call.output("Y", (1,), np.float32)
+
+    assert answered(session, client.request({"X": X}, {"Y": 4}), infer) == ""
+
+
+def test_an_output_that_nobody_wants_is_not_judged(open_session: Open, client: Client) -> None:
+    session = open_session(None, [tensor("Y"), tensor("Z")], parameters=SHM_DEBUG)
+
+    def infer(call: Call) -> None:
+        double(call)
+        call.output("Z", (4,), np.float32)
+
+    assert answered(session, client.request({"X": X}, {"Y": 16}), infer) == ""
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 1000])
+def test_what_was_written_is_served_at_any_size(session: ShmSession, client: Client, count: int) -> None:
+    x = np.arange(count, dtype=np.float32)
+    for room in (x.nbytes, x.nbytes + 3, 0):
+        request = client.request({"X": x}, {"Y": room})
+        (response,) = session.serve([request], double)
+        assert response.error is None
+        found = client.output("Y") if room >= x.nbytes else response.tensors["Y"]
+        assert found.tolist() == (2 * x).tolist()
+
+
+def test_an_output_that_is_asked_for_and_then_put_was_written(session: ShmSession, client: Client) -> None:
+    def put_another(call: Call) -> None:
+        call.output("Y", (2,), np.float32)
+        call.put("Y", X)
+
+    def put_it_back(call: Call) -> None:
+        y = call.output("Y", (4,), np.float32)
+        y.numpy()[...] = X
+        call.put("Y", y)
+
+    def put_the_input(call: Call) -> None:
+        call.output("Y", (4,), np.float32)
+        call.put("Y", call.input("X"))
+
+    for infer in (put_another, put_it_back, put_the_input):
+        assert answered(session, client.request({"X": X}, {"Y": 16}), infer) == ""
+        assert client.output("Y").tolist() == X.tolist()
+
+
+def test_putting_an_output_back_that_was_not_written_does_not_write_it(session: ShmSession, client: Client) -> None:
+    def infer(call: Call) -> None:
+        call.put("Y", call.output("Y", (4,), np.float32))
+
+    assert answered(session, client.request({"X": X}, {"Y": 16}), infer).startswith(UNWRITTEN)
+
+
+# Writes beyond outputs
+
+
+@pytest.mark.parametrize("room", [16, 20, 64, 4096, 8], ids=lambda room: f"room for {room}")
+@pytest.mark.parametrize("at", [-1, 16, 40])
+def test_a_byte_beside_an_output_is_an_error(session: ShmSession, client: Client, room: int, at: int) -> None:
+    request = client.request({"X": X}, {"Y": room})
+    assert answered(session, request, beside(at)).startswith(f"{BEYOND}of the bytes before and behind its 16 bytes, 1 ")
+    assert client.is_over()
+    assert not client.has_results()
+
+
+def test_bytes_of_other_tensors_are_none_of_an_outputs(open_session: Open, client: Client) -> None:
+    outputs = [tensor("Y"), tensor("Z")]
+    session = open_session(None, outputs, parameters=SHM_DEBUG)
+    at = client.data
+    rooms = {"Y": OutputSpan(0, at + 16, 16), "Z": OutputSpan(0, at + 32, 16)}
+    said = Table({"X": InputSpan(FP32, (4,), 0, at, 16)}, rooms)
+
+    def infer(call: Call) -> None:
+        y, z = (call.output(name, (4,), np.float32).numpy() for name in ("Y", "Z"))
+        y[...], z[...] = 1, 2
+
+    assert answered(session, Request(client.begin(said), ["Y", "Z"]), infer) == ""
+
+
+def test_other_slots_of_a_region_are_others(session: ShmSession) -> None:
+    client = Client(slots=2)
+    request = client.request({"X": X}, {"Y": 16})
+
+    def infer(call: Call) -> None:
+        y = call.output("Y", (4,), np.float32).numpy()
+        y[...] = 1
+        write_beside(y, 16)  # it stands for another request's model
+
+    assert answered(session, request, infer) == ""
+    client.close()
+
+
+# The ways to serve
+
+
+def batched(open_session: Open, **more: Any) -> ShmSession:
+    inputs = [tensor("X", dims=[-1]), tensor("SHM", "UINT8")]
+    return open_session(inputs, [tensor("Y", dims=[-1])], max_batch_size=8, parameters=SHM_DEBUG, **more)
+
+
+def rows(client: Client, *, side_by_side: bool) -> list[Request]:
+    """Return two requests of one row each."""
+    requests = []
+    for slot in range(2):
+        at = client.data + slot * (16 if side_by_side else 512)
+        np.ndarray((1, 4), np.float32, client.region.bytes(), at)[...] = slot + 1
+        said = Table({"X": InputSpan(FP32, (1, 4), 0, at, 16)}, {"Y": OutputSpan(0, at + 1024, 16)})
+        requests.append(Request(client.begin(said, slot), ["Y"], {"SHM": np.empty((1, 0), np.uint8)}))
+    return requests
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_in_a_batch_the_requests_whose_rows_were_not_written_fail(
+    open_session: Open, side_by_side: bool, written: int
+) -> None:
+    client = Client(slots=2)
+
+    def infer(batch: BatchCall) -> None:
+        x = batch.input("X").numpy()
+        np.multiply(x[:written], 2, out=batch.output("Y", (4,), np.float32).numpy()[:written])
+
+    responses = batched(open_session).serve_batch(rows(client, side_by_side=side_by_side), infer)
+    for slot, response in enumerate(responses):
+        if slot < written:
+            assert response.error is None
+            assert client.output("Y", slot).tolist() == [[2 * slot + 2] * 4]
+        else:
+            assert str(response.error).startswith(f"{UNWRITTEN}16 of its 16 bytes")
+        assert client.is_over(slot)
+    client.close()
+
+
+@pytest.mark.parametrize("at", [-1, 32])
+def test_in_a_batch_that_is_gathered_a_byte_beside_it_fails_all(open_session: Open, at: int) -> None:
+    client = Client(slots=2)
+
+    def infer(batch: BatchCall) -> None:
+        y = batch.output("Y", (4,), np.float32).numpy()
+        y[...] = 1
+        write_beside(y, at)
+
+    responses = batched(open_session).serve_batch(rows(client, side_by_side=False), infer)
+    assert all(str(response.error).startswith(BEYOND) for response in responses)
+    client.close()
+
+
+def test_on_an_event_loop_the_request_whose_output_was_not_written_fails_alone(session: ShmSession) -> None:
+    client = Client(slots=2)
+
+    async def infer(call: Call) -> None:
+        await asyncio.sleep(0)
+        forget(call) if call.parameters.get("forget") else double(call)
+
+    requests = [client.request({"X": X}, {"Y": 16}, slot, forget=slot == 0) for slot in range(2)]
+    first, second = asyncio.run(session.serve_async(requests, infer))
+    assert str(first.error).startswith(UNWRITTEN)
+    assert second.error is None
+    client.close()
+
+
+@pytest.mark.parametrize("ring", [None, Ring(1, 3, 256)], ids=["without a ring", "with a ring"])
+@pytest.mark.parametrize("mistake", [forget, beside(16), beside(-1)], ids=["forgets", "beyond", "before"])
+def test_in_a_stream_the_frame_is_found(open_session: Open, mistake: Callable[[Call], None], ring: Ring | None) -> None:
+    client = Client(slots=4)
+    request = client.request({"X": X}, {"Y": 16}, ring=ring)
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        for _ in range(2):
+            double(call)
+            yield
+        mistake(call)
+        yield
+
+    open_session(model_transaction_policy={"decoupled": True}, parameters=SHM_DEBUG).serve_streams([request], answer)
+    *frames, last = request.sender.sent
+    assert [None if frame is None else frame.error for frame in frames] == [None, None]
+    assert str(last.error).startswith(UNWRITTEN if mistake is forget else BEYOND)  # type: ignore[union-attr]
+    assert client.is_over()
+    client.close()
+
+
+def test_by_hand(session: ShmSession, client: Client) -> None:
+    def serve() -> None:
+        with session.open(client.request({"X": X}, {"Y": 16})) as call:
+            forget(call)
+
+    with pytest.raises(Exception, match="has not written 16 of its 16 bytes"):
+        serve()
+    assert client.is_over()
+
+
+def test_an_output_that_a_gpu_writes_is_not_judged_before_that_is_done(open_session: Open, client: Client) -> None:
+    with runtime_that_gives_all_back() as cuda:
+        assert isinstance(cuda, FakeCuda)
+        session = open_session(parameters=SHM_DEBUG, cuda=CudaAccess(lambda: cuda))
+
+        def infer(call: Call) -> None:
+            y = call.device_output("Y", (4,), np.float32)
+            y.cupy()[...] = 7
+
+        assert answered(session, client.request({"X": X}, {"Y": 16}), infer) == ""
+        assert client.output("Y").tolist() == [7] * 4
+        session.close()
