@@ -173,8 +173,8 @@ class SystemSegment:
                 raise
             reason = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
             raise RegionRefusedError(field, f"the server cannot open it: {reason}") from None
-        status = os.fstat(fd)
         try:
+            status = os.fstat(fd)
             _check_file(status, byte_size, field)
         except BaseException:
             os.close(fd)
