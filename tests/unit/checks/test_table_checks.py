@@ -21,6 +21,7 @@ BEGIN, SIZE = 4096, 8192
 
 
 def spec(dtype: str = "UINT8", dims: list[int] | None = None) -> ModelSpec:
+    """Return a model of input X and output Y."""
     wanted = dims or [-1]
     return ModelSpec.from_config({"name": "m", "input": [tensor("X", dtype, wanted)], "output": [tensor("Y", dtype)]})
 
@@ -72,6 +73,10 @@ def test_strings_lie_on_the_host_alone() -> None:
 
 def test_room_for_strings_may_begin_anywhere() -> None:
     check_table(spec("STRING"), output(BEGIN + 1, 16, Ring(0, 2, 17)), memories())
+
+
+def test_room_for_an_output_of_unknown_type_may_begin_anywhere() -> None:
+    check_table(spec("UNHEARD_OF"), output(BEGIN + 1, 16), memories())
 
 
 def test_an_input_of_a_fixed_size_must_have_it() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.model import Call
-from tests.unit.forwarding.two_models import Models, X, double
+from tests.unit.forwarding.two_models import Models, X, config, double, two_models
+from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
 
 
@@ -86,6 +87,46 @@ def test_what_an_earlier_call_has_returned_is_lent_and_not_copied(models: Models
     assert models.serve(client, infer).error is None
     assert regions == [0, 1]
     assert client.output("Y").tolist() == (X * 4).tolist()
+
+
+def test_what_the_other_model_passes_through_is_copied_to_where_it_is_wanted(models: Models, client: Client) -> None:
+    def infer(call: Call) -> None:
+        y = call.output("Y", (4,), np.float32)
+        y.numpy()[:] = 0
+        assert call.forward("other", {"X": call.input("X")}, {"Y": y})["Y"] is y
+
+    models.answer = lambda call: call.put("Y", call.input("X"))
+    assert models.serve(client, infer).error is None
+    assert client.output("Y").tolist() == X.tolist()
+
+
+def test_memory_of_the_models_own_is_no_place_for_the_other_one(models: Models, client: Client) -> None:
+    def infer(call: Call) -> None:
+        y = call.output("Y", (4,), np.float32)  # the client has no room for it
+        assert call.forward("other", {"X": X}, {"Y": y})["Y"] is y
+
+    response = models.serve(client, infer, room=0)
+    assert response.tensors["Y"].tolist() == (X * 2).tolist()
+
+
+def test_a_batch_says_how_many_rows_it_has(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
+    batched = config("other", max_batch_size=4)
+    batched["input"].append(tensor("SHM", "UINT8"))
+    rows: list[int] = []
+
+    def answer(call: Call) -> None:
+        rows.append(call.batch_size)
+        double(call)
+
+    def infer(call: Call) -> None:
+        y = call.forward("other", {"X": X.reshape(2, 2)}, {"Y": 16})["Y"].numpy()
+        call.put("Y", y.ravel())
+
+    with two_models(monkeypatch, batched) as models:
+        models.answer = answer
+        assert models.serve(client, infer).error is None
+    assert rows == [2]
+    assert client.output("Y").tolist() == (X * 2).tolist()
 
 
 def test_a_model_that_would_be_called_on_its_own_behalf_is_refused(models: Models, client: Client) -> None:
