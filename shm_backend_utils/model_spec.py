@@ -74,7 +74,7 @@ class TensorSpec:
                 f"tensor {self.name!r} is {dtype.name}, but the model's configuration says {self.config_dtype}"
                 f"{self._remedy_of_dtype(dtype)}",
             )
-        if shape != self.shape:
+        if shape != self.shape or -1 in shape:
             self.check_shape(shape)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:

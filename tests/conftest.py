@@ -30,6 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1_000,
         help="broken tables that a server gets; the decoder gets a hundred times as many; default: %(default)s",
     )
+    group.addoption(
+        "--examples", type=int, default=300, help="runs of tests/property/slot_machine; default: %(default)s"
+    )
 
 
 @pytest.fixture(autouse=True)

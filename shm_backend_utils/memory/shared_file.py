@@ -38,8 +38,12 @@ class SharedFile:
     def __init__(self, key: str, fd: int, field: str) -> None:
         self.key = key
         self.field = field
-        self.status = os.fstat(fd)
         self._fd = fd
+        try:
+            self.status = os.fstat(fd)
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     @lack_of_descriptors_told()

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from shm_backend_utils.errors import MachineError
 
 from ..common.command_line import exit_status, positive_float
-from .machine import take_private_shm
+from ..common.private_shm import take_private_shm
 from .soak import Soak
 
 SHM_BYTES: Final = 512 << 20

@@ -1,9 +1,8 @@
-"""What the soak does to and asks of the machine: a /dev/shm of its own, and who holds what of it."""
+"""What the soak does to and asks of the machine: full memory, free ports, and who holds what of /dev/shm."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import random
 import socket
@@ -12,26 +11,13 @@ from typing import Final
 
 from ..common.processes import mappings, open_files
 
-__all__ = ["SHM", "fill", "free_ports", "held_shared_memory", "take_private_shm"]
+__all__ = ["SHM", "fill", "free_ports", "held_shared_memory"]
 
 SHM: Final = Path("/dev/shm")
 
-_CLONE_NEWNS: Final = 0x20000
-_MS_REC_PRIVATE: Final = 0x4000 | 0x40000
 # Ephemeral ports begin above. A client that dials a port of that range where nobody listens may be given that very
 # port, so connect to itself, and keep the server from coming back.
 _PORTS: Final = range(20_000, 30_000)
-
-
-def take_private_shm(byte_size: int) -> bool:
-    """Mount a /dev/shm that this process and its children alone see. Return whether that was permitted."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    options = f"size={byte_size},mode=1777".encode()
-    return bool(
-        libc.unshare(_CLONE_NEWNS) == 0
-        and libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None) == 0
-        and libc.mount(b"tmpfs", bytes(SHM), b"tmpfs", 0, options) == 0
-    )
 
 
 def fill(name: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -112,19 +113,16 @@ class Inventory:
         """Sort a region that is no longer held by what can be done with it now."""
         if region not in self._kinds:
             return  # the pool was closed meanwhile
-        if region.is_spoiled:
-            self.destroy(region)
-        elif region.is_in_doubt and not region.reclaim():
-            self.quarantined.append(region)
+        if region.is_spoiled or region.is_in_doubt:
+            self.quarantined.append(region)  # first: whatever is raised, somebody looks at it again
+            self._retry(region)
         else:
             self.put_back(region)
 
     def retry_quarantined(self) -> None:
         """Look again at what is in quarantine."""
-        if self.quarantined:
-            waiting, self.quarantined = self.quarantined, []
-            for region in waiting:
-                self.care_for(region)
+        for region in list(self.quarantined):
+            self._retry(region)
 
     @property
     def idle(self) -> list[SlotRegion]:
@@ -185,6 +183,15 @@ class Inventory:
             f"{sum(holders.values())} slots are held, {self.byte_size} of {self.max_bytes} bytes"
             f"{': ' if by_whom else ''}{by_whom}; {len(self.quarantined)} more are in quarantine"
         )
+
+    def _retry(self, region: SlotRegion) -> None:
+        """Let a region out of quarantine, if that can be."""
+        with contextlib.suppress(OSError):  # the kernel has no lock to give: it may have one later
+            if region.is_spoiled:
+                self.destroy(region)
+            elif region.reclaim():
+                self.quarantined.remove(region)
+                self.put_back(region)
 
     def _take_off(self, region: SlotRegion) -> bool:
         """Take an idle region off its shelf; return whether it was there, and not taken meanwhile."""

@@ -393,9 +393,9 @@ class SlotPool:
             region = self._make_region(ticket)
             region.holder = ticket.holder
             with self._lock:
-                self._inventory.add(region, ticket.need[1:])
-                if self._closed:
+                if self._closed:  # before it is added: whoever closes takes back what the added ones were promised
                     raise ClosedError("this client")
+                self._inventory.add(region, ticket.need[1:])
                 if self._housekeeper is None:
                     self._housekeeper = Repeater(self._keep_house, self._patience(), "shm pool")
         except BaseException:

@@ -1,0 +1,128 @@
+"""Take checks out of the library, one at a time, and see whether a test that needs no server notices.
+
+A mutant is the library with a raise dropped, a guard left out, a part of a condition dropped, a comparison that is off
+by one or the other way round, or a lease not taken. The exit status is 1 if one survives that is not known to be
+equivalent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Final
+
+from .. import ROOT
+from ..common.command_line import exit_status, positive
+from ..common.private_shm import take_private_shm
+from .checks import UNCHANGED, Mutant, find
+from .covering import Covering, NotRunError
+from .trial import Verdict, try_mutant
+
+SHM_BYTES: Final = 512 << 20
+SLOWER: Final = 3  # than when the tests were recorded: the machine may be busy
+FOLDERS: Final = (
+    "shm_backend_utils/protocol/*.py",
+    "shm_backend_utils/memory/*.py",
+    "shm_backend_utils/memory/pool/*.py",
+    *(f"shm_backend_utils/model/{part}/*.py" for part in ("call", "mapping", "modes", "forward")),
+)
+KEPT: Final = ROOT / ".mutants" / "covering.json"
+EQUIVALENT: Final = Path(__file__).with_name("equivalent.json")
+"""Mutants that nothing can tell from the library, each with its reason."""
+
+
+def mutants_of(only: Sequence[str]) -> list[Mutant]:
+    """Return the mutants of the files, or of those that a pattern names."""
+    files = sorted(str(path.relative_to(ROOT)) for pattern in FOLDERS for path in ROOT.glob(pattern))
+    wanted = [file for file in files if not only or any(fnmatch(file, f"*{pattern}") for pattern in only)]
+    return [mutant for file in wanted for mutant in find(file, (ROOT / file).read_text())]
+
+
+def without_equivalents(mutants: Sequence[Mutant]) -> list[Mutant]:
+    """Return the mutants that are not known to be equivalent."""
+    known = {(each["file"], each["function"], each["change"]) for each in json.loads(EQUIVALENT.read_text())}
+    return [mutant for mutant in mutants if (mutant.file, mutant.function, mutant.change) not in known]
+
+
+def line_of(mutant: Mutant, verdict: Verdict) -> str:
+    """Return what the report says of a mutant."""
+    return f"{verdict.value:>12}  {mutant.file}:{mutant.first_line}  {mutant.function}  {mutant.change}"
+
+
+def run(mutants: Sequence[Mutant], limit_s: float, report: Path | None) -> int:
+    """Try mutants, print those that live, and return the exit status."""
+    if not take_private_shm(SHM_BYTES):
+        print("/dev/shm is shared with others, whose files may confuse tests: it takes root", file=sys.stderr)
+    found: list[tuple[Mutant, Verdict]] = []
+    with tempfile.TemporaryDirectory(prefix="shm-backend-utils-mutants-") as name:
+        folder = Path(name)
+        covering = Covering.of_checkout(KEPT, folder)
+        check_trials(mutants, covering, limit_s, folder)
+        for number, mutant in enumerate(mutants, 1):
+            tests = covering.tests_of(mutant)
+            expected_s = sum(covering.seconds[test] for test in tests)
+            verdict = try_mutant(mutant, tests, limit_s + SLOWER * expected_s, folder)
+            found.append((mutant, verdict))
+            if verdict in (Verdict.SURVIVED, Verdict.NOT_EXECUTED):
+                print(line_of(mutant, verdict), flush=True)
+            if sys.stderr.isatty():
+                print(f"{number} of {len(mutants)}", end="\r", file=sys.stderr, flush=True)
+    alive = [mutant for mutant, verdict in found if verdict in (Verdict.SURVIVED, Verdict.NOT_EXECUTED)]
+    print(f"{len(found) - len(alive)} of {len(found)} mutants were killed")
+    if report is not None:
+        report.write_text(json.dumps([_as_json(*each) for each in found], indent=2) + "\n")
+    return 1 if alive else 0
+
+
+def check_trials(mutants: Sequence[Mutant], covering: Covering, limit_s: float, folder: Path) -> None:
+    """Raise NotRunError unless the library survives a trial as it is: then what is killed is killed by its change."""
+    for mutant in mutants:
+        tests = covering.tests_of(mutant)[:10]
+        if tests:
+            verdict = try_mutant(replace(mutant, number=UNCHANGED), tests, limit_s, folder)
+            if verdict is not Verdict.SURVIVED:
+                output = (folder / "output").read_text(errors="replace")
+                raise NotRunError(f"tests fail that did not fail when they were recorded:\n{output[-4_000:]}")
+            return
+
+
+def _as_json(mutant: Mutant, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "file": mutant.file,
+        "line": mutant.first_line,
+        "function": mutant.function,
+        "change": mutant.change,
+        "verdict": verdict.value,
+    }
+
+
+def main() -> int:
+    """Run the program; return its exit status."""
+    parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__)
+    parser.add_argument("--only", action="append", default=[], metavar="GLOB", help="files; as often as you like")
+    parser.add_argument("--sample", type=positive, metavar="N", help="try N of them, drawn by chance")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of that chance; default: %(default)s")
+    parser.add_argument(
+        "--limit",
+        type=positive,
+        default=30,
+        metavar="SECONDS",
+        help="a mutant that takes so much longer than the library hangs; default: %(default)s",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what became of each mutant to FILE")
+    arguments = parser.parse_args()
+    mutants = without_equivalents(mutants_of(arguments.only))
+    if arguments.sample is not None and arguments.sample < len(mutants):
+        mutants = random.Random(arguments.seed).sample(mutants, arguments.sample)
+    return exit_status(lambda: run(mutants, arguments.limit, arguments.json), NotRunError)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""The checks of a module, and the module with one of them broken."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["UNCHANGED", "Mutant", "find", "mutate"]
+
+UNCHANGED: Final = -1
+"""The number of no change."""
+
+# Off by one, or the other way round.
+_OTHER: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+}
+_CHECKING: Final = re.compile(r"_?(check|hold_owner|take|give_back|release|fcntl|fchmod|unlink|close$)")
+_WAYS_OUT: Final = (ast.Raise, ast.Return, ast.Continue, ast.Break)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change of a module.
+
+    Attributes
+    ----------
+    file : str
+        Below the checkout.
+    number : int
+        Of the change in its file.
+    function : str
+        Where it is, as ``__qualname__`` says.
+    first_line, last_line : int
+        What is changed. Who executes none of them cannot notice.
+    change : str
+        For people.
+    """
+
+    file: str
+    number: int
+    function: str
+    first_line: int
+    last_line: int
+    change: str
+
+
+def find(file: str, source: str) -> list[Mutant]:
+    """Return all mutants of a file, in an order that depends on its source alone."""
+    breaker = _Breaker(file, wanted=UNCHANGED)
+    breaker.visit(ast.parse(source))
+    return breaker.found
+
+
+def mutate(mutant: Mutant, source: str) -> ast.Module:
+    """Return a module with one of its mutants' changes."""
+    tree = ast.parse(source)
+    _Breaker(mutant.file, wanted=mutant.number).visit(tree)
+    return ast.fix_missing_locations(tree)
+
+
+class _Breaker(ast.NodeTransformer):
+    """Counts what can be changed, and does change the one that is wanted."""
+
+    def __init__(self, file: str, wanted: int) -> None:
+        self.found: list[Mutant] = []
+        self._file = file
+        self._wanted = wanted
+        self._scopes: list[str] = []
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        return self._scope(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._scope(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._scope(node)
+
+    def visit_Raise(self, node: ast.Raise) -> ast.AST:
+        return ast.copy_location(ast.Pass(), node) if self._is_wanted(node, f"without `{_text(node)}`") else node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        self.generic_visit(node)
+        is_checking = isinstance(node.value, ast.Call) and _CHECKING.match(_name(node.value.func))
+        if is_checking and self._is_wanted(node, f"without `{_text(node)}`"):
+            return ast.copy_location(ast.Pass(), node)
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        """Guards: what leaves early, or does one thing more."""
+        last = node.body[-1]
+        is_short = len(node.body) == 1 and isinstance(last, ast.Expr) and isinstance(last.value, ast.Call)
+        is_guard = not node.orelse and (is_short or isinstance(last, _WAYS_OUT))
+        is_mere_raise = len(node.body) == 1 and isinstance(last, ast.Raise)  # which is dropped anyway
+        if is_guard and not is_mere_raise and self._is_wanted(node.test, f"without `if {_text(node.test)}:`"):
+            node.test = ast.copy_location(ast.Constant(False), node.test)
+            return node
+        self.generic_visit(node)
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        self.generic_visit(node)
+        for index, part in enumerate(node.values):
+            if self._is_wanted(part, f"`{_text(node)}` without `{_text(part)}`"):
+                del node.values[index]
+                return node.values[0] if len(node.values) == 1 else node
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        for index, operator in enumerate(node.ops):
+            other = _OTHER.get(type(operator))
+            if other is not None:
+                changed = ast.Compare(node.left, [*node.ops], node.comparators)
+                changed.ops[index] = other()
+                if self._is_wanted(node, f"`{_text(node)}` becomes `{_text(changed)}`"):
+                    return ast.copy_location(changed, node)
+        return node
+
+    def _scope(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        self._scopes.append(node.name)
+        self.generic_visit(node)
+        self._scopes.pop()
+        return node
+
+    def _is_wanted(self, node: ast.stmt | ast.expr, change: str) -> bool:
+        number = len(self.found)
+        last_line = node.lineno if node.end_lineno is None else node.end_lineno
+        where = ".".join(self._scopes)
+        self.found.append(Mutant(self._file, number, where, node.lineno, last_line, change))
+        return number == self._wanted
+
+
+def _name(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _text(node: ast.AST) -> str:
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= 100 else f"{text[:97]}..."

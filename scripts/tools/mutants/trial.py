@@ -1,0 +1,127 @@
+"""One mutant's trial: the tests that execute it, in a forked process that imports the library with its change."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+import types
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+import hypothesis  # noqa: F401  # what every test needs is imported once, before the processes are forked
+import numpy as np  # noqa: F401
+import pytest
+
+from .. import ROOT
+from .checks import Mutant, mutate
+from .covering import pytest_options
+
+__all__ = ["Verdict", "try_mutant"]
+
+_SHM: Final = Path("/dev/shm")
+_HANGS_AFTER_S: Final = 20  # of one test
+
+
+class Verdict(Enum):
+    """What became of a mutant."""
+
+    KILLED = "killed"
+    TIMED_OUT = "timed out"
+    SURVIVED = "survived"
+    NOT_EXECUTED = "not executed"
+
+
+def try_mutant(mutant: Mutant, tests: list[str], limit_s: float, folder: Path) -> Verdict:
+    """Run tests against a mutant until one fails.
+
+    Parameters
+    ----------
+    mutant : Mutant
+        What is changed.
+    tests : list of str
+        Those that execute it, by pytest's names.
+    limit_s : float
+        A mutant that takes longer hangs.
+    folder : Path
+        For what tests leave, and for their output.
+    """
+    if not tests:
+        return Verdict.NOT_EXECUTED
+    before = set(_SHM.iterdir())
+    pid = os.fork()
+    if pid == 0:
+        _run(mutant, tests, folder)
+    watch = os.pidfd_open(pid)
+    try:
+        ended, _, _ = select.select([watch], [], [], limit_s)
+    finally:
+        os.close(watch)
+        _kill_all_of(pid)
+        _, status = os.waitpid(pid, 0)
+        for path in set(_SHM.iterdir()) - before:  # /dev/shm is this tool's own
+            path.unlink(missing_ok=True)
+    if not ended:
+        return Verdict.TIMED_OUT
+    return Verdict.SURVIVED if status == 0 else Verdict.KILLED
+
+
+def _kill_all_of(pid: int) -> None:
+    """Kill the process and what it has started, which is one group."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has ended, or not made its group yet
+            time.sleep(0.001)
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return
+        else:
+            return
+
+
+def _run(mutant: Mutant, tests: list[str], folder: Path) -> None:
+    """Run the tests, in the child. Never returns."""
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with (folder / "output").open("wb") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "examples")
+        os.chdir(ROOT)
+        _import_changed(mutant)
+        options = [
+            *pytest_options(folder),
+            "-x",
+            "-W",
+            "ignore::pytest.PytestAssertRewriteWarning",
+            f"--timeout={_HANGS_AFTER_S}",
+        ]
+        status = pytest.main([*options, *tests])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _import_changed(mutant: Mutant) -> None:
+    """Have Python's imports take a changed module for the real one, whatever is cached of that."""
+    path = ROOT / mutant.file
+    code = compile(mutate(mutant, path.read_text()), str(path), "exec")
+    loader = importlib.machinery.SourceFileLoader
+    get_code = loader.get_code
+
+    def changed(self: importlib.machinery.SourceFileLoader, fullname: str) -> types.CodeType | None:
+        return code if Path(self.path) == path else get_code(self, fullname)
+
+    setattr(loader, "get_code", changed)  # noqa: B010  # mypy takes no assignment to a method

@@ -1,0 +1,94 @@
+"""System calls that fail where a region is between two owners: it is not lost, and nobody gets it too early."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from shm_backend_utils.errors import ShmError
+from shm_backend_utils.memory import locks
+from shm_backend_utils.memory.pool import pool as pool_module
+from shm_backend_utils.memory.pool.options import PoolOptions
+from shm_backend_utils.memory.pool.pool import Need, SlotPool
+from tests.property.slot_machine.faults import INTERRUPT, Failing, Fault
+
+ERRORS = [errno.ENOLCK, errno.ENOMEM, errno.EINTR]
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> SlotPool:
+    monkeypatch.setattr(pool_module, "_QUARANTINE_ROUND_S", 60)  # its rounds are the tests' own
+    return SlotPool(PoolOptions(max_bytes=1 << 20))
+
+
+def take_in_doubt(pool: SlotPool) -> list[object]:
+    """Return the memory of a call that got no answer."""
+    region, memory = pool.redeem(pool.request(Need(100), "test"))
+    region.slots[0].is_in_doubt = True
+    return [memory]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_region_in_doubt_is_looked_at_again_when_the_kernel_gave_no_lock(
+    pool: SlotPool, error: int, after: int
+) -> None:
+    memory = take_in_doubt(pool)
+    with Failing(Fault("fcntl", after, error)) as failing:
+        memory.clear()
+    assert failing.has_happened
+    assert (pool.status.quarantined, pool.status.idle) == (0, 1)
+    pool.drop_idle()
+    assert pool.status.byte_size == 0
+    pool.close()
+
+
+def test_of_several_in_quarantine_none_is_lost_when_looking_at_the_first_is_interrupted(pool: SlotPool) -> None:
+    memories = [take_in_doubt(pool) for _ in range(3)]
+    leases = [region._region.lease(0) for region, _ in pool.held()]
+    for lease in leases:
+        assert lease.take()  # a model is at work there
+    for memory in memories:
+        memory.clear()
+    assert pool.status.quarantined == 3
+    for lease in leases:
+        lease.give_back()
+    with Failing(Fault("fcntl", 0, INTERRUPT)), pytest.raises(KeyboardInterrupt):
+        _ = pool.status
+    assert (pool.status.quarantined, pool.status.idle) == (0, 3)
+    pool.drop_idle()
+    assert pool.status.byte_size == 0
+    pool.close()
+
+
+def test_an_interrupt_while_a_lock_is_asked_for_leaves_it_free(pool: SlotPool) -> None:
+    region, memory = pool.redeem(pool.request(Need(100), "test"))
+    lease, fd = region._region.lease(0), region._region.segment.fileno()
+    for take in (lease.take, lease.take_back, lambda: locks.borrow(fd, region._region.record_offset(0))):
+        for error, raised in ((INTERRUPT, KeyboardInterrupt), (errno.ENOLCK, OSError)):
+            with Failing(Fault("fcntl", 0, error)), pytest.raises(raised):
+                take()
+            assert not lease.is_taken_here
+            assert lease.take_back()
+            lease.give_back()
+    del memory
+    pool.close()
+
+
+def test_a_region_whose_making_fails_at_any_call_leaves_the_budget_as_it_was(pool: SlotPool) -> None:
+    for call in ("open", "posix_fallocate", "fchmod", "fstat", "link", "fcntl", "mmap"):
+        for error in (errno.ENOSPC, errno.ENOMEM, errno.EMFILE, INTERRUPT):
+            happened, after = True, 0
+            while happened:
+                with Failing(Fault(call, after, error)) as failing:
+                    try:
+                        _, memory = pool.redeem(pool.request(Need(100), "test"))
+                        del memory
+                    except (OSError, ShmError, KeyboardInterrupt):
+                        assert failing.has_happened
+                happened, after = failing.has_happened, after + 1
+                pool.drop_idle()
+                assert pool.status.byte_size == 0
+            assert after > 1, f"{call} was not called"
+    pool.close()

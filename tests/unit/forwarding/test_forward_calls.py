@@ -1,0 +1,316 @@
+"""Calls from model to model, both in the test's process: on the client's memory, and by ordinary requests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.errors import ClosedError
+from shm_backend_utils.model import Call
+from tests.unit.forwarding.two_models import Models, X, config, double, two_models
+from tests.unit.sessions import tensor
+from tests.unit.table_client import Client
+
+
+def address(array: Any) -> int:
+    found: int = array.__array_interface__["data"][0]
+    return found
+
+
+def test_the_other_model_reads_and_writes_the_clients_memory(models: Models, client: Client) -> None:
+    seen: list[bool] = []
+
+    def answer(call: Call) -> None:
+        begin = call._memories[1].address + client.data
+        seen.append(address(call.input("X").numpy()) == begin)
+        y = call.output("Y", (4,), np.float32)
+        seen.append(address(y.numpy()) == begin + 256)
+        y.numpy()[:] = 7
+
+    def infer(call: Call) -> None:
+        y = call.output("Y", (4,), np.float32)
+        assert call.forward("other", {"X": call.input("X")}, {"Y": y})["Y"] is y
+
+    models.answer = answer
+    assert models.serve(client, infer).error is None
+    assert seen == [True, True]
+    assert client.output("Y").tolist() == [7] * 4
+
+
+def test_memory_up_to_the_regions_last_byte_is_lent(models: Models) -> None:
+    client = Client(share=4096)
+    regions: list[int] = []
+
+    def answer(call: Call) -> None:
+        assert call.table is not None
+        regions.append(call.table.outputs["Y"].region)
+        call.output("Y", (64,), np.float32).numpy()[:] = 7
+
+    def infer(call: Call) -> None:
+        call.forward("other", {"X": X}, {"Y": call.output("Y", (64,), np.float32)})
+
+    models.answer = answer
+    assert models.serve(client, infer, np.zeros(960, np.float32), 256).error is None
+    assert regions == [1]
+    assert client.output("Y").tolist() == [7] * 64
+    client.close()
+
+
+def test_an_array_of_the_models_own_is_copied(models: Models, client: Client) -> None:
+    regions: list[int] = []
+    models.answer = lambda call: regions.append(call.table.inputs["X"].region if call.table else -1)
+
+    def infer(call: Call) -> None:
+        strange = np.arange(8, dtype=np.float32)
+        call.forward("other", {"X": strange}, [])
+
+    models.serve(client, infer)
+    assert regions == [0]
+
+
+def test_what_an_earlier_call_has_returned_is_lent_and_not_copied(models: Models, client: Client) -> None:
+    regions: list[int] = []
+
+    def answer(call: Call) -> None:
+        regions.append(call.table.inputs["X"].region if call.table else -1)
+        double(call)
+
+    def infer(call: Call) -> None:
+        first = call.forward("other", {"X": X}, {"Y": 16})["Y"]
+        second = call.forward("other", {"X": first}, {"Y": 16})["Y"]
+        call.put("Y", second)
+
+    models.answer = answer
+    assert models.serve(client, infer).error is None
+    assert regions == [0, 1]
+    assert client.output("Y").tolist() == (X * 4).tolist()
+
+
+def test_what_the_other_model_passes_through_is_copied_to_where_it_is_wanted(models: Models, client: Client) -> None:
+    def infer(call: Call) -> None:
+        y = call.output("Y", (4,), np.float32)
+        y.numpy()[:] = 0
+        assert call.forward("other", {"X": call.input("X")}, {"Y": y})["Y"] is y
+
+    models.answer = lambda call: call.put("Y", call.input("X"))
+    assert models.serve(client, infer).error is None
+    assert client.output("Y").tolist() == X.tolist()
+
+
+def test_memory_of_the_models_own_is_no_place_for_the_other_one(models: Models, client: Client) -> None:
+    def infer(call: Call) -> None:
+        y = call.output("Y", (4,), np.float32)  # the client has no room for it
+        assert call.forward("other", {"X": X}, {"Y": y})["Y"] is y
+
+    response = models.serve(client, infer, room=0)
+    assert response.tensors["Y"].tolist() == (X * 2).tolist()
+
+
+def test_a_batch_says_how_many_rows_it_has(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
+    batched = config("other", max_batch_size=4)
+    batched["input"].append(tensor("SHM", "UINT8"))
+    rows: list[int] = []
+
+    def answer(call: Call) -> None:
+        rows.append(call.batch_size)
+        double(call)
+
+    def infer(call: Call) -> None:
+        y = call.forward("other", {"X": X.reshape(2, 2)}, {"Y": 16})["Y"].numpy()
+        call.put("Y", y.ravel())
+
+    with two_models(monkeypatch, batched) as models:
+        models.answer = answer
+        assert models.serve(client, infer).error is None
+    assert rows == [2]
+    assert client.output("Y").tolist() == (X * 2).tolist()
+
+
+def test_a_model_that_would_be_called_on_its_own_behalf_is_refused(models: Models, client: Client) -> None:
+    assert "would be called on its own behalf (m → m)" in models.refused(client, lambda call: call.forward("m", {}))
+
+
+def test_the_other_models_error_is_told_as_such(models: Models, client: Client) -> None:
+    def answer(call: Call) -> None:
+        raise ValueError("no luck today")
+
+    models.answer = answer
+    error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 16}))
+    assert "model 'other', called on behalf of this request, failed" in error
+    assert "no luck today" in error
+
+
+def test_a_model_that_answers_without_having_used_the_memory_is_found_out(models: Models, client: Client) -> None:
+    models.answer = None
+    error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 16}))
+    assert "answered without having used the shared memory" in error
+
+
+def test_an_output_that_found_no_room_and_is_not_in_the_response_is_missed(models: Models, client: Client) -> None:
+    models.change = lambda response: response.tensors.clear()
+    error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 4}))
+    assert "model 'other' answered without output 'Y'" in error
+
+
+def test_an_output_that_found_no_room_is_in_the_response_and_learned(models: Models, client: Client) -> None:
+    ways: list[str] = []
+
+    def infer(call: Call) -> None:
+        for _ in range(2):
+            y = call.forward("other", {"X": X})["Y"]
+            assert y.numpy().tolist() == (X * 2).tolist()
+            ways.append(y.path)
+        call.put("Y", y)
+
+    assert models.serve(client, infer).error is None
+    assert ways == ["triton", "direct"]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((2,), np.float32), ((2, 2), np.float32)])
+def test_memory_of_another_shape_than_the_output_has_is_refused(
+    models: Models, client: Client, shape: tuple[int, ...], dtype: Any
+) -> None:
+    def answer(call: Call) -> None:
+        call.output("Y", (shape[0],), dtype)
+
+    def infer(call: Call) -> None:
+        y = call.output("Y", (4,), np.float32)
+        call.forward("other", {"X": X}, {"Y": y})
+
+    models.answer = answer
+    assert "but the memory for it is FP32 of shape [4]" in models.refused(client, infer)
+
+
+def test_more_than_the_pool_may_have_is_refused_at_once(
+    models: Models, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = models.caller._context.forwarder._pool  # type: ignore[union-attr]
+    monkeypatch.setattr(pool._inventory, "max_bytes", 16384)
+
+    def infer(call: Call) -> None:
+        held = call.forward("other", {"X": X}, {"Y": 16})
+        call.forward("other", {"X": X}, {"Y": 16})
+        del held
+
+    assert "bytes of shared memory became free within 0 s" in models.refused(client, infer)
+
+
+def test_nothing_is_forwarded_when_the_call_is_over(models: Models, client: Client) -> None:
+    calls: list[Call] = []
+
+    def infer(call: Call) -> None:
+        calls.append(call)
+        call.output("Y", (4,), np.float32)
+
+    models.serve(client, infer)
+    with pytest.raises(ClosedError, match="this call"):
+        calls[0].forward("other", {"X": X})
+
+
+# Ordinary requests
+
+
+def test_a_model_of_which_nobody_tells_gets_an_ordinary_request(stock_models: Models, client: Client) -> None:
+    def infer(call: Call) -> None:
+        y = call.output("Y", (4,), np.float32)
+        assert call.forward("other", {"X": call.input("X")}, {"Y": y})["Y"] is y
+
+    assert stock_models.serve(client, infer).error is None
+    assert client.output("Y").tolist() == (X * 2).tolist()
+
+
+def test_without_a_target_the_delivered_output_is_returned(stock_models: Models, client: Client) -> None:
+    def infer(call: Call) -> None:
+        call.put("Y", call.forward("other", {"X": X}, ["Y"])["Y"])
+
+    assert stock_models.serve(client, infer).error is None
+    assert client.output("Y").tolist() == (X * 2).tolist()
+
+
+def test_a_delivered_output_of_another_shape_than_its_memory_is_refused(stock_models: Models, client: Client) -> None:
+    def infer(call: Call) -> None:
+        y = call.output("Y", (1,), np.float32)  # NumPy would spread one element over four, but not the other way
+        call.forward("other", {"X": X}, {"Y": y})
+
+    assert "gave output 'Y' as FP32 of shape [4], but the memory" in stock_models.refused(client, infer)
+
+    def spreading(call: Call) -> None:
+        y = call.output("Y", (4,), np.float32)
+        call.forward("other", {"X": X[:1]}, {"Y": y})
+
+    assert "gave output 'Y' as FP32 of shape [1], but the memory" in stock_models.refused(client, spreading)
+
+
+def test_outputs_that_nobody_knows_must_be_named(stock_models: Models, client: Client) -> None:
+    error = stock_models.refused(client, lambda call: call.forward("other", {"X": X}))
+    assert "the outputs of model 'other' are not known here; name those that are wanted" in error
+
+
+# Calls that are under way when their own is over
+
+
+def leave_while_under_way(models: Models, client: Client, error: type[BaseException] | None = None) -> Any:
+    """Serve a request whose forward_async goes on; return the response, and how the other model's call ended."""
+
+    async def run() -> Any:
+        models.gate = asyncio.Event()
+        tasks: list[asyncio.Task[Any]] = []
+
+        async def infer(call: Call) -> None:
+            y = call.output("Y", (4,), np.float32)
+            tasks.append(asyncio.ensure_future(call.forward_async("other", {"X": call.input("X")}, {"Y": y})))
+            await asyncio.sleep(0)
+            if error is not None:
+                raise error
+
+        (response,) = await models.caller.serve_async([client.request({"X": X}, {"Y": 16})], infer)
+        models.gate.set()
+        (outcome,) = await asyncio.gather(*tasks, return_exceptions=True)
+        return response, outcome
+
+    return asyncio.run(run())
+
+
+def test_a_call_that_is_left_while_forward_async_runs_fails(models: Models, client: Client) -> None:
+    response, outcome = leave_while_under_way(models, client)
+    assert "model.py has left the call while 1 calls of forward_async were under way" in str(response.error)
+    assert "the client has given this request up" in str(outcome)  # the other model did not touch the memory
+    assert client.is_free()
+
+
+def test_the_record_of_a_call_that_fails_while_forward_async_runs_is_left_to_the_client(
+    models: Models, client: Client
+) -> None:
+    response, outcome = leave_while_under_way(models, client, ValueError)
+    assert "ValueError" in str(response.error)
+    assert isinstance(outcome, Exception)
+    assert client.is_free()
+    assert client.region.record(0).completed == 0
+
+
+def test_forward_async_that_was_awaited_is_over(models: Models, client: Client) -> None:
+    async def infer(call: Call) -> None:
+        y = call.output("Y", (4,), np.float32)
+        await call.forward_async("other", {"X": call.input("X")}, {"Y": y})
+
+    request = client.request({"X": X}, {"Y": 16})
+    (response,) = asyncio.run(models.caller.serve_async([request], infer))
+    assert response.error is None
+    assert client.output("Y").tolist() == (X * 2).tolist()
+
+
+def test_forward_async_that_failed_is_over(models: Models, client: Client) -> None:
+    def broken(response: Any) -> None:
+        raise OSError("the other model's process died")
+
+    async def infer(call: Call) -> None:
+        with pytest.raises(OSError, match="died"):
+            await call.forward_async("other", {"X": call.input("X")})
+        call.output("Y", (4,), np.float32)
+
+    models.change = broken
+    (response,) = asyncio.run(models.caller.serve_async([client.request({"X": X}, {"Y": 16})], infer))
+    assert response.error is None

@@ -1,0 +1,125 @@
+"""Streams, batches and coroutines that end before their time, or are not what they should be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.errors import ModelError
+from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
+from shm_backend_utils.model.modes import coroutines, stream
+from shm_backend_utils.protocol.spans import Ring
+from tests.unit.modes.doubling import Open, X
+from tests.unit.sessions import tensor
+from tests.unit.table_client import Client
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    client = Client(slots=4)
+    yield client
+    client.close()
+
+
+def streaming(open_session: Open) -> ShmSession:
+    return open_session(model_transaction_policy={"decoupled": True})
+
+
+def frames(count: int, sent: list[int]) -> Any:
+    def answer(call: StreamCall) -> Iterator[None]:
+        for number in range(count):
+            call.put("Y", X + number)
+            sent.append(number)
+            yield
+
+    return answer
+
+
+def test_a_stream_that_its_client_has_cancelled_ends_without_an_error(
+    open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 0)
+    request, sent = client.request({"X": X}, {"Y": 16}), []  # type: ignore[var-annotated]
+    request.is_given_up = True
+    streaming(open_session).serve_streams([request], frames(5, sent))
+    assert sent == [0]
+    assert [None if each is None else each.error for each in request.sender.sent] == [None, None]
+    assert client.is_over()
+
+
+def test_a_stream_whose_client_is_gone_ends(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 0)
+    client = Client()
+    request, sent = client.request({"X": X}, {"Y": 16}), []  # type: ignore[var-annotated]
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        for _ in frames(2, sent)(call):
+            yield
+            client.region.segment.unlink()
+
+    streaming(open_session).serve_streams([request], answer)
+    assert sent == [0, 1]
+    client.close()
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (0, 4), (1, 4), (3, 2), (4, 1)])
+def test_a_ring_that_is_not_of_other_slots_of_the_region_is_refused(
+    open_session: Open, client: Client, first: int, count: int
+) -> None:
+    request = client.request({"X": X}, {"Y": 16}, ring=Ring(first, count, 64))
+    streaming(open_session).serve_streams([request], frames(1, []))
+    (response,) = request.sender.sent
+    assert response is not None
+    assert str(response.error).startswith("shm:table: frame_slot: found slots")
+    assert client.is_free()
+
+
+def test_a_ring_may_have_the_last_slot(open_session: Open, client: Client) -> None:
+    request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 3, 64))
+    streaming(open_session).serve_streams([request], frames(3, []))
+    assert [each and each.error for each in request.sender.sent] == [None] * 4
+    assert client.region.record(3).completed > 0
+
+
+def test_an_output_put_to_a_batch_needs_its_rows(open_session: Open, client: Client) -> None:
+    inputs = [tensor("X", dims=[-1]), tensor("SHM", "UINT8")]
+    session = open_session(inputs, [tensor("Y", dims=[-1])], max_batch_size=8)
+    x = np.ones((2, 4), np.float32)
+    carried = {"SHM": np.empty((2, 0), np.uint8)}
+
+    def infer(batch: BatchCall) -> None:
+        for wrong in (np.ones((3, 4), "f4"), np.ones((5, 4), "f4"), np.float32(1)):
+            with pytest.raises(ModelError, match="but the batch has 4 rows"):
+                batch.put("Y", wrong)
+        batch.put("Y", batch.input("X").numpy() * 2)
+
+    requests = [client.request({"X": x}, {"Y": 32}, slot, delivered=carried) for slot in range(2)]
+    responses = session.serve_batch(requests, infer)
+    assert [response.error for response in responses] == [None, None]
+    assert client.output("Y", 1).tolist() == (x * 2).tolist()
+
+
+def test_a_coroutine_that_is_closed_gives_the_slot_back(open_session: Open, client: Client) -> None:
+    call = open_session().open(client.request({"X": X}, {"Y": 16}))
+    failed: list[BaseException] = []
+
+    async def infer(call: Call) -> None:
+        await asyncio.Event().wait()
+
+    serving = coroutines.serve_one(call, infer, lambda call, error: failed.append(error))
+
+    async def begin() -> None:
+        task: Any = serving.send(None)
+        assert task is not None
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    serving.close()
+    loop.close()
+    assert failed == []
+    assert "execute was left" in str(call.response.error)
+    assert client.is_over()

@@ -1,0 +1,219 @@
+"""Where an output of model.py goes: what fits, what does not by one byte, and what must not be written at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.errors import ModelError
+from shm_backend_utils.model import Call
+from shm_backend_utils.protocol.results import OutputPlace
+from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
+from shm_backend_utils.testing.fake_backend import Request, Response
+from tests.unit.modes.doubling import FP32, Open, X
+from tests.unit.sessions import tensor
+from tests.unit.table_client import Client
+
+Infer = Callable[[Call], Any]
+WORDS = [b"ab", b"cde"]
+PACKED = b"\2\0\0\0ab\3\0\0\0cde"
+
+
+def serve(open_session: Open, request: Request, infer: Infer, outputs: Any = None, inputs: Any = None) -> Response:
+    (response,) = open_session(inputs, outputs).serve([request], infer)
+    assert isinstance(response, Response)
+    return response
+
+
+def place_after(open_session: Open, client: Client, infer: Infer, room: int = 16, **more: Any) -> OutputPlace:
+    """Return where the results say that Y is, of a request of X."""
+    response = serve(open_session, client.request({"X": X}, {"Y": room}), infer, **more)
+    assert response.error is None
+    return client.places()["Y"]
+
+
+@pytest.fixture
+def client() -> Any:
+    client = Client()
+    yield client
+    client.close()
+
+
+def test_an_output_one_byte_larger_than_its_room_goes_back_through_triton(open_session: Open, client: Client) -> None:
+    given = np.arange(16, dtype=np.uint8)
+    for ways in (lambda call: call.put("Y", given), lambda call: call.output("Y", (16,), "u1").numpy().fill(1)):
+        region = client.region.bytes()
+        region[client.data + 256 :] = 77
+        place = place_after(open_session, client, ways, room=15, outputs=[tensor("Y", "UINT8")])
+        assert place.is_in_response
+        assert (region[client.data + 256 :] == 77).all()
+        assert not place_after(open_session, client, ways, room=16, outputs=[tensor("Y", "UINT8")]).is_in_response
+
+
+def test_an_input_that_is_put_is_passed_through_from_its_first_byte_to_its_last(
+    open_session: Open, client: Client
+) -> None:
+    place = place_after(open_session, client, lambda call: call.put("Y", call.input("X")))
+    assert (place.offset, place.byte_size) == (client.data, 16)
+    place = place_after(open_session, client, lambda call: call.put("Y", call.input("X").numpy()[1:]))
+    assert (place.offset, place.byte_size) == (client.data + 4, 12)
+
+
+def test_what_reaches_beyond_an_input_is_copied(open_session: Open, client: Client) -> None:
+    def infer(call: Call) -> None:
+        beyond = np.lib.stride_tricks.as_strided(call.input("X").numpy(), (5,))
+        call.put("Y", beyond)
+
+    assert place_after(open_session, client, infer, room=20).offset == client.data + 256
+
+
+def test_an_empty_output_is_where_its_room_is(open_session: Open, client: Client) -> None:
+    place = place_after(open_session, client, lambda call: call.put("Y", call.input("X").numpy()[:0]))
+    assert (place.offset, place.byte_size) == (client.data + 256, 0)
+
+
+def test_an_input_is_not_passed_through_where_the_client_wants_no_memory_used(
+    open_session: Open, client: Client
+) -> None:
+    said = Table({"X": InputSpan(FP32, (4,), 0, client.data, 16)}, {})
+    np.ndarray((4,), np.float32, client.region.bytes(), client.data)[:] = X
+    request = Request(client.begin(said), ["Y"])
+    response = serve(open_session, request, lambda call: call.put("Y", call.input("X")))
+    assert client.places()["Y"].is_in_response
+    assert response.tensors["Y"].tolist() == X.tolist()
+
+
+def test_a_transposed_output_is_not_taken_for_the_same_memory(open_session: Open, client: Client) -> None:
+    def infer(call: Call) -> None:
+        y = call.output("Y", (2, 2), np.float32).numpy()
+        y[:] = [[1, 2], [3, 4]]
+        call.put("Y", y.T)
+
+    place_after(open_session, client, infer, outputs=[tensor("Y", dims=[-1, -1])])
+    assert client.output("Y").tolist() == [[1, 3], [2, 4]]
+
+
+def test_an_output_that_is_put_where_it_lies_is_not_copied(open_session: Open, client: Client) -> None:
+    copied: list[bool] = []
+
+    def infer(call: Call) -> None:
+        y = call.output("Y", (4,), np.float32)
+        call.put("Y", y)
+        copied.append(call.outputs["Y"].was_copied)
+        call.put("Y", X)
+        copied.append(call.outputs["Y"].was_copied)
+
+    place_after(open_session, client, infer)
+    assert copied == [False, True]
+
+
+def test_a_delivered_input_is_copied_to_the_memory_that_the_client_has_for_it(
+    open_session: Open, client: Client
+) -> None:
+    request = client.request({}, {"Y": 16}, delivered={"X": X})
+    assert serve(open_session, request, lambda call: call.put("Y", call.input("X"))).tensors == {}
+    assert client.output("Y").tolist() == X.tolist()
+
+
+def test_a_delivered_input_goes_back_as_it_came(open_session: Open) -> None:
+    given = X.copy()
+    response = serve(open_session, Request("", ["Y"], {"X": given}), lambda call: call.put("Y", call.input("X")))
+    assert np.shares_memory(response.tensors["Y"], given)
+
+
+# What the configuration forbids
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape", "match"),
+    [
+        ("Z", "f4", (4,), "'Z'"),
+        ("Y", "f8", (4,), "is FP64"),
+        ("Y", "f4", (2, 2), "has shape"),
+        ("FIXED", "f4", (5,), "has shape"),
+        ("WORDS", "O", (2,), "holds strings, of which nobody knows the size yet"),
+    ],
+)
+def test_an_output_that_the_configuration_forbids_is_neither_made_nor_put(
+    open_session: Open, client: Client, name: str, dtype: str, shape: tuple[int, ...], match: str
+) -> None:
+    outputs = [tensor("Y"), tensor("FIXED", dims=[4]), tensor("WORDS", "STRING")]
+
+    def infer(call: Call) -> None:
+        with pytest.raises(ModelError, match=match):
+            call.output(name, shape, dtype)
+        if dtype != "O":
+            with pytest.raises(ModelError, match=match):
+                call.put(name, np.zeros(shape, dtype))
+        call.put("Y", X)
+
+    place_after(open_session, client, infer, outputs=outputs)
+
+
+def test_strings_for_an_output_that_is_none_or_no_strings_are_refused(open_session: Open, client: Client) -> None:
+    def infer(call: Call) -> None:
+        for name in ("Y", "Z"):
+            with pytest.raises(ModelError):
+                call.put(name, np.array(WORDS, object))
+        call.put("Y", X)
+
+    place_after(open_session, client, infer)
+
+
+# Strings
+
+
+@pytest.mark.parametrize("room", [len(PACKED) - 1, len(PACKED), len(PACKED) + 1])
+def test_strings_are_written_where_they_fit_to_the_byte(open_session: Open, client: Client, room: int) -> None:
+    region = client.region.bytes()
+    region[client.data :] = 77
+    outputs = [tensor("Y", "STRING")]
+    place = place_after(open_session, client, lambda call: call.put("Y", WORDS), room=room, outputs=outputs)
+    assert place.is_in_response == (room < len(PACKED))
+    begin = client.data + 256
+    if not place.is_in_response:
+        assert bytes(region[begin : begin + len(PACKED)]) == PACKED
+        begin += len(PACKED)
+    assert (region[begin:] == 77).all()
+
+
+def test_a_list_of_bytes_keeps_the_zeros_at_its_end(open_session: Open, client: Client) -> None:
+    place = place_after(open_session, client, lambda call: call.put("Y", [b"a\0\0"]), outputs=[tensor("Y", "STRING")])
+    assert place.byte_size == 7
+
+
+@pytest.mark.parametrize("room", [64, 0])
+def test_elements_that_are_no_strings_are_the_models_error(open_session: Open, client: Client, room: int) -> None:
+    outputs = [tensor("Y", "STRING")]
+    request = client.request({"X": X}, {"Y": room})
+    response = serve(open_session, request, lambda call: call.put("Y", np.array([1, None], object)), outputs)
+    assert "model.py wrote an output that it may not" in str(response.error)
+    assert client.is_over()
+
+
+# The record
+
+
+@pytest.mark.parametrize(("shape", "fits"), [((1,), True), ((1, 1), False)])
+def test_results_fill_the_record_and_not_more(
+    open_session: Open, client: Client, shape: tuple[int, ...], fits: bool
+) -> None:
+    name = "Y" * (2048 - 16 - 8 - 24 - 8)
+    said = Table({}, {name: OutputSpan(0, client.data, 16)})
+    request = Request(client.begin(said), [name])
+    outputs = [tensor(name, dims=[-1] * len(shape))]
+    response = serve(open_session, request, lambda call: call.put(name, np.ones(shape, "f4")), outputs)
+    assert (response.error is None) == fits
+    assert fits or "2040 bytes for the results of 1 outputs" in str(response.error)
+    assert client.is_over()
+
+
+def test_leaving_a_call_without_its_output_raises_and_answers(open_session: Open, client: Client) -> None:
+    call = open_session().open(client.request({"X": X}, {"Y": 16}))
+    with pytest.raises(ModelError, match="output 'Y' was requested, but model.py wrote none"), call:
+        pass
+    assert "model.py wrote none" in str(call.response.error)
+    assert client.is_over()

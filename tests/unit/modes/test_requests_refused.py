@@ -1,0 +1,185 @@
+"""Requests that ask for what they may not, and calls that are used when they are over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.errors import ClosedError, MissingTensorError, StaleRequestError, TableError
+from shm_backend_utils.memory import locks
+from shm_backend_utils.model import Call
+from shm_backend_utils.model.mapping import resolver
+from shm_backend_utils.protocol.claims import CudaRegionClaim, LentRegionClaim
+from shm_backend_utils.protocol.spans import InputSpan, Table
+from shm_backend_utils.testing.fake_backend import Request
+from tests.unit.modes.doubling import FP32, Open, X, double
+from tests.unit.sessions import tensor
+from tests.unit.table_client import Client
+
+DESCRIPTOR = {"v": 1, "model": "m", "regions": [], "inputs": {}, "outputs": {}}
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    client = Client()
+    yield client
+    client.close()
+
+
+def error_of(open_session: Open, request: Request, **more: Any) -> str:
+    (response,) = open_session(**more).serve([request], double)
+    return str(response.error)
+
+
+@pytest.mark.parametrize("generation", [0, -1, None, "1", 1.0, True])
+def test_a_generation_that_is_none_is_refused(open_session: Open, client: Client, generation: Any) -> None:
+    request = client.request({"X": X}, {"Y": 16}, shm_generation=generation)
+    assert error_of(open_session, request).startswith("shm:table: shm_generation: found")
+    assert client.is_free()
+
+
+def test_the_first_generation_is_1(open_session: Open, client: Client) -> None:
+    assert error_of(open_session, client.request({"X": X}, {"Y": 16})) == "None"
+
+
+def test_a_descriptor_for_another_model_leaves_the_delivered_tensors(open_session: Open) -> None:
+    said = {"shm_io": json.dumps({**DESCRIPTOR, "model": "another"})}
+    (response,) = open_session().serve([Request(said, ["Y"], {"X": X})], double)
+    assert response.tensors["Y"].tolist() == (X * 2).tolist()
+    assert "speaks to another model" in error_of(open_session, Request(said, ["Y"]))
+
+
+def test_a_descriptor_of_nothing_leaves_the_delivered_tensors(open_session: Open) -> None:
+    said = {"shm_io": json.dumps(DESCRIPTOR)}
+    (response,) = open_session().serve([Request(said, ["Y"], {"X": X})], double)
+    assert response.tensors["Y"].tolist() == (X * 2).tolist()
+
+
+@pytest.mark.parametrize("name", ["shm_io", "shm_slot"])
+def test_a_model_that_does_not_serve_the_direct_path_takes_no_memory(
+    open_session: Open, client: Client, name: str
+) -> None:
+    request = client.request({"X": X}, {"Y": 16})
+    if name == "shm_io":
+        request = Request({"shm_io": json.dumps(DESCRIPTOR)}, ["Y"], {"X": X})
+    assert f"{name}: found something, expected nothing" in error_of(
+        open_session, request, parameters={"SHM_PATHS": "triton-shm"}
+    )
+
+
+def test_a_descriptor_beside_a_slot_is_refused(open_session: Open, client: Client) -> None:
+    request = client.request({"X": X}, {"Y": 16}, shm_io=json.dumps(DESCRIPTOR))
+    assert "found a descriptor beside shm_slot" in error_of(open_session, request)
+    assert client.is_free()
+
+
+def test_a_model_that_serves_the_direct_path_alone_takes_no_plain_request(open_session: Open, client: Client) -> None:
+    direct = {"parameters": {"SHM_PATHS": "direct"}}
+    assert "allows only the direct path" in error_of(open_session, Request("", ["Y"], {"X": X}), **direct)
+    assert error_of(open_session, client.request({"X": X}, {"Y": 16}), **direct) == "None"
+    assert error_of(open_session, Request("", ["Y"], {"X": X})) == "None"
+
+
+def test_rows_are_compared_with_the_carrier_where_there_are_batches_alone(open_session: Open, client: Client) -> None:
+    assert error_of(open_session, client.request({"X": X}, {"Y": 16})) == "None"
+    batched = {
+        "inputs": [tensor("X"), tensor("SHM", "UINT8")],
+        "max_batch_size": 4,
+    }
+    x = np.ones((2, 2), np.float32)
+    for rows, error in ((None, "the request has none"), (3, "the request has one of 3"), (2, "None")):
+        delivered = {} if rows is None else {"SHM": np.empty((rows, 0), np.uint8)}
+        request = client.request({"X": x}, {"Y": 16}, delivered=delivered)
+        assert error in error_of(open_session, request, **batched)
+
+
+def test_a_call_that_is_over_gives_nothing(open_session: Open, client: Client) -> None:
+    calls: list[Call] = []
+
+    def infer(call: Call) -> None:
+        with pytest.raises(MissingTensorError):
+            call.input("Z")
+        assert call.find_input("Z") is None
+        calls.append(call)
+        double(call)
+
+    inputs = [tensor("X"), tensor("Z")]
+    open_session(inputs).serve([client.request({"X": X}, {"Y": 16})], infer)
+    (call,) = calls
+    for use in (
+        lambda: call.input("X"),
+        lambda: call.find_input("X"),
+        lambda: call.find_input("Z"),
+        lambda: call.inputs,
+        lambda: call.output("Y", (4,), np.float32),
+        lambda: call.put("Y", X),
+        lambda: call.forward("m", {}),
+    ):
+        with pytest.raises(ClosedError, match="this call"):
+            use()
+
+
+def test_a_call_that_is_not_begun_gives_nothing(open_session: Open, client: Client) -> None:
+    call = open_session().open(client.request({"X": X}, {"Y": 16}))
+    with pytest.raises(ClosedError, match="this call"):
+        call.find_input("X")
+
+
+# Further regions
+
+
+def test_a_lent_region_needs_a_lender() -> None:
+    with pytest.raises(TableError, match="regions: found a lent region, expected none"):
+        resolver._check_lender(None)
+
+
+def test_memory_of_a_gpu_needs_the_slot_that_it_says_to_be_fenced_by() -> None:
+    claim = CudaRegionClaim(bytes(64), 4096, "00" * 16, 0)
+    with pytest.raises(TableError, match="regions.fence: found 0, expected none"):
+        resolver._fence_of(claim, None, resolver.FurtherRegions([], [], [], None))  # type: ignore[arg-type]
+
+
+def test_a_lender_that_gives_up_while_its_memory_is_borrowed_is_noticed(
+    open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lender = Client()
+    header = client.region.header
+    claim = LentRegionClaim(client.region.segment.key, header.byte_size, header.token.hex(), 0)
+    said = Table({"X": InputSpan(FP32, (4,), 1, client.data, 16)}, {}, (claim,))
+    request = Request(lender.begin(said), ["Y"])
+    real = locks.borrow
+
+    def borrow(fd: int, record: int) -> Any:
+        lender.region.record(0).generation += 1  # it gives up at the last moment
+        return real(fd, record)
+
+    monkeypatch.setattr(resolver, "borrow", borrow)
+    assert "the client has given this request up" in error_of(open_session, request)
+    assert lender.region.record(0).started == 0
+    assert client.is_free()
+    lender.close()
+
+
+def test_a_lender_that_dies_while_its_memory_is_borrowed_is_noticed(
+    open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lender = Client()
+    header = client.region.header
+    claim = LentRegionClaim(client.region.segment.key, header.byte_size, header.token.hex(), 0)
+    said = Table({"X": InputSpan(FP32, (4,), 1, client.data, 16)}, {}, (claim,))
+    request = Request(lender.begin(said), ["Y"])
+    real = locks.borrow
+
+    def borrow(fd: int, record: int) -> Any:
+        lender.region.segment.unlink()
+        lender.region.close()
+        return real(fd, record)
+
+    monkeypatch.setattr(resolver, "borrow", borrow)
+    with pytest.raises(StaleRequestError, match="is gone"), open_session().open(request):
+        pass
+    assert client.is_free()

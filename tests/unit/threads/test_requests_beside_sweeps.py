@@ -1,0 +1,107 @@
+"""Requests of many clients that come and go, while other threads unmap what they have left."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.model import ShmSession
+from shm_backend_utils.model.mapping.mapped import MappedRegion
+from shm_backend_utils.model.mapping.registry import Registry
+from tests.unit.modes.doubling import double
+from tests.unit.sessions import session_of, tensor
+from tests.unit.table_client import Client
+from tests.unit.threads.conftest import Run
+
+CLIENTS, REQUESTS = 4, 12
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+    sys.setswitchinterval(0.005)
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")], parameters={"SHM_MAX_MAPPED_BYTES": "20000000"}) as made:
+        yield made
+
+
+def test_sweeps_take_no_memory_from_a_request_and_leave_none(session: ShmSession, side_by_side: Run) -> None:
+    context = session._context
+    assert context is not None
+    resolver = context.resolver
+    is_over = threading.Event()
+    running = [CLIENTS]
+
+    def come_and_go(seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            for _ in range(REQUESTS):
+                client = Client(slots=2)
+                for slot in (0, 1, 0):
+                    x = np.full(chance.randrange(1, 50), seed, np.float32)
+                    (response,) = session.serve([client.request({"X": x}, {"Y": x.nbytes}, slot)], double)
+                    assert response.error is None
+                    assert client.output("Y", slot).tolist() == (x * 2).tolist()
+                client.close()
+        finally:
+            running[0] -= 1
+            if not running[0]:
+                is_over.set()
+
+    def sweep() -> None:
+        while not is_over.is_set():
+            resolver.sweep()
+
+    def drop_the_oldest() -> None:
+        while not is_over.is_set():
+            resolver.registry._drop_oldest_idle()
+
+    side_by_side(sweep, drop_the_oldest, *[lambda seed=seed: come_and_go(seed) for seed in range(1, CLIENTS + 1)])
+    resolver.sweep()
+    assert resolver.registry.mapped() == (0, 0)
+
+
+def test_one_mapping_is_made_however_many_threads_ask_for_it(side_by_side: Run) -> None:
+    region, registry = ManagedRegion.create(4096), Registry()
+    key, token = region.segment.key, region.header.token.hex()
+    found: list[MappedRegion] = []
+
+    def work() -> None:
+        for _ in range(20):
+            made = registry.obtain(
+                f"{key} {token}", lambda: MappedRegion(ManagedRegion.open(key, token, "region")), 0, 0, "region"
+            )
+            found.append(made)
+
+    side_by_side(*[work] * 8)
+    assert len(set(map(id, found))) == 1
+    assert registry.mapped()[1] == 1
+    registry.unregister_all()
+    found.clear()
+    assert registry.mapped() == (0, 0)
+    region.segment.unlink()
+    region.close()
+
+
+def test_uses_that_begin_and_end_side_by_side_are_all_counted(side_by_side: Run) -> None:
+    region, registry = ManagedRegion.create(4096), Registry()
+    key, token = region.segment.key, region.header.token.hex()
+    mapped = registry.obtain("r", lambda: MappedRegion(ManagedRegion.open(key, token, "region")), 0, 0, "region")
+
+    def work(mapped: MappedRegion) -> None:
+        for _ in range(300):
+            registry.begin_use(mapped)
+            assert mapped.is_in_use
+            registry.end_use(mapped)
+
+    side_by_side(*[partial(work, mapped)] * 8)
+    assert mapped.use_count == 0
+    registry.unregister_all()
+    del mapped
+    region.segment.unlink()
+    region.close()
