@@ -29,7 +29,7 @@ OWNER = """
 import sys
 from pathlib import Path
 from shm_backend_utils.memory import segment as system
-from shm_backend_utils.memory import shared_file
+from shm_backend_utils.memory.managed import ManagedRegion
 system.DIRECTORY = Path(sys.argv[1])
 region = ManagedRegion.create(100, slot_count=3)
 print(region.segment.key, flush=True)
