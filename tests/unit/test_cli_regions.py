@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from shm_backend_utils import cli
-from shm_backend_utils.memory import reaper
+from shm_backend_utils.memory import reaper, shared_file
 from shm_backend_utils.memory import segment as system
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import layout
@@ -29,7 +29,8 @@ def shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in the real /dev/shm for this test alone: clients of other processes reap in /dev/shm itself."""
     folder = Path(tempfile.mkdtemp(prefix="regions-", dir="/dev/shm"))
     monkeypatch.setattr(reaper, "_DIRECTORY", folder)
-    monkeypatch.setattr(system, "_DIRECTORY", folder)
+    for module in (system, shared_file):
+        monkeypatch.setattr(module, "DIRECTORY", folder)
     yield folder
     shutil.rmtree(folder)
 

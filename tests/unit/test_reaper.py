@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from shm_backend_utils.memory import locks, reaper
+from shm_backend_utils.memory import locks, reaper, shared_file
 from shm_backend_utils.memory import segment as system
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.reaper import RegionReport
@@ -30,7 +30,7 @@ import sys
 from pathlib import Path
 from shm_backend_utils.memory import segment as system
 from shm_backend_utils.memory.managed import ManagedRegion
-system._DIRECTORY = Path(sys.argv[1])
+system.DIRECTORY = Path(sys.argv[1])
 region = ManagedRegion.create(100, slot_count=3)
 print(region.segment.key, flush=True)
 sys.stdin.read()
@@ -42,7 +42,8 @@ def shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in the real /dev/shm for this test alone: clients of other processes reap in /dev/shm itself."""
     folder = Path(tempfile.mkdtemp(prefix="reaper-", dir=SHM))
     monkeypatch.setattr(reaper, "_DIRECTORY", folder)
-    monkeypatch.setattr(system, "_DIRECTORY", folder)
+    for module in (system, shared_file):
+        monkeypatch.setattr(module, "DIRECTORY", folder)
     yield folder
     shutil.rmtree(folder)
 
