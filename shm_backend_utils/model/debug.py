@@ -136,13 +136,12 @@ class DebugCall(Call):
     def commit(self, *, needs_all: bool = True) -> None:
         super().commit(needs_all=needs_all)
         all_guarded, self._guarded = self._guarded, {}
-        if all_guarded and self.devices:  # a GPU may write to the host, too
+        if all_guarded and self.devices:  # a GPU may be copying to the host
             self._context.arrays.synchronize(sorted(self.devices))
         requested = self._request.requested_output_names()
         for name, guarded in all_guarded.items():
             guarded.check_guards()
-            output = self.outputs[name]
-            if name in requested and output.source is None and guarded.is_of(output.view):
+            if name in requested and guarded.is_of(self.outputs[name].view):
                 guarded.check_written()
 
     def _beside(self, place: OutputPlace, memory: HostMemory) -> list[Bytes]:

@@ -118,6 +118,12 @@ def test_what_is_no_word_for_metrics_is_refused(text: str) -> None:
         config(SHM_METRICS=text)
 
 
+@pytest.mark.parametrize(("text", "expected"), [("true", True), ("false", False)])
+def test_debugging_is_turned_on_and_off_in_words(text: str, expected: bool) -> None:
+    assert config(SHM_DEBUG=text).debug is expected
+    assert not config().debug
+
+
 def test_the_server_can_be_named() -> None:
     assert config(SHM_SERVER_URL="http://127.0.0.1:9").server_url == "http://127.0.0.1:9"
 

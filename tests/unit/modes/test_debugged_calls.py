@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
 from shm_backend_utils.testing.fake_backend import Request
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
+from shm_backend_utils.testing.fake_cuda.runtime import kernel
 from tests.unit.fake_gpu import runtime_that_gives_all_back
 from tests.unit.modes.doubling import FP32, Open, X, double
 from tests.unit.sessions import tensor
@@ -293,15 +294,28 @@ def test_by_hand(session: ShmSession, client: Client) -> None:
     assert client.is_over()
 
 
-def test_an_output_that_a_gpu_writes_is_not_judged_before_that_is_done(open_session: Open, client: Client) -> None:
+def copied_by_the_library(call: Call) -> None:
+    kernel(slowly_double, call.to_device(call.input("X")), call.device_output("Y", (4,), np.float32).cupy())
+
+
+def copied_by_the_model(call: Call) -> None:
+    x, y = call.input("X").numpy(), call.output("Y", (4,), np.float32).numpy()
+    kernel(lambda _: slowly_double(x, y), call.to_device(call.input("X")))
+
+
+def slowly_double(x: Any, y: Any) -> None:
+    time.sleep(0.02)
+    np.multiply(x, 2, out=y)
+
+
+@pytest.mark.parametrize("room", [16, 0], ids=["on the host", "that goes back through Triton"])
+@pytest.mark.parametrize("infer", [copied_by_the_library, copied_by_the_model])
+def test_an_output_that_comes_from_a_gpu_is_not_judged_before_that_is_done(
+    open_session: Open, client: Client, infer: Callable[[Call], None], room: int
+) -> None:
     with runtime_that_gives_all_back() as cuda:
-        assert isinstance(cuda, FakeCuda)
         session = open_session(parameters=SHM_DEBUG, cuda=CudaAccess(lambda: cuda))
-
-        def infer(call: Call) -> None:
-            y = call.device_output("Y", (4,), np.float32)
-            y.cupy()[...] = 7
-
-        assert answered(session, client.request({"X": X}, {"Y": 16}), infer) == ""
-        assert client.output("Y").tolist() == [7] * 4
+        (response,) = session.serve([client.request({"X": X}, {"Y": room})], infer)
+        assert response.error is None
+        assert (client.output("Y") if room else response.tensors["Y"]).tolist() == [0, 2, 4, 6]
         session.close()
