@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="broken tables that a server gets; the decoder gets a hundred times as many; default: %(default)s",
     )
     group.addoption(
-        "--examples", type=int, default=300, help="runs of tests/property/slot_machine; default: %(default)s"
+        "--examples", type=int, default=150, help="runs of tests/property/slot_machine; default: %(default)s"
     )
 
 

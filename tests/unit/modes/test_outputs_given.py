@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shm_backend_utils.dtypes import BYTES
 from shm_backend_utils.errors import ModelError
 from shm_backend_utils.model import Call
 from shm_backend_utils.protocol.results import OutputPlace
@@ -163,6 +164,19 @@ def test_strings_for_an_output_that_is_none_or_no_strings_are_refused(open_sessi
     place_after(open_session, client, infer)
 
 
+def test_a_list_is_what_numpy_makes_of_it(open_session: Open, client: Client) -> None:
+    def infer(call: Call) -> None:
+        for name in ("UNKNOWN", "Z"):
+            with pytest.raises(ModelError, match=name):
+                call.put(name, list(X))
+            with pytest.raises(ModelError, match=name):
+                call.put(name, X)
+        call.put("Y", list(X))
+
+    place_after(open_session, client, infer, outputs=[tensor("Y"), tensor("UNKNOWN", "UNHEARD_OF")])
+    assert client.output("Y").tolist() == X.tolist()
+
+
 # Strings
 
 
@@ -191,6 +205,24 @@ def test_elements_that_are_no_strings_are_the_models_error(open_session: Open, c
     request = client.request({"X": X}, {"Y": room})
     response = serve(open_session, request, lambda call: call.put("Y", np.array([1, None], object)), outputs)
     assert "model.py wrote an output that it may not" in str(response.error)
+    assert client.is_over()
+
+
+@pytest.mark.parametrize("rooms", [{}, {"Y": OutputSpan(0, 4096 + 4096 + 256, 64)}], ids=["no room", "room"])
+def test_a_clients_strings_whose_lengths_lie_are_not_passed_on(
+    open_session: Open, client: Client, rooms: dict[str, OutputSpan]
+) -> None:
+    client.region.bytes()[client.data : client.data + 8] = [200, 0, 0, 0, 1, 2, 3, 4]
+    said = Table({"X": InputSpan(BYTES, (2,), 0, client.data, 8)}, rooms)
+    request = Request(client.begin(said), ["Y"])
+    inputs, outputs = [tensor("X", "STRING")], [tensor("Y", "STRING")]
+
+    def infer(call: Call) -> None:
+        call.put("Y", call.input("X").strings())
+
+    response = serve(open_session, request, infer, outputs, inputs)
+    is_refused = "model.py wrote an output that it may not" in str(response.error)
+    assert is_refused != bool(rooms)  # where there is room, it is told where it wrote them itself
     assert client.is_over()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.errors import ClosedError, MissingTensorError, StaleRequestError, TableError
+from shm_backend_utils.errors import ClosedError, MissingTensorError, StaleRequestError, TableError, TensorNameError
 from shm_backend_utils.memory import locks
 from shm_backend_utils.model import Call
 from shm_backend_utils.model.mapping import resolver
@@ -51,6 +51,22 @@ def test_a_descriptor_for_another_model_leaves_the_delivered_tensors(open_sessio
     (response,) = open_session().serve([Request(said, ["Y"], {"X": X})], double)
     assert response.tensors["Y"].tolist() == (X * 2).tolist()
     assert "speaks to another model" in error_of(open_session, Request(said, ["Y"]))
+
+
+def test_a_descriptor_for_another_model_leaves_the_slots_tensors(open_session: Open, client: Client) -> None:
+    said = json.dumps({**DESCRIPTOR, "model": "another"})
+    assert error_of(open_session, client.request({"X": X}, {"Y": 16}, shm_io=said)) == "None"
+    assert client.output("Y").tolist() == (X * 2).tolist()
+
+
+def test_a_delivered_tensor_that_the_configuration_does_not_have_is_no_input(open_session: Open) -> None:
+    def infer(call: Call) -> None:
+        with pytest.raises(TensorNameError, match="'Z'"):
+            call.input("Z")
+        double(call)
+
+    (response,) = open_session().serve([Request("", ["Y"], {"X": X, "Z": X})], infer)
+    assert response.error is None
 
 
 def test_a_descriptor_of_nothing_leaves_the_delivered_tensors(open_session: Open) -> None:
