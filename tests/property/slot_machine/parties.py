@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.errors import RegionGoneError, SlotInUseError, StaleRequestError
+from shm_backend_utils.errors import RegionGoneError, ReplayedRequestError, SlotInUseError, StaleRequestError
 from shm_backend_utils.memory.locks import SharedLease, borrow
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool.slot import Slot, SlotRegion
@@ -127,7 +127,9 @@ class Model:
         """Claim the slot of a request and start it; or say why not."""
         try:
             slot = self._slot(request)
-            slot.claim(request.generation, 0)
+            slot.claim(request.generation)
+        except ReplayedRequestError:
+            return "replayed"
         except (RegionGoneError, SlotInUseError, StaleRequestError) as error:
             return type(error).__name__
         if slot.record.start(request.generation):

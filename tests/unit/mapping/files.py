@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from scripts.tools.soak.machine import take_private_shm
+from scripts.tools.common.private_shm import take_private_shm
 from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.layout import Header
 
