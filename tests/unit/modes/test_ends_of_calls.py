@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shm_backend_utils.errors import ModelError
+from shm_backend_utils.errors import ClosedError, ModelError
 from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
 from shm_backend_utils.model.mapping.memory import HostMemory
 from shm_backend_utils.model.modes import batch, coroutines, stream
@@ -65,6 +66,30 @@ def test_a_stream_whose_client_is_gone_ends(open_session: Open, monkeypatch: pyt
     streaming(open_session).serve_streams([request], answer)
     assert sent == [0, 1]
     client.close()
+
+
+def test_a_stream_that_is_left_while_forward_async_runs_fails(open_session: Open, client: Client) -> None:
+    request, given_up = client.request({"X": X}, {"Y": 16}), []
+    under_way: Any = SimpleNamespace(give_up=lambda: given_up.append(True))
+    call = streaming(open_session).stream(request)
+    with pytest.raises(ModelError, match="calls of forward_async were under way"), call:
+        call._pending = {1: under_way}.values()  # type: ignore[assignment]
+    (response,) = request.sender.sent
+    assert response is not None
+    assert "forward_async" in str(response.error)
+    assert given_up == [True]
+    assert client.is_free()
+    assert client.region.record(0).completed == 0
+
+
+def test_a_stream_that_is_over_sends_nothing(open_session: Open, client: Client) -> None:
+    request = client.request({"X": X}, {"Y": 16})
+    with streaming(open_session).stream(request) as call:
+        call.put("Y", X)
+        call.send()
+    with pytest.raises(ClosedError, match="this call"):
+        call.send()
+    assert len(request.sender.sent) == 2
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (0, 4), (1, 4), (3, 2), (4, 1)])
