@@ -18,7 +18,6 @@ from .checks import Mutant
 
 __all__ = ["Covering", "NotRunError", "pytest_options"]
 
-_SLOW_S: Final = 0.3  # a few tests take most of the time, and notice what others notice
 _PARTS: Final = ("unit", "property", "conformance")
 
 
@@ -84,13 +83,12 @@ class Covering:
         return cls(seconds, lines)
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """Return the tests that execute what a mutant changes, the fastest first; slow ones only if none is fast."""
+        """Return the tests that execute what a mutant changes, the fastest first."""
         changed = range(mutant.first_line, mutant.last_line + 1)
         tests = [
             test for test, lines in self._lines.get(mutant.file, {}).items() if any(line in lines for line in changed)
         ]
-        fast = [test for test in tests if self.seconds[test] < _SLOW_S]
-        return sorted(fast or tests, key=self.seconds.__getitem__)
+        return sorted(tests, key=self.seconds.__getitem__)
 
 
 def _record(files: list[str], folder: Path) -> dict[str, Any]:

@@ -148,6 +148,19 @@ def test_idle_regions_are_not_destroyed_for_a_call_that_cannot_have_enough_anywa
     pool.close()
 
 
+def test_a_region_of_the_same_kind_that_is_too_small_makes_room_before_others() -> None:
+    pool = SlotPool(PoolOptions(max_bytes=20 * PAGE_SIZE))
+    keys = {}
+    for group in ("other", "direct"):  # the other one is idle for longer
+        region, memory = pool.redeem(pool.request(Need(100, group=group), "test"))
+        keys[group] = region.key
+        del memory
+    held = pool.redeem(pool.request(Need(2 * PAGE_SIZE), "test"))
+    assert {group: (Path("/dev/shm") / key).exists() for group, key in keys.items()} == {"other": True, "direct": False}
+    del held
+    pool.close()
+
+
 def test_a_pool_that_is_closed_while_a_region_is_made_does_not_hand_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = SlotPool(PoolOptions(max_bytes=10 * PAGE_SIZE))
     made: list[SlotRegion] = []

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shm_backend_utils.errors import ModelError
+from shm_backend_utils.errors import ClosedError, ModelError
 from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
-from shm_backend_utils.model.modes import coroutines, stream
+from shm_backend_utils.model.mapping.memory import HostMemory
+from shm_backend_utils.model.modes import batch, coroutines, stream
 from shm_backend_utils.protocol.spans import Ring
 from tests.unit.modes.doubling import Open, X
 from tests.unit.sessions import tensor
@@ -66,6 +68,30 @@ def test_a_stream_whose_client_is_gone_ends(open_session: Open, monkeypatch: pyt
     client.close()
 
 
+def test_a_stream_that_is_left_while_forward_async_runs_fails(open_session: Open, client: Client) -> None:
+    request, given_up = client.request({"X": X}, {"Y": 16}), []
+    under_way: Any = SimpleNamespace(give_up=lambda: given_up.append(True))
+    call = streaming(open_session).stream(request)
+    with pytest.raises(ModelError, match="calls of forward_async were under way"), call:
+        call._pending = {1: under_way}.values()  # type: ignore[assignment]
+    (response,) = request.sender.sent
+    assert response is not None
+    assert "forward_async" in str(response.error)
+    assert given_up == [True]
+    assert client.is_free()
+    assert client.region.record(0).completed == 0
+
+
+def test_a_stream_that_is_over_sends_nothing(open_session: Open, client: Client) -> None:
+    request = client.request({"X": X}, {"Y": 16})
+    with streaming(open_session).stream(request) as call:
+        call.put("Y", X)
+        call.send()
+    with pytest.raises(ClosedError, match="this call"):
+        call.send()
+    assert len(request.sender.sent) == 2
+
+
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (0, 4), (1, 4), (3, 2), (4, 1)])
 def test_a_ring_that_is_not_of_other_slots_of_the_region_is_refused(
     open_session: Open, client: Client, first: int, count: int
@@ -91,11 +117,11 @@ def test_an_output_put_to_a_batch_needs_its_rows(open_session: Open, client: Cli
     x = np.ones((2, 4), np.float32)
     carried = {"SHM": np.empty((2, 0), np.uint8)}
 
-    def infer(batch: BatchCall) -> None:
+    def infer(rows: BatchCall) -> None:
         for wrong in (np.ones((3, 4), "f4"), np.ones((5, 4), "f4"), np.float32(1)):
             with pytest.raises(ModelError, match="but the batch has 4 rows"):
-                batch.put("Y", wrong)
-        batch.put("Y", batch.input("X").numpy() * 2)
+                rows.put("Y", wrong)
+        rows.put("Y", rows.input("X").numpy() * 2)
 
     requests = [client.request({"X": x}, {"Y": 32}, slot, delivered=carried) for slot in range(2)]
     responses = session.serve_batch(requests, infer)
@@ -123,3 +149,12 @@ def test_a_coroutine_that_is_closed_gives_the_slot_back(open_session: Open, clie
     assert failed == []
     assert "execute was left" in str(call.response.error)
     assert client.is_over()
+
+
+def test_rows_that_touch_in_two_mappings_are_not_one_view() -> None:
+    whole = np.zeros(64, np.uint8)
+    first, second = HostMemory(whole[:32]), HostMemory(whole[32:])
+    assert not batch._follow_one_another([(first, 16, 16), (second, 0, 16)])
+    assert batch._follow_one_another([(first, 0, 16), (first, 16, 16)])
+    assert not batch._follow_one_another([(first, 0, 16), (first, 17, 15)])
+    assert not batch._follow_one_another([(first, 16, 16), (first, 0, 16)])

@@ -14,7 +14,7 @@ from shm_backend_utils.memory import locks
 from shm_backend_utils.model import Call
 from shm_backend_utils.model.mapping import resolver
 from shm_backend_utils.protocol.claims import CudaRegionClaim, LentRegionClaim
-from shm_backend_utils.protocol.spans import InputSpan, Table
+from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.testing.fake_backend import Request
 from tests.unit.modes.doubling import FP32, Open, X, double
 from tests.unit.sessions import tensor
@@ -157,6 +157,19 @@ def test_memory_of_a_gpu_needs_the_slot_that_it_says_to_be_fenced_by() -> None:
     claim = CudaRegionClaim(bytes(64), 4096, "00" * 16, 0)
     with pytest.raises(TableError, match="regions.fence: found 0, expected none"):
         resolver._fence_of(claim, None, resolver.FurtherRegions([], [], [], None))  # type: ignore[arg-type]
+
+
+def test_a_region_that_is_lent_twice_is_refused(open_session: Open, client: Client) -> None:
+    lender = Client()
+    claim = LentRegionClaim(
+        client.region.segment.key, client.region.header.byte_size, client.region.header.token.hex(), 0
+    )
+    span = InputSpan(FP32, (4,), 1, client.data, 16)
+    said = Table({"X": span}, {"Y": OutputSpan(2, client.data, 16)}, (claim, claim))
+    error = error_of(open_session, Request(lender.begin(said), ["Y"]))
+    assert "regions[2]: found a region that is named before, expected every region once" in error
+    assert client.is_free()
+    lender.close()
 
 
 def test_a_lender_that_gives_up_while_its_memory_is_borrowed_is_noticed(
