@@ -36,7 +36,7 @@ _MOST_SUBMITTED_AT_ONCE: Final = 32
 class ShmClient:
     """A client of one server. A context manager. May be used from several threads at once.
 
-    Making one removes what this user's clients have left in shared memory when they were killed.
+    Making one removes what this user's clients and models have left in shared memory when they were killed.
 
     Parameters
     ----------
