@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from ..errors import ClosedError, PeerError, ShmError, SlotInDoubtError, TensorError
 from ..memory import reaper
 from ..memory.cuda.memory import CudaAccess
-from ..memory.pool.forks import forsake_in_children
+from ..memory.forks import forsake_in_children
 from ..protocol.call_layout import AnyInput, CallInput, lay_out
 from .client_memory import ClientMemory
 from .errors import InferenceError, MemoryRefusedError, PathUnavailableError, ServerUnavailableError
@@ -105,6 +105,7 @@ class Core:
     def forsake(self) -> None:
         """Know that this is a copy, in a forked child, of its parent's client."""
         self.is_a_forks = True
+        self.tally.forsake()
 
     @property
     def has_registrations(self) -> bool:

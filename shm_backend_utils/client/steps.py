@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ..errors import ClosedError
+from ..memory.forks import forsake_in_children, never_destroy
 from .transports.transport import AsyncTransport, Transport
 
 __all__ = ["AsyncioDriver", "BlockingDriver", "Offload", "Pause", "Send", "Steps", "Together", "Wait", "forget_locals"]
@@ -81,6 +82,7 @@ class BlockingDriver:
         self.transport = transport
         self._threads = concurrent.futures.ThreadPoolExecutor(thread_count, "shm together")
         self._is_closed = False
+        forsake_in_children(self)
 
     def run(self, operation: Steps[T]) -> T:
         """Do an operation, and return what it returns."""
@@ -104,6 +106,10 @@ class BlockingDriver:
             outcome = None
             forget_locals(error)
             raise
+
+    def forsake(self) -> None:
+        """Leave the connection alone, in a forked child: it is the parent's."""
+        never_destroy(self.transport)
 
     def abandon(self) -> None:
         """Let go of the threads, from a finalizer, which must not wait: they end when nobody refers to their pool."""
@@ -149,6 +155,7 @@ class AsyncioDriver:
         # Not the loop's own threads: who keeps those busy would have every call wait for them.
         self._threads = concurrent.futures.ThreadPoolExecutor(_USUAL_THREADS, "shm offload")
         self._is_closed = False
+        forsake_in_children(self)
 
     async def run(self, operation: Steps[T]) -> T:
         """Do an operation, and return what it returns."""
@@ -172,6 +179,10 @@ class AsyncioDriver:
             outcome = None
             forget_locals(error)
             raise
+
+    def forsake(self) -> None:
+        """Leave the connection alone, in a forked child: it is the parent's."""
+        never_destroy(self.transport)
 
     async def close(self) -> None:
         """Let go of the threads and of the connection."""

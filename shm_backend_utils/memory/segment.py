@@ -18,6 +18,7 @@ from typing import Final
 
 from ..errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
 from .descriptors import NO_DESCRIPTORS, no_descriptors
+from .forks import forsake_in_children
 
 __all__ = ["PRIVATE", "Access", "SystemSegment"]
 
@@ -130,6 +131,7 @@ class SystemSegment:
             # is locked belongs to another open file description.
             segment._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
             os.close(fd)
+            forsake_in_children(segment)
             prepare(segment)
             _give_name(segment._fd, key)
         except BaseException:  # an interrupt may come when it has its name
@@ -242,7 +244,12 @@ class SystemSegment:
         return memoryview(self._map)
 
     def unlink(self) -> None:
-        """Remove the object's name, if it is still this object's. Mappings of it stay valid."""
+        """Remove the object's name, if it is still this object's. Mappings of it stay valid.
+
+        Nothing happens in a forked child of the process that has made it.
+        """
+        if self._maker not in (0, os.getpid()):
+            return
         path = _DIRECTORY / self.key
         with contextlib.suppress(FileNotFoundError):
             status = path.lstat()
@@ -252,9 +259,13 @@ class SystemSegment:
     def __del__(self) -> None:
         """Remove what this process has made and then lost, by an interrupt before anybody could keep it or close it."""
         if self._map is not None:
-            if self._maker == os.getpid():
+            if self._maker:
                 self.unlink()
             self.close()
+
+    def forsake(self) -> None:
+        """Let go of the parent's descriptor in a forked child, which would keep the parent's locks alive."""
+        self.close()
 
     def close(self) -> None:
         """Close the descriptor. The memory stays mapped while arrays over it live. Closing twice is fine."""

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from ...errors import BudgetError, ClosedError, MachineError, PoolExhaustedError
 from ...protocol.layout import PAGE_SIZE, data_offset
+from ..forks import forsake_in_children
 from ..repeater import Repeater
 from ..rounding import roomy
-from .forks import forsake_in_children
 from .inventory import Inventory
 from .options import PoolOptions, PoolStatus
 from .slot import SlotRegion
