@@ -188,7 +188,7 @@ class ShmClient:
         with core.tally.failures():
             call = self._driver.run(core.begin(settings, inputs, outputs))
         try:
-            future = self._submitted.submit(functools.partial(_finish, self._driver, core, call))
+            future = self._submitted.submit(functools.partial(_finish, self._driver, core, call), settings.deadline)
         except RuntimeError:
             call.exchange.close()
             raise ClosedError("this client") from None
