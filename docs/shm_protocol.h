@@ -42,7 +42,7 @@ enum {
 #define SHMBU_MAX_FRAMED_GENERATION UINT32_MAX /* of a request that has a ring */
 
 /* Bytes of the region's file that are locked with F_OFD_SETLK; a slot's are counted from where its record begins. */
-enum { SHMBU_OWNER_BYTE = 0, SHMBU_USERS_BYTE = 1, SHMBU_SLOT_BYTE = 0, SHMBU_BORROWED_BYTE = 1 };
+enum { SHMBU_OWNER_BYTE = 0, SHMBU_USERS_BYTE = 1, SHMBU_REAPER_BYTE = 2, SHMBU_SLOT_BYTE = 0, SHMBU_BORROWED_BYTE = 1 };
 
 /* TRITONSERVER_DataType of tritonserver.h */
 enum shmbu_datatype {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ClosedError
 from ..memory.cuda.memory import CudaAccess
@@ -23,6 +24,7 @@ from .settings import CallSettings, ClientSettings
 from .split import infer_split
 from .stats import ClientStats
 from .steps import BlockingDriver
+from .submitted import SubmittedCalls
 from .transports.connect import connect
 
 if TYPE_CHECKING:
@@ -30,13 +32,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ShmClient"]
 
-_MOST_SUBMITTED_AT_ONCE: Final = 32
-
 
 class ShmClient:
     """A client of one server. A context manager. May be used from several threads at once.
 
-    Making one removes what this user's clients have left in shared memory when they were killed.
+    Making one removes what this user's clients and models have left in shared memory when they were killed.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class ShmClient:
         self._settings = ClientSettings(url, timeout_s, path, tls)
         self._memory = ClientMemory(pool or PoolOptions(), cuda or CudaAccess())
         self._memory.end_with(self)
-        self._submitted = concurrent.futures.ThreadPoolExecutor(_MOST_SUBMITTED_AT_ONCE, "shm submit")
+        self._submitted = SubmittedCalls()
         transport = connect(url, tls)
         self._driver = BlockingDriver(transport)
         self._core: Core | None = Core(transport.codec, transport.host, self._memory)
@@ -188,7 +188,7 @@ class ShmClient:
         with core.tally.failures():
             call = self._driver.run(core.begin(settings, inputs, outputs))
         try:
-            future = self._submitted.submit(_finish, self._driver, core, call)
+            future = self._submitted.submit(functools.partial(_finish, self._driver, core, call), settings.deadline)
         except RuntimeError:
             call.exchange.close()
             raise ClosedError("this client") from None
@@ -331,7 +331,7 @@ class ShmClient:
         """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine."""
         core, self._core = self._core, None
         if core is not None and not core.is_a_forks:
-            self._submitted.shutdown(wait=False, cancel_futures=True)
+            self._submitted.close()
             self._driver.run(core.close())
             self._driver.close()
         self._memory.end()
@@ -354,6 +354,8 @@ class ShmClient:
         frames: int,
         patience_s: float,
     ) -> Iterator[Result]:
+        if core.is_a_forks:
+            raise ForkedError("this stream")
         avoided = 0
         with core.tally.failures():
             stream = self._driver.run(core.open_stream(settings, inputs, outputs, frames))

@@ -8,14 +8,14 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ..errors import ClosedError, PeerError, ShmError, SlotInDoubtError, SlotInUseError, TensorError
 from ..memory import reaper
 from ..memory.cuda.memory import CudaAccess
-from ..memory.pool.forks import forsake_in_children
+from ..memory.forks import forsake_in_children
 from ..protocol.call_layout import AnyInput, CallInput, lay_out
 from ..protocol.refusals import code_in
 from .client_memory import ClientMemory
@@ -36,7 +36,7 @@ from .paths.triton_shm import Registrations
 from .result import Result
 from .settings import LEAST_S, CallSettings
 from .stats import ClientStats, Tally
-from .steps import Offload, Pause, Send, Steps, forget_locals
+from .steps import Pause, Send, Steps, forget_locals, offloaded
 from .transports.messages import Codec
 
 __all__ = ["Core", "OpenCall", "OpenStream"]
@@ -106,6 +106,7 @@ class Core:
     def forsake(self) -> None:
         """Know that this is a copy, in a forked child, of its parent's client."""
         self.is_a_forks = True
+        self.tally.forsake()
 
     @property
     def has_registrations(self) -> bool:
@@ -145,13 +146,13 @@ class Core:
                     raise
                 known = renewed
         path = known.path if settings.path == "auto" else None
-        path = path or (yield from self.paths.choose(known, settings.path, settings.left_s))
+        path = path or (yield from self.paths.choose(known, settings.path, settings.deadline))
         exchange = yield from self.opening.open(settings, known, path, layout, given, wanted)
         try:
             if layout.devices or layout.end < _LONG_COPY:  # in another thread, a GPU has another current stream
                 exchange.write(given)
             else:
-                yield from _copy(exchange, given)
+                yield from offloaded(lambda: exchange.write(given), settings.left_s, "its inputs were being copied")
         except BaseException:
             exchange.close()
             raise
@@ -166,7 +167,7 @@ class Core:
         known, layout = yield from self.fitting(
             settings, lambda known: known.lay_out(given, wanted, output_devices=devices)
         )
-        path = yield from self.paths.choose(known, settings.path, settings.left_s)
+        path = yield from self.paths.choose(known, settings.path, settings.deadline)
         exchange = yield from self.opening.open(settings, known, path, layout, given, wanted, PreparedExchange)
         return OpenCall(settings, known, exchange, wanted, devices)
 
@@ -259,7 +260,7 @@ class Core:
         wanted, devices = wanted_outputs(outputs)
         known, given = yield from self.fitting(settings, lambda known: sources(known.spec, inputs, self.on_gpus))
         on_host = {name: _on_host(source) for name, source in given.items()}
-        path = yield from self.paths.choose(known, settings.path, settings.left_s)
+        path = yield from self.paths.choose(known, settings.path, settings.deadline)
         exchange: DirectStream | InlineExchange
         if path == DirectStream.path and known.spec.is_decoupled:
             check_frames(frames)
@@ -276,7 +277,7 @@ class Core:
                     f"a stream of model {known.spec.name!r} cannot take the path {settings.path!r}: "
                     "triton-shm has room for one response, and direct needs a decoupled model"
                 )
-            yield from self.paths.choose(known, InlineExchange.path, settings.left_s)
+            yield from self.paths.choose(known, InlineExchange.path, settings.deadline)
             exchange = InlineExchange(self.codec, known.spec, known.lay_out(on_host, wanted), settings.options)
         try:
             exchange.write(given)
@@ -306,10 +307,11 @@ class Core:
 
     def explain(self, model: str, version: str, timeout_s: float) -> Steps[Explanation]:
         """Check everything anew and tell which path a model's calls take, and why."""
+        deadline = time.monotonic() + timeout_s
         self.paths.forget_server()
         known = yield from self.catalog.look_up(model, version, timeout_s)
         known.refusals.clear()
-        return (yield from self.paths.explain(known, timeout_s))
+        return (yield from self.paths.explain(known, deadline))
 
     def stats(self) -> ClientStats:
         """Return the figures so far."""
@@ -325,7 +327,7 @@ class Core:
         self._is_closed = True
         self._memory.pool.close()
         deadline = time.monotonic() + _CLOSING_S
-        while (yield from self._registrations.drop_all(_CLOSING_S)) and time.monotonic() < deadline:
+        while (yield from self._registrations.drop_all(deadline)) and time.monotonic() < deadline:
             yield Pause(_CLOSING_ROUND_S)
 
     def _look_again(self, settings: CallSettings) -> Steps[KnownModel]:
@@ -335,7 +337,7 @@ class Core:
         """Return the same call, with the same inputs, but of the model as it is now, and in other memory."""
         given = call.exchange.sources()
         layout = known.lay_out(given, call.wanted, output_devices=call.output_devices)
-        path = yield from self.paths.choose(known, call.settings.path, call.settings.left_s)
+        path = yield from self.paths.choose(known, call.settings.path, call.settings.deadline)
         exchange = yield from self.opening.open(call.settings, known, path, layout, given, call.wanted)
         try:
             exchange.write(given)
@@ -344,11 +346,6 @@ class Core:
             raise
         self.tally.retried()
         return OpenCall(call.settings, known, exchange, call.wanted, call.output_devices)
-
-
-def _copy(exchange: Exchange, given: Mapping[str, Source]) -> Generator[Offload, None, None]:
-    """Copy inputs to where they belong, in another thread if the client has one."""
-    yield Offload(lambda: exchange.write(given))
 
 
 def _on_host(source: Source) -> AnyInput:

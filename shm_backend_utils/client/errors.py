@@ -155,6 +155,11 @@ def deadline_exceeded() -> DeadlineExceededError:
     return DeadlineExceededError("the server did not answer before the deadline", _DEADLINE)
 
 
+def out_of_time(doing: str) -> DeadlineExceededError:
+    """Return the error for a call whose time ran out before its request could be sent; ``doing`` says over what."""
+    return DeadlineExceededError(f"the call's time ran out while {doing}; its request was not sent", _DEADLINE)
+
+
 def unavailable(address: str, reason: str) -> ServerUnavailableError:
     """Return the error for a server that cannot be reached, or not any more."""
     for pattern, kind, advice in _REASONS:

@@ -75,8 +75,10 @@ class _Prepared:
         Raises
         ------
         ClosedError
-            An input is asked for after the call was closed.
+            An input is asked for after the call was closed, or in a forked child, whose parent has the memory.
         """
+        if self._core.is_a_forks:
+            raise ForkedError("this call")
         return self._inputs
 
     @property

@@ -11,10 +11,15 @@ from .options import PathName, RequestOptions, Tls, check_options, check_path, c
 from .origin import NOT_THE_USERS, Origin
 from .transports.messages import split_url
 
-__all__ = ["LEAST_S", "CallSettings", "ClientSettings"]
+__all__ = ["LEAST_S", "CallSettings", "ClientSettings", "left_until"]
 
 LEAST_S: Final = 1e-3
 _NO_OPTIONS: Final = RequestOptions()
+
+
+def left_until(deadline: float) -> float:
+    """Return the seconds until a moment, by ``time.monotonic()``; always a little, so that what is ready is taken."""
+    return max(deadline - time.monotonic(), LEAST_S)
 
 
 class CallSettings(NamedTuple):
@@ -45,7 +50,7 @@ class CallSettings(NamedTuple):
     @property
     def left_s(self) -> float:
         """Seconds until the deadline; always a little, so that what is ready is taken."""
-        return max(self.deadline - time.monotonic(), LEAST_S)
+        return left_until(self.deadline)
 
 
 class ClientSettings:

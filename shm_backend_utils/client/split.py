@@ -14,13 +14,14 @@ from ..memory.managed import array_at
 from ..protocol.call_layout import CallLayout, rows_of
 from ..protocol.layout import MAX_SLOT_COUNT
 from .core import Core, OpenCall
+from .errors import out_of_time
 from .inputs.descriptions import Outputs, wanted_outputs
 from .inputs.sources import Source, StringSource, sources
 from .known_model import KnownModel
 from .paths.direct import DirectExchange
 from .result import Result
 from .settings import CallSettings
-from .steps import Offload, Steps, Together, forget_locals
+from .steps import Steps, Together, forget_locals, offloaded
 
 __all__ = ["infer_split"]
 
@@ -44,7 +45,7 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
     if len(ranges) <= 1:
         call = yield from core.begin(settings, inputs, outputs)
         return (yield from core.finish(call))
-    path = yield from core.paths.choose(known, settings.path, settings.left_s)
+    path = yield from core.paths.choose(known, settings.path, settings.deadline)
     has_strings = any(isinstance(source, StringSource) for source in given.values())
     if path == DirectExchange.path and not has_strings and len(ranges) <= MAX_SLOT_COUNT:
         layout = known.lay_out(given, wanted, slot_count=len(ranges), is_one_request=False)
@@ -76,8 +77,8 @@ def _in_one_region(
     with contextlib.ExitStack() as at_end:
         for exchange in (whole, *exchanges):
             at_end.callback(exchange.close)
-        yield Offload(lambda: whole.write(given))
-        outcomes = yield Together([_outcome(core, call) for call in calls])
+        yield from offloaded(lambda: whole.write(given), settings.left_s, "its inputs were being copied")
+        outcomes = yield from _together([_outcome(core, call) for call in calls], settings)
     failed = [(call, error) for call, error in zip(calls, outcomes, strict=True) if isinstance(error, ShmError)]
     if failed:
         call, error = failed[0]
@@ -90,6 +91,13 @@ def _in_one_region(
     arrays = {name: _joined(name, [result[name] for result in results], memory) for name in results[0]}
     avoided = sum(result.bytes_avoided for result in results)
     return Result(arrays, DirectExchange.path, results[0].read_response, bytes_avoided=avoided)
+
+
+def _together(operations: list[Steps[Any]], settings: CallSettings) -> Steps[list[Any]]:
+    try:
+        return (yield Together(operations, settings.left_s))  # type: ignore[no-any-return]
+    except TimeoutError:
+        raise out_of_time("some of its parts waited for a thread") from None
 
 
 def _outcome(core: Core, call: OpenCall) -> Steps[Result | ShmError]:
@@ -119,7 +127,7 @@ def _one_by_one(
                 target[rows.start : rows.stop] = array
         return result
 
-    results = yield Together([part(rows) for rows in ranges])
+    results = yield from _together([part(rows) for rows in ranges], settings)
     avoided = sum(result.bytes_avoided for result in results)
     return Result(whole, results[0].path, results[0].read_response, bytes_avoided=avoided)
 

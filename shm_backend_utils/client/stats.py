@@ -90,6 +90,10 @@ class Tally:
                 pool_max_bytes=pool.max_bytes,
             )
 
+    def forsake(self) -> None:
+        """Take another lock, in a forked child: the parent's other threads may have held this one."""
+        self._lock = threading.RLock()
+
     def failed(self) -> None:
         """Count a call that raised."""
         with self._lock:

@@ -16,9 +16,22 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ..errors import ClosedError
+from ..memory.forks import forsake_in_children, never_destroy
+from .errors import out_of_time
 from .transports.transport import AsyncTransport, Transport
 
-__all__ = ["AsyncioDriver", "BlockingDriver", "Offload", "Pause", "Send", "Steps", "Together", "Wait", "forget_locals"]
+__all__ = [
+    "AsyncioDriver",
+    "BlockingDriver",
+    "Offload",
+    "Pause",
+    "Send",
+    "Steps",
+    "Together",
+    "Wait",
+    "forget_locals",
+    "offloaded",
+]
 
 T = TypeVar("T")
 
@@ -47,18 +60,24 @@ class Pause(NamedTuple):
 
 
 class Offload(NamedTuple):
-    """Do work that takes long; what comes of it is what it returns."""
+    """Do work that takes long; what comes of it is what it returns, or a TimeoutError.
+
+    Where another thread does it, nobody waits longer than this for that thread and for the work, which may go on.
+    """
 
     work: Callable[[], Any]
+    timeout_s: float
 
 
 class Together(NamedTuple):
     """Do several operations side by side; when all have ended, what comes of it is a list of their results.
 
-    If some have failed, it is the first one's error.
+    If some have failed, it is the first one's error; if no thread has begun with one in time, a TimeoutError. Those
+    that have begun end by deadlines of their own.
     """
 
     operations: Sequence[Generator[Any, Any, Any]]
+    timeout_s: float
 
 
 OtherStep = Wait | Pause | Offload | Together
@@ -81,6 +100,7 @@ class BlockingDriver:
         self.transport = transport
         self._threads = concurrent.futures.ThreadPoolExecutor(thread_count, "shm together")
         self._is_closed = False
+        forsake_in_children(self)
 
     def run(self, operation: Steps[T]) -> T:
         """Do an operation, and return what it returns."""
@@ -105,6 +125,10 @@ class BlockingDriver:
             forget_locals(error)
             raise
 
+    def forsake(self) -> None:
+        """Leave the connection alone, in a forked child: it is the parent's."""
+        never_destroy(self.transport)
+
     def abandon(self) -> None:
         """Let go of the threads, from a finalizer, which must not wait: they end when nobody refers to their pool."""
         self._threads = concurrent.futures.ThreadPoolExecutor(1, "shm together")  # of which none has begun
@@ -125,9 +149,9 @@ class BlockingDriver:
             return step.work()
         if isinstance(step, Pause):
             return time.sleep(step.pause_s)
-        return self._do_together(step.operations)
+        return self._do_together(step.operations, step.timeout_s)
 
-    def _do_together(self, operations: Sequence[Steps[Any]]) -> list[Any]:
+    def _do_together(self, operations: Sequence[Steps[Any]], timeout_s: float) -> list[Any]:
         futures: list[concurrent.futures.Future[Any]] = []
         try:
             for operation in operations:
@@ -137,7 +161,11 @@ class BlockingDriver:
             if self._is_closed:
                 raise ClosedError("this client") from None
             raise
-        concurrent.futures.wait(futures)
+        _, late = concurrent.futures.wait(futures, timeout_s)
+        begun = [future for future in late if not future.cancel()]
+        concurrent.futures.wait(begun)
+        if len(begun) < len(late):
+            raise TimeoutError
         return [future.result() for future in futures]
 
 
@@ -149,6 +177,7 @@ class AsyncioDriver:
         # Not the loop's own threads: who keeps those busy would have every call wait for them.
         self._threads = concurrent.futures.ThreadPoolExecutor(_USUAL_THREADS, "shm offload")
         self._is_closed = False
+        forsake_in_children(self)
 
     async def run(self, operation: Steps[T]) -> T:
         """Do an operation, and return what it returns."""
@@ -173,6 +202,10 @@ class AsyncioDriver:
             forget_locals(error)
             raise
 
+    def forsake(self) -> None:
+        """Leave the connection alone, in a forked child: it is the parent's."""
+        never_destroy(self.transport)
+
     async def close(self) -> None:
         """Let go of the threads and of the connection."""
         self._is_closed = True
@@ -188,15 +221,19 @@ class AsyncioDriver:
             except asyncio.TimeoutError:  # before Python 3.11 not the builtin one
                 raise TimeoutError from None
         if isinstance(step, Offload):
-            return await self._offload(step.work)
+            return await self._offload(step)
         if isinstance(step, Pause):
             return await asyncio.sleep(step.pause_s)
         return await self._do_together(step.operations)
 
-    async def _offload(self, work: Callable[[], Any]) -> Any:
+    async def _offload(self, step: Offload) -> Any:
         if self._is_closed:
             raise ClosedError("this client")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        done = asyncio.get_running_loop().run_in_executor(self._threads, step.work)
+        try:
+            return await asyncio.wait_for(done, step.timeout_s)
+        except asyncio.TimeoutError:  # before Python 3.11 not the builtin one
+            raise TimeoutError from None
 
     async def _do_together(self, operations: Sequence[Steps[Any]]) -> list[Any]:
         tasks = [asyncio.ensure_future(self.run(operation)) for operation in operations]
@@ -211,6 +248,20 @@ class AsyncioDriver:
             if error is not None:
                 raise error
         return [task.result() for task in tasks]
+
+
+def offloaded(work: Callable[[], T], timeout_s: float, doing: str) -> Steps[T]:
+    """Do work that takes long, in another thread if the client has one.
+
+    Raises
+    ------
+    DeadlineExceededError
+        It took too long; ``doing`` says what.
+    """
+    try:
+        return (yield Offload(work, timeout_s))  # type: ignore[no-any-return]
+    except TimeoutError:
+        raise out_of_time(doing) from None
 
 
 def forget_locals(error: BaseException) -> None:

@@ -8,10 +8,14 @@ byte                                   held by
 =====================================  =============================================================
 0                                      the region's owner, for as long as it lives
 1                                      shared, by everybody who has device memory mapped that a slot here fences
+2                                      a reaper, while it removes the region
 first byte of a slot's record          the model, while it executes a request in that slot
 the next byte                          shared, by every model to which that one has lent the slot's memory
 both                                   the client, while it takes back a slot that it gave up
 =====================================  =============================================================
+
+The owner takes its byte before the region has a name, and nobody else ever does. So who finds it free knows for ever
+that the owner is dead or done.
 
 Locks on one description do not exclude each other. So the threads of one process share a :class:`SlotLease` for each
 slot, which adds a lock of its own; other processes have other descriptions.
@@ -34,16 +38,17 @@ __all__ = [
     "SharedLease",
     "SlotLease",
     "borrow",
+    "exclude_reapers",
     "has_users",
     "hold_owner_lease",
     "is_owner_alive",
     "is_slot_in_use",
-    "take_owner_lease",
     "use",
 ]
 
 _OWNER_BYTE: Final = 0
 _USERS_BYTE: Final = 1
+_REAPER_BYTE: Final = 2
 _BORROWED: Final = 1  # behind the byte of a slot's lease
 _BUSY: Final = frozenset({errno.EACCES, errno.EAGAIN})
 # struct flock: type, whence, start, length, pid. The pid of an OFD lock must be 0.
@@ -54,15 +59,15 @@ def _flock(kind: int, byte: int, length: int = 1) -> bytes:
     return _FLOCK.pack(kind, 0, byte, length, 0)
 
 
-def take_owner_lease(fd: int) -> bool:
-    """Take the owner's lease for this description, if nobody has it. Return whether that is so."""
-    return _try_lock(fd, _flock(fcntl.F_WRLCK, _OWNER_BYTE))
-
-
 def hold_owner_lease(fd: int) -> None:
     """Take the owner's lease of a region that nobody else can know yet. It is held until the descriptor is closed."""
-    if not take_owner_lease(fd):
+    if not _try_lock(fd, _flock(fcntl.F_WRLCK, _OWNER_BYTE)):
         raise AssertionError("somebody holds the lease of a region that has no name yet")
+
+
+def exclude_reapers(fd: int) -> bool:
+    """Keep other reapers away from a region until the descriptor is closed. Return whether none is at it already."""
+    return _try_lock(fd, _flock(fcntl.F_WRLCK, _REAPER_BYTE))
 
 
 def is_owner_alive(fd: int) -> bool:

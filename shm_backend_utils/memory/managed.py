@@ -52,6 +52,7 @@ class ManagedRegion:
         slot_count: int = 1,
         access: Access = PRIVATE,
         record_byte_size: int = layout.PAGE_SIZE,
+        deadline: float = math.inf,
     ) -> ManagedRegion:
         """Make a region under a new key, with a new token. The caller owns it and must unlink it.
 
@@ -67,6 +68,8 @@ class ManagedRegion:
             Who may open it.
         record_byte_size : int
             Of each slot's record: a multiple of a page.
+        deadline : float
+            When it must be made, by ``time.monotonic()``.
 
         Returns
         -------
@@ -77,6 +80,8 @@ class ManagedRegion:
         ------
         MachineError
             The machine has not that much shared memory left.
+        TimeoutError
+            It cannot be made in time.
         ValueError
             There cannot be that many slots, or such records.
         """
@@ -95,7 +100,7 @@ class ManagedRegion:
             layout.write_header(segment.buffer(), header)
 
         key = f"{KEY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
-        return cls(SystemSegment.create(key, byte_size, access=access, prepare=prepare), header)
+        return cls(SystemSegment.create(key, byte_size, access=access, prepare=prepare, deadline=deadline), header)
 
     @classmethod
     def open(cls, key: str, token: str, field: str) -> ManagedRegion:

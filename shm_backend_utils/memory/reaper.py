@@ -2,7 +2,8 @@
 
 What is proven: a regular file with our prefix and a ready header, belonging to this user, whose owner's lease is free.
 An owner holds that lease from before its region has a name until it is dead or done, so a free lease means that nobody
-will ever write a generation there again. Whatever cannot be proven is left alone. Of a region that was truncated to
+will ever write a generation there again. The reaper only asks for it: whoever asks meanwhile, too, must find it free.
+Whatever cannot be proven is left alone. Of a region that was truncated to
 nothing no header is asked, only a name of exactly the form of ours: there is nothing that could be lost.
 """
 
@@ -62,19 +63,29 @@ def scan() -> list[RegionReport]:
 
 
 def reap() -> list[RegionReport]:
-    """Remove this user's regions whose owner is dead, and return what they were."""
+    """Remove this user's regions whose owner is dead, and return what they were.
+
+    Raises nothing: a region that cannot be removed stays.
+    """
     removed = []
     for fd, path in _managed_files():
-        if os.fstat(fd).st_uid != os.geteuid():
-            continue
-        report = _report(fd, path)
-        if report is None:
-            continue
-        # Taking the lease, rather than asking who has it, keeps a second reaper away until this one is done.
-        if locks.take_owner_lease(fd) and _is_same_file(fd, path):
-            path.unlink(missing_ok=True)
-            removed.append(report)
+        with contextlib.suppress(OSError):
+            report = _remove(fd, path)
+            if report is not None:
+                removed.append(report)
     return removed
+
+
+def _remove(fd: int, path: Path) -> RegionReport | None:
+    """Remove a region if it is this user's and its owner is proven dead; return what it was, None if it stays."""
+    if os.fstat(fd).st_uid != os.geteuid() or locks.is_owner_alive(fd):
+        return None
+    report = _report(fd, path)
+    # One reaper after the other: a second one must not remove what has got the same name since.
+    if report is None or not locks.exclude_reapers(fd) or not _is_same_file(fd, path):
+        return None
+    path.unlink()
+    return report
 
 
 def _managed_files() -> Iterator[tuple[int, Path]]:

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import mmap
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from ..errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
 from .descriptors import NO_DESCRIPTORS, lack_of_descriptors_told
+from .forks import forsake_in_children
 from .shared_file import BLOCK_SIZE, DIRECTORY, SharedFile, free_bytes
 
 __all__ = ["PRIVATE", "Access", "SystemSegment"]
 
 _MADV_POPULATE_WRITE: Final = 23  # madvise(2); the mmap module has no name for it
 _PREFAULT_PIECE: Final = 4 * 2**20  # about a millisecond
+_SPACE_PIECE: Final = 128 * 2**20  # some tens of milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class SystemSegment:
         *,
         access: Access = PRIVATE,
         prepare: Callable[[SystemSegment], None] = lambda segment: None,
+        deadline: float = math.inf,
     ) -> SystemSegment:
         """Make a new object of this size, with all of its space taken.
 
@@ -94,11 +99,15 @@ class SystemSegment:
             Who may open it.
         prepare : callable
             Called with the segment before others can open it.
+        deadline : float
+            When its space must be taken, by ``time.monotonic()``.
 
         Raises
         ------
         MachineError
             The machine has not that much shared memory left, or this process no file descriptors.
+        TimeoutError
+            Taking its space takes longer.
         FileExistsError
             The key is taken.
         """
@@ -107,7 +116,7 @@ class SystemSegment:
             os.fchmod(fd, access.mode)  # whatever the umask says
             if access.group_id is not None:
                 os.fchown(fd, -1, access.group_id)
-            _take_space(fd, byte_size)
+            _take_space(fd, byte_size, deadline)
         except BaseException:
             os.close(fd)
             raise
@@ -118,6 +127,7 @@ class SystemSegment:
             # is locked belongs to another open file description.
             segment._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
             os.close(fd)
+            forsake_in_children(segment)
             prepare(segment)
             _give_name(segment._fd, key)
         except BaseException:  # an interrupt may come when it has its name
@@ -228,16 +238,18 @@ class SystemSegment:
             raise ClosedError("this shared-memory segment")
         return self._fd
 
-    def prefault(self) -> None:
+    def prefault(self, deadline: float = math.inf) -> None:
         """Enter every page into this process' page tables, which first use would do one by one, each at a fault's cost.
 
-        Piece by piece, as the interpreter's other threads, and signals, wait meanwhile. A kernel before 5.14 cannot;
-        then this does nothing.
+        Piece by piece, as the interpreter's other threads, and signals, wait meanwhile, and until a moment by
+        ``time.monotonic()``: the rest is left to first use. A kernel before 5.14 cannot; then this does nothing.
         """
         mapped = self._map
         if mapped is not None:
             with contextlib.suppress(OSError):
                 for begin in range(0, self.byte_size, _PREFAULT_PIECE):
+                    if time.monotonic() > deadline:
+                        return
                     mapped.madvise(_MADV_POPULATE_WRITE, begin, min(_PREFAULT_PIECE, self.byte_size - begin))
 
     def buffer(self) -> memoryview:
@@ -247,7 +259,12 @@ class SystemSegment:
         return memoryview(self._map)
 
     def unlink(self) -> None:
-        """Remove the object's name, if it is still this object's. Mappings of it stay valid."""
+        """Remove the object's name, if it is still this object's. Mappings of it stay valid.
+
+        Nothing happens in a forked child of the process that has made it.
+        """
+        if self._maker not in (0, os.getpid()):
+            return
         path = DIRECTORY / self.key
         with contextlib.suppress(FileNotFoundError):
             status = path.lstat()
@@ -257,9 +274,13 @@ class SystemSegment:
     def __del__(self) -> None:
         """Remove what this process has made and then lost, by an interrupt before anybody could keep it or close it."""
         if self._map is not None:
-            if self._maker == os.getpid():
+            if self._maker:
                 self.unlink()
             self.close()
+
+    def forsake(self) -> None:
+        """Let go of the parent's descriptor in a forked child, which would keep the parent's locks alive."""
+        self.close()
 
     def close(self) -> None:
         """Close the descriptor. The memory stays mapped while arrays over it live. Closing twice is fine."""
@@ -268,10 +289,20 @@ class SystemSegment:
             os.close(self._fd)
 
 
-def _take_space(fd: int, byte_size: int) -> None:
-    """Allocate every page now: a full /dev/shm must fail here, not as a SIGBUS at first touch."""
+def _take_space(fd: int, byte_size: int, deadline: float) -> None:
+    """Allocate every page now: a full /dev/shm must fail here, not as a SIGBUS at first touch.
+
+    Piece by piece, to look at the clock: the kernel clears half a gigabyte to two in a second. What there is no room
+    for takes nothing from others meanwhile.
+    """
+    space = os.fstatvfs(fd)
+    if space.f_bavail * space.f_frsize < byte_size and space.f_blocks:  # a tmpfs without a limit says 0
+        raise _no_space(byte_size)
     try:
-        os.posix_fallocate(fd, 0, byte_size)
+        for begin in range(0, max(byte_size, 1), _SPACE_PIECE):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{byte_size} bytes of shared memory could not be made in time")
+            os.posix_fallocate(fd, begin, min(_SPACE_PIECE, byte_size - begin))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise _no_space(byte_size) from None

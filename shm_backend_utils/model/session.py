@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from ..errors import ClosedError, ModelError, ShmError
+from ..memory import reaper
 from ..memory.cuda.memory import CudaAccess
 from ..model_spec import ModelSpec
 from .call import Call
@@ -33,6 +34,8 @@ _responses_of: Final = attrgetter("response")
 
 class ShmSession:
     """Serves the requests of one model instance. Make it in ``initialize``, close it in ``finalize``.
+
+    Making one removes what this user's models and clients have left in shared memory when they were killed.
 
     Parameters
     ----------
@@ -56,6 +59,7 @@ class ShmSession:
     def __init__(
         self, spec: ModelSpec, config: Config, cuda: CudaAccess | None = None, device: int = 0, version: str = ""
     ) -> None:
+        reaper.reap()
         cuda = cuda or CudaAccess()
         context = Context.of_session(spec, config, cuda, device)
         self._context: Context | None = context

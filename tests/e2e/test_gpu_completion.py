@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import InferenceError, Result
+from shm_backend_utils.client import DeadlineExceededError, InferenceError, Result
+from shm_backend_utils.client.errors import deadline_exceeded
 from shm_backend_utils.errors import PeerError
+from shm_backend_utils.protocol import results
 from shm_backend_utils.server import EmbeddedServer
 from tests.crash.gate import Gate
 
@@ -35,8 +37,8 @@ def infer(gpu: Gpu, deed: str = "double", x: Any = X, where: Any = ON_THE_GPU, *
     return gpu.infer(deed, gpu.array(x), where, path="direct", **options)
 
 
-def prepared(gpu: Gpu, deed: str) -> Any:
-    parameters = {"deed": deed}
+def prepared(gpu: Gpu, deed: str, **more: str) -> Any:
+    parameters = {"deed": deed, **more}
     return gpu.client.prepare(
         gpu.model, {"X": ON_THE_GPU}, outputs={"Y": ON_THE_GPU}, path="direct", parameters=parameters
     )
@@ -181,6 +183,32 @@ def test_with_events_a_prepared_call_may_be_filled_again_at_once(gpu_with_events
             with call.infer() as result:
                 copy[...] = result["Y"]
         assert [content_in_order(copy)[0] for copy in copies] == [0, 2, 4, 6, 8]
+
+
+def test_with_events_a_prepared_call_is_sent_again_only_when_the_gpu_has_ended_what_got_no_answer(
+    gpu_with_events: Gpu, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model has ended, but its answer was too late: nobody has looked at its events."""
+    gpu = gpu_with_events
+    decode = results.decode
+
+    def too_late(*_: object) -> NoReturn:
+        raise deadline_exceeded()
+
+    with prepared(gpu, "copy_behind_the_gate", **gate.parameters("")) as call:
+        x: Any = call.inputs["X"]
+        x[:] = X
+        monkeypatch.setattr(results, "decode", too_late)
+        with pytest.raises(DeadlineExceededError):
+            call.infer()
+        monkeypatch.setattr(results, "decode", decode)
+        gate.wait_for_model()
+        with ThreadPoolExecutor(1) as thread:
+            again = thread.submit(lambda: call.infer().release())
+            wait([again], timeout=0.5)
+            assert not again.done()
+            gate.let_go()
+            again.result()
 
 
 def test_with_events_memory_serves_no_other_call_while_the_gpu_still_works(gpu_with_events: Gpu, gate: Gate) -> None:

@@ -19,6 +19,8 @@ class Wiretap:
         Where clients connect to.
     sent : bytearray
         What all clients have sent so far.
+    connection_count : int
+        How many connections there were.
     """
 
     def __init__(self, server_address: str) -> None:
@@ -29,6 +31,7 @@ class Wiretap:
         self._threads = [threading.Thread(target=self._accept)]
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.sent = bytearray()
+        self.connection_count = 0
         self._threads[0].start()
 
     def close(self) -> None:
@@ -49,6 +52,7 @@ class Wiretap:
             while True:
                 client, _ = self._listener.accept()
                 self._sockets.append(client)
+                self.connection_count += 1
                 server = socket.create_connection(self._server)
                 self._sockets.append(server)
                 for source, target, record in ((client, server, self.sent), (server, client, None)):

@@ -88,8 +88,9 @@ def test_a_list_of_parts_is_what_numpy_concatenates(data: st.DataObject, dtype: 
     whole = data.draw(arrays(dtype.numpy, min_dims=1))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=4)))
     parts = [whole[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
-    made = source(parts, dtype, whole.ndim)
-    assert same_bits(written(made), np.concatenate(parts))
+    tensor = {"name": "X", "data_type": f"TYPE_{dtype.name}", "dims": [-1] * (whole.ndim - 1)}
+    batches = ModelSpec.from_config({"name": "model", "input": [tensor], "max_batch_size": 8})
+    assert same_bits(written(sources(batches, {"X": parts})["X"]), np.concatenate(parts))
 
 
 @given(st.data(), st.sampled_from(INTEGERS))

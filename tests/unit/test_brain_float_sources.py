@@ -47,7 +47,7 @@ class Producer:
         np.asarray,
         Producer,
         lambda array: [array],
-        lambda array: [Producer(array[:1]), Producer(array[1:])],
+        lambda array: [Producer(array)],
         lambda array: array.astype(array.dtype.newbyteorder(">")),
         lambda array: array[::-1].copy()[::-1],
     ],

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.memory.pool import forks
+from shm_backend_utils.memory import forks
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
 

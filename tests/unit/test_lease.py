@@ -14,10 +14,10 @@ import pytest
 
 from shm_backend_utils.memory.locks import (
     SlotLease,
+    exclude_reapers,
     hold_owner_lease,
     is_owner_alive,
     is_slot_in_use,
-    take_owner_lease,
 )
 from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
 
@@ -26,9 +26,9 @@ RECORDS = [record_offset(slot, PAGE_SIZE) for slot in range(3)]
 
 HOLDER = f"""
 import os, sys
-from shm_backend_utils.memory.locks import SlotLease, take_owner_lease
+from shm_backend_utils.memory.locks import SlotLease, hold_owner_lease
 fd = os.open(sys.argv[1], os.O_RDWR)
-assert take_owner_lease(fd)
+hold_owner_lease(fd)
 assert SlotLease(fd, {RECORDS[1]}).take()
 print("held", flush=True)
 sys.stdin.read()
@@ -77,14 +77,24 @@ def test_the_owner_does_not_see_its_own_lease(fd: int) -> None:
     assert not is_owner_alive(fd)
 
 
-def test_the_owners_lease_is_taken_once(fd: int, other: int) -> None:
-    assert take_owner_lease(fd)
-    assert not take_owner_lease(other)
-
-
 def test_the_owner_may_take_its_lease_again(fd: int) -> None:
-    assert take_owner_lease(fd)
-    assert take_owner_lease(fd)
+    hold_owner_lease(fd)
+    hold_owner_lease(fd)
+
+
+def test_one_reaper_excludes_the_next_until_it_is_done(fd: int, other: int) -> None:
+    reaper = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    assert exclude_reapers(reaper)
+    assert not exclude_reapers(other)
+    os.close(reaper)
+    assert exclude_reapers(other)
+
+
+def test_a_reaper_does_not_pass_for_the_owner(fd: int, other: int) -> None:
+    assert exclude_reapers(other)
+    assert not is_owner_alive(fd)
+    hold_owner_lease(fd)
+    assert is_owner_alive(other)
 
 
 def test_who_must_have_the_owners_lease_is_told_that_it_is_taken(fd: int, other: int) -> None:
@@ -105,7 +115,7 @@ def test_a_duplicate_keeps_the_owners_lease_until_it_is_closed_too(fd: int) -> N
 
 def test_asking_for_the_owner_takes_nothing(fd: int, other: int) -> None:
     assert not is_owner_alive(fd)
-    assert take_owner_lease(other)
+    hold_owner_lease(other)
 
 
 def test_asking_for_a_slot_takes_nothing(fd: int, other: int) -> None:
@@ -204,21 +214,20 @@ def test_a_failed_attempt_leaves_the_lease_free(fd: int) -> None:
 @pytest.mark.usefixtures("holder")
 def test_another_process_excludes_this_one(fd: int) -> None:
     assert is_owner_alive(fd)
-    assert not take_owner_lease(fd)
     assert is_slot_in_use(fd, RECORDS[1])
     assert not SlotLease(fd, RECORDS[1]).take()
 
 
 def test_leases_go_with_a_process_that_ends(fd: int, holder: subprocess.Popen[bytes]) -> None:
     holder.communicate()
-    assert take_owner_lease(fd)
+    assert not is_owner_alive(fd)
     assert SlotLease(fd, RECORDS[1]).take()
 
 
 def test_leases_go_with_a_process_that_is_killed(fd: int, holder: subprocess.Popen[bytes]) -> None:
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    assert take_owner_lease(fd)
+    assert not is_owner_alive(fd)
     assert SlotLease(fd, RECORDS[1]).take()
 
 

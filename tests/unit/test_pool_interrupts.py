@@ -28,7 +28,7 @@ INTERRUPTED = (f"{MEMORY}/pool/", f"{MEMORY}/managed.py")
 
 
 def test_an_interrupt_while_pages_are_entered_loses_no_region(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(region: SlotRegion) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:

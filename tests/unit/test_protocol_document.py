@@ -129,8 +129,10 @@ def test_the_parameters_are_the_codes() -> None:
 
 def test_the_locked_bytes_are_the_codes() -> None:
     (rows,) = table_with("byte", "held by", "while")
-    assert [row["byte"] for row in rows][:2] == [str(locks._OWNER_BYTE), str(locks._USERS_BYTE)]
-    assert [row["byte"] for row in rows][2:] == [
+    assert [row["byte"] for row in rows] == [
+        str(locks._OWNER_BYTE),
+        str(locks._USERS_BYTE),
+        str(locks._REAPER_BYTE),
         "the first of a slot's record",
         "the second of a slot's record",
         "both",

@@ -47,6 +47,7 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "NO_FENCE": claims._NO_FENCE,
     "OWNER_BYTE": 0,
     "USERS_BYTE": 1,
+    "REAPER_BYTE": 2,
     "SLOT_BYTE": 0,
     "BORROWED_BYTE": 1,
     **table.NUMBERS,

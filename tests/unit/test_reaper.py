@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from shm_backend_utils.memory import locks, reaper, shared_file
+from shm_backend_utils.memory import reaper, shared_file
 from shm_backend_utils.memory import segment as system
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.reaper import RegionReport
@@ -221,29 +221,78 @@ def test_another_users_region_stays(dead: Path) -> None:
     assert report.uid == NOBODY
 
 
+def before_the_file_is_looked_at_again(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """Let something happen while the reaper is at work: the owner is proven dead, and the name is still there."""
+    is_same_file = reaper._is_same_file
+
+    def look(fd: int, path: Path) -> bool:
+        happens()
+        return is_same_file(fd, path)
+
+    monkeypatch.setattr(reaper, "_is_same_file", look)
+
+
 def test_a_region_that_took_the_place_of_a_dead_one_stays(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the moments at which the reaper opens a file and removes its name, the name can get a new owner."""
-    take_owner_lease = locks.take_owner_lease
 
-    def take_after_the_file_was_replaced(fd: int) -> bool:
+    def replace() -> None:
         dead.unlink()
         dead.write_bytes(b"of the new owner")
-        return take_owner_lease(fd)
 
-    monkeypatch.setattr(locks, "take_owner_lease", take_after_the_file_was_replaced)
+    before_the_file_is_looked_at_again(monkeypatch, replace)
     assert reaper.reap() == []
     assert dead.read_bytes() == b"of the new owner"
 
 
 def test_a_region_that_is_removed_meanwhile_does_no_harm(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_owner_lease = locks.take_owner_lease
-
-    def take_after_the_file_was_removed(fd: int) -> bool:
-        dead.unlink()
-        return take_owner_lease(fd)
-
-    monkeypatch.setattr(locks, "take_owner_lease", take_after_the_file_was_removed)
+    before_the_file_is_looked_at_again(monkeypatch, dead.unlink)
     assert reaper.reap() == []
+
+
+def test_a_dead_owner_does_not_look_alive_while_a_reaper_is_at_work(
+    region: ManagedRegion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who borrows memory asks whether its lender lives."""
+    peer = ManagedRegion.open(region.segment.key, region.header.token.hex(), "regions[0]")
+    seen = []
+    region.close()
+    before_the_file_is_looked_at_again(monkeypatch, lambda: seen.append(peer.is_orphaned))
+    assert [report.key for report in reaper.reap()] == [region.segment.key]
+    assert seen == [True]
+    peer.close()
+
+
+def test_a_second_reaper_leaves_alone_what_the_first_one_is_at(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it might take away the name that a new owner has given to another region since."""
+    seconds: list[RegionReport] = []
+    with monkeypatch.context() as patch:
+
+        def reap_too() -> None:
+            patch.undo()
+            seconds.extend(reaper.reap())
+
+        before_the_file_is_looked_at_again(patch, reap_too)
+        assert [report.key for report in reaper.reap()] == [dead.name]
+    assert seconds == []
+
+
+def test_a_region_that_cannot_be_removed_keeps_none_of_the_others(
+    shared_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays, goes = [shared_memory / f"shmbu-1-{number:016x}" for number in (1, 2)]
+    for path in (stays, goes):
+        path.write_bytes(file_with_header())
+    unlink = Path.unlink
+
+    def unlink_others(path: Path) -> None:
+        if path == stays:
+            raise PermissionError
+        unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlink_others)
+        assert [report.key for report in reaper.reap()] == [goes.name]
+    assert list(shared_memory.iterdir()) == [stays]
 
 
 def test_reapers_at_once_remove_every_dead_region_once(shared_memory: Path) -> None:

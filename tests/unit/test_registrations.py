@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, TypeVar, cast
 
@@ -98,7 +99,7 @@ def region() -> Iterator[SlotRegion]:
 
 @pytest.fixture
 def _registered(server: Server, registrations: Registrations, region: SlotRegion) -> None:
-    server.run(registrations.add(region, 1.0))
+    server.run(registrations.add(region, math.inf))
     assert server.registered == {region.key}
     assert region.is_registered
 
@@ -108,7 +109,7 @@ def test_what_is_registered_is_not_registered_again(
     server: Server, registrations: Registrations, region: SlotRegion
 ) -> None:
     server.is_silent = True
-    server.run(registrations.add(region, 1.0))
+    server.run(registrations.add(region, math.inf))
 
 
 @pytest.mark.usefixtures("_registered")
@@ -117,7 +118,7 @@ def test_what_the_server_has_forgotten_is_registered_again(
 ) -> None:
     server.registered.clear()
     registrations.forget(region)
-    server.run(registrations.add(region, 1.0))
+    server.run(registrations.add(region, math.inf))
     assert server.registered == {region.key}
 
 
@@ -126,10 +127,10 @@ def test_what_was_registered_by_an_attempt_without_an_answer_is_unregistered(
 ) -> None:
     server.is_late = True
     with pytest.raises(DeadlineExceededError):
-        server.run(registrations.add(region, 1.0))
+        server.run(registrations.add(region, math.inf))
     assert region.is_registered, "nobody knows"
     server.is_late = False
-    server.run(registrations.drop([region.key], 1.0))
+    server.run(registrations.drop([region.key], math.inf))
     assert server.registered == set()
 
 
@@ -137,9 +138,9 @@ def test_what_an_earlier_attempt_has_registered_is_registered(
     server: Server, registrations: Registrations, region: SlotRegion
 ) -> None:
     server.registered.add(region.key)
-    server.run(registrations.add(region, 1.0))
+    server.run(registrations.add(region, math.inf))
     assert not region.is_spoiled
-    assert not server.run(registrations.drop_all(1.0))
+    assert not server.run(registrations.drop_all(math.inf))
     assert server.registered == set()
 
 
@@ -148,26 +149,26 @@ def test_memory_that_the_server_does_not_register_is_refused_and_not_used_again(
 ) -> None:
     server.refusal = "Unable to open shared memory region: '{}'"
     with pytest.raises(MemoryRefusedError, match="does not register the call's memory: Unable to open") as caught:
-        server.run(registrations.add(region, 1.0))
+        server.run(registrations.add(region, math.inf))
     assert region.is_spoiled
     assert region.key not in str(caught.value)
     server.is_silent = True
-    assert not server.run(registrations.drop_all(1.0)), "there is nothing to unregister"
+    assert not server.run(registrations.drop_all(math.inf)), "there is nothing to unregister"
 
 
 def test_nothing_of_others_is_ever_unregistered(
     server: Server, registrations: Registrations, region: SlotRegion
 ) -> None:
     server.registered.add("another")
-    server.run(registrations.add(region, 1.0))
-    server.run(registrations.drop(["another"], 1.0))
-    server.run(registrations.drop_all(1.0))
+    server.run(registrations.add(region, math.inf))
+    server.run(registrations.drop(["another"], math.inf))
+    server.run(registrations.drop_all(math.inf))
     assert server.registered == {"another"}
 
 
 @pytest.mark.usefixtures("_registered")
 def test_what_is_not_wanted_is_unregistered(server: Server, registrations: Registrations, region: SlotRegion) -> None:
-    assert not server.run(registrations.drop([region.key], 1.0))
+    assert not server.run(registrations.drop([region.key], math.inf))
     assert server.registered == set()
 
 
@@ -176,10 +177,10 @@ def test_what_a_request_is_in_is_unregistered_later(
     server: Server, registrations: Registrations, region: SlotRegion
 ) -> None:
     server.is_busy = True
-    assert server.run(registrations.drop([region.key], 1.0))
+    assert server.run(registrations.drop([region.key], math.inf))
     assert server.registered == {region.key}
     server.is_busy = False
-    assert not server.run(registrations.drop([], 1.0))
+    assert not server.run(registrations.drop([], math.inf))
     assert server.registered == set()
 
 
@@ -188,9 +189,9 @@ def test_what_a_server_does_not_answer_to_is_unregistered_later(
     server: Server, registrations: Registrations, region: SlotRegion
 ) -> None:
     server.is_silent = True
-    assert not server.run(registrations.drop_all(1.0))
+    assert not server.run(registrations.drop_all(math.inf))
     server.is_silent = False
-    assert not server.run(registrations.drop_all(1.0))
+    assert not server.run(registrations.drop_all(math.inf))
     assert server.registered == set()
 
 
@@ -199,5 +200,5 @@ def test_what_somebody_else_has_unregistered_is_fine(
     server: Server, registrations: Registrations, region: SlotRegion
 ) -> None:
     server.registered.clear()
-    assert not server.run(registrations.drop_all(1.0))
-    assert not server.run(registrations.drop_all(1.0))
+    assert not server.run(registrations.drop_all(math.inf))
+    assert not server.run(registrations.drop_all(math.inf))

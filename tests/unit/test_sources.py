@@ -19,10 +19,11 @@ Array = npt.NDArray[Any]
 PINNED_HOST = 3  # dlpack.h: kDLCUDAHost
 
 
-def source(value: Any, config_dtype: str = "TYPE_FP32", dims: Sequence[int] = (-1,)) -> Source:
+def source(value: Any, config_dtype: str = "TYPE_FP32", dims: Sequence[int] = (-1,), max_batch_size: int = 0) -> Source:
     """Return what is made of a value that is passed for an input of this type and shape."""
     tensor = {"name": "X", "data_type": config_dtype, "dims": dims}
-    return sources(ModelSpec.from_config({"name": "model", "input": [tensor]}), {"X": value})["X"]
+    described = {"name": "model", "input": [tensor], "max_batch_size": max_batch_size}
+    return sources(ModelSpec.from_config(described), {"X": value})["X"]
 
 
 def written(source: Source) -> Array:
@@ -153,7 +154,18 @@ def test_a_list_of_rows_becomes_a_batch(kind: Any, container: Any) -> None:
 
 def test_a_list_of_parts_becomes_a_batch() -> None:
     parts = [VALUES, VALUES[:1], VALUES[:0], VALUES[::-1]]
-    assert same(written(source(parts, dims=(-1, 3))), np.concatenate(parts))
+    assert same(written(source(parts, dims=(3,), max_batch_size=8)), np.concatenate(parts))
+
+
+def test_a_list_of_two_images_for_a_model_without_batches_is_not_one_image_twice_as_high() -> None:
+    image = np.zeros((2, 4, 3), np.float32)
+    with pytest.raises(
+        TensorShapeError,
+        match="input 'X' is a list of 2 arrays of 3 dimensions, but model 'model' takes one of them at a time; call it "
+        "once for each, or join them, by np.concatenate for example",
+    ):
+        source([image, image], dims=(-1, -1, 3))
+    assert same(written(source([image], dims=(-1, -1, 3))), image)
 
 
 def test_a_list_of_one_array_is_a_batch_of_it() -> None:
@@ -340,7 +352,8 @@ def test_an_array_of_a_dtype_that_triton_does_not_have_is_refused(dtype: npt.DTy
 
 def test_the_bytes_of_a_source_are_counted_whatever_its_kind() -> None:
     values = [VALUES, VALUES.T, [VALUES, VALUES[:1]], [VALUES[0]], [[1.0, 2.0]], VALUES[:0]]
-    assert [source(value, dims=(-1, -1)).byte_size for value in values] == [24, 24, 36, 12, 8, 0]
+    made = [source(value, dims=(-1,), max_batch_size=8) for value in values]
+    assert [each.byte_size for each in made] == [24, 24, 36, 12, 8, 0]
 
 
 def test_a_source_is_taken_as_it_is() -> None:

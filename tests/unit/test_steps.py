@@ -123,9 +123,9 @@ def test_an_error_of_an_operation_is_raised(run: Run) -> None:
 def test_the_outcome_of_each_step_is_sent_to_the_operation(run: Run) -> None:
     def operation() -> Steps[Any]:
         outcomes = [(yield Send("message", 1.0))]
-        outcomes.append((yield Offload(lambda: "work")))
+        outcomes.append((yield Offload(lambda: "work", LONG_S)))
         outcomes.append((yield Pause(0.0)))
-        outcomes.append((yield Together([value(1), one(Send(2, 1.0))])))
+        outcomes.append((yield Together([value(1), one(Send(2, 1.0))], LONG_S)))
         return outcomes
 
     assert run(operation()) == ["message", "work", None, [1, 2]]
@@ -133,8 +133,8 @@ def test_the_outcome_of_each_step_is_sent_to_the_operation(run: Run) -> None:
 
 STEPS = [
     lambda: Send(KeyError("it"), 1.0),
-    lambda: Offload(lambda: dict[str, int]()["it"]),
-    lambda: Together([value(1), failure(KeyError("it"))]),
+    lambda: Offload(lambda: dict[str, int]()["it"], LONG_S),
+    lambda: Together([value(1), failure(KeyError("it"))], LONG_S),
     lambda: Wait(failed(KeyError("it")), 1.0),
 ]
 
@@ -203,13 +203,13 @@ def test_a_time_that_is_accepted_can_be_waited(
 
 
 def test_a_thread_does_itself_what_takes_long() -> None:
-    assert run_blocking(one(Offload(threading.get_ident))) == threading.get_ident()
+    assert run_blocking(one(Offload(threading.get_ident, LONG_S))) == threading.get_ident()
 
 
 def test_an_event_loop_goes_on_while_something_takes_long() -> None:
     async def main() -> Any:
         driver, go = AsyncioDriver(AsyncEcho()), threading.Event()
-        task = asyncio.ensure_future(driver.run(one(Offload(lambda: go.wait(LONG_S)))))
+        task = asyncio.ensure_future(driver.run(one(Offload(lambda: go.wait(LONG_S), LONG_S))))
         await asyncio.sleep(0)
         go.set()
         try:
@@ -228,7 +228,7 @@ def test_work_does_not_wait_for_the_loops_own_threads() -> None:
             before = loop.run_in_executor(None, go.wait, LONG_S)
             try:
                 begin = time.monotonic()
-                assert await asyncio.wait_for(driver.run(one(Offload(lambda: 42))), 5) == 42
+                assert await asyncio.wait_for(driver.run(one(Offload(lambda: 42, LONG_S))), 5) == 42
                 return time.monotonic() - begin
             finally:
                 go.set()
@@ -239,25 +239,25 @@ def test_work_does_not_wait_for_the_loops_own_threads() -> None:
 
 
 def test_results_come_together_in_order(run: Run) -> None:
-    assert run(one(Together([value(number) for number in range(40)]))) == list(range(40))
+    assert run(one(Together([value(number) for number in range(40)], LONG_S))) == list(range(40))
 
 
 def test_threads_run_side_by_side() -> None:
     barrier = threading.Barrier(8, timeout=LONG_S)
 
     def meet() -> Steps[Any]:
-        yield Offload(barrier.wait)
+        yield Offload(barrier.wait, LONG_S)
 
-    assert run_blocking(one(Together([meet() for _ in range(8)]))) == [None] * 8
+    assert run_blocking(one(Together([meet() for _ in range(8)], LONG_S))) == [None] * 8
 
 
 def test_tasks_run_side_by_side() -> None:
     barrier = threading.Barrier(8, timeout=LONG_S)
 
     def meet() -> Steps[Any]:
-        yield Offload(barrier.wait)
+        yield Offload(barrier.wait, LONG_S)
 
-    assert run_asyncio(one(Together([meet() for _ in range(8)]))) == [None] * 8
+    assert run_asyncio(one(Together([meet() for _ in range(8)], LONG_S))) == [None] * 8
 
 
 def test_the_first_error_is_raised_when_all_have_ended(run: Run) -> None:
@@ -270,7 +270,7 @@ def test_the_first_error_is_raised_when_all_have_ended(run: Run) -> None:
             raise KeyError(number)
 
     with pytest.raises(KeyError, match="1"):
-        run(one(Together([end(number) for number in range(4)])))
+        run(one(Together([end(number) for number in range(4)], LONG_S)))
     assert sorted(ended) == [0, 1, 2, 3]
 
 
@@ -278,7 +278,7 @@ def test_nothing_comes_together_once_a_driver_is_closed() -> None:
     driver = BlockingDriver(Echo())
     driver.close()
     with pytest.raises(ClosedError):
-        driver.run(one(Together([value(1)])))
+        driver.run(one(Together([value(1)], LONG_S)))
 
 
 def test_nothing_is_done_in_a_thread_once_a_driver_is_closed() -> None:
@@ -286,7 +286,7 @@ def test_nothing_is_done_in_a_thread_once_a_driver_is_closed() -> None:
         driver = AsyncioDriver(AsyncEcho())
         await driver.close()
         with pytest.raises(ClosedError):
-            await driver.run(one(Offload(lambda: 42)))
+            await driver.run(one(Offload(lambda: 42, LONG_S)))
 
     asyncio.run(main())
 
@@ -302,7 +302,7 @@ def test_a_task_that_is_cancelled_cancels_what_it_does_together_and_waits_for_it
 
     async def main() -> None:
         driver = AsyncioDriver(AsyncEcho())
-        task = asyncio.ensure_future(driver.run(one(Together([stay(), stay()]))))
+        task = asyncio.ensure_future(driver.run(one(Together([stay(), stay()], LONG_S))))
         for _ in range(3):
             await asyncio.sleep(0)
         task.cancel()
@@ -317,7 +317,7 @@ def test_a_task_that_is_cancelled_cancels_what_it_does_together_and_waits_for_it
 
 @pytest.mark.parametrize(
     "step",
-    [Send("message", 1.0), Wait(Future(), LONG_S), Pause(LONG_S), Offload(lambda: time.sleep(0.05))],
+    [Send("message", 1.0), Wait(Future(), LONG_S), Pause(LONG_S), Offload(lambda: time.sleep(0.05), LONG_S)],
     ids=lambda step: type(step).__name__,
 )
 def test_cancellation_reaches_the_operation_at_every_step(step: Any) -> None:
@@ -368,7 +368,7 @@ def test_an_error_keeps_nothing_of_what_an_operation_had_in_hand(run: Run) -> No
         return array
 
     def operation() -> Steps[None]:
-        held = yield Offload(memory)
+        held = yield Offload(memory, LONG_S)
         parts = held[1:]
         try:
             raise ValueError(parts.nbytes)

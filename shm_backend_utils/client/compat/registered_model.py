@@ -190,7 +190,7 @@ class RegisteredModel:
             if error.status() not in _NOT_LOADED:
                 raise
             return  # it may be later
-        path = self._driver.run(self._core.paths.choose(known, "auto", settings.left_s))
+        path = self._driver.run(self._core.paths.choose(known, "auto", settings.deadline))
         if path != InlineExchange.path:
             end = data_offset(1, known.record_byte_size) + self._byte_size
             taken = [
@@ -219,7 +219,7 @@ class RegisteredModel:
 
 
 def _together(operations: list[Steps[None]]) -> Steps[None]:
-    yield Together(operations)
+    yield Together(operations, _FOREVER_S)
 
 
 def _positive(what: str, value: int) -> int:

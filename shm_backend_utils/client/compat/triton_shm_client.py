@@ -21,6 +21,8 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from ...errors import CallerError, ClosedError
+from ...memory.forks import forsake_in_children, never_destroy
+from ..errors import ForkedError
 from ..options import RequestOptions, Tls, check_options
 from ..transports.grpc.address import CHANNEL_OPTIONS, GrpcAddress, tls_credentials
 from ..transports.grpc.codec import Metadata
@@ -61,6 +63,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
     ) -> None:
         self.registered_models: dict[str, RegisteredModel] = {}
         self._is_closed = False
+        self._is_a_forks = False
         super().__init__(
             url=url,
             verbose=verbose,
@@ -78,6 +81,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         self._is_verbose = verbose
         self._at_exit = functools.partial(_unregister_all, self.registered_models)
         atexit.register(self._at_exit)
+        forsake_in_children(self)
 
     def register_shm_model(
         self,
@@ -217,9 +221,17 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         self._is_closed = True
         self.cleanup_all_shm()
         atexit.unregister(self._at_exit)
-        super().close()
+        if not self._is_a_forks:
+            super().close()
+
+    def forsake(self) -> None:
+        """Leave the connection alone, in a forked child: it is the parent's."""
+        self._is_a_forks = True
+        never_destroy(self)
 
     def _check_is_open(self) -> None:
+        if self._is_a_forks:
+            raise ForkedError("this client")
         if self._is_closed:
             raise ClosedError("this client")
 

@@ -108,7 +108,7 @@ def sources(
         Name to one of these, on the host:
 
         - a NumPy array, or what has ``__dlpack__``, ``__array_interface__`` or ``__array__``;
-        - a list or tuple of such: rows, if each has one dimension less than the input; else parts of the first axis;
+        - a list or tuple of such: rows, if each has one dimension less than the input; else parts of a batch;
         - a source, as it is;
         - Python numbers, strings and nested lists of them, which take the model's dtype if they fit it. One number
           serves an input whose dimensions may all be 1.
@@ -134,13 +134,13 @@ def sources(
         elif isinstance(value, Source):
             found[name] = value
         else:
-            found[name] = elsewhere(name, value) or _source(spec.input(name), value)
+            found[name] = elsewhere(name, value) or _source(spec, spec.input(name), value)
     return found
 
 
-def _source(tensor: TensorSpec, value: Any) -> Source:
+def _source(spec: ModelSpec, tensor: TensorSpec, value: Any) -> Source:
     if isinstance(value, (list, tuple)) and value and all(_is_array(part) for part in value):
-        source = _of_parts(tensor, [_array(tensor, part) for part in value])
+        source = _of_parts(spec, tensor, [_array(tensor, part) for part in value])
     else:
         array = _array(tensor, value) if _is_array(value) else array_of_numbers(tensor, value)
         source = Source.of(tensor.name, array)
@@ -177,9 +177,10 @@ def _array_without_dlpack(tensor: TensorSpec, value: Any, error: Exception) -> n
     raise TensorError(tensor.name, f"input {tensor.name!r} cannot be read by DLPack: {error}") from None
 
 
-def _of_parts(tensor: TensorSpec, parts: list[npt.NDArray[Any]]) -> Source:
+def _of_parts(spec: ModelSpec, tensor: TensorSpec, parts: list[npt.NDArray[Any]]) -> Source:
     rank = len(tensor.shape)
-    if all(part.ndim == rank - 1 for part in parts):
+    are_rows = all(part.ndim == rank - 1 for part in parts)
+    if are_rows:
         parts = [part[np.newaxis] for part in parts]
     first = parts[0]
     for part in parts:
@@ -193,6 +194,12 @@ def _of_parts(tensor: TensorSpec, parts: list[npt.NDArray[Any]]) -> Source:
             raise TensorTypeError(
                 tensor.name, f"input {tensor.name!r} is a list of arrays of dtypes {first.dtype} and {part.dtype}"
             )
+    if not are_rows and len(parts) > 1 and not spec.max_batch_size:
+        raise TensorShapeError(
+            tensor.name,
+            f"input {tensor.name!r} is a list of {len(parts)} arrays of {rank} dimensions, but model {spec.name!r} "
+            "takes one of them at a time; call it once for each, or join them, by np.concatenate for example",
+        )
     dtype, shape = (
         dtypes.from_numpy(_native(first.dtype), tensor.name),
         (sum(len(part) for part in parts), *first.shape[1:]),

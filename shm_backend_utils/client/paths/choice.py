@@ -49,7 +49,7 @@ class PathChooser:
         self._access = access
         self._of_server: tuple[Check, ...] | None = None
 
-    def choose(self, model: KnownModel, wanted: str, timeout_s: float) -> Steps[str]:
+    def choose(self, model: KnownModel, wanted: str, deadline: float) -> Steps[str]:
         """Return the path of a call.
 
         Raises
@@ -57,7 +57,7 @@ class PathChooser:
         PathUnavailableError
             The wanted path is closed, or with ``"auto"`` all are.
         """
-        explanation = model.explanation or (yield from self.explain(model, timeout_s))
+        explanation = model.explanation or (yield from self.explain(model, deadline))
         path = explanation.path if wanted == "auto" else wanted
         if path is None or not explanation.open(path):
             obstacles = explanation.obstacles(_DIRECT if path is None else path)
@@ -67,10 +67,10 @@ class PathChooser:
             )
         return path
 
-    def explain(self, model: KnownModel, timeout_s: float) -> Steps[Explanation]:
+    def explain(self, model: KnownModel, deadline: float) -> Steps[Explanation]:
         """Check everything that is not known yet."""
         spec = model.spec
-        of_server = self._of_server or (yield from self._check_server(timeout_s))
+        of_server = self._of_server or (yield from self._check_server(deadline))
         checks = (*of_server, *_check_model(spec), *_refused(model))
         unexplained = Explanation(spec.name, None, "", checks)
         path = next((path for path in _BY_PREFERENCE if unexplained.open(path)), None)
@@ -96,7 +96,7 @@ class PathChooser:
         """Forget what was found out about the server: it may be another one by now."""
         self._of_server = None
 
-    def _check_server(self, timeout_s: float) -> Steps[tuple[Check, ...]]:
+    def _check_server(self, deadline: float) -> Steps[tuple[Check, ...]]:
         shared = (_DIRECT, _TRITON_SHM)
         host = self._host
         is_here = is_this_machine(host)
@@ -108,8 +108,8 @@ class PathChooser:
             obstacle = Check("memory to share?", False, str(error), shared, is_passing=True)
             return (here, obstacle) if is_here else (elsewhere,)
         try:
-            yield from self._registrations.add(probe, timeout_s)
-            yield from self._registrations.drop([probe.key], timeout_s)
+            yield from self._registrations.add(probe, deadline)
+            yield from self._registrations.drop([probe.key], deadline)
         except MemoryRefusedError as error:
             return (here, *_refused_registration(str(error))) if is_here else (elsewhere,)
         finally:

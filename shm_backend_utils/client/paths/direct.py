@@ -157,7 +157,8 @@ class DirectExchange(Exchange):
             response = functools.partial(self._codec.result, answer)
             result = result_of(outputs, memory, self._devices, response, self._input_bytes)
         except BaseException as error:
-            slot.is_in_doubt = not slot.is_completed
+            # A model that has completed the slot may have left the rest to a GPU: its events were not looked at.
+            slot.is_in_doubt = bool(self._devices) or not slot.is_completed
             if isinstance(error, InferenceError) and self.did_not_start(error):
                 self._check_memory_was_opened(error)
             raise

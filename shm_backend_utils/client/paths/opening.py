@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -21,7 +22,7 @@ from ...protocol.layout import data_offset
 from ..client_memory import ClientMemory
 from ..known_model import KnownModel
 from ..settings import CallSettings
-from ..steps import Offload, Pause, Steps, Wait
+from ..steps import Pause, Steps, Wait, offloaded
 from ..transports.messages import Codec
 from .direct import DirectExchange
 from .exchange import Exchange
@@ -108,7 +109,7 @@ class Opening:
             exchange = InlineExchange(self._codec, known.spec, layout, options)
         else:
             region, memory = yield from self.take(settings, known, layout.end, 1, path)
-            yield from self._registrations.drop(self._pool.take_unregistered(), settings.left_s)
+            yield from self._registrations.drop(self._pool.take_unregistered(), settings.deadline)
             exchange = RegisteredExchange(self._codec, known.spec, layout, options, region, memory, self._registrations)
         return StagedExchange(exchange, input_devices, self._bank.cuda) if input_devices else exchange
 
@@ -209,7 +210,8 @@ class Opening:
                     yield Wait(ticket.granted, timeout_s)
                 except TimeoutError:
                     raise self._pool.exhausted(ticket, timeout_s) from None
-            return (yield Offload(lambda: self._pool.redeem(ticket)))  # type: ignore[no-any-return]
+            redeem = functools.partial(self._pool.redeem, ticket, settings.deadline)
+            return (yield from offloaded(redeem, settings.left_s, "its memory was being made"))
         except BaseException:
             self._pool.withdraw(ticket)
             raise
@@ -225,7 +227,7 @@ class Opening:
             region, memory = yield from self.take(settings, known, layout.end, 1, group)
             try:
                 yield from self._provide(settings, region, layout, sizes)
-                yield from self._wait_for_models(region)
+                yield from self._wait_for_models(settings, region)
             except PeerError:  # nobody will ever know when the last model's GPU has finished here
                 region.is_spoiled = True
             except BaseException:
@@ -247,14 +249,15 @@ class Opening:
                     raise PoolExhaustedError(f"no device memory became free in time: {error}") from None
                 yield Pause(_ROUND_S)
 
-    def _wait_for_models(self, region: SlotRegion) -> Steps[None]:
+    def _wait_for_models(self, settings: CallSettings, region: SlotRegion) -> Steps[None]:
         """Wait until no model's GPU works in a region any more: models may leave that to their clients."""
         held: list[Any] = list(region.device_memory.values())
         sizes = [region.byte_size, *[each.allocation.byte_size for each in held]]
         used = [slot for slot in region.slots if slot.generation]
         events = [event for slot in used for event in results.decode(slot.copy_results(), sizes).events]
         if events:
-            yield Offload(lambda: held[0].listener.wait(events))
+            wait = functools.partial(held[0].listener.wait, events)
+            yield from offloaded(wait, settings.left_s, "a model's GPU was still at work in its memory")
 
 
 def _times(each: AnyInput, count: int) -> CallInput:

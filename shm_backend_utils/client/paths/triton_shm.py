@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from ..errors import InferenceError, MemoryRefusedError, OutputRoomError
 from ..inputs.sources import Source
 from ..options import RequestOptions
 from ..result import Result
+from ..settings import left_until
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, OutputTensor, Place, Request
 from .exchange import Exchange, is_answer
@@ -49,7 +51,7 @@ class Registrations:
         """Whether the server knows nothing of this client."""
         return not self._known
 
-    def add(self, region: SlotRegion, timeout_s: float) -> Steps[None]:
+    def add(self, region: SlotRegion, deadline: float) -> Steps[None]:
         """Register the region if it is not.
 
         Raises
@@ -63,7 +65,7 @@ class Registrations:
         region.is_registered = True
         self._known.add(key)  # before it is: if the answer does not come in time, it may be nevertheless
         try:
-            yield Send(self._codec.register(key, f"/{key}", region.byte_size), timeout_s)
+            yield Send(self._codec.register(key, f"/{key}", region.byte_size), left_until(deadline))
         except InferenceError as error:
             if not is_answer(error):
                 raise
@@ -78,7 +80,7 @@ class Registrations:
         """Take note that the server does not know the region any more."""
         self._known.discard(region.key)
 
-    def drop(self, keys: Iterable[str], timeout_s: float) -> Steps[bool]:
+    def drop(self, keys: Iterable[str], deadline: float) -> Steps[bool]:
         """Unregister those of these keys that are registered, so that the server lets go of their memory.
 
         What the server does not answer to, or still has a request in, is tried again the next time. Return whether
@@ -88,7 +90,7 @@ class Registrations:
         self._unwanted |= self._known.intersection(keys)
         for key in list(self._unwanted):
             try:
-                yield Send(self._codec.unregister(key), timeout_s)
+                yield Send(self._codec.unregister(key), left_until(deadline))
             except ShmError as error:
                 if not is_answer(error):
                     return are_in_use
@@ -99,9 +101,9 @@ class Registrations:
             self._known.discard(key)
         return are_in_use
 
-    def drop_all(self, timeout_s: float) -> Steps[bool]:
+    def drop_all(self, deadline: float) -> Steps[bool]:
         """Unregister every region of this client; return as :meth:`drop`."""
-        return (yield from self.drop(list(self._known), timeout_s))
+        return (yield from self.drop(list(self._known), deadline))
 
 
 class RegisteredExchange(Exchange):
@@ -154,11 +156,12 @@ class RegisteredExchange(Exchange):
                 "a request of this call got no answer, and the server may still write to this call's memory; prepare "
                 "another call"
             )
+        deadline = time.monotonic() + timeout_s
         memory = self._memory  # keeps the region until there is an answer, whoever closes the exchange meanwhile
         message = self._codec.infer(self._request())
-        yield from self._registrations.add(self._region, timeout_s)
+        yield from self._registrations.add(self._region, deadline)
         try:
-            answer = yield from self._ask(message, timeout_s)
+            answer = yield from self._ask(message, deadline)
         except BaseException as error:
             self._region.is_spoiled |= not is_answer(error)
             if is_answer(error) and _TOO_SMALL in str(error):
@@ -181,15 +184,15 @@ class RegisteredExchange(Exchange):
         self._memory = np.empty(0, np.uint8)
         self._arrays = {}
 
-    def _ask(self, message: Any, timeout_s: float) -> Steps[Any]:
+    def _ask(self, message: Any, deadline: float) -> Steps[Any]:
         try:
-            return (yield Send(message, timeout_s))
+            return (yield Send(message, left_until(deadline)))
         except InferenceError as error:
             if not self._does_not_know_the_region(error):
                 raise
         self._registrations.forget(self._region)
-        yield from self._registrations.add(self._region, timeout_s)
-        return (yield Send(message, timeout_s))
+        yield from self._registrations.add(self._region, deadline)
+        return (yield Send(message, left_until(deadline)))
 
     def _does_not_know_the_region(self, error: InferenceError) -> bool:
         """Return whether the server has no such region, which it looks for before anything else runs.

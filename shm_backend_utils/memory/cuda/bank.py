@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import BudgetError, MachineError
 from .. import locks
-from ..pool.forks import forsake_in_children
+from ..forks import forsake_in_children
 from ..pool.slot import SlotRegion
 from ..repeater import Repeater
 from ..rounding import roomy

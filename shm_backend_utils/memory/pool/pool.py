@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import math
 import os
 import threading
 import time
@@ -18,9 +19,9 @@ import numpy.typing as npt
 
 from ...errors import BudgetError, ClosedError, MachineError, PoolExhaustedError
 from ...protocol.layout import PAGE_SIZE, data_offset
+from ..forks import forsake_in_children
 from ..repeater import Repeater
 from ..rounding import roomy
-from .forks import forsake_in_children
 from .inventory import Inventory
 from .options import PoolOptions, PoolStatus
 from .slot import SlotRegion
@@ -180,15 +181,24 @@ class SlotPool:
             raise
         return ticket
 
-    def redeem(self, ticket: Ticket) -> tuple[SlotRegion, Memory]:
+    def redeem(self, ticket: Ticket, deadline: float = math.inf) -> tuple[SlotRegion, Memory]:
         """Return the region of a granted ticket, which may have to be made, and its memory.
 
         When the memory and every array made from it are gone, the region is given back.
+
+        Parameters
+        ----------
+        ticket : Ticket
+            As :meth:`request` gave it.
+        deadline : float
+            When making it must be over, by ``time.monotonic()``.
 
         Raises
         ------
         MachineError
             The machine has not that much shared memory left.
+        TimeoutError
+            It cannot be made in time.
         """
         grant = ticket.granted.result()
         with self._lock:
@@ -198,14 +208,14 @@ class SlotPool:
         try:
             self._settle()
             if region is None:
-                region = self._make(ticket, grant)
+                region = self._make(ticket, grant, deadline)
             memory = self._hold(region, ticket.holder)  # from here on it comes back by itself, whatever is raised
         except BaseException:
             if region is not None:
                 self._return_unless_held(region)
             raise
         if grant.region is None and self.options.prefault:
-            region.prefault()
+            region.prefault(deadline)
         return region, memory
 
     def withdraw(self, ticket: Ticket) -> None:
@@ -386,11 +396,11 @@ class SlotPool:
         self._inventory.unpromise(ticket.byte_size)
         self._inventory.bury(grant.evicted)
 
-    def _make(self, ticket: Ticket, grant: Grant) -> SlotRegion:
+    def _make(self, ticket: Ticket, grant: Grant, deadline: float) -> SlotRegion:
         region: SlotRegion | None = None
         try:
             self._inventory.bury(grant.evicted)
-            region = self._make_region(ticket)
+            region = self._make_region(ticket, deadline)
             region.holder = ticket.holder
             with self._lock:
                 if self._closed:  # before it is added: whoever closes takes back what the added ones were promised
@@ -407,14 +417,14 @@ class SlotPool:
         self._settle()
         return region
 
-    def _make_region(self, ticket: Ticket) -> SlotRegion:
+    def _make_region(self, ticket: Ticket, deadline: float) -> SlotRegion:
         _, slot_count, record_byte_size, _ = ticket.need
         data_size = ticket.byte_size - data_offset(slot_count, record_byte_size)
         try:
-            return SlotRegion(data_size, slot_count, record_byte_size, self.options.access)
+            return SlotRegion(data_size, slot_count, record_byte_size, self.options.access, deadline)
         except MachineError:  # somebody else has taken the room; what lies idle here may be enough
             self.drop_idle()
-            return SlotRegion(data_size, slot_count, record_byte_size, self.options.access)
+            return SlotRegion(data_size, slot_count, record_byte_size, self.options.access, deadline)
 
     def _keep_house(self) -> float:
         """Look after what is in quarantine, and let go of what nobody has used for long."""

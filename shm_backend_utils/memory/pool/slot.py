@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable
@@ -160,8 +161,10 @@ class SlotRegion:
         "slots",
     )
 
-    def __init__(self, byte_size: int, slot_count: int, record_byte_size: int, access: Access) -> None:
-        self._region = ManagedRegion.create(byte_size, slot_count, access, record_byte_size)
+    def __init__(
+        self, byte_size: int, slot_count: int, record_byte_size: int, access: Access, deadline: float = math.inf
+    ) -> None:
+        self._region = ManagedRegion.create(byte_size, slot_count, access, record_byte_size, deadline)
         self.byte_size = self._region.header.byte_size
         self.data_offset = self._region.data_offset
         self.buffer = self._region.buffer()
@@ -198,9 +201,9 @@ class SlotRegion:
         reclaimed = [slot.reclaim() for slot in self.slots if slot.is_in_doubt]
         return all(reclaimed)
 
-    def prefault(self) -> None:
-        """Enter its memory into this process' page tables."""
-        self._region.segment.prefault()
+    def prefault(self, deadline: float = math.inf) -> None:
+        """Enter its memory into this process' page tables, as much as can be until a moment."""
+        self._region.segment.prefault(deadline)
 
     def forsake(self) -> None:
         """Let go of the parent's descriptor in a forked child. The name, and the lease, stay the parent's."""

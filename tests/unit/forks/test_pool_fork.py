@@ -1,7 +1,4 @@
-"""A forked child of a client's process: it may not use the client's memory, and does it no harm.
-
-Each test is a program of its own: forking pytest with its threads would prove nothing.
-"""
+"""A forked child of a client's process: it may not use the client's memory, and does it no harm."""
 
 from __future__ import annotations
 
@@ -13,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from shm_backend_utils.memory.locks import is_owner_alive
+from tests.unit.forks.programs import run_program
 
 SHM = Path("/dev/shm")
 LONG_S = 60
 
 # What every program begins with: a pool, one region that is idle, and one that is held by `memory`.
 BEGIN = """
-import asyncio, os, signal, sys
+import asyncio, signal, threading
 from pathlib import Path
 import numpy as np
 from shm_backend_utils.client import AsyncShmClient, ForkedError, PoolOptions
@@ -28,13 +26,6 @@ from shm_backend_utils.memory.pool.pool import Need, SlotPool
 
 def take():
     return pool.redeem(pool.request(Need(1), Origin.here("take")))
-
-def in_child(work):
-    child = os.fork()
-    if child == 0:
-        work()
-        sys.exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the child failed"
 
 def is_there(region):
     return (Path("/dev/shm") / region.key).exists()
@@ -101,7 +92,6 @@ USES = {
         assert is_there(held) and is_there(idle)
     """,
     "a fork while a thread waits for memory does no harm": """
-        import threading
         del memory
         pool.close()
         pool = SlotPool(PoolOptions(max_bytes=held.byte_size))
@@ -118,20 +108,9 @@ USES = {
 }
 
 
-def dedented(block: str) -> str:
-    return "\n".join(line[8:] for line in block.splitlines())
-
-
 @pytest.mark.parametrize("use", USES.values(), ids=list(USES))
 def test_in_a_forked_child(use: str) -> None:
-    program = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", f"{BEGIN}{dedented(use)}\npool.close()\n"],
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-    )
-    assert program.returncode == 0, program.stderr
+    run_program("sys.exit", BEGIN, use, "pool.close()\nos._exit(0)")
 
 
 # The child tells that it runs, waits until its standard input ends, and only then exits. The parent does not live to
@@ -143,15 +122,43 @@ if os.fork() == 0:
     sys.stdin.read()
     os._exit(0)
 os.read(running, 1)
-print(REGION.key, flush=True)
+print(region.key, flush=True)
 signal.pause()
 """
+# Another thread is just making a region, for which one that was idle makes room; it stops where `stop` is called.
+MAKING = """
+del memory
+pool.close()
+pool = SlotPool(PoolOptions(max_bytes=2**17))
+region, memory = take()
+del memory
+reached = threading.Event()
+
+def stop(stopped_at):
+    global region
+    region = stopped_at
+    reached.set()
+    signal.pause()
+
+inventory = pool._inventory
+inventory.{} = lambda {}: stop({})
+ticket = pool.request(Need(2**17 - 2 * 4096), Origin.here("take"))
+threading.Thread(target=pool.redeem, args=[ticket]).start()
+reached.wait(30)
+"""
+STATES = {
+    "idle": "region = idle",
+    "held": "region = held",
+    "making room for another": MAKING.format("bury", "regions", "regions[0]"),
+    "just made": MAKING.format("add", "made, kind", "made"),
+}
 
 
-@pytest.mark.parametrize("region", ["idle", "held"])
-def test_the_lease_goes_when_the_parent_dies_although_its_child_lives(region: str) -> None:
+@pytest.mark.parametrize("state", STATES.values(), ids=list(STATES))
+def test_the_lease_goes_when_the_parent_dies_although_its_child_lives(state: str) -> None:
+    program_text = "\n".join(["import os, sys", BEGIN, state, ORPHAN])
     with subprocess.Popen(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", BEGIN + ORPHAN.replace("REGION", region)],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program_text],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import weakref
 from typing import Final, Protocol
 
-__all__ = ["Forsakable", "forsake_in_children"]
+__all__ = ["Forsakable", "forsake_in_children", "never_destroy"]
 
 
 class Forsakable(Protocol):
@@ -19,6 +20,15 @@ class Forsakable(Protocol):
 def forsake_in_children(owner: Forsakable) -> None:
     """Have an object forsake what it has in every child that is forked while it lives."""
     _OWNERS.add(owner)
+
+
+def never_destroy(kept: object) -> None:
+    """Let an object live as long as this process, its interpreter's end included.
+
+    For what would speak to others when it is destroyed, and shares its connection with the process that it was forked
+    from: gRPC says goodbye, and event loops take sockets out of an epoll that both processes have.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 _OWNERS: Final[weakref.WeakSet[Forsakable]] = weakref.WeakSet()

@@ -1,0 +1,196 @@
+"""A client's connections in a forked child, which drops all it has of the client: nothing is sent, nothing cut off.
+
+The server is a process of its own and hears every byte.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.forks.programs import ENDINGS, run_program
+
+BEGIN = """
+import asyncio, subprocess, threading
+from shm_backend_utils.client import AsyncShmClient, ForkedError, ShmClient
+
+serving = subprocess.Popen([sys.executable, "-m", "tests.unit.forks.serving", PROTOCOL],
+                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+url = serving.stdout.readline().strip()
+
+# Where grpc.aio's thread runs, one child in twenty crashes before it executes a line: with grpc.aio alone, too.
+CRASHES = {0, -11} if PROTOCOL == "grpc" else {0}
+
+def heard(line=""):
+    print(line, file=serving.stdin, flush=True)
+    return serving.stdout.readline().split()
+
+def unheard(work):
+    before = heard()
+    in_child(work)
+    assert heard() == before, "the child has spoken on its parent's connection"
+
+def answers(client):
+    client._driver.run(client._core.check_server_answers(10))
+
+def held(client):
+    client._driver.run(client._core.catalog.look_up("held", "", 30))
+
+async def answers_async(client):
+    driver, core = client._open()
+    await driver.run(core.check_server_answers(10))
+
+async def held_async(client):
+    driver, core = client._open()
+    await driver.run(core.catalog.look_up("held", "", 30))
+
+def outcome(call):
+    try:
+        return call()
+    except KeyError:  # the server's answer is no configuration, but it is an answer
+        return "answered"
+"""
+END = """
+connections, _ = heard()
+most = 1 if PROTOCOL == "grpc" else 2  # one for each call at once
+assert int(connections) <= most, "the parent had to connect again"
+serving.stdin.close()
+serving.wait()
+"""
+PROGRAMS = {
+    "that is idle": """
+        client = ShmClient(url)
+        def work():
+            global client
+            del client
+        unheard(work)
+        answers(client)
+        client.close()
+    """,
+    "that is closed there": """
+        client = ShmClient(url)
+        unheard(client.close)
+        answers(client)
+        client.close()
+    """,
+    "on which another thread waits": """
+        client = ShmClient(url)
+        outcomes = []
+        thread = threading.Thread(target=lambda: outcomes.append(outcome(lambda: held(client))))
+        thread.start()
+        def work():
+            global client
+            del client
+        unheard(work)
+        heard("go")
+        thread.join()
+        assert outcomes == ["answered"]
+        client.close()
+    """,
+    "of an event loop in another thread": """
+        OUTCOMES = CRASHES
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        def run(awaited):
+            return asyncio.run_coroutine_threadsafe(awaited, loop).result(20)
+        client = AsyncShmClient(url)
+        run(answers_async(client))
+        waiting = asyncio.run_coroutine_threadsafe(held_async(client), loop)
+        def work():
+            global client, waiting
+            del client, waiting
+        unheard(work)
+        run(answers_async(client))
+        heard("go")
+        assert outcome(lambda: waiting.result(20)) == "answered"
+        run(client.close())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+    """,
+}
+IN_THE_LOOP = """
+OUTCOMES = CRASHES
+
+async def main():
+    global client, waiting
+    client = AsyncShmClient(url)
+    await answers_async(client)
+    waiting = asyncio.ensure_future(held_async(client))
+    await asyncio.sleep(0.2)
+    def work():
+        global client, waiting
+        del client, waiting
+    unheard(work)
+    await answers_async(client)
+    heard("go")
+    try:
+        await asyncio.wait_for(waiting, 20)
+    except KeyError:
+        pass
+    await client.close()
+
+asyncio.run(main())
+"""
+COMPAT = """
+from shm_backend_utils.client.compat import TritonSHMClient
+client = TritonSHMClient(url.removeprefix("grpc://"))
+client.get_model_config("m")
+def refused():
+    try:
+        client.register_shm_model("m", [], [], 1, 1)
+    except ForkedError:
+        return
+    os._exit(4)
+def work():
+    global client
+    refused()
+    client.close()
+    del client
+unheard(work)
+def drop():
+    global client
+    del client
+unheard(drop)
+client.get_model_config("m")
+client.close()
+"""
+STREAM = """
+from shm_backend_utils.client.transports.grpc.codec import GrpcMessage
+from tritonclient.grpc import service_pb2
+client = ShmClient(url)
+message = GrpcMessage("ModelStreamInfer", service_pb2.ModelInferRequest(model_name="held"))
+stream = client._driver.transport.stream(message, 30)
+next(stream)
+def work():
+    global client, stream
+    del client, stream
+unheard(work)
+heard("go")
+assert len(list(stream)) == 1
+answers(client)
+client.close()
+"""
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=list(PROGRAMS))
+def test_a_connection(program: str, protocol: str, ending: str) -> None:
+    run_program(ending, f"PROTOCOL = {protocol!r}", BEGIN, program, END)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_connection_of_the_event_loop_that_forks(protocol: str) -> None:
+    """Such a child must not go on in the loop, which is Python's rule: it would take the parent's events."""
+    run_program("os._exit", f"PROTOCOL = {protocol!r}", BEGIN, IN_THE_LOOP, END)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_connection_of_a_client_for_registered_models(ending: str) -> None:
+    run_program(ending, 'PROTOCOL = "grpc"', BEGIN, COMPAT, END)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_stream(ending: str) -> None:
+    run_program(ending, 'PROTOCOL = "grpc"', BEGIN, STREAM, END)

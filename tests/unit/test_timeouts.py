@@ -1,0 +1,304 @@
+"""No call takes longer than its timeout, whatever it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import AsyncShmClient, DeadlineExceededError, PoolOptions, ShmClient, aio, client
+from shm_backend_utils.client.errors import deadline_exceeded
+from shm_backend_utils.memory import segment
+from tests.unit.fake_server import FakeServer, config
+from tests.unit.fake_wires import FakeTransport
+
+TIMEOUT_S = 0.5
+SLACK_S = 0.3
+FOREVER_S = 3600.0
+X = np.arange(6, dtype=np.float32)
+LARGE = np.zeros(2**21, np.float32)  # whose copy another thread makes
+PROCEDURES = ["ModelConfig", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister", "ModelInfer"]
+
+
+class SlowTransport(FakeTransport):
+    """Answers late, and gives up when it is time."""
+
+    def __init__(self, server: FakeServer) -> None:
+        super().__init__(server, "grpc")
+        self.delays_s: dict[str, float] = {}
+
+    def send(self, message: Any, timeout_s: float) -> Any:
+        delay_s = self.delays_s.get(message.procedure, 0.0)
+        time.sleep(min(delay_s, timeout_s))
+        if delay_s > timeout_s:
+            raise deadline_exceeded()
+        return super().send(message, timeout_s)
+
+
+class AsyncSlowTransport:
+    """The same for tasks, which wait in threads of its own."""
+
+    def __init__(self, inner: SlowTransport) -> None:
+        self._inner = inner
+        self._threads = concurrent.futures.ThreadPoolExecutor(64)
+        self.codec, self.host, self.address = inner.codec, inner.host, inner.address
+
+    async def send(self, message: Any, timeout_s: float) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._inner.send, message, timeout_s)
+
+    async def close(self) -> None:
+        self._threads.shutdown()
+
+
+@pytest.fixture
+def transport() -> Iterator[SlowTransport]:
+    with FakeServer(config("m"), config("batched", max_batch_size=2)) as server:
+        yield SlowTransport(server)
+
+
+@contextlib.contextmanager
+def a_client(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch, **named: Any) -> Iterator[ShmClient]:
+    monkeypatch.setattr(client, "connect", lambda *_: transport)
+    with ShmClient("localhost:8001", **named) as made:
+        yield made
+        transport.delays_s.clear()
+
+
+@contextlib.asynccontextmanager
+async def an_async_client(
+    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch, **named: Any
+) -> AsyncGenerator[AsyncShmClient, None]:
+    monkeypatch.setattr(aio, "connect_async", lambda *_: AsyncSlowTransport(transport))
+    async with AsyncShmClient("localhost:8001", **named) as made:
+        yield made
+        transport.delays_s.clear()
+
+
+def in_time(call: Callable[[], object], timeout_s: float = TIMEOUT_S) -> bool:
+    """Make a call that may take so long; return whether it succeeded."""
+    begin = time.monotonic()
+    try:
+        call()
+    except TimeoutError:
+        return False
+    finally:
+        assert time.monotonic() - begin < timeout_s + SLACK_S
+    return True
+
+
+async def in_time_async(call: Awaitable[object]) -> bool:
+    begin = time.monotonic()
+    try:
+        await call
+    except TimeoutError:
+        return False
+    finally:
+        assert time.monotonic() - begin < TIMEOUT_S + SLACK_S
+    return True
+
+
+CALLS: dict[str, Callable[[ShmClient, str], object]] = {
+    "infer": lambda made, path: made.infer("m", {"IN0": X}, path=path, timeout_s=TIMEOUT_S),  # type: ignore[arg-type]
+    "submit": lambda made, path: made.submit("m", {"IN0": X}, path=path, timeout_s=TIMEOUT_S).result(),  # type: ignore[arg-type]
+    "split": lambda made, path: made.infer(
+        "batched",
+        {"IN0": np.zeros((5, 3), np.float32)},
+        path=path,  # type: ignore[arg-type]
+        timeout_s=TIMEOUT_S,
+        split=True,
+    ),
+    "prepare": lambda made, path: made.prepare(
+        "m",
+        {"IN0": ((6,), np.float32)},
+        path=path,  # type: ignore[arg-type]
+        timeout_s=TIMEOUT_S,
+    ).close(),
+}
+
+
+@pytest.mark.parametrize("delay_s", [0.8 * TIMEOUT_S, FOREVER_S], ids=["slow", "mute"])
+@pytest.mark.parametrize("path", ["direct", "triton-shm"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+def test_a_call_ends_in_time_whatever_is_slow(
+    call: Callable[[ShmClient, str], object],
+    path: str,
+    delay_s: float,
+    transport: SlowTransport,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for procedure in PROCEDURES:
+        with a_client(transport, monkeypatch) as made:
+            transport.delays_s[procedure] = delay_s
+            in_time(lambda: call(made, path))
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+def test_the_timeout_is_that_of_all_requests_together(
+    call: Callable[[ShmClient, str], object], transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_client(transport, monkeypatch) as made:
+        transport.delays_s = dict.fromkeys(PROCEDURES, 0.4 * TIMEOUT_S)
+        assert not in_time(lambda: call(made, "triton-shm"))
+
+
+def test_a_prepared_call_whose_memory_the_server_has_forgotten_ends_in_time(
+    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked, the memory is registered anew, and it is asked once more."""
+    with (
+        a_client(transport, monkeypatch) as made,
+        made.prepare("m", {"IN0": ((6,), np.float32)}, path="triton-shm") as call,
+    ):
+        call.infer().release()
+        transport._server.registered.clear()
+        transport.delays_s = {"SystemSharedMemoryRegister": 0.8 * TIMEOUT_S, "ModelInfer": 0.4 * TIMEOUT_S}
+        assert not in_time(lambda: call.infer(timeout_s=TIMEOUT_S))
+
+
+def test_explain_ends_in_time(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_client(transport, monkeypatch, timeout_s=TIMEOUT_S) as made:
+        transport.delays_s = dict.fromkeys(PROCEDURES, 0.8 * TIMEOUT_S)
+        assert not in_time(lambda: made.explain("m"))
+
+
+def test_many_regions_that_are_to_be_unregistered_delay_no_call(
+    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_client(transport, monkeypatch, pool=PoolOptions(max_bytes=2**20, idle_s=0.0)) as made:
+        results = [made.infer("m", {"IN0": np.zeros(n, np.float32)}, path="triton-shm") for n in range(1, 9)]
+        del results
+        made._memory.pool.drop_idle()
+        transport.delays_s["SystemSharedMemoryUnregister"] = 0.3 * TIMEOUT_S
+        in_time(lambda: made.infer("m", {"IN0": X}, path="triton-shm", timeout_s=TIMEOUT_S))
+
+
+def test_a_client_closes_in_time_whatever_is_slow(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shm_backend_utils.client.core._CLOSING_S", TIMEOUT_S)
+    monkeypatch.setattr(client, "connect", lambda *_: transport)
+    made = ShmClient("localhost:8001")
+    results = [made.infer("m", {"IN0": np.zeros(n, np.float32)}, path="triton-shm") for n in range(1, 9)]
+    del results
+    transport.delays_s["SystemSharedMemoryUnregister"] = 0.3 * TIMEOUT_S
+    assert in_time(made.close)
+
+
+def test_a_split_call_waits_for_no_thread_longer_than_it_may(
+    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = np.zeros((40, 3), np.float32)
+    with a_client(transport, monkeypatch) as made:
+        made.infer("batched", {"IN0": rows}, split=True).release()
+        transport.delays_s["ModelInfer"] = 3.0
+        others = [
+            threading.Thread(target=lambda: made.infer("batched", {"IN0": rows}, split=True, timeout_s=10))
+            for _ in range(2)
+        ]
+        for other in others:
+            other.start()
+        time.sleep(0.2)
+        assert not in_time(lambda: made.infer("batched", {"IN0": rows}, split=True, timeout_s=TIMEOUT_S))
+        transport.delays_s.clear()
+        for other in others:
+            other.join()
+
+
+def test_a_submitted_call_waits_for_no_thread_longer_than_it_may(
+    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_client(transport, monkeypatch) as made:
+        made.infer("m", {"IN0": X}).release()
+        transport.delays_s["ModelInfer"] = 3.0
+        others = [made.submit("m", {"IN0": X}, timeout_s=10) for _ in range(32)]
+        ready: list[float] = []
+        begin = time.monotonic()
+        future = made.submit("m", {"IN0": X}, timeout_s=TIMEOUT_S)
+        future.add_done_callback(lambda _: ready.append(time.monotonic() - begin))
+        with pytest.raises(DeadlineExceededError):
+            future.result()
+        assert ready[0] < TIMEOUT_S + SLACK_S
+        del future
+        for other in others:
+            other.result().release()
+
+
+def test_new_memory_is_entered_into_page_tables_no_longer_than_a_call_may_take(
+    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is as slow as that is simulated: each piece takes half of what the call may take."""
+
+    class SlowClock:
+        begin = time.monotonic()
+        looks = 0
+
+        def monotonic(self) -> float:
+            self.looks += 1
+            return time.monotonic() + self.looks * TIMEOUT_S / 2
+
+    clock = SlowClock()
+    monkeypatch.setattr(segment, "time", clock)
+    with a_client(transport, monkeypatch) as made:
+        made.infer("m", {"IN0": X}, timeout_s=60).release()
+        with pytest.raises(DeadlineExceededError, match="its memory was being made; its request was not sent"):
+            made.infer("m", {"IN0": LARGE}, timeout_s=TIMEOUT_S)
+
+
+def busy(threads: concurrent.futures.Executor, go: threading.Event) -> None:
+    for _ in range(64):
+        threads.submit(go.wait, 30)
+
+
+@pytest.mark.parametrize("array", [X, LARGE], ids=["small", "large"])
+def test_a_call_of_a_task_needs_no_thread_of_the_loops(
+    array: np.ndarray[Any, Any], transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        go = threading.Event()
+        loops = concurrent.futures.ThreadPoolExecutor(4)
+        asyncio.get_running_loop().set_default_executor(loops)
+        try:
+            async with an_async_client(transport, monkeypatch) as made:
+                busy(loops, go)
+                assert await in_time_async(made.infer("m", {"IN0": array}, timeout_s=TIMEOUT_S))
+        finally:
+            go.set()
+
+    asyncio.run(main())
+
+
+def test_a_call_of_a_task_waits_for_no_thread_of_its_client_longer_than_it_may(
+    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        go = threading.Event()
+        async with an_async_client(transport, monkeypatch) as made:
+            (await made.infer("m", {"IN0": LARGE})).release()
+            driver, _ = made._open()
+            busy(driver._threads, go)
+            try:
+                assert not await in_time_async(made.infer("m", {"IN0": LARGE}, timeout_s=TIMEOUT_S))
+            finally:
+                go.set()
+            (await made.infer("m", {"IN0": LARGE})).release()
+            assert made.stats().slots_held == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("delay_s", [0.8 * TIMEOUT_S, FOREVER_S], ids=["slow", "mute"])
+def test_a_call_of_a_task_ends_in_time_whatever_is_slow(
+    delay_s: float, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        for procedure in PROCEDURES:
+            async with an_async_client(transport, monkeypatch) as made:
+                transport.delays_s[procedure] = delay_s
+                await in_time_async(made.infer("m", {"IN0": X}, path="triton-shm", timeout_s=TIMEOUT_S))
+
+    asyncio.run(main())
