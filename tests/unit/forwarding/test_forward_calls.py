@@ -276,7 +276,7 @@ def leave_while_under_way(models: Models, client: Client, error: type[BaseExcept
 
 def test_a_call_that_is_left_while_forward_async_runs_fails(models: Models, client: Client) -> None:
     response, outcome = leave_while_under_way(models, client)
-    assert "model.py has left the call while 1 calls of forward_async were under way" in str(response.error)
+    assert "model.py has left the call while 1 calls of other models were under way" in str(response.error)
     assert "the client has given this request up" in str(outcome)  # the other model did not touch the memory
     assert client.is_free()
 
