@@ -23,7 +23,6 @@ _LOG: Final = logging.getLogger(__name__)
 _SECOND_LOOK_S: Final = 30.0
 _ANY_BATCH_SIZE: Final = 2**31
 _BEST: Final = "direct"
-_LARGEST_ELEMENT: Final = 8
 _NO_GUESSES: Final[Mapping[str, int]] = {}
 
 
@@ -117,8 +116,7 @@ class KnownModel:
         """Take note of how large outputs were that found too little room, in a call of so many rows."""
         for name in self.spec.outputs.keys() & byte_sizes.keys():
             byte_size = byte_sizes[name]
-            needed = math.ceil(byte_size / rows * self._head_room)
-            per_row = -(-needed // _LARGEST_ELEMENT) * _LARGEST_ELEMENT  # where one row ends, another one may begin
+            per_row = math.ceil(byte_size / rows * self._head_room)
             self.learned[name] = max(per_row, self.learned.get(name, 0))
 
 
