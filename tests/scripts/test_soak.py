@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from scripts.tools import ROOT
-from scripts.tools.soak.client.workload import WORKLOADS, HeldViews, Noise, is_right
+from scripts.tools.soak.client.checks import HeldViews, is_right
+from scripts.tools.soak.client.models import MODELS, Noise, Said
 
 SECONDS = 6
 SEED = 4
@@ -49,11 +50,11 @@ def test_a_short_soak_finds_nothing_that_must_not_be(report: dict[str, Any], wha
 
 
 def test_a_result_with_one_wrong_byte_is_found() -> None:
-    payload = WORKLOADS["halves"].payload(Noise(1))
-    result = WORKLOADS["halves"].expected(payload).copy()
-    assert is_right(result, WORKLOADS["halves"].expected(payload))
+    payload = MODELS["halves"].payload(Noise(1))
+    result = MODELS["halves"].expected(payload, Said()).copy()
+    assert is_right(result, MODELS["halves"].expected(payload, Said()))
     result.view(np.uint8)[-1] ^= 1
-    assert not is_right(result, WORKLOADS["halves"].expected(payload))
+    assert not is_right(result, MODELS["halves"].expected(payload, Said()))
 
 
 def test_a_result_of_another_shape_is_found() -> None:
