@@ -24,7 +24,7 @@ CALL_TIMEOUT_S: Final = 15.0
 GRACE_S: Final = 1.0
 """How much longer than its timeout a call may take."""
 MOST_HELD_VIEWS: Final = 4
-SLEEPS_MS: Final = (0, 0, 0, 0, 0, 0, 1, 40)
+SLEEPS_MS: Final = (*[0] * 38, 1, 40)
 SHARE_OF_HINTS: Final = 0.8
 SHARE_OF_SMALL_HINTS: Final = 0.1
 SHARE_HELD: Final = 0.3

@@ -15,7 +15,7 @@ from ..kit import Kit
 
 __all__ = ["streams"]
 
-LONGEST_SIDE: Final = 900
+LONGEST_SIDE: Final = 700
 TILE: Final = 256
 SHARE_LEFT_EARLY: Final = 0.15
 
@@ -43,7 +43,8 @@ def streams(kit: Kit, connection: Connection) -> None:
             are_right &= number < len(places) and _is_tile(image, places[number], tile, result["PLACE"])
             if result.overflowed:
                 kit.tally.add("done", "overflows")
-            held = [*held[max(len(held) + 2 - frame_count, 0) :], tile]
+            held.append(tile)
+            del held[: max(len(held) + 1 - frame_count, 0)]  # the model needs a place for the next one
             del result, tile
     are_right &= count == min(last + 1, len(places))
     held.clear()

@@ -61,10 +61,10 @@ WORKLOADS: Final = (
     Workload(forward, 8),
     Workload(compat, 1, clients=("ShmClient",), protocols=("gRPC",)),
     Workload(attached, 2),
-    Workload(deadlines, 4),
-    Workload(reconnect, 1, may_be_interrupted=False),
+    Workload(deadlines, 1.5),
+    Workload(reconnect, 0.5, may_be_interrupted=False),
     Workload(threads, 1, clients=("ShmClient",), may_be_interrupted=False),
-    Workload(forks, 1.5, may_be_interrupted=False),
+    Workload(forks, 0.7, may_be_interrupted=False),
 )
 SHARE_INTERRUPTED: Final = 0.04
 
