@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,8 +100,11 @@ class SoakServer:
         try:
             with _WITHOUT_PROXY.open(request, timeout=RELOAD_S):
                 pass
+        except urllib.error.HTTPError as error:
+            self._tally.add("reloads that failed", error.read(200).decode(errors="replace"))
+            return False
         except OSError as error:
-            self._tally.add_error(error, "reloads that failed")
+            self._tally.add("reloads that failed", str(error))
             return False
         deadline = time.monotonic() + RELOAD_S
         while time.monotonic() < deadline:
