@@ -19,7 +19,7 @@ from .client.process import ClientProcess
 from .client.tally import Tally
 from .coverage import MODEL_RELOADS, SERVER_RESTARTS, SMALL_TMPFS, TWO_USERS
 from .machine import fill
-from .server import ALLOWED_UID, SoakServer
+from .server import ALLOWED_UID, DISALLOWED_UID, SoakServer
 
 __all__ = ["Saboteur"]
 
@@ -29,7 +29,6 @@ SACRIFICE_S: Final = 60.0
 VISIT_S: Final = 60.0
 AIM_S: Final = 5.0
 DEAD_STUB_S: Final = 1.5
-DISALLOWED_UID: Final = ALLOWED_UID + 1
 
 
 class Saboteur:

@@ -26,7 +26,7 @@ from ..common.sample_models import REPOSITORY, copy_models, models_in
 from .client.tally import Tally
 from .machine import SHM, free_ports, held_shared_memory
 
-__all__ = ["SoakServer"]
+__all__ = ["ALLOWED_UID", "DISALLOWED_UID", "SoakServer"]
 
 OWN_MODELS: Final = Path(__file__).resolve().parent / "models"
 SAMPLE_MODELS: Final = ("identity", "multiply", "frames", "text_upper")
@@ -42,6 +42,7 @@ OPTIONS: Final = (
 GUESTS: Final = "guests"
 """The name of a model like ``halves`` that takes another user's memory, too."""
 ALLOWED_UID: Final = 20_001
+DISALLOWED_UID: Final = 20_002
 
 
 class SoakServer:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import gc
-import os
 import sys
-import threading
 import time
 from typing import Any, Final
 
@@ -18,6 +16,7 @@ from ...common.processes import open_files
 from ..machine import held_shared_memory
 from .board import Board, Phase
 from .kit import Kit
+from .stopping import stop_event
 from .workloads.registered import ATTACHED_PREFIX, PlainClientError
 from .workloads.signals import Signals
 from .workloads.table import choose, interrupt
@@ -84,18 +83,6 @@ class SoakClient:
         """Count what is raised where nobody can catch it, but for what this program's own signals raise there."""
         if not self._signals.has_raised:
             self._kit.tally.add_error(unraisable.exc_value, "errors that nobody could catch")
-
-
-def stop_event() -> threading.Event:
-    """Return an event that is set when standard input ends: the soak wants this client to stop, or is gone."""
-    event = threading.Event()
-
-    def wait() -> None:
-        os.read(sys.stdin.fileno(), 1)
-        event.set()
-
-    threading.Thread(target=wait, daemon=True).start()
-    return event
 
 
 def main() -> int:
