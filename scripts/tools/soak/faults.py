@@ -148,6 +148,7 @@ class Saboteur:
 
     def _two_users(self) -> None:
         """Let two other users call a model that takes the memory of one of them."""
+        self._tally.add("faults", "other users come")
         allowed, disallowed = self._visit(ALLOWED_UID), self._visit(DISALLOWED_UID)
         self._tally.add("wrong bytes", "an answer to an allowed user", allowed.get("wrong", 0))
         answered = disallowed.get("right", 0) + disallowed.get("wrong", 0)

@@ -39,7 +39,7 @@ class Turn(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Of the honest requests that began in some turns."""
+    """Of the honest requests that began in some turns. Times are of those that were answered rightly."""
 
     requests: int
     failed: int
@@ -50,10 +50,10 @@ class Figures(NamedTuple):
     @classmethod
     def of(cls, answers: Sequence[Answer]) -> Figures:
         """Work them out; of no request, all is 0."""
-        took = np.array([answer.took_s for answer in answers] or [0.0]) * 1e3
+        times = [answer.took_s for answer in answers if not answer.error]
+        took = np.array(times or [0.0]) * 1e3
         middle, slow = np.percentile(took, [50, 99])
-        failed = sum(bool(answer.error) for answer in answers)
-        return cls(len(answers), failed, float(middle), float(slow), float(took.max()))
+        return cls(len(answers), len(answers) - len(times), float(middle), float(slow), float(took.max()))
 
 
 @dataclass(frozen=True)
