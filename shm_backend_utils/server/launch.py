@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -238,7 +239,7 @@ def _answers(url: str) -> bool:
     try:
         with direct.open(f"http://{url}", timeout=5) as reply:
             return int(reply.status) == 200
-    except OSError:
+    except (OSError, HTTPException):  # the latter from a port where somebody speaks something else
         return False
 
 

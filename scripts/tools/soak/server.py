@@ -54,7 +54,7 @@ class SoakServer:
         As for ShmClient; the same for every start.
     """
 
-    def __init__(self, folder: Path, chance: random.Random, tally: Tally) -> None:
+    def __init__(self, folder: Path, tally: Tally) -> None:
         self._folder = folder
         self._tally = tally
         self._prefixes: list[str] = []
@@ -63,7 +63,7 @@ class SoakServer:
         _add_model_of_guests(self._models)
         self._installation = _installation_with(OPTIONS, folder / "installation")
         self._changes = itertools.count(1)
-        self._ports = Ports(*free_ports(chance, 3))
+        self._ports = Ports(*free_ports(random.SystemRandom(), 3))  # two soaks with one seed are not to meet
         self._server = self._start()
         self._instances = {name: len(self.stubs(name)) for name in self.models}
         self.grpc_url = self._server.grpc_url

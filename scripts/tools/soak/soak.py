@@ -45,7 +45,7 @@ class Soak:
         self._hangs = 0
         self._growth = Growth()
         self._client_failures = 0
-        self._server = SoakServer(folder, self._chance, self._tally)
+        self._server = SoakServer(folder, self._tally)
         self._clients: list[ClientProcess] = []
 
     def run(self, seconds: float, on_tick: Callable[[float, str], None]) -> SoakReport:

@@ -74,7 +74,7 @@ class Assault:
         self._cannot = impossible(has_private_shm)
         self._kinds = [kind for kind in kinds if kind.uid is None or TWO_USERS not in self._cannot]
         self._chance = random.Random(seed)
-        self._server = SoakServer(folder, self._chance, Tally())
+        self._server = SoakServer(folder, Tally())
         self._answers: list[Answer] = []
         self._turns: list[Turn] = []
         self._words: dict[str, Counter[str]] = {kind.name: Counter() for kind in self._kinds}
