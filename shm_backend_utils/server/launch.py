@@ -130,9 +130,14 @@ class EmbeddedServer:
     @property
     def pid(self) -> int:
         """Process id of the tritonserver; raises ClosedError when it has exited."""
-        if not self.is_running:
+        children = []
+        if self.is_running:
+            with contextlib.suppress(FileNotFoundError):  # the launcher's process ends a moment after the server
+                children = (
+                    Path(f"/proc/{self._supervisor.pid}/task/{self._supervisor.pid}/children").read_text().split()
+                )
+        if not children:
             raise ClosedError("this server")
-        children = Path(f"/proc/{self._supervisor.pid}/task/{self._supervisor.pid}/children").read_text().split()
         return int(children[0])
 
     @property

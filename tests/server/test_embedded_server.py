@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shm_backend_utils.errors import MachineError
+from shm_backend_utils.errors import ClosedError, MachineError
 from shm_backend_utils.server import EmbeddedServer, Ports
 from shm_backend_utils.server.supervisor import BoundedLog
 
@@ -158,6 +158,14 @@ def test_a_stopped_server_leaves_no_shared_memory(stopped: Stopped) -> None:
 def test_stopping_twice_is_fine(stopped: Stopped) -> None:
     stopped.server.stop()
     assert not stopped.server.is_running
+
+
+def test_a_server_that_has_died_has_no_process_id_though_its_supervisor_still_lives(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE) as supervisor:
+        server = EmbeddedServer(supervisor, Ports(1, 1, 1), tmp_path / "server.log", "none")
+        with pytest.raises(ClosedError):
+            server.pid  # noqa: B018
+        supervisor.kill()
 
 
 def test_a_server_that_is_killed_leaves_no_stub_and_no_shared_memory(server: EmbeddedServer) -> None:

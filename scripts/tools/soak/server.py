@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from shm_backend_utils.errors import MachineError
+from shm_backend_utils.errors import ClosedError, MachineError
 from shm_backend_utils.memory.managed import KEY_PREFIX
 from shm_backend_utils.memory.registrations import Registration, fetch_registrations
 from shm_backend_utils.server import EmbeddedServer, Installation, Ports, install
@@ -32,6 +33,7 @@ OWN_MODELS: Final = Path(__file__).resolve().parent / "models"
 SAMPLE_MODELS: Final = ("identity", "multiply", "frames", "text_upper")
 START_ATTEMPTS: Final = 3
 RELOAD_S: Final = 30.0
+LOG_LINES: Final = 60
 # Models are loaded and unloaded when they are told to be, and get the headers that the soak sends as parameters.
 OPTIONS: Final = (
     "--model-control-mode=explicit",
@@ -72,7 +74,10 @@ class SoakServer:
     @property
     def is_running(self) -> bool:
         """Whether it has not exited."""
-        return self._server.is_running
+        try:
+            return self.pid > 0
+        except ClosedError:
+            return False
 
     @property
     def pid(self) -> int:
@@ -82,7 +87,10 @@ class SoakServer:
     def stubs(self, model: str = "") -> list[int]:
         """Return the processes that execute a model, or any model."""
         word = f"/models/{model}/" if model else "/models/"
-        return [pid for pid in children(self.pid) if word in command_line(pid)]
+        try:
+            return [pid for pid in children(self.pid) if word in command_line(pid)]
+        except ClosedError:
+            return []
 
     @property
     def models(self) -> list[str]:
@@ -129,7 +137,7 @@ class SoakServer:
 
         A server that was asked to stop would wait for its own timeout, half a minute, once a stub of it was killed.
         """
-        if self.is_running:
+        with contextlib.suppress(ClosedError, ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
             self._server.wait()
         self._server.stop()
@@ -153,7 +161,7 @@ class SoakServer:
 
     def log_tail(self) -> str:
         """Return the end of its log."""
-        return self._server.log_tail()
+        return self._server.log_tail(LOG_LINES)
 
     def _start(self) -> EmbeddedServer:
         for attempt in range(1, START_ATTEMPTS + 1):

@@ -7,9 +7,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory import reaper
 from shm_backend_utils.memory.managed import KEY_PREFIX
 
@@ -116,12 +118,13 @@ class Soak:
             is_tritons = time.monotonic() - saboteur.last_kill_in_stream < TRITONS_OWN_S
             self._tally.add("deaths of Triton" if is_tritons else "deaths", "the server")
             self._server.restart()
-        elif missing := self._server.missing_stubs():
+        elif (missing := self._server.missing_stubs()) and self._server.is_running:
             print(self._server.log_tail(), file=sys.stderr)
             for model in missing:
                 self._tally.add("deaths", f"a process of model {model}")
             saboteur.heal()
-        self._growth.look("server", self._server.pid)
+        with suppress(ClosedError):  # it has died just now
+            self._growth.look("server", self._server.pid)
         for pid in self._server.stubs():
             self._growth.look("models", pid)
         for client in self._clients:

@@ -9,10 +9,13 @@ from typing import Any, Final, TypeVar
 
 from shm_backend_utils.client import AsyncShmClient, Result, ShmClient
 from shm_backend_utils.client.stats import ClientStats
+from shm_backend_utils.memory.pool.options import PoolOptions
 
 __all__ = ["Caller", "Connection", "Connections", "OnLoop", "OnLoopCall"]
 
 T = TypeVar("T")
+POOL: Final = PoolOptions(max_bytes=32 << 20)
+"""All clients together are not to fill the soak's small /dev/shm by themselves."""
 PROTOCOLS: Final = {"gRPC": "grpc", "HTTP": "http"}
 
 
@@ -164,7 +167,7 @@ class Connection:
         """Make the client, if there is none."""
         if self._caller is None:
             make: type[Caller] = ShmClient if self.kind == "ShmClient" else OnLoop
-            self._caller = make(self._url, timeout_s=self._timeout_s, path="direct")
+            self._caller = make(self._url, timeout_s=self._timeout_s, path="direct", pool=POOL)
         return self._caller
 
     def quarantined(self) -> int:

@@ -15,9 +15,9 @@ import numpy.typing as npt
 __all__ = ["MODELS", "MOST_ROWS", "Model", "Noise", "Said"]
 
 SMALLEST_BYTES: Final = 64
-LARGEST_BYTES: Final = 4 << 20
+LARGEST_BYTES: Final = 1 << 20
 IMAGE_SHAPE: Final = (3, 224, 224)
-MOST_IMAGES: Final = 4
+MOST_IMAGES: Final = 2
 MOST_ROWS: Final = 4
 """The ``max_batch_size`` of the model ``rows``."""
 
@@ -31,8 +31,8 @@ class Noise:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         generator = np.random.default_rng(seed)
-        self._words = generator.integers(0, 1 << 32, LARGEST_BYTES // 2, dtype=np.uint32)
-        self._numbers = generator.random(2 * MOST_IMAGES * math.prod(IMAGE_SHAPE), np.float32)
+        self._words = generator.integers(0, 1 << 32, LARGEST_BYTES, dtype=np.uint32)
+        self._numbers = generator.random(4 * MOST_IMAGES * math.prod(IMAGE_SHAPE), np.float32)
 
     def words(self, least: int = SMALLEST_BYTES, most: int = LARGEST_BYTES) -> npt.NDArray[np.uint32]:
         """Return this many bytes, every magnitude as likely as any other."""

@@ -35,6 +35,8 @@ def visit(urls: list[str], seed: int, tally: Tally) -> None:
                     result = client.infer(model.name, {model.source: payload}, **named)
                 except (MemoryRefusedError, PathUnavailableError):
                     tally.add("visit", "refused")
+                except ShmError as error:
+                    tally.add_error(error)
                 else:
                     found = is_right(result[model.sink], model.expected(payload, said))
                     tally.add("visit", "right" if found else "wrong")
