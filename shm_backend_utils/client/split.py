@@ -68,7 +68,13 @@ def _in_one_region(
     region, memory = yield from core.opening.take(settings, known, layout.end, len(ranges), DirectExchange.path)
     exchanges = [
         DirectExchange(
-            core.codec, known.spec, rows_of(layout, rows.start, rows.stop), settings.options, region, slot, memory
+            core.codec,
+            known.spec,
+            rows_of(layout, known.spec, rows.start, rows.stop),
+            settings.options,
+            region,
+            slot,
+            memory,
         )
         for rows, slot in zip(ranges, region.slots, strict=True)
     ]

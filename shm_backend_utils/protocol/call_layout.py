@@ -223,10 +223,10 @@ def lay_out(  # noqa: PLR0912  # one function: each further one costs a call a m
     return _with_devices(found, inputs, output_devices or {}) if on_devices else found
 
 
-def rows_of(whole: CallLayout, begin: int, end: int) -> CallLayout:
-    """Return the layout of some rows of a call, in the same place.
+def rows_of(whole: CallLayout, spec: ModelSpec, begin: int, end: int) -> CallLayout:
+    """Return the layout of some rows of a call to a model, in the same place.
 
-    Where rows of an output have no certain size, each row gets the same share of the room.
+    Where rows of an output have no certain size, each row gets the same share of the room, in whole elements.
     """
     assert whole.batch_size is not None
     rows, count = whole.batch_size, end - begin
@@ -236,7 +236,9 @@ def rows_of(whole: CallLayout, begin: int, end: int) -> CallLayout:
         shape, offset = (count, *span.shape[1:]), span.offset + begin * row_size
         inputs[name] = InputSpan(span.dtype, shape, span.region, offset, count * row_size)
     for name, room in whole.table.outputs.items():
-        row_size = room.byte_size // rows
+        dtype, row_size = spec.outputs[name].dtype, room.byte_size // rows
+        assert dtype is not None  # or it would have no room
+        row_size -= row_size % (dtype.itemsize or 1)
         outputs[name] = OutputSpan(room.region, room.offset + begin * row_size, count * row_size)
     return whole._replace(table=Table(inputs, outputs), batch_size=count)
 

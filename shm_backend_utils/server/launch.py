@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -129,9 +130,14 @@ class EmbeddedServer:
     @property
     def pid(self) -> int:
         """Process id of the tritonserver; raises ClosedError when it has exited."""
-        if not self.is_running:
+        children = []
+        if self.is_running:
+            with contextlib.suppress(FileNotFoundError):  # the launcher's process ends a moment after the server
+                children = (
+                    Path(f"/proc/{self._supervisor.pid}/task/{self._supervisor.pid}/children").read_text().split()
+                )
+        if not children:
             raise ClosedError("this server")
-        children = Path(f"/proc/{self._supervisor.pid}/task/{self._supervisor.pid}/children").read_text().split()
         return int(children[0])
 
     @property
@@ -238,7 +244,7 @@ def _answers(url: str) -> bool:
     try:
         with direct.open(f"http://{url}", timeout=5) as reply:
             return int(reply.status) == 200
-    except OSError:
+    except (OSError, HTTPException):  # the latter from a port where somebody speaks something else
         return False
 
 

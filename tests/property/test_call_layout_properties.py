@@ -159,7 +159,7 @@ def test_the_rows_of_a_call_cover_it_without_gap_or_overlap(call: Call, at_once:
     whole = call.made
     assert whole.batch_size is not None
     begins = range(0, whole.batch_size, at_once)
-    parts = [rows_of(whole, begin, min(begin + at_once, whole.batch_size)) for begin in begins]
+    parts = [rows_of(whole, call.spec, begin, min(begin + at_once, whole.batch_size)) for begin in begins]
     assert sum(part.batch_size or 0 for part in parts) == whole.batch_size
     for name, span in whole.table.inputs.items():
         end = span.offset
@@ -171,8 +171,10 @@ def test_the_rows_of_a_call_cover_it_without_gap_or_overlap(call: Call, at_once:
             end += mine.byte_size
         assert end == span.offset + span.byte_size
     for name, room in whole.table.outputs.items():
-        end = room.offset
+        end, dtype = room.offset, call.spec.output(name).dtype
+        element = 1 if dtype is None else dtype.itemsize or 1
         for part in parts:
+            assert part.table.outputs[name].offset % element == 0
             assert (part.table.outputs[name].region, part.table.outputs[name].offset) == (room.region, end)
             end += part.table.outputs[name].byte_size
-        assert room.offset + room.byte_size - whole.batch_size < end <= room.offset + room.byte_size
+        assert room.offset + room.byte_size - whole.batch_size * element < end <= room.offset + room.byte_size

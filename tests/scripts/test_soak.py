@@ -5,25 +5,34 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from scripts.tools import ROOT
-from scripts.tools.soak.client.workload import WORKLOADS, HeldViews, Noise, is_right
+from scripts.tools.soak.client.checks import HeldViews, is_right
+from scripts.tools.soak.client.models import MODELS, Noise, Said
+from scripts.tools.soak.client.tally import Tally
+from scripts.tools.soak.coverage import MODEL_RELOADS, SERVER_RESTARTS, SMALL_TMPFS, TWO_USERS
+from scripts.tools.soak.hostile.report import Answer, HostileReport, Turn
+from scripts.tools.soak.report import Leaks, SoakReport
 
 SECONDS = 6
 SEED = 4
-MUST_BE_ZERO = ("wrong bytes", "leaks", "unexpected server deaths", "hangs", "clients that failed to end")
+MUST_BE_ZERO = ("wrong bytes", "leaks", "deaths that were not injected", "hangs", "clients that failed to end")
+MUST_BE_DONE = [
+    *("ShmClient", "AsyncShmClient", "gRPC", "HTTP", "infer", "prepare", "submit", "split", "streams", "batches"),
+    *("strings", "forward", "compat", "attach", "varying shapes", "parameters", "headers", "overflows", "forks"),
+    *("tiny switch intervals", "signals at points", "two users", "a small tmpfs", "server restarts", "model reloads"),
+]
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    file = tmp_path_factory.mktemp("soak") / "report.json"
-    options = ["--seconds", str(SECONDS), "--clients", "2", "--seed", str(SEED), "--json", str(file)]
+def run_soak(file: Path, *options: str) -> dict[str, Any]:
     soak = subprocess.run(
-        [sys.executable, "-m", "scripts.tools.soak", *options],
+        [sys.executable, "-m", "scripts.tools.soak", *options, "--seed", str(SEED), "--json", str(file)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -35,8 +44,24 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return report
 
 
-def test_a_short_soak_sends_requests_to_every_model(report: dict[str, Any]) -> None:
-    assert {name.split(",")[0] for name in report["requests"]["by"]} == {"identity", "multiply", "halves"}
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    file = tmp_path_factory.mktemp("soak") / "report.json"
+    return run_soak(file, "--seconds", str(SECONDS), "--clients", "2")
+
+
+def found(seconds: float, done: Sequence[str], cannot: Sequence[str] = ()) -> SoakReport:
+    """Return the report of a soak that has done these things, and found nothing."""
+    tally = Tally()
+    for word in done:
+        tally.add("done", word)
+    nothing = Leaks({}, [], [], [], [], {}, 0)
+    return SoakReport(1, seconds, 1, dict.fromkeys(cannot, "no reason"), tally, nothing, {}, 0, 0, 0)
+
+
+def test_a_short_soak_sends_checked_requests(report: dict[str, Any]) -> None:
+    assert report["requests"]["total"] > 0
+    assert report["done"]["infer"] > 0
 
 
 def test_a_short_soak_does_harm(report: dict[str, Any]) -> None:
@@ -48,12 +73,99 @@ def test_a_short_soak_finds_nothing_that_must_not_be(report: dict[str, Any], wha
     assert report["failures"][what] == 0
 
 
+def test_the_report_names_everything_that_a_soak_must_do(report: dict[str, Any]) -> None:
+    assert list(report["done"]) == MUST_BE_DONE
+
+
+def test_a_soak_of_a_minute_that_has_done_everything_is_good() -> None:
+    assert found(60, MUST_BE_DONE).is_good
+
+
+@pytest.mark.parametrize("word", MUST_BE_DONE)
+def test_a_soak_of_a_minute_fails_if_it_has_left_something_out(word: str) -> None:
+    others = [each for each in MUST_BE_DONE if each != word]
+    assert not found(60, others).is_good
+    assert found(59, others).is_good
+    assert found(60, others, cannot=[word]).is_good
+
+
+@pytest.mark.parametrize("group", ["wrong bytes", "deaths", "late calls", "forks that failed", "foreign errors"])
+def test_a_soak_fails_by_each_thing_that_must_not_be(group: str) -> None:
+    report = found(60, MUST_BE_DONE)
+    report.tally.add(group, "something")
+    assert not report.is_good
+
+
+def test_every_word_is_counted_by_some_workload_or_fault() -> None:
+    """A word that nothing counts would fail every soak; one that is counted by another name would never be seen."""
+    folder = ROOT / "scripts" / "tools" / "soak"
+    code = "".join(file.read_text() for file in folder.rglob("*.py") if file.name != "coverage.py")
+    constants = {TWO_USERS: "TWO_USERS", SMALL_TMPFS: "SMALL_TMPFS"}
+    constants |= {SERVER_RESTARTS: "SERVER_RESTARTS", MODEL_RELOADS: "MODEL_RELOADS"}
+    for word in MUST_BE_DONE:
+        assert f'"{word}"' in code or constants.get(word, "?") in code, word
+
+
+def test_an_interrupt_raises_once_and_only_in_the_work_that_it_is_for() -> None:
+    program = """
+import signal
+from scripts.tools.soak.client.connections import Connection
+from scripts.tools.soak.client.workloads.signals import Signals
+
+signals, connection, loops = Signals(), Connection("ShmClient", "gRPC", "localhost:1", 1.0), []
+
+def work():
+    while True:
+        loops.append(1)
+
+signals.raise_in(work, signal.SIGUSR1, 0.001, connection)
+assert signals.has_raised and loops
+signals.raise_in(lambda: None, signal.SIGINT, 10.0, connection)
+assert not signals.has_raised
+signal.raise_signal(signal.SIGINT)
+signal.raise_signal(signal.SIGUSR1)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=True)
+
+
+def hostile(answers: Sequence[Answer], turns: Sequence[Turn]) -> HostileReport:
+    """Return a report of one second alone, and then these turns."""
+    alone = [Answer("request", 0.1, 0.001, "")]
+    return HostileReport(1, 10.0, Turn("alone", 0, 1, ()), list(turns), [*alone, *answers], {})
+
+
+@pytest.mark.parametrize(
+    ("answers", "turn", "is_good"),
+    [
+        ([Answer("request", 2.0, 0.003, "")], Turn("garbage tables", 1, 3, ()), True),
+        ([Answer("request", 2.0, 0.004, "")], Turn("garbage tables", 1, 3, ()), False),
+        ([Answer("request", 2.0, 0.001, "refused")], Turn("garbage tables", 1, 3, ()), False),
+        ([], Turn("garbage tables", 1, 3, ("halves",)), False),
+        ([Answer("request", 2.0, 0.1, "dead")], Turn("truncating", 1, 3, ("halves",), may_kill=True), True),
+        ([Answer("stream", 2.0, 5.0, "")], Turn("slow reader", 1, 3, ()), True),
+    ],
+    ids=["held up a little", "held up", "refused", "died", "may die", "streams wait"],
+)
+def test_honest_clients_must_not_be_held_up_nor_refused_nor_killed(
+    answers: list[Answer], turn: Turn, is_good: bool
+) -> None:
+    assert hostile(answers, [turn]).is_good == is_good
+
+
+def test_a_short_run_beside_hostile_clients_measures_the_honest_ones(tmp_path: Path) -> None:
+    report = run_soak(tmp_path / "hostile.json", "--hostile", "--seconds", "8")
+    assert report["requests"]["alone"]["requests"] > 0
+    assert report["requests"]["alone"]["failed"] == 0
+    assert report["all_attacks"]["requests"] > 0
+    assert sum(sum(words.values()) for words in report["attackers_were_answered"].values()) > 0
+
+
 def test_a_result_with_one_wrong_byte_is_found() -> None:
-    payload = WORKLOADS["halves"].payload(Noise(1))
-    result = WORKLOADS["halves"].expected(payload).copy()
-    assert is_right(result, WORKLOADS["halves"].expected(payload))
+    payload = MODELS["halves"].payload(Noise(1))
+    result = MODELS["halves"].expected(payload, Said()).copy()
+    assert is_right(result, MODELS["halves"].expected(payload, Said()))
     result.view(np.uint8)[-1] ^= 1
-    assert not is_right(result, WORKLOADS["halves"].expected(payload))
+    assert not is_right(result, MODELS["halves"].expected(payload, Said()))
 
 
 def test_a_result_of_another_shape_is_found() -> None:

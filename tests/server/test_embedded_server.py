@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shm_backend_utils.errors import MachineError
+from shm_backend_utils.errors import ClosedError, MachineError
 from shm_backend_utils.server import EmbeddedServer, Ports
 from shm_backend_utils.server.supervisor import BoundedLog
 
@@ -158,6 +160,14 @@ def test_stopping_twice_is_fine(stopped: Stopped) -> None:
     assert not stopped.server.is_running
 
 
+def test_a_server_that_has_died_has_no_process_id_though_its_supervisor_still_lives(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE) as supervisor:
+        server = EmbeddedServer(supervisor, Ports(1, 1, 1), tmp_path / "server.log", "none")
+        with pytest.raises(ClosedError):
+            server.pid  # noqa: B018
+        supervisor.kill()
+
+
 def test_a_server_that_is_killed_leaves_no_stub_and_no_shared_memory(server: EmbeddedServer) -> None:
     pid = server.pid
     os.kill(pid, signal.SIGKILL)
@@ -209,6 +219,23 @@ def test_a_port_that_is_in_use_is_named(repository: Path, tmp_path: Path, servic
         ports = Ports(**{"grpc": free.grpc, "http": free.http, "metrics": free.metrics, service: port})
         with pytest.raises(MachineError, match=f"127.0.0.1:{port}' already in use"):
             EmbeddedServer.start(repository, ports=ports, log_file=tmp_path / "server.log").stop()
+
+
+def test_a_port_that_speaks_something_else_is_named_too(repository: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        answering = threading.Thread(target=_answer_with_garbage, args=(other,), daemon=True)
+        answering.start()
+        with pytest.raises(MachineError, match="already in use"):
+            EmbeddedServer.start(repository, ports=Ports(http=other.getsockname()[1]), log_file=tmp_path / "log")
+
+
+def _answer_with_garbage(listening: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"\0\0\x18\4" + bytes(32))  # how a gRPC server begins
 
 
 def test_a_server_that_does_not_get_ready_in_time_is_stopped(tmp_path: Path) -> None:

@@ -399,9 +399,16 @@ def test_a_hint_that_is_no_size_is_refused(hint: Any) -> None:
 
 def test_rows_of_a_call_lie_where_they_lie_in_the_whole() -> None:
     whole = laid_out(BATCHED, [("X", (6, 3), FP32)], {"FIXED": None, "OPEN": 61})
-    part = rows_of(whole, 2, 5)
+    part = rows_of(whole, BATCHED, 2, 5)
     x = part.table.inputs["X"]
     assert part.batch_size == 3
     assert (x.region, x.offset - BEGIN, x.byte_size, x.shape) == (0, 24, 36, (3, 3))
     outputs = {name: (span.offset - BEGIN, span.byte_size) for name, span in part.table.outputs.items()}
-    assert outputs == {"FIXED": (256 + 32, 48), "OPEN": (512 + 20, 30)}
+    assert outputs == {"FIXED": (256 + 32, 48), "OPEN": (512 + 16, 24)}
+
+
+def test_rows_of_an_output_begin_where_an_element_may_begin_whatever_room_was_learned_or_hinted_at() -> None:
+    given = [("X", (6, 3), FP32)]
+    for whole in (laid_out(BATCHED, given, learned={"OPEN": 5005}), laid_out(BATCHED, given, {"OPEN": 61})):
+        for row in range(6):
+            assert rows_of(whole, BATCHED, row, row + 1).table.outputs["OPEN"].offset % 4 == 0

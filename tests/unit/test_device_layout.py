@@ -183,7 +183,7 @@ def test_the_same_call_on_the_host_has_everything_there() -> None:
 
 def test_rows_of_a_call_stay_on_their_gpu() -> None:
     whole = laid_out({"A": ((6, 3), FP32, "cuda:1")}, {"X": "cuda:1"}, spec=BATCHED)
-    part = rows_of(whole, 2, 5)
+    part = rows_of(whole, BATCHED, 2, 5)
     assert places(part) == {"A": (1, 24, 36), "X": (1, 256 + 32, 48)}
     assert (part.devices, part.device_byte_sizes) == (whole.devices, whole.device_byte_sizes)
 

@@ -1,6 +1,10 @@
 """Send checked requests through a real server for a while, and break everything that can break meanwhile.
 
-The exit status is 1 if a byte was wrong, something leaked or hung, or the server died of what it should survive.
+The exit status is 1 if a byte was wrong, something leaked or hung, something died that nobody had killed, or a run of a
+minute or more has left out something that a soak does.
+
+With --hostile, honest clients are measured alone, and then beside hostile ones. The exit status is 1 if a request of
+theirs failed, if they were held up, or if anything died of what it should survive.
 """
 
 from __future__ import annotations
@@ -22,6 +26,10 @@ from shm_backend_utils.errors import MachineError
 
 from ..common.command_line import exit_status, positive_float
 from ..common.private_shm import take_private_shm
+from .hostile.assault import Assault
+from .hostile.attacks import ATTACKS
+from .hostile.report import HostileReport
+from .report import SoakReport
 from .soak import Soak
 
 SHM_BYTES: Final = 512 << 20
@@ -36,17 +44,23 @@ def shown(seconds: float) -> Iterator[Callable[[float, str], None]]:
         yield lambda elapsed, text: progress.update(task, completed=elapsed, description=text)
 
 
-def run(seconds: float, client_count: int, seed: int, file: Path | None) -> int:
+def run(arguments: argparse.Namespace, seed: int) -> int:
     """Soak, and show the report; write it to a file, too, if there is one. Return the exit status."""
     has_private_shm = take_private_shm(SHM_BYTES)
     with (
-        tempfile.TemporaryDirectory(prefix="shm-backend-utils-soak-") as folder,
-        shown(seconds) as on_tick,
+        tempfile.TemporaryDirectory(prefix="shm-backend-utils-soak-") as name,
+        shown(arguments.seconds) as on_tick,
     ):
-        report = Soak(seed, client_count, has_private_shm, Path(folder)).run(seconds, on_tick)
+        folder = Path(name)
+        report: SoakReport | HostileReport
+        if arguments.hostile:
+            kinds = [kind for kind in ATTACKS if arguments.with_truncation or not kind.kills]
+            report = Assault(seed, kinds, has_private_shm, folder).run(arguments.seconds, on_tick)
+        else:
+            report = Soak(seed, arguments.clients, has_private_shm, folder).run(arguments.seconds, on_tick)
     report.show(Console())
-    if file:
-        file.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
     return 0 if report.is_good else 1
 
 
@@ -55,11 +69,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--seconds", type=positive_float, default=60.0, help="default: %(default)s")
     parser.add_argument("--clients", type=int, default=3, metavar="K", help="default: %(default)s")
+    parser.add_argument("--hostile", action="store_true", help="measure honest clients beside hostile ones instead")
+    parser.add_argument(
+        "--with-truncation", action="store_true", help="an allowed user truncates, too, which kills model instances"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE")
     parser.add_argument("--seed", type=int, metavar="N", help="of all that is left to chance; a new one if not given")
     arguments = parser.parse_args()
     seed = random.SystemRandom().getrandbits(32) if arguments.seed is None else arguments.seed
-    return exit_status(lambda: run(arguments.seconds, arguments.clients, seed, arguments.json), MachineError)
+    return exit_status(lambda: run(arguments, seed), MachineError)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Final
 
 from ..common.processes import mappings, open_files
 
-__all__ = ["SHM", "fill", "free_ports", "held_shared_memory"]
+__all__ = ["SHM", "fill", "free_bytes", "free_ports", "held_shared_memory"]
 
 SHM: Final = Path("/dev/shm")
 
@@ -24,7 +24,7 @@ def fill(name: str) -> Path:
     """Take all space of /dev/shm with one file."""
     path = SHM / name
     with path.open("xb") as file:
-        while free := _free_bytes():
+        while free := free_bytes():
             with contextlib.suppress(OSError):  # somebody was faster: what is left is less now
                 os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, free)
     return path
@@ -49,6 +49,7 @@ def held_shared_memory(pid: int | str, marker: str = "") -> list[str]:
     return [f"{kind} of {target}" for kind, target in held if target.startswith(f"{SHM}/{marker}")]
 
 
-def _free_bytes() -> int:
+def free_bytes() -> int:
+    """Return how much of /dev/shm is free."""
     space = os.statvfs(SHM)
     return space.f_bavail * space.f_frsize

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +13,7 @@ from shm_backend_utils.errors import SlotInUseError, StaleRequestError
 from shm_backend_utils.protocol.refusals import code_in
 
 from .client.tally import Tally
+from .coverage import COMPLETE_S, WORDS, left_out
 
 __all__ = ["Leaks", "SoakReport"]
 
@@ -24,12 +26,15 @@ class Leaks:
     by_stubs: list[str]
     segments: list[str]
     server_segments: list[str]
+    registrations: list[str]
+    memory: dict[str, int]
     descriptors_grown_to: int
 
     @property
     def count(self) -> int:
         """How many there are."""
-        return sum(self.by_clients.values()) + len(self.by_stubs) + len(self.segments) + len(self.server_segments)
+        lists = (self.by_stubs, self.segments, self.server_segments, self.registrations, self.memory)
+        return sum(self.by_clients.values()) + sum(map(len, lists))
 
 
 @dataclass(frozen=True)
@@ -39,13 +44,19 @@ class SoakReport:
     seed: int
     seconds: float
     client_count: int
-    has_private_shm: bool
+    cannot: Mapping[str, str]
     tally: Tally
     leaks: Leaks
-    server_deaths: int
+    grown: Mapping[str, int]
     hangs: int
     client_failures: int
     clients_without_a_result: int
+
+    @property
+    def done(self) -> dict[str, int]:
+        """How often each thing was done that a soak must have done."""
+        done = self.tally.group("done")
+        return {word: done.get(word, 0) for word in WORDS}
 
     @property
     def failures(self) -> dict[str, int]:
@@ -53,11 +64,13 @@ class SoakReport:
         return {
             "wrong bytes": self.tally.total("wrong bytes"),
             "leaks": self.leaks.count,
-            "unexpected server deaths": self.server_deaths,
-            "hangs": self.hangs,
+            "deaths that were not injected": self.tally.total("deaths"),
+            "hangs": self.hangs + self.tally.total("late calls") + self.tally.total("forks that failed"),
             "clients that failed to end": self.client_failures,
             "clients without any right result": self.clients_without_a_result,
             "errors that are not the package's": self.tally.total("foreign errors"),
+            "errors that nobody could catch": self.tally.total("errors that nobody could catch"),
+            "things that were never done": len(left_out(self.done, self.cannot)) if self.seconds >= COMPLETE_S else 0,
         }
 
     @property
@@ -73,24 +86,37 @@ class SoakReport:
             "seed": self.seed,
             "seconds": round(self.seconds, 1),
             "clients": self.client_count,
-            "private_shm": self.has_private_shm,
+            "cannot": dict(self.cannot),
             "failures": self.failures,
-            "requests": {"total": self.tally.total("requests"), "by": self.tally.group("requests")},
+            "done": self.done,
+            "requests": {
+                "total": self.tally.total("requests"),
+                "per_second": round(self.tally.total("requests") / self.seconds, 1),
+                "by": self.tally.group("requests"),
+            },
             "paths": self.tally.group("paths"),
             "faults": self.tally.group("faults"),
             "outcomes": self.tally.group("outcomes"),
+            "signals": self.tally.group("signals"),
             "errors": self.tally.group("errors"),
             "foreign_errors": self.tally.group("foreign errors"),
             "error_samples": dict(self.tally.samples),
+            "errors_that_nobody_could_catch": self.tally.group("errors that nobody could catch"),
             "wrong_bytes": self.tally.group("wrong bytes"),
+            "late_calls": self.tally.group("late calls"),
+            "forks_that_failed": self.tally.group("forks that failed"),
+            "deaths": self.tally.group("deaths"),
+            "deaths_of_triton": self.tally.group("deaths of Triton"),
             "stale_refused": sum(count for reason, count in refused.items() if is_stale(reason)),
             "refused_by_the_model": refused,
             "quarantined": {
                 "peak": max(map(int, self.tally.group("quarantine while running")), default=0),
                 "at_end": self.tally.total("quarantine at the end"),
             },
-            "recoveries": self.tally.group("recoveries after the server was gone"),
+            "recoveries": self.tally.group("recoveries"),
+            "reloads_that_failed": self.tally.group("reloads that failed"),
             "server_starts_that_failed": self.tally.group("server starts that failed"),
+            "grown_bytes": dict(self.grown),
             "leaks": asdict(self.leaks),
         }
 
@@ -98,7 +124,8 @@ class SoakReport:
         """Print the tables."""
         report = self.as_json()
         table = Table("what", "which", "count", title=f"soak: {self.seconds:.0f} s, seed {self.seed}")
-        for section in ("requests", "paths", "faults", "outcomes", "errors", "refused_by_the_model", "recoveries"):
+        sections = ("requests", "done", "paths", "faults", "outcomes", "errors", "refused_by_the_model", "recoveries")
+        for section in (*sections, *_FINDINGS):
             counts = report[section]["by"] if section == "requests" else report[section]
             for name, count in counts.items():
                 table.add_row(section.replace("_", " "), name, f"{count:,}")
@@ -111,8 +138,11 @@ class SoakReport:
             style = "red" if count else "green"
             table.add_row("must be zero", name, f"[{style}]{count}[/]")
         console.print(table)
-        if not self.has_private_shm:
-            console.print("A /dev/shm of its own was not permitted: the soak did not fill it.")
+        for word, reason in self.cannot.items():
+            console.print(f"Not done on this machine: {word}, as {reason}.")
+
+
+_FINDINGS: Final = ("wrong_bytes", "late_calls", "forks_that_failed", "deaths", "deaths_of_triton", "foreign_errors")
 
 
 def is_stale(reason: str) -> bool:

@@ -7,23 +7,31 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory import reaper
+from shm_backend_utils.memory.managed import KEY_PREFIX
 
 from .client.process import ClientProcess
 from .client.tally import Tally
+from .client.workloads.registered import ATTACHED_PREFIX
+from .coverage import impossible
 from .faults import Saboteur
+from .growth import Growth
 from .machine import SHM
 from .report import Leaks, SoakReport
 from .server import SoakServer
 
 __all__ = ["Soak"]
 
-HANG_S: Final = 60.0
+HANG_S: Final = 45.0
 SWEEP_S: Final = 12.0
 LONGEST_PAUSE_S: Final = 1.5
+TRITONS_OWN_S: Final = 3.0
+"""For how long after a client was killed in a stream a crash of the server is one that Triton 2.51 is known for."""
 
 
 class Soak:
@@ -32,14 +40,14 @@ class Soak:
     def __init__(self, seed: int, client_count: int, has_private_shm: bool, folder: Path) -> None:
         self._seed = seed
         self._client_count = client_count
-        self._has_private_shm = has_private_shm
+        self._cannot = impossible(has_private_shm)
         self._chance = random.Random(seed)
         self._tally = Tally()
-        self._pids: list[int] = []
+        self._made: list[ClientProcess] = []
         self._hangs = 0
-        self._server_deaths = 0
+        self._growth = Growth()
         self._client_failures = 0
-        self._server = SoakServer(folder, self._chance, self._tally)
+        self._server = SoakServer(folder, self._tally)
         self._clients: list[ClientProcess] = []
 
     def run(self, seconds: float, on_tick: Callable[[float, str], None]) -> SoakReport:
@@ -53,13 +61,13 @@ class Soak:
                 self._new_client,
                 self._chance,
                 self._tally,
-                may_fill=self._has_private_shm,
+                self._cannot,
             )
             while (elapsed := time.monotonic() - began) < seconds:
                 pause_ends = min(elapsed + self._chance.uniform(0.2, LONGEST_PAUSE_S), seconds)
                 while (elapsed := time.monotonic() - began) < pause_ends:
                     on_tick(elapsed, self._summary())
-                    self._look_after()
+                    self._look_after(saboteur)
                     time.sleep(0.1)
                 if elapsed < seconds:
                     saboteur.strike()
@@ -69,6 +77,7 @@ class Soak:
             on_tick(seconds, "waiting for the models to let go")
             reaper.reap()
             by_stubs = self._held_by_stubs_at_last()
+            registrations = self._registrations_at_last()
         finally:
             for client in self._clients:
                 if client.is_running:
@@ -77,18 +86,20 @@ class Soak:
         leaks = Leaks(
             by_clients=self._tally.group("leaked by clients"),
             by_stubs=by_stubs,
-            segments=[path.name for pid in self._pids for path in SHM.glob(f"shmbu-{pid}-*")],
+            segments=self._segments_at_last(),
             server_segments=self._server.left_behind(),
+            registrations=registrations,
+            memory=self._growth.leaks(),
             descriptors_grown_to=max(map(int, self._tally.group("descriptors")), default=0),
         )
         return SoakReport(
             seed=self._seed,
             seconds=soaked,
             client_count=self._client_count,
-            has_private_shm=self._has_private_shm,
+            cannot=self._cannot,
             tally=self._tally,
             leaks=leaks,
-            server_deaths=self._server_deaths,
+            grown=self._growth.most,
             hangs=self._hangs,
             client_failures=self._client_failures,
             clients_without_a_result=unlucky,
@@ -97,15 +108,27 @@ class Soak:
     def _new_client(self) -> ClientProcess:
         seed = self._chance.getrandbits(32)
         client = ClientProcess(self._server.grpc_url, self._server.http_url, seed, self._tally)
-        self._pids.append(client.pid)
+        self._made.append(client)
         return client
 
-    def _look_after(self) -> None:
+    def _look_after(self, saboteur: Saboteur) -> None:
         """Count and mend what must not have happened."""
         if not self._server.is_running:
             print(self._server.log_tail(), file=sys.stderr)
-            self._server_deaths += 1
+            is_tritons = time.monotonic() - saboteur.last_kill_in_stream < TRITONS_OWN_S
+            self._tally.add("deaths of Triton" if is_tritons else "deaths", "the server")
             self._server.restart()
+        elif (missing := self._server.missing_stubs()) and self._server.is_running:
+            print(self._server.log_tail(), file=sys.stderr)
+            for model in missing:
+                self._tally.add("deaths", f"a process of model {model}")
+            saboteur.heal()
+        with suppress(ClosedError):  # it has died just now
+            self._growth.look("server", self._server.pid)
+        for pid in self._server.stubs():
+            self._growth.look("models", pid)
+        for client in self._clients:
+            self._growth.look("clients", client.pid)
         for index, client in enumerate(self._clients):
             if not client.is_running:
                 self._client_failures += 1
@@ -133,6 +156,24 @@ class Soak:
         while (held := self._server.held_by_stubs()) and time.monotonic() < deadline:
             time.sleep(0.2)
         return held
+
+    def _segments_at_last(self) -> list[str]:
+        """Return memory that nobody has removed. What plain tritonclient's users make is theirs to remove."""
+        left = [path.name for client in self._made for path in SHM.glob(f"{KEY_PREFIX}{client.pid}-*")]
+        for path in SHM.glob(f"{ATTACHED_PREFIX}*"):
+            if self._was_killed(path.name):
+                path.unlink()
+            else:
+                left.append(path.name)
+        return left
+
+    def _registrations_at_last(self) -> list[str]:
+        """Return what of the package's is still registered, but for what clients had registered that were killed."""
+        keys = [found.key.removeprefix("/") for found in self._server.registrations().values()]
+        return [key for key in keys if key.startswith(KEY_PREFIX) and not self._was_killed(key)]
+
+    def _was_killed(self, key: str) -> bool:
+        return any(client.was_killed and f"-{client.pid}-" in key for client in self._made)
 
     def _summary(self) -> str:
         requests, faults = self._tally.total("requests"), self._tally.total("faults")

@@ -182,7 +182,7 @@ class Opening:
             taken = yield from self._at_once(settings, need)
             if taken is not None:
                 rows = layout.batch_size or 1
-                parts = [rows_of(whole, index * rows, (index + 1) * rows) for index in range(count)]
+                parts = [rows_of(whole, known.spec, index * rows, (index + 1) * rows) for index in range(count)]
                 return self._blocks.begin(key, *taken, parts)
         region, memory = yield from self.take(settings, known, layout.end, 1, DirectExchange.path)
         self._blocks.note_alone(key, memory)

@@ -20,6 +20,7 @@ class Phase(IntEnum):
     WRITING = 1
     IN_FLIGHT = 2
     READING = 3
+    STREAMING = 4
 
 
 class Board:

@@ -24,6 +24,7 @@ class ClientProcess:
     Attributes
     ----------
     pid : int
+    was_killed : bool
     """
 
     def __init__(self, grpc_url: str, http_url: str, seed: int, tally: Tally) -> None:
@@ -40,6 +41,7 @@ class ClientProcess:
             text=True,
         )
         self.pid = self._process.pid
+        self.was_killed = False
         self._verified = 0
         self._progressed = time.monotonic()
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -69,6 +71,7 @@ class ClientProcess:
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """End it by a signal."""
+        self.was_killed = True
         self._process.send_signal(number)
         self._end()
 

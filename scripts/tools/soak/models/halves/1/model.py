@@ -1,8 +1,12 @@
-"""Inverts every bit, the second half of them after `sleep_ms`; writes what it refused to the server's log."""
+"""Combines every word with a number that is made of the request's parameters; the second half after `sleep_ms`.
+
+Writes what it refused to the server's log.
+"""
 
 from __future__ import annotations
 
 import time
+import zlib
 from typing import Any
 
 import numpy as np
@@ -23,12 +27,16 @@ class TritonPythonModel:
         return responses
 
     def infer(self, call: Call) -> None:
+        said = sorted(
+            (name.lower(), value) for name, value in call.parameters.items() if name.lower().startswith("soak-")
+        )
+        number = np.uint32(zlib.crc32(repr(said).encode()))
         x = call.input("X")
         y = call.output("Y", x.shape, x.dtype)
         middle = x.shape[0] // 2
-        np.invert(x.numpy()[:middle], out=y.numpy()[:middle])
-        time.sleep(call.parameters["sleep_ms"] / 1000)
-        np.invert(x.numpy()[middle:], out=y.numpy()[middle:])
+        np.bitwise_xor(x.numpy()[:middle], number, out=y.numpy()[:middle])
+        time.sleep(call.parameters.get("sleep_ms", 0) / 1000)
+        np.bitwise_xor(x.numpy()[middle:], number, out=y.numpy()[middle:])
 
     def finalize(self) -> None:
         self.session.close()

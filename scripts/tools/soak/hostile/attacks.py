@@ -1,0 +1,249 @@
+"""The one table of what hostile clients do, and how fast. Each attack has a process of its own.
+
+They are attacks on the library, and not on the machine: behind each unit of work the attacker pauses, and one attacker
+is at work at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import resource
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from shm_backend_utils.client import ShmClient
+from shm_backend_utils.errors import ShmError
+from shm_backend_utils.memory.locks import SlotLease
+from shm_backend_utils.protocol import layout
+from shm_backend_utils.protocol.layout import PAGE_SIZE
+
+from ..machine import SHM, free_bytes
+from ..server import DISALLOWED_UID
+from .forged import DATA, Forged, Wire, valid_table
+
+__all__ = ["ATTACKS", "Attack", "Kind"]
+
+FLOOD: Final = 10_000
+FLOOD_AT_ONCE: Final = 8
+HUGE: Final = 100 << 20
+EVERYBODY: Final = 0o666
+
+
+class Attack(ABC):
+    """One attacker. What it needs is made before anything is measured.
+
+    Parameters
+    ----------
+    wire : Wire
+    seed : int
+    """
+
+    def __init__(self, wire: Wire, seed: int) -> None:
+        self.wire = wire
+        self.chance = random.Random(seed)
+        self.forged: list[Forged] = []
+        self.prepare()
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make what is needed."""
+
+    @abstractmethod
+    def strike(self) -> None:
+        """Do one unit of work."""
+
+    def pause(self) -> None:
+        """Let go of what is held, as another attacker's turn begins. Most hold nothing."""
+        return
+
+    def close(self) -> None:
+        """Remove what was made."""
+        while self.forged:
+            self.forged.pop().remove()
+
+
+class Sparse(Attack):
+    """A region that is larger than what is free, of which nothing is there: touching it is a SIGBUS."""
+
+    def prepare(self) -> None:
+        self._half = (2 * free_bytes()) & -PAGE_SIZE
+        self.forged.append(Forged(DATA + 2 * self._half, is_sparse=True))
+
+    def strike(self) -> None:
+        (forged,) = self.forged
+        self.wire.send(forged.begin(valid_table(DATA, DATA + self._half, self._half)))
+
+    def pause(self) -> None:
+        """Give back what the model has touched, so that others find room again."""
+        (forged,) = self.forged
+        os.ftruncate(forged.fd, 0)
+        os.ftruncate(forged.fd, forged.byte_size)
+        forged.write_header()
+
+
+class Truncating(Attack):
+    """A region that loses and gets back its size as fast as that goes, while a request in it is under way."""
+
+    def prepare(self) -> None:
+        self.forged.append(Forged(DATA + 4 * PAGE_SIZE, mode=EVERYBODY))
+
+    def strike(self) -> None:
+        (forged,) = self.forged
+        parameters = forged.begin(valid_table(DATA, DATA + PAGE_SIZE, PAGE_SIZE))
+        answers: queue.Queue[Any] = queue.Queue()
+        self.wire.begin(parameters, answers)
+        while answers.empty():
+            os.ftruncate(forged.fd, 0)
+            os.ftruncate(forged.fd, forged.byte_size)
+            forged.write_header()
+        self.wire.count(answers.get())
+
+
+class Locking(Attack):
+    """A client that holds the lock of the slot that its own request names."""
+
+    def prepare(self) -> None:
+        self.forged.append(Forged())
+        own = os.open(SHM / self.forged[0].key, os.O_RDWR | os.O_CLOEXEC)
+        SlotLease(own, layout.record_offset(0, PAGE_SIZE)).take()
+
+    def strike(self) -> None:
+        (forged,) = self.forged
+        self.wire.send(forged.begin(valid_table(DATA, DATA, 0)))
+
+
+class Flooding(Attack):
+    """10,000 regions, each named by a request of its own, several at once, over and over."""
+
+    def prepare(self) -> None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        self.forged += [Forged() for _ in range(min(FLOOD, most - 256))]
+        self._next = 0
+
+    def strike(self) -> None:
+        answers: queue.Queue[Any] = queue.Queue()
+        for _ in range(FLOOD_AT_ONCE):
+            forged = self.forged[self._next]
+            self._next = (self._next + 1) % len(self.forged)
+            parameters = forged.begin(valid_table(DATA, DATA + 64, 64))
+            self.wire.begin(parameters, answers)
+        for _ in range(FLOOD_AT_ONCE):
+            self.wire.count(answers.get())
+
+
+class SlowReader(Attack):
+    """A stream of which each response is held for a while."""
+
+    def prepare(self) -> None:
+        self._client = ShmClient(self.wire.url, timeout_s=60, path="direct")
+        self._frames: Any = None
+        self._held: Any = None
+
+    def strike(self) -> None:
+        try:
+            if self._frames is None:
+                image = np.zeros((2560, 2560, 3), np.uint8)  # 100 tiles
+                room = {"TILE": 256 * 256 * 3, "PLACE": 8}
+                self._frames = self._client.stream("frames", {"IMAGE": image}, outputs=room, frames=1)
+            self._held = None
+            self._held = next(self._frames, None)
+            self.wire.answers["a response of a stream"] += 1
+        except ShmError as error:
+            self.wire.answers[f"{type(error).__name__}: {str(error)[:100]}"] += 1
+            self._frames = None
+        if self._held is None:
+            self._frames = None
+
+    def pause(self) -> None:
+        self._held = None
+        frames, self._frames = self._frames, None
+        if frames is not None:
+            frames.close()
+
+    def close(self) -> None:
+        self.pause()
+        self._client.close()
+
+
+class Garbage(Attack):
+    """Records of random bytes; tables that are right but for some bytes; addresses and generations that are wrong."""
+
+    def prepare(self) -> None:
+        self.forged.append(Forged(DATA + 4 * PAGE_SIZE))
+        self._right = valid_table(DATA, DATA + PAGE_SIZE, 64)
+
+    def strike(self) -> None:
+        (forged,) = self.forged
+        self.wire.send(next(self._requests(forged)))
+
+    def _requests(self, forged: Forged) -> Iterator[dict[str, Any]]:
+        chance = self.chance
+        way = chance.randrange(4)
+        if way == 0:
+            yield forged.begin(chance.randbytes(PAGE_SIZE // 2 - 8))
+        broken = bytearray(self._right)
+        for _ in range(chance.randint(1, 8)):
+            broken[chance.randrange(len(broken))] = chance.getrandbits(8)
+        parameters = forged.begin(bytes(broken))
+        if way == 1:
+            name = chance.choice(list(parameters))
+            yield {**parameters, name: chance.choice((True, -1, 1 << 62, "", "2/halves", "x" * 5000, parameters[name]))}
+        if way == 2:
+            text = list(parameters["shm_slot"])
+            text[chance.randrange(len(text))] = chr(chance.randint(32, 126))
+            yield {**parameters, "shm_slot": "".join(text)}
+        yield parameters
+
+
+class HugeParameters(Attack):
+    """A parameter of 100 MB."""
+
+    def prepare(self) -> None:
+        self.forged.append(Forged())
+        self._text = "x" * HUGE
+
+    def strike(self) -> None:
+        (forged,) = self.forged
+        self.wire.send({**forged.begin(valid_table(DATA, DATA + 64, 64)), "much": self._text})
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A row of the table.
+
+    Attributes
+    ----------
+    name : str
+    attack : type of Attack
+    pause_s : float
+        Behind each unit of work.
+    uid : int or None
+        Whose client it is; None for a user who is allowed.
+    kills : bool
+        Whether the model instance may die of it: nobody can prevent that.
+    """
+
+    name: str
+    attack: type[Attack]
+    pause_s: float
+    uid: int | None = None
+    kills: bool = False
+
+
+ATTACKS: Final = (
+    Kind("sparse files", Sparse, 0.1),
+    Kind("truncating, a user who is not allowed", Truncating, 0.005, uid=DISALLOWED_UID),
+    Kind("truncating, a user who is allowed", Truncating, 0.005, kills=True),
+    Kind("locking its own slots", Locking, 0.05),
+    Kind("flooding with 10,000 regions", Flooding, 0.01),
+    Kind("slow reader of a stream", SlowReader, 0.5),
+    Kind("garbage tables", Garbage, 0.005),
+    Kind("parameters of 100 MB", HugeParameters, 1.0),
+)

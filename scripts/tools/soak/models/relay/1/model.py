@@ -1,0 +1,27 @@
+"""Hands X on to `halves` as it is, or, if the parameter `copies` says so, a copy of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shm_backend_utils.model import Call, ShmSession
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        self.session = ShmSession.from_args(args)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return self.session.serve(requests, self.infer)
+
+    def infer(self, call: Call) -> None:
+        said = {name: value for name, value in call.parameters.items() if name.lower().startswith("soak-")}
+        said["sleep_ms"] = call.parameters.get("sleep_ms", 0)
+        x = call.input("X")
+        if call.parameters.get("copies"):
+            call.put("Y", call.forward("halves", {"X": x.numpy().copy()}, ["Y"], parameters=said)["Y"])
+        else:
+            call.forward("halves", {"X": x}, {"Y": call.output("Y", x.shape, x.dtype)}, parameters=said)
+
+    def finalize(self) -> None:
+        self.session.close()
