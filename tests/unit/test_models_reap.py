@@ -18,10 +18,10 @@ from tests.unit.sessions import session_of, tensor
 FORWARDING = """
 import sys
 from pathlib import Path
-from shm_backend_utils.memory import segment
+from shm_backend_utils.memory import segment, shared_file
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import Need, SlotPool
-segment._DIRECTORY = Path(sys.argv[1])
+segment.DIRECTORY = shared_file.DIRECTORY = Path(sys.argv[1])
 pool = SlotPool(PoolOptions())
 region, memory = pool.redeem(pool.request(Need(100), "forward"))
 print(region.key, flush=True)
