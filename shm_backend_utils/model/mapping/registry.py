@@ -13,8 +13,10 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from ...errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
@@ -23,6 +25,7 @@ from .mapped import MappedRegion, Slot
 
 __all__ = ["RegionStatus", "Registry"]
 
+_LOOKS: Final = 16  # some 50 µs
 _SHARE_DROPPED: Final = 4  # of the regions that nobody uses, where there are too many: not one at a time
 
 
@@ -61,6 +64,8 @@ class Registry:
         self._lock = threading.RLock()
         self._names: dict[str, _Named] = {}
         self._regions: weakref.WeakSet[MappedRegion] = weakref.WeakSet()  # with those that only calls hold
+        # Those with names, by device and inode. The first ones were not looked at for longest.
+        self._by_object: OrderedDict[tuple[object, ...], list[MappedRegion]] = OrderedDict()
         self.slots: dict[str, Slot] = {}
 
     def register(self, name: str, opener: Callable[[], MappedRegion], offset: int, byte_size: int) -> MappedRegion:
@@ -76,35 +81,26 @@ class Registry:
             Too much is mapped already.
         """
         with self._lock:
-            if name in self._names:
-                raise CallerError(f"region {name!r} is registered already; unregister it first")
-            try:
-                opened = opener()
-            except NoDescriptorsError:
-                self._drop_oldest_idle()
-                opened = opener()
-            segment = opened.segment
-            region = self._find_mapping_like(opened)
-            if region is None:
-                self._make_room(segment.byte_size)
-                region = opened
-                region.keep()
-                self._regions.add(region)
-            region.names.add(name)
-            self._names[name] = _Named(region, RegionStatus(name, segment.key, offset, byte_size))
-            region.last_use = time.monotonic()
-            return region
+            self._check_is_free(name)
+        opened = self._open(opener)
+        with self._lock:
+            self._check_is_free(name)
+            return self._add(name, opened, offset, byte_size)
 
     def obtain(
         self, name: str, opener: Callable[[], MappedRegion], offset: int, byte_size: int, field: str
     ) -> MappedRegion:
-        """Return what has this name, if :meth:`live` finds it; else register what ``opener`` opens."""
-        with self._lock:
-            region = self.live(name, field)
-            if region is not None:
-                return region
-            self.drop_abandoned()  # what is mapped now should not have to wait until somebody looks after the others
-            return self.register(name, opener, offset, byte_size)
+        """Return what has this name, if :meth:`live` finds it; else register what ``opener`` opens.
+
+        The lock is free while a region is opened, which may take long: other requests need not wait.
+        """
+        region = self.live(name, field)
+        if region is None:
+            self.drop_some_abandoned()  # what is mapped now should not have to wait until somebody sweeps
+            opened = self._open(opener)
+            with self._lock:
+                region = self.live(name, field) or self._add(name, opened, offset, byte_size)
+        return region
 
     def live(self, name: str, field: str) -> MappedRegion | None:
         """Return what has this name; None if nothing has, or not any more what it was: then it is to be opened anew.
@@ -154,6 +150,10 @@ class Registry:
                 for address in region.addresses:
                     self.slots.pop(address, None)
                 region.addresses.clear()
+                alike = self._by_object[region.segment.identity]
+                alike.remove(region)
+                if not alike:
+                    del self._by_object[region.segment.identity]
 
     def unregister_all(self) -> None:
         """Free every name."""
@@ -186,10 +186,43 @@ class Registry:
 
     def drop_abandoned(self) -> None:
         """Free the names of regions that their owners have unlinked, or left behind when they died."""
+        for _ in range(0, len(self._by_object), _LOOKS):  # the lock is free in between
+            self.drop_some_abandoned()
+
+    def drop_some_abandoned(self) -> None:
+        """Do so for the few that were not looked at for longest: what a request can spend on others."""
         with self._lock:
-            for region in list(self._regions):
-                if region.is_abandoned:
-                    self.drop(region)
+            for identity in list(islice(self._by_object, _LOOKS)):
+                self._by_object.move_to_end(identity)
+                for region in list(self._by_object[identity]):
+                    if region.is_abandoned:
+                        self.drop(region)
+
+    def _check_is_free(self, name: str) -> None:
+        if name in self._names:
+            raise CallerError(f"region {name!r} is registered already; unregister it first")
+
+    def _open(self, opener: Callable[[], MappedRegion]) -> MappedRegion:
+        try:
+            return opener()
+        except NoDescriptorsError:
+            self._drop_oldest_idle()
+            return opener()
+
+    def _add(self, name: str, opened: MappedRegion, offset: int, byte_size: int) -> MappedRegion:
+        """Give a part of what was opened a name. It is mapped once: where it is mapped already, that is returned."""
+        segment = opened.segment
+        region = self._find_mapping_like(opened)
+        if region is None:
+            self._make_room(segment.byte_size)
+            region = opened
+            region.keep()
+            self._regions.add(region)
+            self._by_object.setdefault(segment.identity, []).append(region)
+        region.names.add(name)
+        self._names[name] = _Named(region, RegionStatus(name, segment.key, offset, byte_size))
+        region.last_use = time.monotonic()
+        return region
 
     def _find_mapping_like(self, opened: MappedRegion) -> MappedRegion | None:
         """Return the mapping of the same object, unless the object has grown since, or the mapping is going.
@@ -198,18 +231,17 @@ class Registry:
         same object, does not serve it.
         """
         segment = opened.segment
-        for region in list(self._regions):
-            mapped = region.segment
-            is_same = mapped.identity == segment.identity and mapped.byte_size == segment.byte_size
-            if is_same and region.names and (opened.managed is None or region.managed is not None):
+        for region in self._by_object.get(segment.identity, ()):
+            if region.segment.byte_size == segment.byte_size and (opened.managed is None or region.managed is not None):
                 return region
         return None
 
     def _drop_oldest_idle(self) -> None:
         """Unmap some regions that nobody uses, so that there are file descriptors for others."""
-        idle = sorted((region for region in list(self._regions) if not region.is_in_use), key=_last_use)
-        for region in idle[: 1 + len(idle) // _SHARE_DROPPED]:
-            self.drop(region)
+        with self._lock:
+            idle = sorted((region for region in list(self._regions) if not region.is_in_use), key=_last_use)
+            for region in idle[: 1 + len(idle) // _SHARE_DROPPED]:
+                self.drop(region)
 
     def _make_room(self, byte_size: int) -> None:
         limit = self._max_mapped_bytes

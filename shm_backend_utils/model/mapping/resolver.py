@@ -115,7 +115,7 @@ class Resolver:
             the model that has lent one is gone, or its client takes it back.
         """
         self._start_sweeper()
-        self.registry.drop_abandoned()
+        self.registry.drop_some_abandoned()
         found = FurtherRegions([], [], [], self.registry)
         seen = {} if own is None else {own.region.segment.identity: 0}
         same = False
