@@ -29,7 +29,6 @@ KINDS: Final[dict[str, Any]] = {
     "big-endian": X.astype(BF16.newbyteorder(">")),
     "reversed": X[::-1].copy()[::-1],
     "every other": np.repeat(X, 2)[::2],
-    "list of parts": [X[:3], X[3:]],
     "Python's numbers": X.tolist(),
 }
 

@@ -36,7 +36,6 @@ KINDS: Final[dict[str, Any]] = {
     "transposed": WORDS.T.copy().T,
     "reversed": WORDS[::-1].copy()[::-1],
     "list of rows": list(WORDS),
-    "list of parts": [WORDS[:1], WORDS[1:]],
 }
 
 
