@@ -12,7 +12,7 @@ from ...errors import MachineError, RegionGoneError, StaleRequestError, TableErr
 from ...memory.cuda.memory import CudaAccess
 from ...memory.locks import SharedLease, borrow
 from ...memory.managed import ManagedRegion
-from ...memory.registrations import Registration, Registrations
+from ...memory.registrations import Registration, StatusEndpoint
 from ...memory.repeater import Repeater
 from ...protocol.address import SLOT_PARAMETER, SlotAddress, parse_address
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim
@@ -75,7 +75,7 @@ class Resolver:
         self._config = config
         self._cuda = cuda
         self._pinning = pinning
-        self._server = Registrations(config.server_url)
+        self._server = StatusEndpoint(config.server_url)
         self._registrations: dict[str, Registration] = {}
         self._unfenced: set[str] = set()
         self._lock = threading.Lock()  # of what is remembered of registrations
