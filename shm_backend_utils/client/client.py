@@ -145,7 +145,7 @@ class ShmClient:
             It did not answer.
         """
         core = self._core
-        if core is None or core.is_a_forks:
+        if core is None or core.is_forked:
             core = self._open_core()  # which raises
         settings = self._settings.of_call("infer", model, path, timeout_s, options)
         run = self._driver.run
@@ -337,7 +337,7 @@ class ShmClient:
     def close(self) -> None:
         """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine."""
         core, self._core = self._core, None
-        if core is not None and not core.is_a_forks:
+        if core is not None and not core.is_forked:
             self._submitted.close()
             self._driver.run(core.close())
             self._driver.close()
@@ -361,7 +361,7 @@ class ShmClient:
         frames: int,
         patience_s: float,
     ) -> Iterator[Result]:
-        if core.is_a_forks:
+        if core.is_forked:
             raise ForkedError("this stream")
         avoided = 0
         with core.tally.failures():
@@ -374,14 +374,14 @@ class ShmClient:
                         avoided += sum(result.bytes_avoided for result in results)
                         while results:
                             yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
-                        if core.is_a_forks:
+                        if core.is_forked:
                             raise ForkedError("this stream")
         core.tally.succeeded(stream.exchange.path, avoided)
 
     def _open_core(self) -> Core:
         if self._core is None:
             raise ClosedError("this client")
-        if self._core.is_a_forks:
+        if self._core.is_forked:
             raise ForkedError("this client")
         return self._core
 
