@@ -40,7 +40,8 @@ class AsyncShmClient:
     Parameters
     ----------
     url, timeout_s, path, pool, tls, cuda
-        As of :class:`ShmClient`.
+        As of :class:`ShmClient`. There is less slack: where a thread copies, waits, or makes memory for a call, it goes
+        on without that, and the memory is in use for so long.
 
     Raises
     ------
@@ -192,7 +193,7 @@ class AsyncShmClient:
                         avoided += sum(result.bytes_avoided for result in results)
                         while results:
                             yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
-                        if core.is_a_forks:
+                        if core.is_forked:
                             raise ForkedError("this stream")
         core.tally.succeeded(stream.exchange.path, avoided)
 
@@ -236,7 +237,7 @@ class AsyncShmClient:
         """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine."""
         self._is_closed = True
         opened, self._opened = self._opened, None
-        if opened is not None and not opened[1].is_a_forks:
+        if opened is not None and not opened[1].is_forked:
             driver, core = opened
             await driver.run(core.close())
             await driver.close()
@@ -276,7 +277,7 @@ class AsyncShmClient:
     def _open(self) -> tuple[AsyncioDriver, Core]:
         if self._is_closed:
             raise ClosedError("this client")
-        if self._memory.pool.is_a_forks:
+        if self._memory.pool.is_forked:
             raise ForkedError("this client")
         loop = asyncio.get_running_loop()
         if self._opened is None:

@@ -44,7 +44,10 @@ class ShmClient:
         ``HOST:PORT`` or ``grpc://HOST:PORT`` for gRPC, ``http://HOST:PORT`` for HTTP; ``grpcs://`` or
         ``https://`` by TLS.
     timeout_s : float
-        How long a call may take, waiting for memory included, where it does not say otherwise.
+        How long a call may take, in seconds, where it does not say otherwise. It bounds the whole call: what is asked
+        about the model, the wait for memory, the copy of the inputs, and all requests together. The slack is what
+        cannot be broken off: a copy that has begun, the next 128 MiB of new memory, a model's GPU that is still at work
+        in the memory (``SHM_GPU_EVENTS``), and, over HTTP, the look-up of the server's host name.
     path : str
         ``"auto"``: ``"direct"`` where the model declares it and the memory can be shared, else ``"triton-shm"``, else
         ``"inline"``. One of these by name: that, or an error.
@@ -103,14 +106,16 @@ class ShmClient:
             Its name.
         inputs : mapping
             Name to a NumPy array in any memory order; to anything with ``__dlpack__``, ``__array_interface__`` or
-            ``__array__``, on the host; to a list of these, which become the rows (or, with as many dimensions as the
-            input, the parts) of one batch; or to Python numbers and strings. Dtypes of arrays must be the model's.
+            ``__array__``, on the host; to a list of these; or to Python numbers and strings. Dtypes of arrays must be
+            the model's. Arrays of a list that have one dimension less than the input are its rows. Where the model
+            takes batches, those with as many dimensions as the input are parts of one batch.
         outputs : sequence of str or mapping, optional
             The outputs wanted, all if not given. A mapping also says how much room each needs, as bytes, as
             ``(shape, dtype)``, or as None. Where neither this nor the configuration tells, the size is learned from the
             first call, whose output comes back through Triton.
         timeout_s : float, optional
-            How long the call may take.
+            How long the whole call may take, in seconds, with the slack that :class:`ShmClient` names; by default what
+            the client says.
         path : str, optional
             As for the client.
         split : bool
@@ -140,7 +145,7 @@ class ShmClient:
             It did not answer.
         """
         core = self._core
-        if core is None or core.is_a_forks:
+        if core is None or core.is_forked:
             core = self._open_core()  # which raises
         settings = self._settings.of_call("infer", model, path, timeout_s, options)
         run = self._driver.run
@@ -169,7 +174,7 @@ class ShmClient:
         Parameters
         ----------
         model, inputs, outputs, timeout_s, path, **options
-            As of :meth:`infer`. There is no ``split``.
+            As of :meth:`infer`; the time runs from here to the answer. There is no ``split``.
 
         Returns
         -------
@@ -218,7 +223,8 @@ class ShmClient:
         outputs : sequence of str or mapping, optional
             As of :meth:`infer`.
         timeout_s : float, optional
-            How long this may take, and each :meth:`PreparedCall.infer`, in seconds; by default what the client says.
+            How long this may take, and then each :meth:`PreparedCall.infer`, in seconds; by default what the client
+            says.
         path : str, optional
             As for the client.
         **options
@@ -265,7 +271,8 @@ class ShmClient:
         model, inputs, outputs, path, **options
             As of :meth:`infer`. An output's room is that of one response.
         timeout_s : float, optional
-            The longest wait for the next response, in seconds; by default what the client says.
+            The longest wait for each response, in seconds; by default what the client says. The stream as a whole has
+            no bound.
         frames : int
             How many responses may lie in shared memory at once, 1 to 64.
 
@@ -330,7 +337,7 @@ class ShmClient:
     def close(self) -> None:
         """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine."""
         core, self._core = self._core, None
-        if core is not None and not core.is_a_forks:
+        if core is not None and not core.is_forked:
             self._submitted.close()
             self._driver.run(core.close())
             self._driver.close()
@@ -354,7 +361,7 @@ class ShmClient:
         frames: int,
         patience_s: float,
     ) -> Iterator[Result]:
-        if core.is_a_forks:
+        if core.is_forked:
             raise ForkedError("this stream")
         avoided = 0
         with core.tally.failures():
@@ -367,14 +374,14 @@ class ShmClient:
                         avoided += sum(result.bytes_avoided for result in results)
                         while results:
                             yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
-                        if core.is_a_forks:
+                        if core.is_forked:
                             raise ForkedError("this stream")
         core.tally.succeeded(stream.exchange.path, avoided)
 
     def _open_core(self) -> Core:
         if self._core is None:
             raise ClosedError("this client")
-        if self._core.is_a_forks:
+        if self._core.is_forked:
             raise ForkedError("this client")
         return self._core
 

@@ -83,7 +83,7 @@ class Core:
 
     Attributes
     ----------
-    is_a_forks : bool
+    is_forked : bool
         Whether this is a copy, in a forked child, of its parent's client.
     """
 
@@ -98,14 +98,14 @@ class Core:
         self._registrations = Registrations(codec)
         self.paths = PathChooser(host, self._registrations, options.access)
         self.opening = Opening(codec, memory, self._registrations)
-        self.is_a_forks = False
+        self.is_forked = False
         self._is_closed = False
         forsake_in_children(self)
         reaper.reap()
 
     def forsake(self) -> None:
         """Know that this is a copy, in a forked child, of its parent's client."""
-        self.is_a_forks = True
+        self.is_forked = True
         self.tally.forsake()
 
     @property

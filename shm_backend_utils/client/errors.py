@@ -155,9 +155,9 @@ def deadline_exceeded() -> DeadlineExceededError:
     return DeadlineExceededError("the server did not answer before the deadline", _DEADLINE)
 
 
-def out_of_time(doing: str) -> DeadlineExceededError:
-    """Return the error for a call whose time ran out before its request could be sent; ``doing`` says over what."""
-    return DeadlineExceededError(f"the call's time ran out while {doing}; its request was not sent", _DEADLINE)
+def out_of_time(doing: str, unsent: str = "its request was") -> DeadlineExceededError:
+    """Return the error for a call whose time ran out before all was sent; ``doing`` says over what."""
+    return DeadlineExceededError(f"the call's time ran out while {doing}; {unsent} not sent", _DEADLINE)
 
 
 def unavailable(address: str, reason: str) -> ServerUnavailableError:

@@ -77,7 +77,7 @@ class _Prepared:
         ClosedError
             An input is asked for after the call was closed, or in a forked child, whose parent has the memory.
         """
-        if self._core.is_a_forks:
+        if self._core.is_forked:
             raise ForkedError("this call")
         return self._inputs
 
@@ -101,7 +101,7 @@ class _Prepared:
 
     def _send(self, timeout_s: float | None) -> Steps[Result]:
         patience_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
-        if self._core.is_a_forks:
+        if self._core.is_forked:
             raise ForkedError("this call")
         if not self._in_use.acquire(blocking=False):
             raise CallerError(

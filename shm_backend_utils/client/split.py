@@ -103,7 +103,7 @@ def _together(operations: list[Steps[Any]], settings: CallSettings) -> Steps[lis
     try:
         return (yield Together(operations, settings.left_s))  # type: ignore[no-any-return]
     except TimeoutError:
-        raise out_of_time("some of its parts waited for a thread") from None
+        raise out_of_time("some of its parts waited for a thread", "these were") from None
 
 
 def _outcome(core: Core, call: OpenCall) -> Steps[Result | ShmError]:

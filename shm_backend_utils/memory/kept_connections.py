@@ -1,7 +1,8 @@
 """Short questions to one HTTP server, over connections that are kept: what questions cost is one round trip.
 
 Only what such a server answers to short questions is understood: a status, a length and a body. ``http.client``
-understands all of HTTP, and takes twice as long.
+understands all of HTTP, and takes twice as long. The client's own connections are another thing: they carry tensors
+and users' certificates, and answer by the client's errors.
 """
 
 from __future__ import annotations

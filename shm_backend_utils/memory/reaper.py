@@ -3,8 +3,8 @@
 What is proven: a regular file with our prefix and a ready header, belonging to this user, whose owner's lease is free.
 An owner holds that lease from before its region has a name until it is dead or done, so a free lease means that nobody
 will ever write a generation there again. The reaper only asks for it: whoever asks meanwhile, too, must find it free.
-Whatever cannot be proven is left alone. Of a region that was truncated to
-nothing no header is asked, only a name of exactly the form of ours: there is nothing that could be lost.
+Whatever cannot be proven is left alone. Of a region that was truncated to nothing no header is asked, only a name of
+exactly the form of ours: there is nothing that could be lost.
 """
 
 from __future__ import annotations

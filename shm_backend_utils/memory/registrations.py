@@ -18,7 +18,7 @@ from typing import Any, Final
 from ..errors import MachineError
 from .kept_connections import KeptConnections
 
-__all__ = ["Registration", "Registrations", "fetch_json", "fetch_registrations"]
+__all__ = ["Registration", "StatusEndpoint", "fetch_json", "fetch_registrations"]
 
 _TIMEOUT_S: Final = 5.0
 _SPELT_AS_IT_IS: Final = re.compile(r"[\w.~-]+", re.ASCII)  # in a URL, which Triton does not decode
@@ -42,8 +42,8 @@ class Registration:
     byte_size: int
 
 
-class Registrations:
-    """What is registered at one server, as it says when it is asked. Nothing is remembered. Thread-safe.
+class StatusEndpoint:
+    """Where one server says what is registered, whenever it is asked. Nothing is remembered. Thread-safe.
 
     Parameters
     ----------
@@ -59,6 +59,16 @@ class Registrations:
         """Ask what names stand for now, of all at once; those that stand for nothing are left out.
 
         The caller waits for one round trip, usually less than 100 µs, and at most for some 10 s.
+
+        Parameters
+        ----------
+        names : sequence of str
+            As registered.
+
+        Returns
+        -------
+        dict of str to Registration
+            Name to what it stands for.
 
         Raises
         ------

@@ -15,7 +15,7 @@ import pytest
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory import registrations as module
-from shm_backend_utils.memory.registrations import Registration, Registrations
+from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 
 ONE = "/v2/systemsharedmemory/region/mine/status"
 LIST = "/v2/systemsharedmemory/status"
@@ -83,22 +83,22 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def registrations(server: Server) -> Iterator[Registrations]:
-    with contextlib.closing(Registrations(server.url)) as registrations:
-        yield registrations
+def endpoint(server: Server) -> Iterator[StatusEndpoint]:
+    with contextlib.closing(StatusEndpoint(server.url)) as endpoint:
+        yield endpoint
 
 
-def find(registrations: Registrations, name: str) -> Registration | None:
-    return registrations.find([name]).get(name)
+def find(endpoint: StatusEndpoint, name: str) -> Registration | None:
+    return endpoint.find([name]).get(name)
 
 
-def test_a_name_is_asked_for_each_time_over_one_connection(server: Server, registrations: Registrations) -> None:
-    assert [find(registrations, "mine") for _ in range(5)] == [MINE] * 5
+def test_a_name_is_asked_for_each_time_over_one_connection(server: Server, endpoint: StatusEndpoint) -> None:
+    assert [find(endpoint, "mine") for _ in range(5)] == [MINE] * 5
     assert server.asked == [ONE] * 5
     assert len(set(server.clients)) == 1
 
 
-def test_names_are_asked_for_at_once_each_over_a_connection(server: Server, registrations: Registrations) -> None:
+def test_names_are_asked_for_at_once_each_over_a_connection(server: Server, endpoint: StatusEndpoint) -> None:
     names = ["mine", "yours", "theirs"]
     server.registered = {name: Registration(f"/{name}", 0, 16) for name in names}
     ready = threading.Barrier(len(names), timeout=5)
@@ -109,64 +109,64 @@ def test_names_are_asked_for_at_once_each_over_a_connection(server: Server, regi
 
     server.spoil = wait_for_the_others
     for _ in range(3):
-        assert registrations.find(names) == server.registered
+        assert endpoint.find(names) == server.registered
     assert len(set(server.clients)) == 3
     assert LIST not in server.asked
 
 
-def test_many_names_are_looked_for_in_the_list(server: Server, registrations: Registrations) -> None:
+def test_many_names_are_looked_for_in_the_list(server: Server, endpoint: StatusEndpoint) -> None:
     server.registered = {str(number): Registration(f"/{number}", 0, 16) for number in range(9)}
-    assert registrations.find([str(number) for number in range(5)] + ["nobody"]) == {
+    assert endpoint.find([str(number) for number in range(5)] + ["nobody"]) == {
         str(number): Registration(f"/{number}", 0, 16) for number in range(5)
     }
     assert server.asked == [LIST]
 
 
-def test_one_name_that_nobody_registered_does_not_hide_the_others(server: Server, registrations: Registrations) -> None:
-    assert registrations.find(["nobody", "mine"]) == {"mine": MINE}
+def test_one_name_that_nobody_registered_does_not_hide_the_others(server: Server, endpoint: StatusEndpoint) -> None:
+    assert endpoint.find(["nobody", "mine"]) == {"mine": MINE}
 
 
-def test_a_name_means_what_the_server_says_now(server: Server, registrations: Registrations) -> None:
-    assert find(registrations, "mine") == MINE
+def test_a_name_means_what_the_server_says_now(server: Server, endpoint: StatusEndpoint) -> None:
+    assert find(endpoint, "mine") == MINE
     server.registered["mine"] = Registration("/two", 4, 12)
-    assert find(registrations, "mine") == Registration("/two", 4, 12)
+    assert find(endpoint, "mine") == Registration("/two", 4, 12)
     del server.registered["mine"]
-    assert find(registrations, "mine") is None
+    assert find(endpoint, "mine") is None
     server.registered["mine"] = MINE
-    assert find(registrations, "mine") == MINE
+    assert find(endpoint, "mine") == MINE
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b", "a%62", "b?c", "b#c", "ä", "", "a\r\nX: y"], ids=ascii)
 def test_a_name_that_a_url_spells_otherwise_is_looked_for_in_the_list(
-    server: Server, registrations: Registrations, name: str
+    server: Server, endpoint: StatusEndpoint, name: str
 ) -> None:
     server.registered[name] = MINE
-    assert find(registrations, name) == MINE
+    assert find(endpoint, name) == MINE
     assert server.asked == [LIST]
 
 
-def test_a_connection_that_the_server_has_closed_is_replaced(server: Server, registrations: Registrations) -> None:
+def test_a_connection_that_the_server_has_closed_is_replaced(server: Server, endpoint: StatusEndpoint) -> None:
     server.closes = True
-    assert [find(registrations, "mine") for _ in range(3)] == [MINE] * 3
+    assert [find(endpoint, "mine") for _ in range(3)] == [MINE] * 3
     assert len(set(server.clients)) == 3
     assert server.asked == [ONE] * 3
 
 
 def test_a_connection_on_which_the_server_has_spoken_unasked_is_not_used(
-    server: Server, registrations: Registrations
+    server: Server, endpoint: StatusEndpoint
 ) -> None:
     old = server.answer(ONE)
     server.spoil = lambda answer: answer + old  # a second answer, which would be taken for the next question's
-    find(registrations, "mine")
+    find(endpoint, "mine")
     server.spoil = lambda answer: answer
     server.registered["mine"] = Registration("/two", 4, 12)
     time.sleep(0.05)
-    assert find(registrations, "mine") == Registration("/two", 4, 12)
+    assert find(endpoint, "mine") == Registration("/two", 4, 12)
 
 
 def test_a_late_answer_is_not_taken_for_the_next_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TIMEOUT_S", 0.2)
-    registrations = Registrations(server.url)
+    endpoint = StatusEndpoint(server.url)
 
     def late(answer: bytes) -> bytes:
         time.sleep(0.4)
@@ -174,11 +174,11 @@ def test_a_late_answer_is_not_taken_for_the_next_one(server: Server, monkeypatch
 
     server.spoil = late
     with pytest.raises(MachineError, match="does not answer"):
-        find(registrations, "mine")
+        find(endpoint, "mine")
     server.spoil = lambda answer: answer
     server.registered["mine"] = Registration("/two", 4, 12)
-    assert find(registrations, "mine") == Registration("/two", 4, 12)
-    registrations.close()
+    assert find(endpoint, "mine") == Registration("/two", 4, 12)
+    endpoint.close()
 
 
 SPOILT: dict[str, Callable[[bytes], bytes]] = {
@@ -195,26 +195,26 @@ SPOILT: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
 def test_what_is_not_understood_is_looked_up_in_the_list(
-    server: Server, registrations: Registrations, spoil: Callable[[bytes], bytes]
+    server: Server, endpoint: StatusEndpoint, spoil: Callable[[bytes], bytes]
 ) -> None:
     server.spoil = spoil
-    assert find(registrations, "mine") == MINE
+    assert find(endpoint, "mine") == MINE
     assert server.asked == [ONE, LIST]
 
 
-def test_a_length_may_be_in_any_letters_and_an_answer_in_pieces(server: Server, registrations: Registrations) -> None:
+def test_a_length_may_be_in_any_letters_and_an_answer_in_pieces(server: Server, endpoint: StatusEndpoint) -> None:
     server.spoil = lambda answer: answer.replace(b"Content-Length", b"content-LENGTH")
-    assert find(registrations, "mine") == MINE
+    assert find(endpoint, "mine") == MINE
     assert server.asked == [ONE]
 
 
-def test_many_threads_ask_side_by_side(server: Server, registrations: Registrations) -> None:
+def test_many_threads_ask_side_by_side(server: Server, endpoint: StatusEndpoint) -> None:
     wrong: list[object] = []
     server.registered = {f"name{number}": Registration(f"/{number}", number, 1) for number in range(8)}
 
     def ask(number: int) -> None:
         for _ in range(50):
-            found = find(registrations, f"name{number}")
+            found = find(endpoint, f"name{number}")
             if found != server.registered[f"name{number}"]:
                 wrong.append(found)
 
@@ -258,7 +258,7 @@ def test_the_wait_for_an_answer_has_an_end(
 ) -> None:
     monkeypatch.setattr(module, "_TIMEOUT_S", 0.3)
     begin = time.monotonic()
-    with listener(answer) as url, contextlib.closing(Registrations(url)) as asked, pytest.raises(MachineError):
+    with listener(answer) as url, contextlib.closing(StatusEndpoint(url)) as asked, pytest.raises(MachineError):
         find(asked, "mine")
     assert time.monotonic() - begin < 2
 
@@ -270,7 +270,7 @@ def test_an_endless_answer_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatc
         while True:
             connection.sendall(bytes(1 << 16))
 
-    with listener(flood) as url, contextlib.closing(Registrations(url)) as asked, pytest.raises(MachineError):
+    with listener(flood) as url, contextlib.closing(StatusEndpoint(url)) as asked, pytest.raises(MachineError):
         find(asked, "mine")
 
 
@@ -278,22 +278,22 @@ def test_an_endless_answer_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatc
     "url", ["127.0.0.1:8000", "localhost", "http://", "ftp://localhost:1", "http://[", "http://a:b"]
 )
 def test_what_is_no_url_of_a_server_is_the_machines_fault(url: str) -> None:
-    with contextlib.closing(Registrations(url)) as asked, pytest.raises(MachineError, match="does not answer"):
+    with contextlib.closing(StatusEndpoint(url)) as asked, pytest.raises(MachineError, match="does not answer"):
         find(asked, "mine")
 
 
-def test_what_was_closed_opens_again(server: Server, registrations: Registrations) -> None:
-    find(registrations, "mine")
-    registrations.close()
-    assert find(registrations, "mine") == MINE
+def test_what_was_closed_opens_again(server: Server, endpoint: StatusEndpoint) -> None:
+    find(endpoint, "mine")
+    endpoint.close()
+    assert find(endpoint, "mine") == MINE
     assert len(set(server.clients)) == 2
 
 
 def test_a_proxy_of_the_environment_is_not_asked(
-    server: Server, registrations: Registrations, monkeypatch: pytest.MonkeyPatch
+    server: Server, endpoint: StatusEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert find(registrations, "mine") == MINE
-    assert find(registrations, "nobody") is None
+    assert find(endpoint, "mine") == MINE
+    assert find(endpoint, "nobody") is None
     assert server.asked == [ONE, ONE.replace("mine", "nobody"), LIST]

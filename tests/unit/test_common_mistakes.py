@@ -134,7 +134,7 @@ def test_an_output_that_the_result_does_not_have() -> None:
 def prepared() -> PreparedCall:
     arrays = {"X": np.zeros((1, 3), np.float32)}
     exchange: Any = SimpleNamespace(arrays=lambda: arrays, close=lambda: None)
-    return PreparedCall(SimpleNamespace(is_a_forks=False), SimpleNamespace(exchange=exchange), 1.0, SimpleNamespace())  # type: ignore[arg-type]
+    return PreparedCall(SimpleNamespace(is_forked=False), SimpleNamespace(exchange=exchange), 1.0, SimpleNamespace())  # type: ignore[arg-type]
 
 
 def test_a_prepared_input_that_is_replaced_and_not_filled() -> None:

@@ -17,7 +17,7 @@ import pytest
 from shm_backend_utils.errors import MachineError, RegionGoneError, RegionRefusedError, TableError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.memory.registrations import Registration, Registrations
+from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.model.mapping.resolver import Resolver
@@ -85,8 +85,8 @@ def open_it(region: ManagedRegion, config: Config | None = None, token: str = ""
 
 
 def resolve(name: str, config: Config) -> Registration:
-    with contextlib.closing(Registrations(config.server_url)) as registrations:
-        found = policy.ask([name], registrations, config, FIELD)
+    with contextlib.closing(StatusEndpoint(config.server_url)) as endpoint:
+        found = policy.ask([name], endpoint, config, FIELD)
         return policy.resolve(NamedRegionClaim(name), found, FIELD)
 
 
@@ -164,7 +164,10 @@ def test_a_managed_region_needs_a_valid_header(region: ManagedRegion, spoil: Cal
 def test_a_managed_region_of_another_user_is_refused(region: ManagedRegion) -> None:
     os.chown(SHM / region.segment.key, NOBODY, -1)
     reason = refused(lambda: open_it(region), region.segment.key)
-    assert reason == f"it belongs to user {NOBODY}, whom the model's SHM_ALLOWED_UIDS does not allow"
+    assert reason == (
+        f"it belongs to user {NOBODY}, whom the model's SHM_ALLOWED_UIDS does not allow; add the id to that parameter "
+        "in config.pbtxt, if this user may be trusted"
+    )
 
 
 @only_root

@@ -6,6 +6,7 @@ size, and the transport as well: those are more.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -46,11 +47,13 @@ def functions_called(work: Callable[[], object], transport: Any, patch: pytest.M
 
     with patch.context() as patched:
         patched.setattr(transport, "send", send_unseen)
+        gc.disable()  # finalizers of what earlier tests have left are none of the call's functions
         sys.setprofile(note)
         try:
             work()
         finally:
             sys.setprofile(None)
+            gc.enable()
     return [f"{Path(frame.f_code.co_filename).name}: {frame.f_code.co_name}" for frame in frames]
 
 

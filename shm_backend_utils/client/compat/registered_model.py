@@ -115,7 +115,7 @@ class RegisteredModel:
         InferShmError
             A request failed. Those that had not begun are not sent.
         """
-        if self._memory.pool.is_a_forks:  # where others than this thread may have held permits, for ever
+        if self._memory.pool.is_forked:  # where others than this thread may have held permits, for ever
             raise _as_infer_shm_error(ForkedError("this client"))
         row_count = self._checked(inputs)
         patience_s = _FOREVER_S if client_timeout is None else min(float(client_timeout), _FOREVER_S)
@@ -161,7 +161,7 @@ class RegisteredModel:
 
     def close(self) -> None:
         """Remove the memory, and unregister what the server knows of it. Twice is fine."""
-        if not self._memory.pool.is_a_forks:
+        if not self._memory.pool.is_forked:
             self._driver.run(self._core.close())
             self._driver.close()
         self._memory.end()

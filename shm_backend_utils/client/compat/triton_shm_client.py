@@ -63,7 +63,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
     ) -> None:
         self.registered_models: dict[str, RegisteredModel] = {}
         self._is_closed = False
-        self._is_a_forks = False
+        self._is_forked = False
         super().__init__(
             url=url,
             verbose=verbose,
@@ -221,16 +221,16 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         self._is_closed = True
         self.cleanup_all_shm()
         atexit.unregister(self._at_exit)
-        if not self._is_a_forks:
+        if not self._is_forked:
             super().close()
 
     def forsake(self) -> None:
         """Leave the connection alone, in a forked child: it is the parent's."""
-        self._is_a_forks = True
+        self._is_forked = True
         never_destroy(self)
 
     def _check_is_open(self) -> None:
-        if self._is_a_forks:
+        if self._is_forked:
             raise ForkedError("this client")
         if self._is_closed:
             raise ClosedError("this client")

@@ -103,7 +103,7 @@ class SlotPool:
     Attributes
     ----------
     options : PoolOptions
-    is_a_forks : bool
+    is_forked : bool
         Whether this is a copy, in a forked child, of its parent's pool.
     wait_count : int
         How many calls had to wait.
@@ -119,7 +119,7 @@ class SlotPool:
         self._granted: dict[Ticket, Grant] = {}  # and not redeemed yet
         self._returned: deque[SlotRegion] = deque()  # in need of care
         self._watched: dict[int, tuple[weakref.ref[Memory], SlotRegion]] = {}  # by the reference's id
-        self.is_a_forks = False
+        self.is_forked = False
         self._closed = False
         self._is_due = False  # something was given back that somebody waits for
         self._is_doomed = False  # closed, but not cleared yet
@@ -274,7 +274,7 @@ class SlotPool:
 
         In a forked child it does nothing: the regions are the parent's.
         """
-        if self.is_a_forks:
+        if self.is_forked:
             return
         self._closed = True
         with self._lock:
@@ -288,7 +288,7 @@ class SlotPool:
 
         Then that section, or the next one, does it.
         """
-        if self.is_a_forks:
+        if self.is_forked:
             return
         self._closed = True
         if self._lock.acquire(timeout=_FINALIZERS_PATIENCE_S):
@@ -303,7 +303,7 @@ class SlotPool:
 
     def forsake(self) -> None:
         """Forget every region, in a forked child. Arrays over them stay valid."""
-        self.is_a_forks = True
+        self.is_forked = True
         self._lock = threading.Lock()  # one of the parent's other threads may have held it, and does not run here
         self._inventory.forsake()
         self._queue.clear()

@@ -292,7 +292,7 @@ class Call(AnsweredRequest):
             It failed.
         """
         forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)
-        return self._context.forwarder.execute(forwarding, self._pending_ones())
+        return self._context.forwarder.execute(forwarding, self._pending_forwardings())
 
     async def forward_async(
         self,
@@ -321,9 +321,9 @@ class Call(AnsweredRequest):
             As of :meth:`forward`.
         """
         forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)
-        return await self._context.forwarder.execute_async(forwarding, self._pending_ones())
+        return await self._context.forwarder.execute_async(forwarding, self._pending_forwardings())
 
-    def _pending_ones(self) -> set[Forwarding]:
+    def _pending_forwardings(self) -> set[Forwarding]:
         """Return the calls of other models that are under way: few calls have any."""
         if self._pending is None:
             self._pending = set()

@@ -26,9 +26,9 @@ from ...tensors.view import DIRECT, TensorView
 from ..context import Context
 from ..delivered import DeliveredView, view_of
 from ..forward import Forwarding
+from ..mapping.further_regions import FurtherRegions
 from ..mapping.mapped import Slot, replayed, stale
 from ..mapping.memory import HostMemory, Memory
-from ..mapping.resolver import FurtherRegions
 from .admission import check_batch_size, check_direct_is_served, check_table, shares_no_memory
 from .outputs import Output, view_at
 

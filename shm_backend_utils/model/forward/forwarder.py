@@ -107,7 +107,7 @@ class Forwarder:
         try:
             response = self._backend.execute(forwarding.request)
         except Exception:
-            _was_refused(forwarding, pending)
+            _note_refusal(forwarding, pending)
             raise
         pending.discard(forwarding)
         return self.finish(forwarding, response)
@@ -118,7 +118,7 @@ class Forwarder:
         try:
             response = await self._backend.execute_async(forwarding.request)
         except Exception:
-            _was_refused(forwarding, pending)
+            _note_refusal(forwarding, pending)
             raise
         pending.discard(forwarding)
         return self.finish(forwarding, response)
@@ -149,7 +149,7 @@ def check_all_are_over(pending: Collection[Forwarding]) -> None:
         )
 
 
-def _was_refused(forwarding: Forwarding, pending: set[Forwarding]) -> None:
+def _note_refusal(forwarding: Forwarding, pending: set[Forwarding]) -> None:
     """Take note that Triton did not have a request executed; should it do so later, the other model refuses it."""
     forwarding.give_up()
     pending.discard(forwarding)

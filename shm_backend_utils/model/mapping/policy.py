@@ -25,7 +25,7 @@ from ...errors import MachineError, RegionGoneError, RegionRefusedError, TableEr
 from ...memory.cuda.memory import CudaAccess, CudaMapping, device_of
 from ...memory.locks import use
 from ...memory.managed import KEY_PREFIX, ManagedRegion
-from ...memory.registrations import Registration, Registrations
+from ...memory.registrations import Registration, StatusEndpoint
 from ...memory.segment import SystemSegment
 from ...memory.shared_file import SharedFile
 from ...protocol.claims import CudaRegionClaim, NamedRegionClaim
@@ -85,7 +85,7 @@ def check_slot(region: ManagedRegion, slot: int, field: str) -> None:
         raise TableError(f"{field}.slot", str(slot), f"less than {region.header.slot_count}")
 
 
-def ask(names: Sequence[str], registrations: Registrations, config: Config, field: str) -> dict[str, Registration]:
+def ask(names: Sequence[str], endpoint: StatusEndpoint, config: Config, field: str) -> dict[str, Registration]:
     """Ask the server what names stand for now, if names are allowed; those that stand for nothing are left out.
 
     Raises
@@ -98,7 +98,7 @@ def ask(names: Sequence[str], registrations: Registrations, config: Config, fiel
     if not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no regions by name (its SHM_FOREIGN_REGIONS is off)")
     try:
-        return registrations.find(names)
+        return endpoint.find(names)
     except MachineError as error:
         raise MachineError(
             f"{field} is known by its registered name alone, and {error}; set the parameter SHM_SERVER_URL in "
@@ -146,11 +146,14 @@ def _check_owner(file: SharedFile, config: Config) -> None:
         return
     if file.status.st_uid not in allowed:
         raise RegionRefusedError(
-            file.field, f"it belongs to user {file.status.st_uid}, whom the model's SHM_ALLOWED_UIDS does not allow"
+            file.field,
+            f"it belongs to user {file.status.st_uid}, whom the model's SHM_ALLOWED_UIDS does not allow; add the id to "
+            "that parameter in config.pbtxt, if this user may be trusted",
         )
     if file.status.st_mode & stat.S_IWOTH:
         mode = stat.S_IMODE(file.status.st_mode)
         raise RegionRefusedError(
             file.field,
-            f"its mode {mode:04o} lets every user write to it; expected 0600, or 0660 and a common group",
+            f"its mode {mode:04o} lets every user write to it; expected 0600, or 0660 and a common group (only a model "
+            "whose SHM_ALLOWED_UIDS is any takes it)",
         )

@@ -5,57 +5,28 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
-from ...errors import MachineError, RegionGoneError, StaleRequestError, TableError
+from ...errors import MachineError, RegionGoneError, TableError
 from ...memory.cuda.memory import CudaAccess
-from ...memory.locks import SharedLease, borrow
 from ...memory.managed import ManagedRegion
-from ...memory.registrations import Registration, Registrations
+from ...memory.registrations import Registration, StatusEndpoint
 from ...memory.repeater import Repeater
 from ...protocol.address import SLOT_PARAMETER, SlotAddress, parse_address
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim
 from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
-from ...protocol.spans import Extent, InputSpan, OutputSpan, Table, check_extents_are_apart
+from ...protocol.spans import Table
 from ..config import Config
 from . import policy
+from .further_regions import FurtherRegions, borrow_lent, check_lender, check_parts_are_apart, fence_of
 from .mapped import MappedRegion, Slot
 from .memory import Memory
 from .pinning import Pinning
 from .registry import Registry
 
-__all__ = ["FurtherRegions", "Resolver"]
+__all__ = ["Resolver"]
 
 SWEEP_INTERVAL_S: Final = 5.0
-
-
-@dataclass(slots=True)
-class FurtherRegions:
-    """Regions that a request uses beside its own slot. To be released when the request ends.
-
-    Attributes
-    ----------
-    memories : list of Memory
-        What spans of the table's further regions lie in, in its order.
-    mapped : list of MappedRegion
-        The same, as they are mapped.
-    borrowed : list of SharedLease
-        Those of lent slots.
-    """
-
-    memories: list[Memory]
-    mapped: list[MappedRegion]
-    borrowed: list[SharedLease]
-    _registry: Registry
-
-    def release(self) -> None:
-        """Let go of them. Twice is fine."""
-        mapped, self.mapped = self.mapped, []
-        for region in mapped:
-            self._registry.end_use(region)
-        for lease in self.borrowed:
-            lease.give_back()
 
 
 class Resolver:
@@ -75,7 +46,7 @@ class Resolver:
         self._config = config
         self._cuda = cuda
         self._pinning = pinning
-        self._server = Registrations(config.server_url)
+        self._server = StatusEndpoint(config.server_url)
         self._registrations: dict[str, Registration] = {}
         self._unfenced: set[str] = set()
         self._lock = threading.Lock()  # of what is remembered of registrations
@@ -128,7 +99,7 @@ class Resolver:
                         current = self._current(table, field)
                     mapped, memory = self._named(claim, current, field)
                 elif isinstance(claim, CudaRegionClaim):
-                    mapped, memory = self._device(claim, _fence_of(claim, own, found), field)
+                    mapped, memory = self._device(claim, fence_of(claim, own, found), field)
                 else:
                     mapped, memory = self._lent(claim, field)
                 first = seen.setdefault(mapped.segment.identity, number)
@@ -140,11 +111,11 @@ class Resolver:
                 found.mapped.append(mapped)
                 found.memories.append(memory)
                 if isinstance(claim, LentRegionClaim):
-                    found.borrowed.append(_borrow(claim, mapped))
+                    found.borrowed.append(borrow_lent(claim, mapped))
             if found.borrowed:
-                _check_lender(own)
+                check_lender(own)
             if same:
-                _check_parts_are_apart(table, found)
+                check_parts_are_apart(table, found)
         except BaseException:
             found.release()
             raise
@@ -259,52 +230,6 @@ class Resolver:
         with contextlib.suppress(MachineError):  # the server does not answer; it may the next time
             self.sweep()
         return SWEEP_INTERVAL_S
-
-
-def _borrow(claim: LentRegionClaim, mapped: MappedRegion) -> SharedLease:
-    """Show the client that memory which another model has lent is in use here too."""
-    region = mapped.managed
-    assert region is not None
-    lease = borrow(region.segment.fileno(), region.record_offset(claim.slot))
-    if lease is None:
-        raise StaleRequestError("the client takes back the memory that another model has lent to this one")
-    return lease
-
-
-def _check_lender(own: Slot | None) -> None:
-    """Raise unless the request's own region, which is the lender's, has an owner that lives.
-
-    To be asked after the memory was borrowed: a lender that lives then holds the slots until it has the answer, gives
-    up, or dies. If it gives up, it raises the generation of its own slot first.
-    """
-    if own is None:
-        raise TableError("regions", "a lent region", "none: the request has no slot of its own")
-    if own.region.managed is None or own.region.managed.is_orphaned:
-        raise StaleRequestError("the model that has lent its client's memory to this one is gone")
-
-
-def _fence_of(claim: CudaRegionClaim, own: Slot | None, found: FurtherRegions) -> MappedRegion | None:
-    if claim.fence is None:
-        return None
-    if claim.fence:
-        return found.mapped[claim.fence - 1]
-    if own is None:
-        raise TableError("regions.fence", "0", "none: the request has no slot of its own")
-    return own.region
-
-
-def _check_parts_are_apart(table: Table, found: FurtherRegions) -> None:
-    """Raise if an output overlaps another tensor through regions that are parts of one object."""
-    extents = [_extent(span, found, "") for span in table.inputs.values() if span.byte_size and span.region]
-    extents += [_extent(span, found, name) for name, span in table.outputs.items() if span.byte_size and span.region]
-    check_extents_are_apart(extents)
-
-
-def _extent(span: InputSpan | OutputSpan, found: FurtherRegions, output: str) -> Extent:
-    """Return a span's bytes in its object, which the first region of that object stands for."""
-    segment, begin = found.mapped[span.region - 1].segment, found.memories[span.region - 1].begin + span.offset
-    first = next(number for number, each in enumerate(found.mapped) if each.segment.identity == segment.identity)
-    return first, begin, begin + span.byte_size, output
 
 
 def _name_of_registered(name: str) -> str:

@@ -191,11 +191,16 @@ class StreamCall(Call):
         if waited_s > most_s:
             frames = len(self._frames)
             what = f"the client holds all {frames} frames of its stream and has released none for {most_s:g} s"
+            parameter = "SHM_STREAM_PATIENCE_S"
         elif total_s > most_total_s:
             what = f"the stream has waited for its client for {most_total_s:g} s altogether, as it released frames late"
+            parameter = "SHM_STREAM_TOTAL_PATIENCE_S"
         else:
             return
-        raise StalledStreamError(f"{what}: release results, or copy what is to be kept, or ask for more frames")
+        raise StalledStreamError(
+            f"{what}: release results, or copy what is to be kept, or ask for more frames; the wait is the model's "
+            f"{parameter}"
+        )
 
     def _look_at_client(self) -> None:
         """Raise if the client does not want more. Asking takes time, so it is not asked at every turn."""

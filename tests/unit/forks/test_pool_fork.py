@@ -40,9 +40,9 @@ del to_be_idle
 USES = {
     "the pool knows": """
         def work():
-            assert pool.is_a_forks
+            assert pool.is_forked
         in_child(work)
-        assert not pool.is_a_forks
+        assert not pool.is_forked
     """,
     "the client gives an error": """
         client = AsyncShmClient("127.0.0.1:1")

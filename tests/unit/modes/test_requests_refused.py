@@ -12,7 +12,7 @@ import pytest
 from shm_backend_utils.errors import ClosedError, MissingTensorError, StaleRequestError, TableError, TensorNameError
 from shm_backend_utils.memory import locks
 from shm_backend_utils.model import Call
-from shm_backend_utils.model.mapping import resolver
+from shm_backend_utils.model.mapping import further_regions
 from shm_backend_utils.protocol.claims import CudaRegionClaim, LentRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.testing.fake_backend import Request
@@ -150,13 +150,13 @@ def test_a_call_that_is_not_begun_gives_nothing(open_session: Open, client: Clie
 
 def test_a_lent_region_needs_a_lender() -> None:
     with pytest.raises(TableError, match="regions: found a lent region, expected none"):
-        resolver._check_lender(None)
+        further_regions.check_lender(None)
 
 
 def test_memory_of_a_gpu_needs_the_slot_that_it_says_to_be_fenced_by() -> None:
     claim = CudaRegionClaim(bytes(64), 4096, "00" * 16, 0)
     with pytest.raises(TableError, match="regions.fence: found 0, expected none"):
-        resolver._fence_of(claim, None, resolver.FurtherRegions([], [], [], None))  # type: ignore[arg-type]
+        further_regions.fence_of(claim, None, further_regions.FurtherRegions([], [], [], None))  # type: ignore[arg-type]
 
 
 def test_a_region_that_is_lent_twice_is_refused(open_session: Open, client: Client) -> None:
@@ -168,27 +168,6 @@ def test_a_region_that_is_lent_twice_is_refused(open_session: Open, client: Clie
     said = Table({"X": span}, {"Y": OutputSpan(2, client.data, 16)}, (claim, claim))
     error = error_of(open_session, Request(lender.begin(said), ["Y"]))
     assert "regions[2]: found a region that is named before, expected every region once" in error
-    assert client.is_free()
-    lender.close()
-
-
-def test_a_lender_that_gives_up_while_its_memory_is_borrowed_is_noticed(
-    open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lender = Client()
-    header = client.region.header
-    claim = LentRegionClaim(client.region.segment.key, header.byte_size, header.token.hex(), 0)
-    said = Table({"X": InputSpan(FP32, (4,), 1, client.data, 16)}, {}, (claim,))
-    request = Request(lender.begin(said), ["Y"])
-    real = locks.borrow
-
-    def borrow(fd: int, record: int) -> Any:
-        lender.region.record(0).generation += 1  # it gives up at the last moment
-        return real(fd, record)
-
-    monkeypatch.setattr(resolver, "borrow", borrow)
-    assert "the client has given this request up" in error_of(open_session, request)
-    assert lender.region.record(0).started == 0
     assert client.is_free()
     lender.close()
 
@@ -208,7 +187,7 @@ def test_a_lender_that_dies_while_its_memory_is_borrowed_is_noticed(
         lender.region.close()
         return real(fd, record)
 
-    monkeypatch.setattr(resolver, "borrow", borrow)
+    monkeypatch.setattr(further_regions, "borrow", borrow)
     with pytest.raises(StaleRequestError, match="is gone"), open_session().open(request):
         pass
     assert client.is_free()

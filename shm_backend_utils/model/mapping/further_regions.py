@@ -1,0 +1,103 @@
+"""Regions that a request names beside its own slot: what it uses of them, and what must hold between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...errors import StaleRequestError, TableError
+from ...memory.locks import SharedLease, borrow
+from ...protocol.claims import CudaRegionClaim, LentRegionClaim
+from ...protocol.spans import Extent, InputSpan, OutputSpan, Table, check_extents_are_apart
+from .mapped import MappedRegion, Slot
+from .memory import Memory
+from .registry import Registry
+
+__all__ = ["FurtherRegions", "borrow_lent", "check_lender", "check_parts_are_apart", "fence_of"]
+
+
+@dataclass(slots=True)
+class FurtherRegions:
+    """Regions that a request uses beside its own slot. To be released when the request ends.
+
+    Attributes
+    ----------
+    memories : list of Memory
+        What spans of the table's further regions lie in, in its order.
+    mapped : list of MappedRegion
+        The same, as they are mapped.
+    borrowed : list of SharedLease
+        Those of lent slots.
+    """
+
+    memories: list[Memory]
+    mapped: list[MappedRegion]
+    borrowed: list[SharedLease]
+    _registry: Registry
+
+    def release(self) -> None:
+        """Let go of them. Twice is fine."""
+        mapped, self.mapped = self.mapped, []
+        for region in mapped:
+            self._registry.end_use(region)
+        for lease in self.borrowed:
+            lease.give_back()
+
+
+def borrow_lent(claim: LentRegionClaim, mapped: MappedRegion) -> SharedLease:
+    """Show the client that memory which another model has lent is in use here too.
+
+    Raises
+    ------
+    StaleRequestError
+        The client takes the memory back.
+    """
+    region = mapped.managed
+    assert region is not None
+    lease = borrow(region.segment.fileno(), region.record_offset(claim.slot))
+    if lease is None:
+        raise StaleRequestError("the client takes back the memory that another model has lent to this one")
+    return lease
+
+
+def check_lender(own: Slot | None) -> None:
+    """Raise unless the request's own region, which is the lender's, has an owner that lives.
+
+    To be asked after the memory was borrowed: a lender that lives then holds the slots until it has the answer, gives
+    up, or dies. If it gives up, it raises the generation of its own slot first.
+
+    Raises
+    ------
+    TableError
+        The request has no slot.
+    StaleRequestError
+        The lender is gone.
+    """
+    if own is None:
+        raise TableError("regions", "a lent region", "none: the request has no slot of its own")
+    if own.region.managed is None or own.region.managed.is_orphaned:
+        raise StaleRequestError("the model that has lent its client's memory to this one is gone")
+
+
+def fence_of(claim: CudaRegionClaim, own: Slot | None, found: FurtherRegions) -> MappedRegion | None:
+    """Return the region whose slot fences memory of a GPU, None if there is none; raise TableError if it is missing."""
+    if claim.fence is None:
+        return None
+    if claim.fence:
+        return found.mapped[claim.fence - 1]
+    if own is None:
+        raise TableError("regions.fence", "0", "none: the request has no slot of its own")
+    return own.region
+
+
+def check_parts_are_apart(table: Table, found: FurtherRegions) -> None:
+    """Raise TableError if an output overlaps another tensor through regions that are parts of one object."""
+    extents = [_extent(span, found, "") for span in table.inputs.values() if span.byte_size and span.region]
+    extents += [_extent(span, found, name) for name, span in table.outputs.items() if span.byte_size and span.region]
+    check_extents_are_apart(extents)
+
+
+def _extent(span: InputSpan | OutputSpan, found: FurtherRegions, output: str) -> Extent:
+    """Return a span's bytes in its object, which the first region of that object stands for."""
+    segment, begin = found.mapped[span.region - 1].segment, found.memories[span.region - 1].begin + span.offset
+    first = next(number for number, each in enumerate(found.mapped) if each.segment.identity == segment.identity)
+    return first, begin, begin + span.byte_size, output
