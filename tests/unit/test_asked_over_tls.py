@@ -21,7 +21,7 @@ def without_certificates(protocol: int) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers("ADH:@SECLEVEL=0")
+    context.set_ciphers("AECDH:@SECLEVEL=0")
     return context
 
 
@@ -31,12 +31,14 @@ def test_the_wait_for_an_answer_over_tls_has_an_end(said: bytes, monkeypatch: py
     client = functools.partial(HTTPSConnection, context=without_certificates(ssl.PROTOCOL_TLS_CLIENT))
     monkeypatch.setitem(kept_connections._SCHEMES, "https", client)
     server = without_certificates(ssl.PROTOCOL_TLS_SERVER)
+    asked: list[bytes] = []
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
             plain, _ = listening.accept()
             with contextlib.suppress(OSError), server.wrap_socket(plain, server_side=True) as connection:
+                asked.append(connection.recv(4096))
                 connection.sendall(said)
                 stop.wait(30)
 
@@ -56,4 +58,5 @@ def test_the_wait_for_an_answer_over_tls_has_an_end(said: bytes, monkeypatch: py
         asking_thread.join(3)
         stop.set()
         server_thread.join()
+        assert asked[0].startswith(b"GET /v2/systemsharedmemory/region/mine/status ")
         assert [type(error) for error in errors] == [MachineError]
