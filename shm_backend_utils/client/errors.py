@@ -203,7 +203,7 @@ _REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str],
     (
         re.compile(
             r"(?i)reset by peer|socket closed|connection closed|disconnected|broken pipe|connectionclosed|GOAWAY|"
-            r"http2 header with status|upstream"
+            r"http2 header with status|upstream|IncompleteRead"
         ),
         ConnectionLostError,
         "the connection to {address} broke before the answer came; the model may have run. Is the server still "

@@ -31,6 +31,7 @@ class SubmittedCalls:
         self._threads = concurrent.futures.ThreadPoolExecutor(_MOST_AT_ONCE, "shm submit")
         self._lock = threading.Lock()
         self._under_way: set[Submitted] = set()
+        self._with_threads: set[Submitted] = set()  # until their callbacks have returned, which may take as they like
         self._waiting: dict[Submitted, float] = {}  # for a thread, until a moment; who takes one out, ends it
         self._watch: Repeater | None = None
         forsake_in_children(self)
@@ -39,14 +40,16 @@ class SubmittedCalls:
         """Have a thread make a call, if one begins with it in time; raises RuntimeError after :meth:`close`."""
         future = Submitted()
         self._waiting[future] = deadline
+        self._with_threads.add(future)
         try:
             self._threads.submit(self._make, call, future)
         except BaseException:
             self._waiting.pop(future, None)
+            self._with_threads.discard(future)
             raise
         self._under_way.add(future)
         future.add_done_callback(self._has_ended)
-        if len(self._under_way) > _MOST_AT_ONCE:
+        if len(self._with_threads) > _MOST_AT_ONCE:
             self._watch_the_waiting()
         return future
 
@@ -64,6 +67,12 @@ class SubmittedCalls:
             future.set_exception(ForkedError("this call"))
 
     def _make(self, call: Callable[[], Result], future: Submitted) -> None:
+        try:
+            self._answer(call, future)
+        finally:
+            self._with_threads.discard(future)
+
+    def _answer(self, call: Callable[[], Result], future: Submitted) -> None:
         if self._waiting.pop(future, None) is None or not future.set_running_or_notify_cancel():
             return
         try:

@@ -115,8 +115,9 @@ class _Connection:
         connection.connect()
         self.count = 0
         self._socket: socket.socket = connection.sock
-        self._socket.settimeout(None)  # the kernel keeps the time, without a system call more for each wait
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout_s))
+        if place.scheme == "http":  # the kernel keeps the time, without a system call more for each wait
+            self._socket.settimeout(None)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout_s))
         self._begin = f"GET {place.path}"
         self._end = f" HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n"
         self._poll = select.poll()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ __all__ = ["Registration", "StatusEndpoint", "fetch_json", "fetch_registrations"
 
 _TIMEOUT_S: Final = 5.0
 _SPELT_AS_IT_IS: Final = re.compile(r"[\w.~-]+", re.ASCII)  # in a URL, which Triton does not decode
+_PIECE: Final = 1 << 20  # bytes
 _MOST_AT_ONCE: Final = 4  # questions, each over a connection
 
 
@@ -132,8 +134,14 @@ def fetch_json(url: str) -> Any:
         Nobody answers there, or not in JSON.
     """
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + _TIMEOUT_S
+    pieces = []
     with direct.open(url, timeout=_TIMEOUT_S) as reply:
-        return json.load(reply)
+        while piece := reply.read1(_PIECE):  # the timeout is for each piece of an answer
+            pieces.append(piece)
+            if time.monotonic() > deadline:
+                raise TimeoutError
+    return json.loads(b"".join(pieces))
 
 
 def _registration_of(region: Any) -> Registration:

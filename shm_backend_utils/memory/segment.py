@@ -19,7 +19,7 @@ from typing import Final
 from ..errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
 from .descriptors import NO_DESCRIPTORS, lack_of_descriptors_told
 from .forks import forsake_in_children
-from .shared_file import BLOCK_SIZE, DIRECTORY, SharedFile, free_bytes
+from .shared_file import BLOCK_SIZE, DIRECTORY, SharedFile, free_bytes, has_room
 
 __all__ = ["PRIVATE", "Access", "SystemSegment"]
 
@@ -295,8 +295,7 @@ def _take_space(fd: int, byte_size: int, deadline: float) -> None:
     Piece by piece, to look at the clock: the kernel clears half a gigabyte to two in a second. What there is no room
     for takes nothing from others meanwhile.
     """
-    space = os.fstatvfs(fd)
-    if space.f_bavail * space.f_frsize < byte_size and space.f_blocks:  # a tmpfs without a limit says 0
+    if not has_room(byte_size):
         raise _no_space(byte_size)
     try:
         for begin in range(0, max(byte_size, 1), _SPACE_PIECE):

@@ -11,7 +11,7 @@ from typing import Final
 from ..errors import MachineError, RegionGoneError, RegionRefusedError
 from .descriptors import NO_DESCRIPTORS, lack_of_descriptors_told
 
-__all__ = ["BLOCK_SIZE", "DIRECTORY", "SharedFile", "free_bytes"]
+__all__ = ["BLOCK_SIZE", "DIRECTORY", "SharedFile", "free_bytes", "has_room"]
 
 DIRECTORY: Final = Path("/dev/shm")
 BLOCK_SIZE: Final = 512
@@ -73,6 +73,8 @@ class SharedFile:
                 f"{field} does not exist on the server's machine; its owner removed it or died, "
                 "or client and server do not share /dev/shm (containers: --ipc=host, or one shared /dev/shm volume)"
             ) from None
+        except ValueError:  # a zero byte, or what has no encoding
+            raise RegionRefusedError(field, "it has a key that no file can have") from None
         except OSError as error:
             if error.errno in NO_DESCRIPTORS:
                 raise
@@ -113,15 +115,18 @@ class SharedFile:
         if byte_size == 0:
             return
         try:
-            os.posix_fallocate(self._fd, offset, byte_size)
+            # What there is no room for takes nothing from others meanwhile.
+            if has_room(byte_size - self.status.st_blocks * BLOCK_SIZE):
+                os.posix_fallocate(self._fd, offset, byte_size)
+                return
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 reason = f"the server cannot take its space: {os.strerror(error.errno or 0)}"
                 raise RegionRefusedError(self.field, reason) from None
-            raise MachineError(
-                f"{self.field} has holes, and /dev/shm has {free_bytes()} bytes free for its {byte_size}; "
-                "give /dev/shm more room (docker: --shm-size), or register less"
-            ) from None
+        raise MachineError(
+            f"{self.field} has holes, and /dev/shm has {free_bytes()} bytes free for its {byte_size}; "
+            "give /dev/shm more room (docker: --shm-size), or register less"
+        )
 
     def read(self, byte_size: int) -> bytes:
         """Return its first bytes, read and not mapped; fewer if it ends before."""
@@ -148,3 +153,9 @@ def free_bytes() -> int:
     """Return how much room /dev/shm has left."""
     space = os.statvfs(DIRECTORY)
     return space.f_bavail * space.f_frsize
+
+
+def has_room(byte_size: int) -> bool:
+    """Return whether /dev/shm has so much room left at this moment."""
+    space = os.statvfs(DIRECTORY)
+    return byte_size <= space.f_bavail * space.f_frsize or not space.f_blocks  # a tmpfs without a limit says 0

@@ -197,10 +197,10 @@ class DebugGathering(Gathering):
                 rows.reshape(-1).view(np.uint8)[...] = part.numpy().reshape(-1).view(np.uint8)
         return whole
 
-    def scatter(self, whole: TensorView, parts: Sequence[TensorView]) -> None:
+    def scatter(self, pairs: Iterable[tuple[Any, TensorView]]) -> None:
         for guarded in self._guarded:
             guarded.check_guards()
-        super().scatter(whole, parts)
+        super().scatter(pairs)
 
 
 class Classes(NamedTuple):

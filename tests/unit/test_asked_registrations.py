@@ -263,6 +263,23 @@ def test_the_wait_for_an_answer_has_an_end(
     assert time.monotonic() - begin < 2
 
 
+@pytest.mark.parametrize("length", [b"Content-Length: 1000\r\n", b"Transfer-Encoding: chunked\r\n", b""])
+def test_a_list_that_drips_is_not_waited_for_to_its_end(length: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TIMEOUT_S", 0.3)
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n")
+        for _ in range(100):
+            connection.sendall(b"1\r\n \r\n" if b"chunked" in length else b" ")
+            time.sleep(0.03)
+
+    with listener(answer) as url:
+        began = time.monotonic()
+        with pytest.raises(MachineError):
+            Registrations(url).all()
+        assert time.monotonic() - began < 1.5
+
+
 def test_an_endless_answer_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TIMEOUT_S", 0.5)
 

@@ -182,18 +182,45 @@ def test_a_server_that_never_answers_is_not_waited_for_longer_than_the_timeout()
         assert 0.2 <= time.monotonic() - began < 5
 
 
-def test_nor_is_one_whose_answer_drips() -> None:
+@pytest.mark.parametrize(
+    ("begin", "drop"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (OK, b"X-More: 1\r\n"),
+        (OK + b"Content-Length: 1000\r\n\r\n", b"."),
+        (OK + b"Content-Length: 10000000\r\n\r\n", b"."),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n.\r\n"),
+        (OK + b"Connection: close\r\n\r\n", b"."),
+    ],
+    ids=["before the head", "head", "body", "large body", "chunks", "no length"],
+)
+def test_nor_is_one_whose_answer_drips(begin: bytes, drop: bytes) -> None:
     stop = threading.Event()
 
     def answer(stream: socket.socket) -> None:
-        stream.sendall(OK + b"Transfer-Encoding: chunked\r\n\r\n")
-        while not stop.wait(0.02):
-            stream.sendall(b"1\r\n.\r\n")
+        stream.sendall(begin)
+        for _ in range(80):  # some parts may be no longer
+            if stop.wait(0.03):
+                return
+            stream.sendall(drop)
 
     with connections_to(answer) as (_, connections):
+        began = time.monotonic()
         with pytest.raises(DeadlineExceededError):
             get(connections, 0.3)
+        assert time.monotonic() - began < 1.5
         stop.set()
+
+
+@pytest.mark.parametrize("length", [100, 8 << 20])
+def test_an_answer_that_is_cut_off_is_none_however_long_it_is(length: int) -> None:
+    def answer(stream: socket.socket) -> None:
+        stream.sendall(OK + b"Content-Length: %d\r\n\r\n" % length)
+        stream.sendall(bytes(length - 1))
+        stream.shutdown(socket.SHUT_RDWR)
+
+    with connections_to(answer) as (_, connections), pytest.raises(ConnectionLostError):
+        get(connections)
 
 
 def test_a_late_answer_is_not_taken_for_the_next_ones() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from shm_backend_utils.client import AsyncShmClient, DeadlineExceededError, PoolOptions, ShmClient, aio, client
 from shm_backend_utils.client.errors import deadline_exceeded
+from shm_backend_utils.client.submitted import SubmittedCalls
 from shm_backend_utils.memory import segment
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import FakeTransport
@@ -226,6 +227,27 @@ def test_a_submitted_call_waits_for_no_thread_longer_than_it_may(
         del future
         for other in others:
             other.result().release()
+
+
+def test_a_call_that_a_callback_submits_waits_for_no_thread_longer_than_it_may() -> None:
+    """Callbacks run in the threads of the calls: where all of them wait for further calls, nobody makes those."""
+    calls, go, ended = SubmittedCalls(), threading.Event(), threading.Semaphore(0)
+
+    def submit_another(_: object) -> None:
+        with pytest.raises(DeadlineExceededError):
+            calls.submit(never, time.monotonic() + TIMEOUT_S).result(30)
+        ended.release()
+
+    def never() -> Any:
+        go.wait(30)
+
+    futures = [calls.submit(never, time.monotonic() + 30) for _ in range(32)]
+    for future in futures:
+        future.add_done_callback(submit_another)
+    go.set()
+    for _ in futures:
+        assert ended.acquire(timeout=TIMEOUT_S + 2)
+    calls.close()
 
 
 def test_new_memory_is_entered_into_page_tables_no_longer_than_a_call_may_take(

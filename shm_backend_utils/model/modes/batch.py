@@ -14,7 +14,7 @@ from ...tensors.view import TensorView
 from ..call import Call
 from ..call.outputs import check_output
 from ..mapping.memory import Memory
-from .gathering import Gathering
+from .gathering import Gathering, with_rows
 
 __all__ = ["BatchCall", "batches_of"]
 
@@ -151,8 +151,10 @@ class BatchCall:
 
     def scatter(self) -> None:
         """Copy outputs that are not where they belong. Only :class:`ShmSession` calls this."""
-        for whole, parts in self._scattered.values():
-            self._gathering.scatter(whole, parts)
+        for name, (whole, parts) in self._scattered.items():
+            pairs = zip(self.calls, with_rows(whole, parts), strict=True)
+            # Not to a call that was given another output since: that may lie in the same memory.
+            self._gathering.scatter([pair for call, pair in pairs if call.outputs[name].view is pair[1]])
 
     def _joined_input(self, name: str) -> TensorView | None:
         if len(self.calls) == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,22 +136,20 @@ class Gathering:
             f"{self._number} output {head.name}", head.name, shape, dtypes.BY_NAME[head.triton_dtype]
         )
 
-    def scatter(self, whole: TensorView, parts: Sequence[TensorView]) -> None:
-        """Copy the rows of one tensor to several.
+    def scatter(self, pairs: Iterable[tuple[Any, TensorView]]) -> None:
+        """Copy rows of what :meth:`room` has returned.
 
         Parameters
         ----------
-        whole : TensorView
-            As :meth:`room` returned it, and filled.
-        parts : sequence of TensorView
-            Writable; the first takes the first rows.
+        pairs : iterable of tuple of numpy.ndarray and TensorView
+            Rows, filled, and where they go: as :func:`with_rows` returns them.
         """
-        for rows, part in with_rows(whole, parts):
+        for rows, part in pairs:
             if isinstance(part, DeviceView):
                 self._arrays.copy(part, rows)
             else:
                 np.copyto(part.numpy(), rows)
-        self.byte_count += whole.attributes.byte_size
+            self.byte_count += rows.nbytes
 
     def _host_room(self, key: str, name: str, shape: tuple[int, ...], dtype: dtypes.DType) -> TensorView:
         byte_size = int(np.prod(shape)) * dtype.itemsize

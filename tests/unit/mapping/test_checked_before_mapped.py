@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.errors import MachineError, RegionRefusedError
+from shm_backend_utils.memory import shared_file
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping import policy
@@ -187,6 +188,25 @@ def test_a_registered_file_with_more_holes_than_the_machine_has_memory_is_the_ma
     assert path.stat().st_blocks * 512 == SIZE, "what it had"
 
 
+def test_a_registered_file_with_more_holes_than_are_free_takes_nothing_from_others_meanwhile(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.truncate(path, 0)
+    os.truncate(path, SIZE)
+    taken: list[object] = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda *arguments: taken.append(arguments))
+    monkeypatch.setattr(shared_file, "has_room", lambda byte_size: byte_size < SIZE)
+    with pytest.raises(MachineError, match="has holes"):
+        open_registered(path, Config())
+    assert not taken
+
+
+@pytest.mark.parametrize("key", ["/a\0b", "/\ud800"])
+def test_a_key_that_no_file_can_have_is_refused(key: str) -> None:
+    with pytest.raises(RegionRefusedError, match="it has a key that no file can have"):
+        policy.open_registered(Registration(key, 0, SIZE), Config(), FIELD)
+
+
 SPARSE_MANAGED = """
 from shm_backend_utils.errors import RegionRefusedError
 from shm_backend_utils.model.config import Config
@@ -203,6 +223,7 @@ else:
 SPARSE_REGISTERED = """
 import os
 from shm_backend_utils.errors import MachineError
+from shm_backend_utils.memory import shared_file
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping import policy

@@ -183,3 +183,44 @@ def test_what_a_batch_raises_completes_every_slot(open_session: Open, kind: type
     assert client.is_over(0)
     assert client.is_over(1)
     client.close()
+
+
+def rows_apart(client: Client) -> list[Request]:
+    """Return two requests of one row each, which do not follow one another in memory."""
+    return [
+        client.request({"X": np.full((1, 4), slot + 1, np.float32)}, {"Y": 16}, slot, delivered=carrier_of(1))
+        for slot in range(2)
+    ]
+
+
+def put_instead(batch: BatchCall) -> None:
+    x = batch.input("X").numpy()
+    batch.output("Y", x.shape[1:], x.dtype).numpy()[...] = -1
+    batch.put("Y", x * 2)
+
+
+def put_the_same(batch: BatchCall) -> None:
+    x = batch.input("X").numpy()
+    y = batch.output("Y", x.shape[1:], x.dtype)
+    np.multiply(x, 2, out=y.numpy())
+    batch.put("Y", y)
+
+
+def put_for_each(batch: BatchCall) -> None:
+    x = batch.input("X").numpy()
+    batch.output("Y", x.shape[1:], x.dtype).numpy()[...] = -1
+    for call, rows in zip(batch.calls, batch.rows, strict=True):
+        call.put("Y", x[rows.start : rows.stop] * 2)
+
+
+@pytest.mark.parametrize("debug", ["false", "true"])
+@pytest.mark.parametrize("infer", [put_instead, put_the_same, put_for_each])
+@pytest.mark.parametrize("requests_of", [rows_apart, lambda client: rows_side_by_side(client, [1, 1])])
+def test_what_is_put_after_memory_was_asked_for_is_the_output_of_a_batch(
+    open_session: Open, requests_of: Callable[[Client], list[Request]], infer: Callable[[BatchCall], None], debug: str
+) -> None:
+    client = Client(slots=2)
+    responses = batched(open_session, parameters={"SHM_DEBUG": debug}).serve_batch(requests_of(client), infer)
+    assert [response.error for response in responses] == [None, None]
+    assert [client.output("Y", slot).tolist() for slot in range(2)] == [[[2] * 4], [[4] * 4]]
+    client.close()

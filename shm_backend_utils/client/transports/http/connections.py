@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import select
 import socket
 import ssl
 import time
 from collections.abc import Mapping
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Final
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
+from typing import Any, Final
 
 from ....errors import ClosedError
 from ...errors import deadline_exceeded, unavailable
@@ -20,7 +22,7 @@ __all__ = ["TLS_HANDSHAKE", "TLS_HANDSHAKE_BREAKS", "HttpConnections"]
 TLS_HANDSHAKE: Final = "TLS handshake: "
 # How a server without TLS ends a handshake; which, is chance.
 TLS_HANDSHAKE_BREAKS: Final = (ssl.SSLError, ConnectionResetError, HTTPException)
-_PIECE: Final = 1 << 22  # bytes of an answer that are read between two looks at the clock
+_PIECE: Final = 1 << 22  # bytes of an answer that room is made for, before they are there
 
 
 class HttpConnections:
@@ -71,13 +73,13 @@ class HttpConnections:
             self._in_use.add(sock)
             self._check_is_open()  # whoever closed before this was in use has not hung up on it
             _wait_at_most_until(deadline, connection)
+            connection.response_class = functools.partial(_ResponseInTime, deadline=deadline)  # type: ignore[assignment]
             connection.request(method, f"{self._base}{path}", body, {**headers})
-            _wait_at_most_until(deadline, connection)
             response = connection.getresponse()
             answer = Answer(
                 response.status,
                 {name.lower(): value for name, value in response.getheaders()},
-                _read(response, connection, deadline),
+                _read(response),
             )
             self._check_is_open()  # without a length, an answer seems to be whole when somebody hangs up
         except TimeoutError:
@@ -149,11 +151,41 @@ def _wait_at_most_until(deadline: float, connection: HTTPConnection) -> None:
         sock.settimeout(left_s)
 
 
-def _read(response: HTTPResponse, connection: HTTPConnection, deadline: float) -> bytes:
+def _read(response: HTTPResponse) -> bytes:
     if response.length is not None and response.length <= _PIECE:
         return response.read()
     pieces = []
     while piece := response.read1(_PIECE):
         pieces.append(piece)
-        _wait_at_most_until(deadline, connection)
+    if response.length:  # read1 takes what there is for all
+        raise IncompleteRead(b"", response.length)
     return b"".join(pieces)
+
+
+class _ResponseInTime(HTTPResponse):
+    """An answer that must have come as a whole by a moment: a socket's timeout is for each piece of it, anew."""
+
+    def __init__(self, sock: socket.socket, deadline: float, **named: Any) -> None:
+        super().__init__(sock, **named)
+        self.fp = io.BufferedReader(_ReaderInTime(sock, self.fp.detach(), deadline))
+
+
+class _ReaderInTime(io.RawIOBase):
+    def __init__(self, sock: socket.socket, raw: io.RawIOBase, deadline: float) -> None:
+        self._socket = sock
+        self._raw = raw
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left_s)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
