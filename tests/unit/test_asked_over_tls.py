@@ -13,7 +13,7 @@ import pytest
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory import kept_connections, registrations
-from shm_backend_utils.memory.registrations import Registrations
+from shm_backend_utils.memory.registrations import StatusEndpoint
 
 
 def without_certificates(protocol: int) -> ssl.SSLContext:
@@ -44,7 +44,7 @@ def test_the_wait_for_an_answer_over_tls_has_an_end(said: bytes, monkeypatch: py
 
         server_thread = threading.Thread(target=serve)
         server_thread.start()
-        asking = Registrations(f"https://127.0.0.1:{listening.getsockname()[1]}")
+        asking = StatusEndpoint(f"https://127.0.0.1:{listening.getsockname()[1]}")
         errors: list[BaseException] = []
 
         def ask() -> None:

@@ -276,7 +276,7 @@ def test_a_list_that_drips_is_not_waited_for_to_its_end(length: bytes, monkeypat
     with listener(answer) as url:
         began = time.monotonic()
         with pytest.raises(MachineError):
-            Registrations(url).all()
+            StatusEndpoint(url).all()
         assert time.monotonic() - began < 1.5
 
 
