@@ -72,7 +72,7 @@ def test_the_same_over_grpc(tmp_path: Path) -> None:
             try:
                 given_up, wrong = count_wrong_results(client, "late_writer", 500)
             except ServerUnavailableError:
-                eventually(lambda: not server.is_running)  # noqa: B023  # the connection breaks first
+                eventually(lambda: not server.is_running)  # the connection breaks first
                 continue
         assert given_up > 250
         assert wrong == 0
