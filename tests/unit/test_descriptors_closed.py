@@ -15,6 +15,7 @@ import pytest
 
 from shm_backend_utils.errors import RegionRefusedError
 from shm_backend_utils.memory import segment as segment_module
+from shm_backend_utils.memory.descriptors import NoDescriptorsError
 from shm_backend_utils.memory.locks import SharedLease, SlotLease, use
 from shm_backend_utils.memory.segment import Access, SystemSegment
 from shm_backend_utils.memory.shared_file import SharedFile
@@ -85,6 +86,25 @@ def test_a_file_that_was_looked_at_and_not_mapped_is_closed(file_key: str) -> No
         assert len(descriptors()) == len(before) + 1
         file.check_size(PAGE)
     assert descriptors() == before
+
+
+def test_a_file_that_may_not_be_opened_is_refused_with_the_reason(
+    file_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "open", failing(errno.EACCES))
+    with pytest.raises(RegionRefusedError, match="the server cannot open it: Permission denied"):
+        SharedFile.open(file_key, FIELD)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE], ids=errno.errorcode.get)
+@pytest.mark.parametrize("what", [(os, "open"), (mmap, "mmap")], ids=["open", "map"])
+def test_a_lack_of_descriptors_is_the_machines_fault_and_not_the_files(
+    file_key: str, monkeypatch: pytest.MonkeyPatch, what: tuple[Any, str], number: int
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(*what, failing(number))
+        with pytest.raises(NoDescriptorsError, match="a shared-memory region takes two file descriptors"):
+            SystemSegment.open(file_key, PAGE, FIELD)
 
 
 @pytest.mark.usefixtures("zero")
