@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.errors import RegionRefusedError
+from shm_backend_utils.errors import ClosedError, RegionRefusedError
 from shm_backend_utils.memory import segment as segment_module
 from shm_backend_utils.memory.descriptors import NoDescriptorsError
 from shm_backend_utils.memory.locks import SharedLease, SlotLease, use
@@ -183,6 +183,23 @@ def test_a_forked_childs_copy_of_a_segment_is_closed_and_keeps_its_name(key: str
     segment.forsake()
     assert segment.is_closed
     assert (SHM / key).exists()
+
+
+def test_a_closed_segment_has_no_descriptor(key: str) -> None:
+    segment = SystemSegment.create(key, PAGE)
+    segment.close()
+    with pytest.raises(ClosedError, match="this shared-memory segment"):
+        segment.fileno()
+
+
+def test_another_process_than_the_maker_takes_no_name_away(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = SystemSegment.create(key, PAGE)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 1)
+        segment.unlink()
+    assert (SHM / key).exists()
+    segment.unlink()
+    assert not (SHM / key).exists()
 
 
 def test_a_segment_of_somebody_else_that_is_lost_is_closed_and_keeps_its_name(file_key: str) -> None:
