@@ -1,4 +1,4 @@
-"""Idle regions: how long they stay, and that who takes one without the lock has it, whatever is done to the idle ones."""
+"""Idle regions: how long they stay; and who takes one without the lock has it, whatever is done to the idle ones."""
 
 from __future__ import annotations
 
