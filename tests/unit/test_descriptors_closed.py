@@ -263,6 +263,21 @@ def test_a_slots_lease_that_the_kernel_cannot_give_is_free_afterwards(
     assert take(lease)
 
 
+@pytest.mark.parametrize("take", [SlotLease.take, SlotLease.take_back], ids=["take", "take_back"])
+def test_a_slots_lease_that_an_interrupt_keeps_from_being_taken_is_free_afterwards(
+    fd: int, monkeypatch: pytest.MonkeyPatch, take: Callable[[SlotLease], bool]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    lease = SlotLease(fd, PAGE)
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "fcntl", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            take(lease)
+    assert take(lease)
+
+
 def test_a_mapping_that_fails_for_lack_of_memory_says_so_and_is_the_owners_fault(
     file_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
