@@ -179,6 +179,35 @@ def test_the_generation_is_looked_at_again_when_the_lease_is_held(
     assert client.is_free()
 
 
+def test_a_table_of_the_slots_next_request_that_breaks_the_protocol_is_none_of_this_ones(
+    session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(client)
+    take = SlotLease.take
+
+    def take_late(lease: SlotLease) -> bool:
+        client.begin(b"\xff" * 64)
+        return take(lease)
+
+    monkeypatch.setattr(SlotLease, "take", take_late)
+    assert answer(session, request)[1].startswith("shm:stale: ")
+    assert client.is_free()
+
+
+def test_a_request_that_is_given_up_while_it_finds_its_slot_held_is_stale(
+    session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(client)
+
+    def take_in_vain(_: SlotLease) -> bool:
+        client.region.record(0).generation = 2
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SlotLease, "take", take_in_vain)
+        assert answer(session, request)[1].startswith("shm:stale: ")
+
+
 # Addresses
 
 

@@ -14,7 +14,17 @@ from scripts.tools.common.private_shm import take_private_shm
 from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.layout import Header
 
-__all__ = ["NOBODY", "SHM", "TOKEN", "managed_file", "new_key", "punch_hole", "said_on_a_small_machine", "small_shm"]
+__all__ = [
+    "NOBODY",
+    "SHM",
+    "TOKEN",
+    "managed_file",
+    "new_key",
+    "punch_hole",
+    "said_on_a_small_machine",
+    "small_shm",
+    "take_space_beyond",
+]
 
 SHM: Final = Path("/dev/shm")
 NOBODY: Final = 65534
@@ -42,10 +52,19 @@ def managed_file(key: str, byte_size: int) -> Path:
 
 def punch_hole(path: Path, offset: int, byte_size: int) -> None:
     """Take the memory away that a part of a file has; its size stays."""
+    _fallocate(path, _KEEP_SIZE | _PUNCH_HOLE, offset, byte_size)
+
+
+def take_space_beyond(path: Path, offset: int, byte_size: int) -> None:
+    """Give a file memory behind its end; its size stays."""
+    _fallocate(path, _KEEP_SIZE, offset, byte_size)
+
+
+def _fallocate(path: Path, mode: int, offset: int, byte_size: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     with path.open("r+b") as file:
-        assert libc.fallocate(file.fileno(), _KEEP_SIZE | _PUNCH_HOLE, offset, byte_size) == 0
+        assert libc.fallocate(file.fileno(), mode, offset, byte_size) == 0
 
 
 def small_shm() -> None:

@@ -13,7 +13,7 @@ import pytest
 from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.model import Call, ShmSession
-from tests.unit.mapping.files import SHM, new_key, punch_hole
+from tests.unit.mapping.files import SHM, new_key, punch_hole, take_space_beyond
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
@@ -118,3 +118,15 @@ def test_a_segment_whose_key_was_given_to_another_file_is_gone_though_it_has_ano
             segment.check(PAGE, "regions[0]")
     finally:
         kept.unlink()
+
+
+def test_a_slot_of_a_region_that_was_truncated_with_as_much_space_beyond_its_end_is_refused(
+    session: ShmSession, client: Client
+) -> None:
+    assert answer(session, client) == ""
+    path = path_of(client.region.segment)
+    size = path.stat().st_size
+    os.truncate(path, size - PAGE)
+    take_space_beyond(path, size, PAGE)
+    assert path.stat().st_blocks * 512 >= size
+    assert answer(session, client).startswith("shm:refused: ")
