@@ -13,9 +13,10 @@ from shm_backend_utils.errors import RegionRefusedError, StaleRequestError, Tabl
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.memory.registrations import Registration, Registrations
+from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 from shm_backend_utils.model.config import Config
-from shm_backend_utils.model.mapping.resolver import FurtherRegions, Resolver
+from shm_backend_utils.model.mapping.further_regions import FurtherRegions
+from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.claims import NamedRegionClaim, RegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
@@ -216,6 +217,6 @@ def test_device_memory_without_a_fence_that_was_unmapped_already_is_not_looked_a
 
 def test_a_resolver_that_is_closed_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
-    monkeypatch.setattr(Registrations, "close", lambda _: closed.append(True))
+    monkeypatch.setattr(StatusEndpoint, "close", lambda _: closed.append(True))
     Resolver(Config(), CudaAccess()).close()
     assert closed == [True]
