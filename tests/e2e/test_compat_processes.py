@@ -61,6 +61,7 @@ def is_refused(count):
 ENDS = {
     "is interrupted": """
 client.register_shm_model("late_writer", [("VALUE_AND_DELAY_US", (), np.int64)], [("VALUES", (256,), np.int64)], 2, 2)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background may have it ignored
 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     client.infer_shm("late_writer", {"VALUE_AND_DELAY_US": [1, 600_000] * 4})

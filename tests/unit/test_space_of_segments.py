@@ -35,7 +35,7 @@ def key() -> Iterator[str]:
 
 def has_free(monkeypatch: pytest.MonkeyPatch, blocks_free: int, blocks: int = 100) -> None:
     said = SimpleNamespace(f_bavail=blocks_free, f_frsize=PAGE, f_blocks=blocks)
-    monkeypatch.setattr(os, "fstatvfs", lambda _: said)
+    monkeypatch.setattr(os, "statvfs", lambda _: said)
 
 
 def failing(number: int) -> Callable[..., Any]:
