@@ -232,10 +232,13 @@ def test_a_submitted_call_waits_for_no_thread_longer_than_it_may(
 def test_a_call_that_a_callback_submits_waits_for_no_thread_longer_than_it_may() -> None:
     """Callbacks run in the threads of the calls: where all of them wait for further calls, nobody makes those."""
     calls, go, ended = SubmittedCalls(), threading.Event(), threading.Semaphore(0)
+    late: list[BaseException] = []
 
     def submit_another(_: object) -> None:
-        with pytest.raises(DeadlineExceededError):
+        try:
             calls.submit(never, time.monotonic() + TIMEOUT_S).result(30)
+        except DeadlineExceededError as error:  # not all: who is late first gives his thread to one that is not
+            late.append(error)
         ended.release()
 
     def never() -> Any:
@@ -247,6 +250,7 @@ def test_a_call_that_a_callback_submits_waits_for_no_thread_longer_than_it_may()
     go.set()
     for _ in futures:
         assert ended.acquire(timeout=TIMEOUT_S + 2)
+    assert late
     calls.close()
 
 

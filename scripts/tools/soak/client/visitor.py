@@ -11,8 +11,6 @@ from typing import Final
 from shm_backend_utils.client import PathUnavailableError, ShmClient
 from shm_backend_utils.client.errors import MemoryRefusedError
 from shm_backend_utils.errors import ShmError
-from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.segment import Access
 
 from .checks import is_right
 from .models import MODELS, Noise, Said
@@ -20,14 +18,13 @@ from .tally import Tally
 
 REQUESTS: Final = 20
 TIMEOUT_S: Final = 15.0
-EVERYBODY: Final = PoolOptions(access=Access(0o666))
 
 
 def visit(urls: list[str], seed: int, tally: Tally) -> None:
     """Send requests to a model that takes some other users' memory."""
     model, noise, chance = MODELS["guests"], Noise(seed), random.Random(seed)
     for url in urls:
-        with ShmClient(url, timeout_s=TIMEOUT_S, path="direct", pool=EVERYBODY) as client:
+        with ShmClient(url, timeout_s=TIMEOUT_S, path="direct") as client:
             for _ in range(REQUESTS):
                 payload, said = model.payload(noise), Said.random(chance)
                 named = {"outputs": {model.sink: payload.nbytes}, **said.options()}

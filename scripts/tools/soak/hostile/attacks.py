@@ -32,7 +32,6 @@ __all__ = ["ATTACKS", "Attack", "Kind"]
 FLOOD: Final = 10_000
 FLOOD_AT_ONCE: Final = 8
 HUGE: Final = 100 << 20
-EVERYBODY: Final = 0o666
 
 
 class Attack(ABC):
@@ -91,7 +90,7 @@ class Truncating(Attack):
     """A region that loses and gets back its size as fast as that goes, while a request in it is under way."""
 
     def prepare(self) -> None:
-        self.forged.append(Forged(DATA + 4 * PAGE_SIZE, mode=EVERYBODY))
+        self.forged.append(Forged(DATA + 4 * PAGE_SIZE))
 
     def strike(self) -> None:
         (forged,) = self.forged

@@ -48,13 +48,12 @@ class Forged:
     byte_size : int
     """
 
-    def __init__(self, byte_size: int = DATA + PAGE_SIZE, *, is_sparse: bool = False, mode: int = 0o600) -> None:
+    def __init__(self, byte_size: int = DATA + PAGE_SIZE, *, is_sparse: bool = False) -> None:
         self.key = f"{KEY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         self.byte_size = byte_size
         self._generation = 0
         self._token = secrets.token_bytes(layout.TOKEN_LENGTH)
-        self.fd = os.open(SHM / self.key, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, mode)
-        os.fchmod(self.fd, mode)
+        self.fd = os.open(SHM / self.key, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         locks.hold_owner_lease(self.fd)
         os.ftruncate(self.fd, byte_size)
         if not is_sparse:
