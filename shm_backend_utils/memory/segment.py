@@ -7,7 +7,6 @@ On Linux, ``shm_open("/key")`` is ``open("/dev/shm/key")`` (shm_overview(7)), wh
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import mmap
 import os
@@ -19,7 +18,7 @@ from typing import Final
 from ..errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
 from .descriptors import NO_DESCRIPTORS, lack_of_descriptors_told
 from .forks import forsake_in_children
-from .shared_file import BLOCK_SIZE, DIRECTORY, SharedFile, free_bytes, has_room
+from .shared_file import BLOCK_SIZE, DIRECTORY, NO_SPACE, SharedFile, free_bytes, has_room
 
 __all__ = ["PRIVATE", "Access", "SystemSegment"]
 
@@ -303,7 +302,7 @@ def _take_space(fd: int, byte_size: int, deadline: float) -> None:
                 raise TimeoutError(f"{byte_size} bytes of shared memory could not be made in time")
             os.posix_fallocate(fd, begin, min(_SPACE_PIECE, byte_size - begin))
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+        if error.errno in NO_SPACE:
             raise _no_space(byte_size) from None
         raise
 

@@ -11,13 +11,14 @@ from typing import Final
 from ..errors import MachineError, RegionGoneError, RegionRefusedError
 from .descriptors import NO_DESCRIPTORS, lack_of_descriptors_told
 
-__all__ = ["BLOCK_SIZE", "DIRECTORY", "SharedFile", "free_bytes", "has_room"]
+__all__ = ["BLOCK_SIZE", "DIRECTORY", "NO_SPACE", "SharedFile", "free_bytes", "has_room"]
 
 DIRECTORY: Final = Path("/dev/shm")
 BLOCK_SIZE: Final = 512
 """Bytes that ``st_blocks`` counts in (stat(2))."""
 
-_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EFBIG})
+NO_SPACE: Final = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EFBIG})
+"""The numbers of the errors that say that there is no room."""
 
 
 class SharedFile:
@@ -120,7 +121,7 @@ class SharedFile:
                 os.posix_fallocate(self._fd, offset, byte_size)
                 return
         except OSError as error:
-            if error.errno not in _NO_SPACE:
+            if error.errno not in NO_SPACE:
                 reason = f"the server cannot take its space: {os.strerror(error.errno or 0)}"
                 raise RegionRefusedError(self.field, reason) from None
         raise MachineError(

@@ -21,7 +21,8 @@ from ..rounds import Bench
 __all__ = ["registered"]
 
 BYTES: Final = 2**20
-MOST_OF_TRUSTED: Final = {"one region": 1.15, "two regions": None}  # a second name is a second question
+MOST_OF_TRUSTED: Final = 1.15
+OUTPUT_IN: Final = ("one region", "two regions")
 CASES: Final = {"trusted": "trusting_identity", "checked": "identity"}
 
 
@@ -36,7 +37,7 @@ def _of_protocol(bench: Bench, protocol: str) -> list[Figure]:
         stack.callback(client.close)
         first, second = (_region(stack, client) for _ in range(2))
         cases: dict[str, Callable[[], object]] = {}
-        for words, output in zip(MOST_OF_TRUSTED, (first, second), strict=True):
+        for words, output in zip(OUTPUT_IN, (first, second), strict=True):
             for case, model in CASES.items():
                 cases[f"{case}, {words}"] = partial(client.infer, model, **_attached(protocol, model, first, output))
         medians = bench.measure(f"registered names, {protocol}", cases)
@@ -46,9 +47,9 @@ def _of_protocol(bench: Bench, protocol: str) -> list[Figure]:
             f"checked, {words}",
             f"trusted, {words}",
             "× names trusted",
-            at_most=most,
+            at_most=MOST_OF_TRUSTED,
         )
-        for words, most in MOST_OF_TRUSTED.items()
+        for words in OUTPUT_IN
     ]
 
 
