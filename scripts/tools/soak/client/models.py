@@ -122,13 +122,13 @@ class Model:
     source: str
     sink: str
 
-    def payload(self, noise: Noise) -> Array:
-        """Return an input."""
+    def payload(self, noise: Noise, most: int = LARGEST_BYTES) -> Array:
+        """Return an input, of at most so many bytes where the model leaves that to its client."""
         if self.name == "multiply":
             return noise.images()
         if self.name == "rows":
             return noise.rows(1)
-        payload: Array = noise.words()
+        payload: Array = noise.words(most=most)
         return payload.view(np.float32) if self.name == "identity" else payload
 
     def expected(self, payload: Array, said: Said) -> Array:

@@ -16,9 +16,12 @@ from ..connections import Connection, OnLoopCall
 from ..kit import CALL_TIMEOUT_S, Kit
 from ..models import MODELS, MOST_ROWS, Model, Said
 
-__all__ = ["batches", "deadlines", "forward", "infer", "prepare", "reconnect", "split", "submit"]
+__all__ = ["batches", "bursts", "deadlines", "forward", "infer", "prepare", "reconnect", "split", "submit"]
 
 CALLED: Final = [MODELS[name] for name in ("identity", "multiply", "halves", "rows")]
+SMALL: Final = [MODELS[name] for name in ("identity", "halves")]
+SMALL_BYTES: Final = 4096
+LONGEST_BURST: Final = 200
 MOST_SUBMITTED: Final = 4
 MOST_SPLIT_ROWS: Final = 20
 SPLIT_BYTES: Final = 2 << 20
@@ -30,7 +33,16 @@ Prepared = PreparedCall | OnLoopCall
 
 def infer(kit: Kit, connection: Connection) -> None:
     """One request of one of several models."""
-    _infer(kit, connection, kit.chance.choice(CALLED))
+    model = kit.chance.choice(CALLED)
+    _infer(kit, connection, model, kit.said(model), model.payload(kit.noise))
+
+
+def bursts(kit: Kit, connection: Connection) -> None:
+    """Small requests one after another, no two alike: most of all requests, at the least cost for each."""
+    for _ in range(kit.chance.randint(1, LONGEST_BURST)):
+        model = kit.chance.choice(SMALL)
+        said = Said.random(kit.chance) if model.reads_parameters else Said()
+        _infer(kit, connection, model, said, model.payload(kit.noise, SMALL_BYTES))
 
 
 def forward(kit: Kit, connection: Connection) -> None:
@@ -39,7 +51,7 @@ def forward(kit: Kit, connection: Connection) -> None:
     said = kit.said(model).without_floats()
     if kit.chance.random() < 0.3:
         said = Said({**said.parameters, "copies": True}, said.headers)
-    _infer(kit, connection, model, said)
+    _infer(kit, connection, model, said, model.payload(kit.noise))
 
 
 def submit(kit: Kit, connection: Connection) -> None:
@@ -138,8 +150,7 @@ def reconnect(kit: Kit, connection: Connection) -> None:
         connection.close()
 
 
-def _infer(kit: Kit, connection: Connection, model: Model, said: Said | None = None) -> None:
-    payload, said = model.payload(kit.noise), said or kit.said(model)
+def _infer(kit: Kit, connection: Connection, model: Model, said: Said, payload: npt.NDArray[Any]) -> None:
     kit.board.phase = Phase.IN_FLIGHT
     with kit.bounded("infer"):
         result = connection.caller.infer(

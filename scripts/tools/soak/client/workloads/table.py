@@ -10,7 +10,7 @@ from typing import Final
 
 from ..connections import Connection
 from ..kit import Kit
-from .calls import batches, deadlines, forward, infer, prepare, reconnect, split, submit
+from .calls import batches, bursts, deadlines, forward, infer, prepare, reconnect, split, submit
 from .forks import forks
 from .registered import attached, compat
 from .signals import Signals, moment
@@ -52,6 +52,7 @@ class Workload:
 
 WORKLOADS: Final = (
     Workload(infer, 40),
+    Workload(bursts, 12),
     Workload(prepare, 20),
     Workload(submit, 10),
     Workload(split, 3),
