@@ -1,4 +1,7 @@
-"""Stands in for the server where tests say themselves what is registered."""
+"""Stands in for the server where tests say themselves what is registered.
+
+Nobody opens an object when they say so, which is how a model hears of a registration. So to it there are always news.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
+from shm_backend_utils.memory.object_watch import ObjectWatch
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 
 __all__ = ["say_registered"]
@@ -20,3 +24,4 @@ def say_registered(monkeypatch: pytest.MonkeyPatch, found: Callable[[], Mapping[
 
     monkeypatch.setattr(StatusEndpoint, "find", find)
     monkeypatch.setattr(StatusEndpoint, "all", lambda _: dict(found()))
+    monkeypatch.setattr(ObjectWatch, "has_news", lambda _: True)

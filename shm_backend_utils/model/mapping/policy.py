@@ -18,14 +18,14 @@ by name                      registered at the server; neither one of our manage
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ...errors import MachineError, RegionGoneError, RegionRefusedError, TableError
 from ...memory.cuda.memory import CudaAccess, CudaMapping, device_of
 from ...memory.locks import use
 from ...memory.managed import KEY_PREFIX, ManagedRegion
-from ...memory.registrations import Registration, StatusEndpoint
+from ...memory.registrations import Registration
 from ...memory.segment import SystemSegment
 from ...memory.shared_file import SharedFile
 from ...protocol.claims import CudaRegionClaim, NamedRegionClaim
@@ -34,6 +34,9 @@ from ..config import Config
 __all__ = ["ask", "check_slot", "open_cuda", "open_managed", "open_registered", "resolve"]
 
 _RESERVED_PREFIX: Final = "triton_python_backend_shm_region_"
+
+Find = Callable[[Sequence[str]], dict[str, Registration]]
+"""As :meth:`.StatusEndpoint.find`."""
 
 
 def open_managed(key: str, token: str, config: Config, field: str) -> ManagedRegion:
@@ -85,8 +88,8 @@ def check_slot(region: ManagedRegion, slot: int, field: str) -> None:
         raise TableError(f"{field}.slot", str(slot), f"less than {region.header.slot_count}")
 
 
-def ask(names: Sequence[str], endpoint: StatusEndpoint, config: Config, field: str) -> dict[str, Registration]:
-    """Ask the server what names stand for now, if names are allowed; those that stand for nothing are left out.
+def ask(names: Sequence[str], find: Find, config: Config, field: str) -> dict[str, Registration]:
+    """Find what names stand for now, if names are allowed; those that stand for nothing are left out.
 
     Raises
     ------
@@ -98,7 +101,7 @@ def ask(names: Sequence[str], endpoint: StatusEndpoint, config: Config, field: s
     if not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no regions by name (its SHM_FOREIGN_REGIONS is off)")
     try:
-        return endpoint.find(names)
+        return find(names)
     except MachineError as error:
         raise MachineError(
             f"{field} is known by its registered name alone, and {error}; set the parameter SHM_SERVER_URL in "

@@ -9,6 +9,7 @@ from typing import Final
 
 from ...errors import MachineError, RegionGoneError, TableError
 from ...memory.cuda.memory import CudaAccess
+from ...memory.current_registrations import CurrentRegistrations
 from ...memory.managed import ManagedRegion
 from ...memory.registrations import Registration, StatusEndpoint
 from ...memory.repeater import Repeater
@@ -47,6 +48,7 @@ class Resolver:
         self._cuda = cuda
         self._pinning = pinning
         self._server = StatusEndpoint(config.server_url)
+        self._current_registrations = CurrentRegistrations(self._server)
         self._registrations: dict[str, Registration] = {}
         self._unfenced: set[str] = set()
         self._lock = threading.Lock()  # of what is remembered of registrations
@@ -146,6 +148,7 @@ class Resolver:
             self._sweeper.stop()
             self._sweeper = None
         self.registry.unregister_all()
+        self._current_registrations.close()
         self._server.close()
 
     def _managed(self, key: str, token: str, field: str) -> tuple[MappedRegion, ManagedRegion]:
@@ -178,16 +181,16 @@ class Resolver:
     def _current(self, table: Table, field: str) -> dict[str, Registration]:
         """Return what the names of a request stand for. Not locked: no request waits for another one's answer.
 
-        On an event loop all requests wait, for one round trip.
+        On an event loop all requests wait for the server, if it must be asked: for one round trip.
         """
         names = [claim.name for claim in table.regions if isinstance(claim, NamedRegionClaim)]
         if self._config.checks_registrations:
-            return policy.ask(names, self._server, self._config, field)
+            return policy.ask(names, self._current_registrations.find, self._config, field)
         known = {name: found for name in names if (found := self._registrations.get(name)) is not None}
         trusted = {name: found for name, found in known.items() if self.registry.live(_name_of_registered(name), field)}
         if len(trusted) == len(names):
             return trusted
-        return policy.ask(names, self._server, self._config, field)
+        return policy.ask(names, self._server.find, self._config, field)
 
     def _named(
         self, claim: NamedRegionClaim, current: Mapping[str, Registration], field: str

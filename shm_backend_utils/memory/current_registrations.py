@@ -1,0 +1,63 @@
+"""What registered names stand for now. The server is asked again when anything happened that may have changed it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from .object_watch import ObjectWatch
+from .registrations import Registration, StatusEndpoint
+
+__all__ = ["MOST_NAMES", "CurrentRegistrations"]
+
+MOST_NAMES: Final = 4_096
+"""From so many answers on, all are forgotten."""
+
+
+class CurrentRegistrations:
+    """Answers of a status endpoint, kept while nobody opens or lets go of an object in /dev/shm. Thread-safe.
+
+    Without a watch on /dev/shm, which takes one of the user's inotify instances, every question goes to the server.
+
+    Parameters
+    ----------
+    endpoint : StatusEndpoint
+        Of the server whose shared memory is this machine's. It stays the caller's.
+    """
+
+    def __init__(self, endpoint: StatusEndpoint) -> None:
+        self._endpoint = endpoint
+        self._lock = threading.Lock()
+        self._watch: ObjectWatch | None = None
+        self._answers: dict[str, Registration] = {}
+
+    def find(self, names: Sequence[str]) -> dict[str, Registration]:
+        """Return what names stand for now; as :meth:`.StatusEndpoint.find`, which answers what is not known."""
+        answers = self.look()
+        if all(name in answers for name in names):
+            return {name: answers[name] for name in names}
+        found = self._endpoint.find(names)
+        answers.update(found)  # if there were news meanwhile, the next look drops them, or has dropped all of them
+        return found
+
+    def look(self) -> dict[str, Registration]:
+        """Forget all answers if there are news; return those that hold, to which others may be added."""
+        with self._lock:
+            try:
+                if self._watch is None:
+                    self._watch = ObjectWatch()
+                elif not self._watch.has_news() and len(self._answers) < MOST_NAMES:
+                    return self._answers
+            except OSError:
+                return {}
+            self._answers = {}
+            return self._answers
+
+    def close(self) -> None:
+        """Forget all answers, and stop watching. Later questions begin anew."""
+        with self._lock:
+            if self._watch is not None:
+                self._watch.close()
+                self._watch = None
+            self._answers = {}
