@@ -15,9 +15,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from shm_backend_utils.errors import BudgetError, ClosedError
 from shm_backend_utils.memory.locks import SlotLease
+from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.pool.pool import Need, SlotPool, Ticket
+from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.memory.pool.tickets import Ticket
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset, record_offset
 
 SHM = Path("/dev/shm")

@@ -8,6 +8,9 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ...errors import BudgetError
+from ...protocol.layout import PAGE_SIZE, data_offset
+from .need import Need, region_size
 from .options import PoolStatus
 from .slot import SlotRegion
 
@@ -33,6 +36,8 @@ class Inventory:
         The budget.
     byte_size : int
         Of all regions; those that are promised but not made yet are included.
+    returned : deque of SlotRegion
+        Given back, and not looked at yet. Needs no lock.
     quarantined : list of SlotRegion
         Given back, but a model may still be executing there.
     shelves : dict of tuple of Shelf
@@ -42,10 +47,31 @@ class Inventory:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.byte_size = 0
+        self.returned: deque[SlotRegion] = deque()
         self.quarantined: list[SlotRegion] = []
         self._kinds: dict[SlotRegion, Kind] = {}  # every region
         self.shelves: dict[Kind, tuple[Shelf, ...]] = {}
         self._unregistered: deque[str] = deque()
+
+    def size_for(self, need: Need) -> int:
+        """Return the size of a region for a call, with room for similar calls if the budget has it.
+
+        Raises
+        ------
+        BudgetError
+            The budget is less.
+        """
+        larger = region_size(need)
+        if larger <= self.max_bytes:
+            return larger
+        least = max(-(-need.byte_size // PAGE_SIZE), 1) * PAGE_SIZE
+        least += data_offset(need.slot_count, need.record_byte_size)
+        if least > self.max_bytes:
+            raise BudgetError(
+                f"the call needs {least} bytes of shared memory, but the pool may have "
+                f"{self.max_bytes}; raise PoolOptions(max_bytes=...), or send less at once"
+            )
+        return least
 
     def take(self, byte_size: int, kind: Kind) -> SlotRegion | None:
         """Take the smallest idle region of a kind with so many bytes of data; return None if there is none."""
@@ -109,18 +135,10 @@ class Inventory:
         if region is not None:
             self.bury([region])
 
-    def care_for(self, region: SlotRegion) -> None:
-        """Sort a region that is no longer held by what can be done with it now."""
-        if region not in self._kinds:
-            return  # the pool was closed meanwhile
-        if region.is_spoiled or region.is_in_doubt:
-            self.quarantined.append(region)  # first: whatever is raised, somebody looks at it again
-            self._retry(region)
-        else:
-            self.put_back(region)
-
-    def retry_quarantined(self) -> None:
-        """Look again at what is in quarantine."""
+    def sort_returned(self) -> None:
+        """Destroy, reclaim, or put into quarantine what was given back; look again at what is there."""
+        while self.returned:
+            self._care_for(self.returned.popleft())
         for region in list(self.quarantined):
             self._retry(region)
 
@@ -183,6 +201,16 @@ class Inventory:
             f"{sum(holders.values())} slots are held, {self.byte_size} of {self.max_bytes} bytes"
             f"{': ' if by_whom else ''}{by_whom}; {len(self.quarantined)} more are in quarantine"
         )
+
+    def _care_for(self, region: SlotRegion) -> None:
+        """Sort a region that is no longer held by what can be done with it now."""
+        if region not in self._kinds:
+            return  # the pool was closed meanwhile
+        if region.is_spoiled or region.is_in_doubt:
+            self.quarantined.append(region)  # first: whatever is raised, somebody looks at it again
+            self._retry(region)
+        else:
+            self.put_back(region)
 
     def _retry(self, region: SlotRegion) -> None:
         """Let a region out of quarantine, if that can be."""

@@ -17,8 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shm_backend_utils.errors import ShmError
 from shm_backend_utils.memory.pool import pool as pool_module
+from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.pool.pool import Need, SlotPool, Ticket
+from shm_backend_utils.memory.pool.pool import SlotPool
+from shm_backend_utils.memory.pool.tickets import Ticket
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 from tests.property.slot_machine.faults import INTERRUPT, Failing, Fault, faults
