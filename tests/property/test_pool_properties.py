@@ -158,7 +158,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert (status.held, status.idle, status.quarantined, status.byte_size) == (0, 0, 0, 0)
             return
         granted = [ticket.granted.result() for ticket in self.tickets if ticket.granted.done()]
-        assert status.held == len(self.holdings) + sum(grant.region is not None for grant in granted)
+        assert status.held == len(self.holdings) + sum(isinstance(grant, SlotRegion) for grant in granted)
         assert status.quarantined == len(self.leases)
         if status.idle and self.tickets:
             first = next((ticket for ticket in self.tickets if not ticket.granted.done()), None)

@@ -100,7 +100,7 @@ def test_who_waits_gets_the_region_when_the_model_has_finished(pool: SlotPool) -
         use(pool, 0)
         ticket = pool.request(Need(1, 2), Origin.here("use"))
         assert not ticket.granted.done()
-    assert ticket.granted.result(LONG_S).region is region
+    assert ticket.granted.result(LONG_S) is region
     assert pool.status.quarantined == 0
 
 

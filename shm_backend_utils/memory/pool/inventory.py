@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...errors import BudgetError
@@ -14,7 +15,7 @@ from .need import Need, region_size
 from .options import PoolStatus
 from .slot import SlotRegion
 
-__all__ = ["Inventory", "Kind", "Shelf"]
+__all__ = ["Inventory", "Kind", "Promise", "Shelf"]
 
 Kind = tuple[object, ...]
 """What regions must have in common to be exchanged: slots, records, group."""
@@ -27,6 +28,22 @@ class Shelf(NamedTuple):
     regions: deque[SlotRegion]
 
 
+@dataclass(eq=False)
+class Promise:
+    """Room for a new region.
+
+    Attributes
+    ----------
+    byte_size : int
+        Its part of the budget.
+    evicted : list of SlotRegion
+        Those that have that room, or more, until they are destroyed.
+    """
+
+    byte_size: int
+    evicted: list[SlotRegion]
+
+
 class Inventory:
     """Regions up to a budget. Putting back, and taking from a shelf, need no lock; for all else a pool adds one.
 
@@ -35,7 +52,7 @@ class Inventory:
     max_bytes : int
         The budget.
     byte_size : int
-        Of all regions; those that are promised but not made yet are included.
+        Of all regions; also those that are promised but not made yet, and those that make way until they are gone.
     returned : deque of SlotRegion
         Given back, and not looked at yet. Needs no lock.
     quarantined : list of SlotRegion
@@ -99,8 +116,8 @@ class Inventory:
         region.shelf = shelf.regions
         self._kinds[region] = kind
 
-    def promise(self, byte_size: int, kind: Kind) -> list[SlotRegion] | None:
-        """Make room for a new region; return those that must be destroyed for it, or None if there cannot be enough.
+    def promise(self, byte_size: int, kind: Kind) -> Promise | None:
+        """Make room for a new region, for which others may have to be destroyed; None if there cannot be enough.
 
         An idle one of the same kind, which was too small, makes room first: there are no more regions than calls.
         """
@@ -119,19 +136,25 @@ class Inventory:
         if byte_size > self.max_bytes - self.byte_size:  # somebody has taken one meanwhile
             self.bury(evicted)
             return None
-        self.byte_size += byte_size
-        return evicted
+        promise = Promise(max(byte_size, sum(region.byte_size for region in evicted)), evicted)
+        self.byte_size += promise.byte_size
+        return promise
 
-    def unpromise(self, byte_size: int) -> None:
+    def shrink(self, promise: Promise, byte_size: int) -> None:
+        """Leave a promise so much, when what was evicted for it is gone."""
+        self.byte_size -= promise.byte_size - byte_size
+        promise.byte_size = byte_size
+
+    def unpromise(self, promise: Promise) -> None:
         """Take back a promise that nobody made use of."""
-        self.byte_size -= byte_size
+        self.byte_size -= promise.byte_size
 
-    def undo(self, region: SlotRegion | None, byte_size: int) -> None:
+    def undo(self, region: SlotRegion | None, promise: Promise) -> None:
         """Take back a promise, and the region that was made of it, if one was."""
         if region is not None and region in self._kinds:
             self.destroy(region)
             return
-        self.unpromise(byte_size)
+        self.unpromise(promise)
         if region is not None:
             self.bury([region])
 

@@ -16,10 +16,11 @@ from ...protocol.layout import data_offset
 from ..forks import forsake_in_children
 from ..repeater import Repeater
 from .holding import HoldingPool, Memory
+from .inventory import Promise
 from .need import Need
 from .options import PoolOptions, PoolStatus
 from .slot import SlotRegion
-from .tickets import Grant, Ticket
+from .tickets import Ticket
 
 __all__ = ["SlotPool"]
 
@@ -109,17 +110,18 @@ class SlotPool(HoldingPool):
         grant = ticket.granted.result()
         with self._lock:
             self._tickets.redeem(ticket)
-        region = grant.region
+        region = None if isinstance(grant, Promise) else grant
         try:
             self._settle()
             if region is None:
+                assert isinstance(grant, Promise)
                 region = self._make(ticket, grant, deadline)
             memory = self._hold(region, ticket.holder)  # from here on it comes back by itself, whatever is raised
         except BaseException:
             if region is not None:
                 self._return_unless_held(region)
             raise
-        if grant.region is None and self.options.prefault:
+        if region is not grant and self.options.prefault:
             region.prefault(deadline)
         return region, memory
 
@@ -204,10 +206,14 @@ class SlotPool(HoldingPool):
         self._inventory.forsake()
         self._tickets.waiting.clear()
 
-    def _make(self, ticket: Ticket, grant: Grant, deadline: float) -> SlotRegion:
+    def _make(self, ticket: Ticket, promise: Promise, deadline: float) -> SlotRegion:
         region: SlotRegion | None = None
         try:
-            self._inventory.bury(grant.evicted)
+            self._inventory.bury(promise.evicted)
+            if promise.byte_size > ticket.byte_size:  # others get the rest
+                with self._lock:
+                    self._inventory.shrink(promise, ticket.byte_size)
+                    self._serve()
             region = self._make_region(ticket, deadline)
             region.holder = ticket.holder
             with self._lock:
@@ -218,7 +224,7 @@ class SlotPool(HoldingPool):
                     self._housekeeper = Repeater(self._keep_house, self._patience(), "shm pool")
         except BaseException:
             with self._lock:
-                self._inventory.undo(region, ticket.byte_size)
+                self._inventory.undo(region, promise)
                 self._serve()
             self._settle()
             raise

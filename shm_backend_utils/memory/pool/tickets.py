@@ -7,19 +7,14 @@ from collections import deque
 from dataclasses import dataclass
 
 from ...errors import ClosedError
-from .inventory import Inventory
+from .inventory import Inventory, Promise
 from .need import Need
 from .slot import SlotRegion
 
 __all__ = ["Grant", "Ticket", "TicketQueue"]
 
-
-@dataclass(frozen=True, eq=False)
-class Grant:
-    """An idle region, or permission to make a new one in the room that others leave, which are destroyed first."""
-
-    region: SlotRegion | None
-    evicted: tuple[SlotRegion, ...] = ()
+Grant = SlotRegion | Promise
+"""An idle region, or permission to make a new one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +63,7 @@ class TicketQueue:
             if ticket.granted.set_running_or_notify_cancel():
                 ticket.granted.set_result(grant)
             else:
-                self._take_back(ticket, self._granted.pop(ticket))
+                self._take_back(self._granted.pop(ticket))
 
     def redeem(self, ticket: Ticket) -> None:
         """Leave to its holder what a ticket was granted; raises ClosedError if that was taken back."""
@@ -81,12 +76,12 @@ class TicketQueue:
             self.waiting.remove(ticket)
         grant = self._granted.pop(ticket, None)
         if grant is not None:
-            self._take_back(ticket, grant)
+            self._take_back(grant)
 
     def clear(self) -> None:
         """Take back what was granted, and fail whoever waits."""
         while self._granted:
-            self._take_back(*self._granted.popitem())
+            self._take_back(self._granted.popitem()[1])
         for ticket in self.waiting:
             if ticket.granted.set_running_or_notify_cancel():
                 ticket.granted.set_exception(ClosedError("this client"))
@@ -97,14 +92,13 @@ class TicketQueue:
         region = self._inventory.take(need.byte_size, need[1:])
         if region is not None:
             region.holder = ticket.holder
-            return Grant(region)
-        evicted = self._inventory.promise(ticket.byte_size, need[1:])
-        return None if evicted is None else Grant(None, tuple(evicted))
+            return region
+        return self._inventory.promise(ticket.byte_size, need[1:])
 
-    def _take_back(self, ticket: Ticket, grant: Grant) -> None:
-        if grant.region is not None:
-            grant.region.holder = None
-            self._inventory.returned.append(grant.region)
+    def _take_back(self, grant: Grant) -> None:
+        if isinstance(grant, SlotRegion):
+            grant.holder = None
+            self._inventory.returned.append(grant)
             return
-        self._inventory.unpromise(ticket.byte_size)
+        self._inventory.unpromise(grant)
         self._inventory.bury(grant.evicted)
