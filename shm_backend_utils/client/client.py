@@ -64,6 +64,8 @@ class ShmClient:
         No server answers there.
     """
 
+    _core: Core | None = None
+
     def __init__(
         self,
         url: str,
@@ -80,7 +82,7 @@ class ShmClient:
         self._submitted = SubmittedCalls()
         transport = connect(url, tls)
         self._driver = BlockingDriver(transport)
-        self._core: Core | None = Core(transport.codec, transport.host, self._memory)
+        self._core = Core(transport.codec, transport.host, self._memory)
         try:
             self._driver.run(self._core.check_server_answers(self._settings.timeout_s))
         except BaseException:
@@ -335,7 +337,11 @@ class ShmClient:
         return self._open_core().stats()
 
     def close(self) -> None:
-        """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine."""
+        """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine.
+
+        What the path triton-shm has registered is unregistered here and nowhere else: the server keeps the memory of a
+        client that was not closed for as long as it runs. A ResourceWarning says so when such a client is garbage.
+        """
         core, self._core = self._core, None
         if core is not None and not core.is_forked:
             self._submitted.close()
@@ -351,6 +357,11 @@ class ShmClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        """Complain, as asking the server might take long, which a finalizer must not."""
+        if self._core is not None:
+            self._core.complain_unless_closed(self)
 
     def _responses(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -112,6 +113,16 @@ class Core:
     def has_registrations(self) -> bool:
         """Whether memory of this client is registered at the server."""
         return not self._registrations.is_empty
+
+    def complain_unless_closed(self, client: object) -> None:
+        """Issue a ResourceWarning if the client, which is garbage now, has left memory of its own at the server."""
+        if self.has_registrations and not self._is_closed and not self.is_forked:
+            warnings.warn(
+                f"a {type(client).__name__} was not closed: the server keeps the memory that it has registered there; "
+                "call close(), or use it in a with statement",
+                ResourceWarning,
+                stacklevel=2,
+            )
 
     def check_server_answers(self, timeout_s: float) -> Steps[None]:
         """Raise ServerUnavailableError or DeadlineExceededError unless there is a server."""
