@@ -40,8 +40,8 @@ class AsyncShmClient:
     Parameters
     ----------
     url, timeout_s, path, pool, tls, cuda
-        As of :class:`ShmClient`. There is less slack: where a thread copies, waits, or makes memory for a call, it goes
-        on without that, and the memory is in use for so long.
+        As of :class:`ShmClient`. There is less slack: where a thread copies, waits, looks up a host name, or makes
+        memory for a call, it goes on without that, and the memory is in use for so long.
 
     Raises
     ------
