@@ -10,9 +10,27 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ModelError
-from ..model_spec import UIDS_PARAMETER
+from ..model_spec import PATHS_PARAMETER, UIDS_PARAMETER
 
-__all__ = ["Config"]
+__all__ = ["PARAMETERS", "Config"]
+
+PARAMETERS: Final = frozenset(
+    {
+        PATHS_PARAMETER,
+        UIDS_PARAMETER,
+        "SHM_DEBUG",
+        "SHM_FOREIGN_REGIONS",
+        "SHM_GPU_EVENTS",
+        "SHM_MAX_MAPPED_BYTES",
+        "SHM_METRICS",
+        "SHM_PIN_HOST_MEMORY",
+        "SHM_REGISTRATIONS",
+        "SHM_SERVER_URL",
+        "SHM_STREAM_PATIENCE_S",
+        "SHM_STREAM_TOTAL_PATIENCE_S",
+    }
+)
+"""All that this package reads of a model's ``config.pbtxt``."""
 
 _ROOT: Final = 0
 _DEFAULT_HTTP_PORT: Final = "8000"

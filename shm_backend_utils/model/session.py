@@ -16,6 +16,7 @@ from ..errors import ClosedError, ModelError, ShmError
 from ..memory import reaper
 from ..memory.cuda.memory import CudaAccess
 from ..model_spec import ModelSpec
+from .advice import advice
 from .call import Call
 from .config import Config
 from .context import Context
@@ -77,6 +78,8 @@ class ShmSession:
     def from_args(cls, args: Mapping[str, str], cuda: CudaAccess | None = None) -> ShmSession:
         """Make the session from what Triton passes to ``initialize``.
 
+        What keeps clients from the model, and parameters that mean nothing, are told by the server's log.
+
         Parameters
         ----------
         args : mapping of str to str
@@ -97,7 +100,11 @@ class ShmSession:
         config = json.loads(args["model_config"])
         device = int(args["model_instance_device_id"]) if args.get("model_instance_kind") == "GPU" else 0
         version = args.get("model_version", "")
-        return cls(ModelSpec.from_config(config), Config.from_config(config), cuda, device, version)
+        spec = ModelSpec.from_config(config)
+        session = cls(spec, Config.from_config(config), cuda, device, version)
+        for line in advice(config, spec, stub_reads_numpy=session._backend.reads_numpy):
+            session._backend.log_warning(line)
+        return session
 
     def serve(self, requests: Iterable[Any], infer: Callable[[Call], object]) -> list[Any]:
         """Run ``infer`` on every request, one after another. For ``execute``.

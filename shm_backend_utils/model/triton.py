@@ -55,6 +55,8 @@ class TritonBackend:
     ----------
     response : callable
         Takes a list of tensors, which may be empty; returns a response that carries them.
+    reads_numpy : bool
+        Whether the stub was built for this NumPy.
     """
 
     def __init__(self) -> None:
@@ -64,7 +66,7 @@ class TritonBackend:
         self.response: Callable[[list[Any]], Any] = pb_utils.InferenceResponse
         probe = np.array([1, 2], np.int32)
         tensor = self._from_dlpack("probe", dlpack.export(probe))
-        self._reads_numpy = bool((tensor.as_numpy() == probe).all())
+        self.reads_numpy = bool((tensor.as_numpy() == probe).all())
 
     def input(self, tensor: Any, dtype: DType | None) -> npt.NDArray[Any]:
         """Return a delivered tensor as an aligned array; without a copy, unless it lies unaligned in the pool.
@@ -72,7 +74,7 @@ class TritonBackend:
         The array keeps the backend's tensor alive. Strings come as an array of objects. ``dtype`` is what the model's
         configuration says.
         """
-        if self._reads_numpy and dtype is not BF16:  # which the stub has no NumPy type for
+        if self.reads_numpy and dtype is not BF16:  # which the stub has no NumPy type for
             array: npt.NDArray[Any] = tensor.as_numpy()
             return array
         array = dlpack.consume(tensor.to_dlpack()) if dtype is BF16 else dlpack.read(tensor.to_dlpack)
@@ -90,12 +92,12 @@ class TritonBackend:
         ModelError
             It holds strings, which this stub cannot take.
         """
-        if array.dtype == BYTES.numpy and not self._reads_numpy:
+        if array.dtype == BYTES.numpy and not self.reads_numpy:
             raise ModelError(
                 f"output {name!r} holds strings, which Triton's stub, built for NumPy 1, cannot take from NumPy "
                 f"{np.__version__}: install numpy<2 or a newer Triton; the direct path is not affected"
             )
-        if self._reads_numpy and array.dtype != BF16.numpy:
+        if self.reads_numpy and array.dtype != BF16.numpy:
             return self._pb_utils.Tensor(name, array)
         return self._from_dlpack(name, dlpack.export(dlpack.writable_alias(array)))
 

@@ -1,0 +1,57 @@
+"""What a model's author should know at load: the model works, and yet not as he will expect."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from ..dtypes import BYTES
+from ..model_spec import PATHS_PARAMETER, ModelSpec
+from .config import PARAMETERS
+
+__all__ = ["advice"]
+
+_PREFIX: Final = "SHM"
+
+
+def advice(config: Mapping[str, Any], spec: ModelSpec, *, stub_reads_numpy: bool) -> Iterator[str]:
+    """Tell what keeps clients from a session's model, what its parameters do not do, and what its strings will do.
+
+    Parameters
+    ----------
+    config : mapping
+        The model's configuration in JSON.
+    spec : ModelSpec
+        The same, read.
+    stub_reads_numpy : bool
+        Whether Triton's stub was built for the NumPy that the model has.
+
+    Yields
+    ------
+    str
+        A line for the server's log, with what to write.
+    """
+    if spec.paths is None:
+        yield (
+            f"no client shares memory with model {spec.name!r}, though it makes a ShmSession: add to its config.pbtxt: "
+            f'parameters {{ key: "{PATHS_PARAMETER}" value: {{ string_value: "direct,triton-shm,inline" }} }}'
+        )
+        obstacle = spec.obstacle_in_inputs()
+        if obstacle is not None:
+            yield f"the same goes for this: {obstacle}"
+    for name in config.get("parameters", {}):
+        if name.upper().startswith(_PREFIX) and name not in PARAMETERS:
+            close = difflib.get_close_matches(name.upper(), PARAMETERS, n=1)
+            meant = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(PARAMETERS))}"
+            yield f"the parameter {name} of model {spec.name!r} means nothing{meant}"
+    if not stub_reads_numpy:
+        strings = [name for each in (spec.inputs, spec.outputs) for name, t in each.items() if t.dtype is BYTES]
+        if strings:
+            yield (
+                f"Triton's stub was built for NumPy 1, and model {spec.name!r} has NumPy {np.__version__}: a request "
+                f"that carries strings ({', '.join(strings)}) itself ends this instance's process; those on the direct "
+                "path are not affected; install numpy<2 for the model, or use a newer Triton"
+            )
