@@ -24,7 +24,7 @@ from shm_backend_utils.model.modes.completion import complete
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
 from tests.unit.device_calls import DEVICE, HOST, LONG_NAME, LONG_SHAPE, Client, session_on
 from tests.unit.fake_gpu import objects_of, runtime_that_gives_all_back
-from tests.unit.fake_gpu_events import PATIENCE_S
+from tests.unit.fake_gpu_events import PATIENCE_S, wait_on_host
 
 ON_GPU = {"Y": DEVICE, "Z": DEVICE}
 ILLEGAL = "cudaErrorIllegalAddress"
@@ -275,7 +275,7 @@ def test_a_response_leaves_while_the_gpu_works_and_the_client_waits_for_the_even
     with served_while_the_gpu_works(cuda, client, session_with_events, done) as finish:
         assert (done, noted(cuda, "synchronize"), client.is_over(0)) == ([], [], True)
         finish.set()
-        EventListener(client_cuda).wait(client.events(0))
+        wait_on_host(EventListener(client_cuda), client.events(0))
         assert client.output(0, "Y") == [42] * 4
 
 
@@ -284,7 +284,7 @@ def test_every_gpu_that_a_call_uses_has_an_event(
 ) -> None:
     session_with_events.serve([client.request(0, {"Y": DEVICE, "Z": 1})], double_into("Y", "Z"))
     assert [event.device_uuid for event in client.events(0)] == [cuda.device_uuid(device) for device in (0, 1)]
-    EventListener(client_cuda).wait(client.events(0))
+    wait_on_host(EventListener(client_cuda), client.events(0))
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -275,7 +275,7 @@ class Call(AnsweredRequest):
         model_version : str, optional
             By default the server chooses.
         parameters : mapping, optional
-            Of the request.
+            Of the request: str, bool or int; Triton 2.51 does not pass on a float.
 
         Returns
         -------
@@ -285,7 +285,7 @@ class Call(AnsweredRequest):
         Raises
         ------
         ModelError
-            There is no such model, or it would wait for this call itself.
+            There is no such model, or it would wait for this call itself, or Triton does not pass on a parameter.
         TensorError
             It does not take these tensors.
         ForwardError
