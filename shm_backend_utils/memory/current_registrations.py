@@ -54,6 +54,11 @@ class CurrentRegistrations:
             self._answers = {}
             return self._answers
 
+    def forget(self) -> None:
+        """Forget all answers."""
+        with self._lock:
+            self._answers = {}
+
     def close(self) -> None:
         """Forget all answers, and stop watching. Later questions begin anew."""
         with self._lock:
