@@ -222,6 +222,19 @@ def test_a_model_of_which_nobody_tells_gets_an_ordinary_request(stock_models: Mo
     assert client.output("Y").tolist() == (X * 2).tolist()
 
 
+@pytest.mark.parametrize("serving", ["models", "stock_models"])
+def test_a_parameter_that_triton_does_not_pass_on_is_refused_by_its_name(
+    serving: str, client: Client, request: pytest.FixtureRequest
+) -> None:
+    models: Models = request.getfixturevalue(serving)
+
+    def infer(call: Call) -> None:
+        call.forward("other", {"X": X}, ["Y"], parameters={"count": 2, "name": "x", "ratio": 0.5})
+
+    refusal = models.refused(client, infer)
+    assert "parameter 'ratio' is 0.5, which this Triton does not pass on from model to model" in refusal
+
+
 def test_without_a_target_the_delivered_output_is_returned(stock_models: Models, client: Client) -> None:
     def infer(call: Call) -> None:
         call.put("Y", call.forward("other", {"X": X}, ["Y"])["Y"])
