@@ -109,6 +109,27 @@ def test_memory_of_the_models_own_is_no_place_for_the_other_one(models: Models, 
     assert response.tensors["Y"].tolist() == (X * 2).tolist()
 
 
+@pytest.mark.parametrize("paths", ["direct", ""], ids=["on shared memory", "by an ordinary request"])
+@pytest.mark.parametrize("room", [64, 4], ids=["with room", "without room"])
+def test_strings_go_to_the_other_model_and_come_back(
+    monkeypatch: pytest.MonkeyPatch, client: Client, paths: str, room: int
+) -> None:
+    other = config("other", paths, input=[tensor("X", "STRING")], output=[tensor("Y", "STRING")])
+    words, found = [b"ab", b"", b"cde\0"], []
+
+    def infer(call: Call) -> None:
+        given: Any = np.array(words, object)
+        for _ in range(2):  # the second time it is a view
+            given = call.forward("other", {"X": given}, {"Y": room})["Y"]
+            found.append(given.numpy().tolist())
+        call.put("Y", X)
+
+    with two_models(monkeypatch, other) as models:
+        models.answer = lambda call: call.put("Y", call.input("X").numpy())
+        assert models.serve(client, infer).error is None
+    assert found == [words] * 2
+
+
 def test_a_batch_says_how_many_rows_it_has(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
     batched = config("other", max_batch_size=4)
     batched["input"].append(tensor("SHM", "UINT8"))
@@ -131,6 +152,22 @@ def test_a_batch_says_how_many_rows_it_has(monkeypatch: pytest.MonkeyPatch, clie
 
 def test_a_model_that_would_be_called_on_its_own_behalf_is_refused(models: Models, client: Client) -> None:
     assert "would be called on its own behalf (m → m)" in models.refused(client, lambda call: call.forward("m", {}))
+
+
+def test_the_other_model_gets_the_parameters_that_it_is_given(models: Models, client: Client) -> None:
+    found: list[dict[str, Any]] = []
+
+    def answer(call: Call) -> None:
+        found.append(call.parameters)
+        double(call)
+
+    def infer(call: Call) -> None:
+        for given in (None, {"threshold": 0.5, "words": "a/b"}):
+            call.put("Y", call.forward("other", {"X": call.input("X")}, {"Y": 16}, parameters=given)["Y"])
+
+    models.answer = answer
+    assert models.serve(client, infer).error is None
+    assert found == [{}, {"threshold": 0.5, "words": "a/b"}]
 
 
 def test_the_other_models_error_is_told_as_such(models: Models, client: Client) -> None:

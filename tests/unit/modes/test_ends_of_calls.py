@@ -15,6 +15,7 @@ from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
 from shm_backend_utils.model.mapping.memory import HostMemory
 from shm_backend_utils.model.modes import batch, coroutines, stream
 from shm_backend_utils.protocol.spans import Ring
+from shm_backend_utils.testing.fake_backend import Request
 from tests.unit.modes.doubling import Open, X
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
@@ -51,6 +52,25 @@ def test_a_stream_that_its_client_has_cancelled_ends_without_an_error(
     assert sent == [0]
     assert [None if each is None else each.error for each in request.sender.sent] == [None, None]
     assert client.is_over()
+
+
+def test_a_client_is_not_asked_at_every_turn_whether_it_wants_more(
+    open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 3600)
+    request, sent = client.request({"X": X}, {"Y": 16}), []  # type: ignore[var-annotated]
+    request.is_given_up = True
+    streaming(open_session).serve_streams([request], frames(5, sent))
+    assert sent == [0, 1, 2, 3, 4]
+
+
+def test_a_stream_of_a_client_without_a_slot_goes_on_until_it_does_not_want_more(
+    open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 0)
+    request = Request("", ["Y"], {"X": X})
+    streaming(open_session).serve_streams([request], frames(3, []))
+    assert [None if each is None else each.error for each in request.sender.sent] == [None] * 4
 
 
 def test_a_stream_whose_client_is_gone_ends(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:

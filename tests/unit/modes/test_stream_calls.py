@@ -14,6 +14,7 @@ from shm_backend_utils.model import ShmSession, StreamCall
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.spans import Ring, frame_number
 from tests.unit.modes.doubling import Open, X
+from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
 
 
@@ -105,6 +106,26 @@ def test_a_client_that_releases_nothing_is_not_waited_for_without_end(open_sessi
     assert last is not None
     assert str(last.error).startswith("shm:stalled: ")
     assert client.is_over()
+    client.close()
+
+
+def test_a_place_that_was_released_is_the_models_until_it_is_sent(open_session: Open) -> None:
+    client = Client(slots=2)
+    request = client.request({"X": X}, {"Y": 16, "Z": 16}, ring=Ring(1, 1, 1024))
+    record = client.region.record(1)
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        call.put("Y", X)
+        yield
+        record.generation = frame_number(1, 0)
+        call.put("Y", X)
+        record.generation = 0
+        call.put("Z", X)
+        yield
+
+    session = streaming(open_session, outputs=[tensor("Y"), tensor("Z")], parameters={"SHM_STREAM_PATIENCE_S": "0.05"})
+    session.serve_streams([request], answer)
+    assert [each and each.error for each in request.sender.sent] == [None] * 3
     client.close()
 
 
