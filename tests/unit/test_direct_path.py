@@ -367,6 +367,9 @@ def test_a_call_that_is_kept_keeps_no_slot(session: ShmSession, client: Client) 
     served(session, client.request({"X": X}, {"Y": 16}), keep)
     assert client.is_over()
     assert served(session, client.request({"X": X}, {"Y": 16}), double).error is None
+    registry = session._open_context().resolver.registry
+    registry.unregister_all()
+    assert registry.mapped() == (0, 0)
 
 
 def test_a_closed_session_answers_that_it_is(session: ShmSession, client: Client) -> None:
