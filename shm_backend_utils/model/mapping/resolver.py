@@ -49,7 +49,7 @@ class Resolver:
         self._server = StatusEndpoint(config.server_url)
         self._registrations: dict[str, Registration] = {}
         self._unfenced: set[str] = set()
-        self._lock = threading.Lock()  # of what is remembered of registrations
+        self._lock = threading.Lock()  # of what is remembered of registrations, and of the sweeper's start
         self._sweeper: Repeater | None = None
 
     def open_slot(self, text: str, address: SlotAddress) -> Slot:
@@ -223,8 +223,11 @@ class Resolver:
                 self._unfenced.discard(name)
 
     def _start_sweeper(self) -> None:
-        if self._sweeper is None:
-            self._sweeper = Repeater(self._sweep_quietly, SWEEP_INTERVAL_S, "shm sweeper")
+        if self._sweeper is not None:
+            return
+        with self._lock:  # first requests may come side by side
+            if self._sweeper is None:
+                self._sweeper = Repeater(self._sweep_quietly, SWEEP_INTERVAL_S, "shm sweeper")
 
     def _sweep_quietly(self) -> float:
         with contextlib.suppress(MachineError):  # the server does not answer; it may the next time
