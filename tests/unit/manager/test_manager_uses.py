@@ -44,6 +44,17 @@ def test_two_keys_of_one_managed_region_share_one_mapping(manager: SharedMemoryM
         region.close()
 
 
+def test_a_slot_of_a_region_whose_names_were_freed_meanwhile_is_not_remembered(manager: SharedMemoryManager) -> None:
+    region, registry = ManagedRegion.create(PAGE), registry_of(manager)
+    key, token = region.segment.key, region.header.token.hex()
+    mapped = registry.obtain(key, lambda: MappedRegion(ManagedRegion.open(key, token, "r")), 0, 0, "r")
+    manager.unregister(key)
+    registry.add_slot("the slot's address", mapped, 0)
+    assert registry.slots == {}
+    region.segment.unlink()
+    region.close()
+
+
 def test_a_mapping_goes_with_its_last_name(manager: SharedMemoryManager, make_file: MakeFile) -> None:
     key = make_file()
     register(manager, "first", key)

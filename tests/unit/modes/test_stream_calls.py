@@ -80,6 +80,22 @@ def test_without_a_ring_responses_go_through_triton(open_session: Open) -> None:
     client.close()
 
 
+def test_without_a_ring_strings_go_as_triton_has_them_as_nobody_reads_results(open_session: Open) -> None:
+    client = Client()
+    request = client.request({"X": X}, {"Y": 64})
+    session = streaming(open_session, outputs=[tensor("Y", "STRING")])
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        call.put("Y", [b"ab", b"cde"])
+        yield
+
+    session.serve_streams([request], answer)
+    (sent, _) = request.sender.sent
+    assert sent is not None
+    assert sent.tensors["Y"].tolist() == [b"ab", b"cde"]
+    client.close()
+
+
 @pytest.mark.parametrize("ring", [Ring(0, 2, 1024), Ring(2, 2, 1024), Ring(1, 3, 1024)], ids=str)
 def test_a_ring_of_slots_that_are_not_there_is_refused(open_session: Open, ring: Ring) -> None:
     client = Client(slots=3)
