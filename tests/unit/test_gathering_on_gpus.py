@@ -67,6 +67,7 @@ def test_rows_are_gathered_on_the_gpu_that_has_all_of_them_or_on_the_host(
     arrays.synchronize([0, 1])
     found: Any = whole.array.peek() if is_on_gpu else whole.numpy()
     assert found.tolist() == [[0] * 3] * 2 + [[1] * 3] * 2
+    assert is_on_gpu or not found.flags.writeable
     assert gathering.byte_count == 48
 
 

@@ -186,6 +186,27 @@ def test_a_model_that_answers_without_having_used_the_memory_is_found_out(models
     assert "answered without having used the shared memory" in error
 
 
+def test_an_output_that_the_other_model_says_to_be_one_byte_beyond_the_memory_is_none(
+    models: Models, client: Client
+) -> None:
+    end = client.region.header.byte_size
+
+    def lie(call: Call) -> None:
+        double(call)
+        found = call.outputs["Y"]
+        call.outputs["Y"] = found._replace(place=found.place._replace(region=1, offset=end - 15))
+
+    models.answer = lie
+    error = models.refused(client, lambda call: call.forward("other", {"X": call.input("X")}, {"Y": 16}))
+    assert f"16 bytes at offset {end - 15} that are not the request's" in error
+
+
+def test_the_other_model_does_not_write_to_what_is_read_only_here(models: Models, client: Client) -> None:
+    error = models.refused(client, lambda call: call.forward("other", {"X": X + 1}, {"Y": call.input("X")}))
+    assert "read-only" in error
+    assert client.region.bytes()[client.data :][:16].view(np.float32).tolist() == X.tolist()
+
+
 def test_an_output_that_found_no_room_and_is_not_in_the_response_is_missed(models: Models, client: Client) -> None:
     models.change = lambda response: response.tensors.clear()
     error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 4}))

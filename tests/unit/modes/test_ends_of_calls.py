@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -54,14 +55,35 @@ def test_a_stream_that_its_client_has_cancelled_ends_without_an_error(
     assert client.is_over()
 
 
-def test_a_client_is_not_asked_at_every_turn_whether_it_wants_more(
+def test_a_client_is_asked_from_time_to_time_whether_it_wants_more(
     open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 3600)
-    request, sent = client.request({"X": X}, {"Y": 16}), []  # type: ignore[var-annotated]
+    ticks = itertools.count()
+    monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 5)
+    request, sent, asked = client.request({"X": X}, {"Y": 16}), [], []  # type: ignore[var-annotated]
+    request.is_cancelled = lambda: asked.append(len(sent))  # type: ignore[method-assign]
+    streaming(open_session).serve_streams([request], frames(20, sent))
+    assert asked == [5, 10, 15, 20]
+
+
+def test_the_generator_of_a_stream_is_closed_before_the_stream_is(
+    open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 0)
+    request = client.request({"X": X}, {"Y": 16})
     request.is_given_up = True
-    streaming(open_session).serve_streams([request], frames(5, sent))
-    assert sent == [0, 1, 2, 3, 4]
+    found: list[Any] = []
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            found.append((call.input("X").numpy().tolist(), len(request.sender.sent)))
+
+    streaming(open_session).serve_streams([request], answer)
+    assert found == [(X.tolist(), 1)]
+    assert len(request.sender.sent) == 2
 
 
 def test_a_stream_of_a_client_without_a_slot_goes_on_until_it_does_not_want_more(

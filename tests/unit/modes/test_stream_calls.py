@@ -13,6 +13,7 @@ import pytest
 from shm_backend_utils.model import ShmSession, StreamCall
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.spans import Ring, frame_number
+from shm_backend_utils.testing.fake_backend import Request
 from tests.unit.modes.doubling import Open, X
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
@@ -56,6 +57,7 @@ def test_frames_go_round_as_the_client_releases_them(open_session: Open) -> None
 
     streaming(open_session).serve_streams([request], answer)
     reader.join()
+    assert client.places() == {}  # the request's own slot tells of no frame
     assert seen == [[index, index + 1, index + 2, index + 3] for index in range(5)]
     assert client.is_over()
     assert [None if sent is None else (sent.error, sent.tensors) for sent in request.sender.sent] == [
@@ -78,6 +80,19 @@ def test_without_a_ring_responses_go_through_triton(open_session: Open) -> None:
     assert [sent.tensors["Y"].tolist() for sent in request.sender.sent[:-1] if sent] == [X.tolist()] * 2
     assert client.is_over()
     client.close()
+
+
+def test_a_response_has_the_outputs_that_were_written_since_the_last_one(open_session: Open) -> None:
+    request = Request("", ["Y", "Z"], {"X": X})
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        for names in ("Y", "Z", "", "YZ"):
+            for name in names:
+                call.put(name, X)
+            yield
+
+    streaming(open_session, outputs=[tensor("Y"), tensor("Z")]).serve_streams([request], answer)
+    assert [list(sent.tensors) for sent in request.sender.sent if sent] == [["Y"], ["Z"], [], ["Y", "Z"]]
 
 
 def test_without_a_ring_strings_go_as_triton_has_them_as_nobody_reads_results(open_session: Open) -> None:
