@@ -170,6 +170,13 @@ def test_the_other_model_gets_the_parameters_that_it_is_given(models: Models, cl
     assert found == [{}, {"threshold": 0.5, "words": "a/b"}]
 
 
+def test_a_model_that_would_be_called_on_its_own_behalf_over_others_is_refused(models: Models, client: Client) -> None:
+    models.answer = lambda call: call.forward("first", {})
+    request = client.request({"X": X}, {"Y": 16}, shm_callers="first")
+    (response,) = models.caller.serve([request], lambda call: call.forward("other", {"X": X}, {"Y": 16}))
+    assert "would be called on its own behalf (first → m → other → first)" in str(response.error)
+
+
 def test_the_other_models_error_is_told_as_such(models: Models, client: Client) -> None:
     def answer(call: Call) -> None:
         raise ValueError("no luck today")
@@ -253,7 +260,9 @@ def test_more_than_the_pool_may_have_is_refused_at_once(
         call.forward("other", {"X": X}, {"Y": 16})
         del held
 
-    assert "bytes of shared memory became free within 0 s" in models.refused(client, infer)
+    for _ in range(2):  # who was refused does not wait for memory any more
+        assert "bytes of shared memory became free within 0 s" in models.refused(client, infer)
+        assert models.serve(client, lambda call: call.put("Y", call.forward("other", {"X": X})["Y"])).error is None
 
 
 def test_nothing_is_forwarded_when_the_call_is_over(models: Models, client: Client) -> None:

@@ -61,8 +61,15 @@ def test_a_client_is_asked_from_time_to_time_whether_it_wants_more(
     ticks = itertools.count()
     monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 5)
-    request, sent, asked = client.request({"X": X}, {"Y": 16}), [], []  # type: ignore[var-annotated]
-    request.is_cancelled = lambda: asked.append(len(sent))  # type: ignore[method-assign]
+    sent: list[int] = []
+    asked: list[int] = []
+
+    def is_cancelled() -> bool:
+        asked.append(len(sent))
+        return False
+
+    request = client.request({"X": X}, {"Y": 16})
+    request.is_cancelled = is_cancelled  # type: ignore[method-assign]
     streaming(open_session).serve_streams([request], frames(20, sent))
     assert asked == [5, 10, 15, 20]
 
