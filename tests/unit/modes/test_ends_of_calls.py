@@ -108,7 +108,7 @@ def test_a_stream_whose_client_is_gone_ends(open_session: Open, monkeypatch: pyt
     request, sent = client.request({"X": X}, {"Y": 16}), []  # type: ignore[var-annotated]
 
     def answer(call: StreamCall) -> Iterator[None]:
-        for _ in frames(2, sent)(call):
+        for _ in frames(5, sent)(call):
             yield
             client.region.segment.unlink()
 
