@@ -22,8 +22,8 @@ from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.modes.completion import complete
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
-from tests.unit.device_calls import DEVICE, HOST, LONG_NAME, LONG_SHAPE, Client, session_on
-from tests.unit.fake_gpu import objects_of, runtime_that_gives_all_back
+from tests.unit.device_calls import DEVICE, HOST, LONG_NAME, LONG_SHAPE, SHORTER_NAME, Client, session_on
+from tests.unit.fake_gpu import objects_of, runtime_that_gives_all_back, that_nobody_loads
 from tests.unit.fake_gpu_events import PATIENCE_S, wait_on_host
 
 ON_GPU = {"Y": DEVICE, "Z": DEVICE}
@@ -81,9 +81,8 @@ def test_every_gpu_is_waited_for_once_and_then_every_call_ends(cuda: FakeCuda) -
 
 
 def test_without_calls_no_gpu_is_asked_for(cuda: FakeCuda) -> None:
-    access = CudaAccess(lambda: cuda)
-    complete_all(access, None)
-    assert not access.is_loaded
+    with that_nobody_loads(cuda) as access:
+        complete_all(access, None)
 
 
 def test_calls_that_may_end_by_event_do_and_the_others_are_waited_for(cuda: FakeCuda) -> None:
@@ -156,7 +155,7 @@ def double_into(*names: str) -> Infer:
         x = call.input("X").cupy()
         with call.stream:
             for name in names:
-                shape = LONG_SHAPE if name == LONG_NAME else x.shape
+                shape = LONG_SHAPE if name in (SHORTER_NAME, LONG_NAME) else x.shape
                 kernel(double, x, call.device_output(name, shape, x.dtype).cupy())
 
     return infer
@@ -287,6 +286,12 @@ def test_every_gpu_that_a_call_uses_has_an_event(
     wait_on_host(EventListener(client_cuda), client.events(0))
 
 
+def test_the_next_execute_records_the_event_that_there_is(client: Client, session_with_events: ShmSession) -> None:
+    for slot in (0, 1):
+        session_with_events.serve([client.request(slot, {"Y": DEVICE})], double_into("Y"))
+    assert client.events(0) == client.events(1)
+
+
 CASES: dict[str, dict[str, Any]] = {
     "an output is on the host": {"outputs": {"Y": HOST}},
     "one of two outputs is on the host": {"outputs": {"Y": DEVICE, "Z": HOST}},
@@ -308,6 +313,11 @@ def test_the_model_waits_where_the_client_could_not(
     values = [array.tolist() for array in response.tensors.values()]
     values += [client.output(0, name) for name, place in client.places(0).items() if not place.is_in_response]
     assert values == [[42] * 4] * len(outputs)
+
+
+def test_an_event_may_fill_the_record_to_its_last_byte(client: Client, session_with_events: ShmSession) -> None:
+    session_with_events.serve([client.request(0, {SHORTER_NAME: DEVICE})], double_into(SHORTER_NAME))
+    assert len(client.events(0)) == 1
 
 
 def test_the_model_waits_for_a_call_without_a_slot_as_that_has_no_results(

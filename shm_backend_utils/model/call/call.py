@@ -237,8 +237,9 @@ class Call(AnsweredRequest):
         """
         if isinstance(view, DeviceView):
             return view.cupy()
+        copied = self._context.arrays.to_device(view, stream)
         self._use_device(self._context.arrays.device)
-        return self._context.arrays.to_device(view, stream)
+        return copied
 
     @property
     def stream(self) -> Any:
@@ -246,8 +247,9 @@ class Call(AnsweredRequest):
 
         What is launched on other streams is the model's own to wait for.
         """
+        stream = self._context.arrays.stream()
         self._use_device(self._context.arrays.device)
-        return self._context.arrays.stream()
+        return stream
 
     def forward(
         self,

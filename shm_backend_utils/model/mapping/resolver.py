@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Final
 
 from ...errors import MachineError, TableError
@@ -47,6 +48,7 @@ class Resolver:
         self._pinning = pinning
         self._named = NamedRegions(config, self.registry, pinning)
         self._unfenced: set[str] = set()
+        self._lock = threading.Lock()  # of the sweeper's start
         self._sweeper: Repeater | None = None
 
     def open_slot(self, text: str, address: SlotAddress) -> Slot:
@@ -175,8 +177,11 @@ class Resolver:
                 self._unfenced.discard(name)
 
     def _start_sweeper(self) -> None:
-        if self._sweeper is None:
-            self._sweeper = Repeater(self._sweep_quietly, SWEEP_INTERVAL_S, "shm sweeper")
+        if self._sweeper is not None:
+            return
+        with self._lock:  # first requests may come side by side
+            if self._sweeper is None:
+                self._sweeper = Repeater(self._sweep_quietly, SWEEP_INTERVAL_S, "shm sweeper")
 
     def _sweep_quietly(self) -> float:
         with contextlib.suppress(MachineError):  # the server does not answer; it may the next time
