@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.tools.mutants.checks import find
+from scripts.tools.mutants import trial
+from scripts.tools.mutants.checks import UNCHANGED, Mutant, find
 from scripts.tools.mutants.covering import Covering
 
+LONG_S = 100.0
+CHECKS = "scripts/tools/mutants/checks.py"
 LIBRARY = "shm_backend_utils/sizes.py"
 SOURCE = """
 LIMIT = 10
@@ -136,3 +141,23 @@ def test_tests_are_run_again_if_what_they_executed_was_edited(
     assert checkout.runs() == runs
     assert checkout.tests_of_the_comparison(covering) == BOTH
     assert covering.failed == []
+
+
+def test_what_tests_leave_in_shared_memory_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shm = tmp_path / "shm"
+    (shm / "of somebody else").mkdir(parents=True)
+    monkeypatch.setattr(trial, "_SHM", shm)
+    (tmp_path / "conftest.py").write_text(FILES["tests/conftest.py"])
+    left = tmp_path / "test_leaves.py"
+    left.write_text(
+        "from pathlib import Path\n\n"
+        "def test_leaves():\n"
+        f"    shm = Path({str(shm)!r})\n"
+        "    (shm / 'folder').mkdir()\n"
+        "    (shm / 'folder' / 'file').touch()\n"
+        "    (shm / 'link').symlink_to(shm / 'folder')\n"
+    )
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # of the process that runs it
+    unchanged = Mutant(CHECKS, UNCHANGED, "", 0, 0, "")
+    assert trial.try_mutant(unchanged, [str(left)], LONG_S, tmp_path) is trial.Verdict.SURVIVED
+    assert [path.name for path in shm.iterdir()] == ["of somebody else"]
