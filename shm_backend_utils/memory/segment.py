@@ -18,13 +18,12 @@ from typing import Final
 from ..errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
 from .descriptors import NO_DESCRIPTORS, lack_of_descriptors_told
 from .forks import forsake_in_children
-from .shared_file import BLOCK_SIZE, DIRECTORY, NO_SPACE, SharedFile, free_bytes, has_room
+from .shared_file import BLOCK_SIZE, DIRECTORY, NO_SPACE, SharedFile, free_bytes, take_space
 
 __all__ = ["PRIVATE", "Access", "SystemSegment"]
 
 _MADV_POPULATE_WRITE: Final = 23  # madvise(2); the mmap module has no name for it
 _PREFAULT_PIECE: Final = 4 * 2**20  # about a millisecond
-_SPACE_PIECE: Final = 128 * 2**20  # some tens of milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +114,11 @@ class SystemSegment:
             os.fchmod(fd, access.mode)  # whatever the umask says
             if access.group_id is not None:
                 os.fchown(fd, -1, access.group_id)
-            _take_space(fd, byte_size, deadline)
-        except BaseException:
+            take_space(fd, 0, byte_size, deadline)
+        except BaseException as error:
             os.close(fd)
+            if isinstance(error, OSError) and error.errno in NO_SPACE:
+                raise _no_space(byte_size) from None
             raise
         segment = cls(key, fd, byte_size)
         segment._maker = os.getpid()
@@ -286,25 +287,6 @@ class SystemSegment:
         if self._map is not None:
             self._map = None
             os.close(self._fd)
-
-
-def _take_space(fd: int, byte_size: int, deadline: float) -> None:
-    """Allocate every page now: a full /dev/shm must fail here, not as a SIGBUS at first touch.
-
-    Piece by piece, to look at the clock: the kernel clears half a gigabyte to two in a second. What there is no room
-    for takes nothing from others meanwhile.
-    """
-    if not has_room(byte_size):
-        raise _no_space(byte_size)
-    try:
-        for begin in range(0, max(byte_size, 1), _SPACE_PIECE):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{byte_size} bytes of shared memory could not be made in time")
-            os.posix_fallocate(fd, begin, min(_SPACE_PIECE, byte_size - begin))
-    except OSError as error:
-        if error.errno in NO_SPACE:
-            raise _no_space(byte_size) from None
-        raise
 
 
 def _give_name(fd: int, key: str) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Final
 
 from ..errors import MachineError, RegionGoneError, RegionRefusedError
 from .descriptors import NO_DESCRIPTORS, lack_of_descriptors_told
 
-__all__ = ["BLOCK_SIZE", "DIRECTORY", "NO_SPACE", "SharedFile", "free_bytes", "has_room"]
+__all__ = ["BLOCK_SIZE", "DIRECTORY", "NO_SPACE", "SharedFile", "free_bytes", "take_space"]
+
+_SPACE_PIECE: Final = 128 * 2**20  # some tens of milliseconds
 
 DIRECTORY: Final = Path("/dev/shm")
 BLOCK_SIZE: Final = 512
@@ -116,18 +120,15 @@ class SharedFile:
         if byte_size == 0:
             return
         try:
-            # What there is no room for takes nothing from others meanwhile.
-            if has_room(byte_size - self.status.st_blocks * BLOCK_SIZE):
-                os.posix_fallocate(self._fd, offset, byte_size)
-                return
+            take_space(self._fd, offset, byte_size)
         except OSError as error:
             if error.errno not in NO_SPACE:
                 reason = f"the server cannot take its space: {os.strerror(error.errno or 0)}"
                 raise RegionRefusedError(self.field, reason) from None
-        raise MachineError(
-            f"{self.field} has holes, and /dev/shm has {free_bytes()} bytes free for its {byte_size}; "
-            "give /dev/shm more room (docker: --shm-size), or register less"
-        )
+            raise MachineError(
+                f"{self.field} has holes, and /dev/shm has {free_bytes()} bytes free for its {byte_size}; "
+                "give /dev/shm more room (docker: --shm-size), or register less"
+            ) from None
 
     def read(self, byte_size: int) -> bytes:
         """Return its first bytes, read and not mapped; fewer if it ends before."""
@@ -156,7 +157,28 @@ def free_bytes() -> int:
     return space.f_bavail * space.f_frsize
 
 
-def has_room(byte_size: int) -> bool:
+def take_space(fd: int, offset: int, byte_size: int, deadline: float = math.inf) -> None:
+    """Give memory to every byte of a part of a file: a full /dev/shm must fail here, not as a SIGBUS at first touch.
+
+    Piece by piece, to look at the clock: the kernel clears half a gigabyte to two in a second. What there is no room
+    for takes nothing from others meanwhile.
+
+    Raises
+    ------
+    OSError
+        It cannot be done; a number in ``NO_SPACE`` says that there is no room. No part has no bytes, or less.
+    TimeoutError
+        It takes longer than until a moment by ``time.monotonic()``.
+    """
+    if not _has_room(byte_size - os.fstat(fd).st_blocks * BLOCK_SIZE):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    for begin in range(offset, offset + max(byte_size, 1), _SPACE_PIECE):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{byte_size} bytes of shared memory could not be made in time")
+        os.posix_fallocate(fd, begin, min(_SPACE_PIECE, offset + byte_size - begin))
+
+
+def _has_room(byte_size: int) -> bool:
     """Return whether /dev/shm has so much room left at this moment."""
     space = os.statvfs(DIRECTORY)
     return byte_size <= space.f_bavail * space.f_frsize or not space.f_blocks  # a tmpfs without a limit says 0

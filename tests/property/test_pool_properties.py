@@ -15,9 +15,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from shm_backend_utils.errors import BudgetError, ClosedError
 from shm_backend_utils.memory.locks import SlotLease
+from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.pool.pool import Need, SlotPool, Ticket
+from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.memory.pool.tickets import Ticket
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset, record_offset
 
 SHM = Path("/dev/shm")
@@ -156,7 +158,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert (status.held, status.idle, status.quarantined, status.byte_size) == (0, 0, 0, 0)
             return
         granted = [ticket.granted.result() for ticket in self.tickets if ticket.granted.done()]
-        assert status.held == len(self.holdings) + sum(grant.region is not None for grant in granted)
+        assert status.held == len(self.holdings) + sum(isinstance(grant, SlotRegion) for grant in granted)
         assert status.quarantined == len(self.leases)
         if status.idle and self.tickets:
             first = next((ticket for ticket in self.tickets if not ticket.granted.done()), None)

@@ -12,8 +12,9 @@ import pytest
 
 from shm_backend_utils.client import InferenceError, PathUnavailableError, ShmClient
 from shm_backend_utils.errors import RegionRefusedError, TensorError
+from shm_backend_utils.memory.pool.need import Need, region_size
 from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.pool.pool import Need, SlotPool, region_size
+from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.protocol.refusals import refusal
 from tests.unit.fake_server import FakeServer, Order, config

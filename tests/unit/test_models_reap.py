@@ -20,7 +20,8 @@ import sys
 from pathlib import Path
 from shm_backend_utils.memory import segment, shared_file
 from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.pool.pool import Need, SlotPool
+from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.pool import SlotPool
 segment.DIRECTORY = shared_file.DIRECTORY = Path(sys.argv[1])
 pool = SlotPool(PoolOptions())
 region, memory = pool.redeem(pool.request(Need(100), "forward"))

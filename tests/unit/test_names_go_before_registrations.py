@@ -11,7 +11,8 @@ import pytest
 
 from shm_backend_utils.client import PoolOptions
 from shm_backend_utils.client.errors import DeadlineExceededError
-from shm_backend_utils.memory.pool.pool import Need, SlotPool, region_size
+from shm_backend_utils.memory.pool.need import Need, region_size
+from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of

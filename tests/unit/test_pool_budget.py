@@ -16,8 +16,9 @@ import pytest
 from shm_backend_utils.client.errors import BudgetError
 from shm_backend_utils.client.origin import Origin
 from shm_backend_utils.errors import CallerError, MachineError
+from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.pool.pool import Need, SlotPool
+from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.memory.segment import Access
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
@@ -241,3 +242,26 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def on_disk() -> int:
+    """Return how much this process' regions really have."""
+    return sum(path.stat().st_size for path in SHM.glob(f"shmbu-{os.getpid()}-*"))
+
+
+@pytest.mark.parametrize("is_withdrawn", [False, True], ids=["redeemed", "withdrawn"])
+def test_what_makes_way_has_its_part_of_the_budget_until_it_is_gone(pool: SlotPool, is_withdrawn: bool) -> None:
+    before = on_disk()
+    large = used(pool, 3 * REGION - data_offset(1, PAGE_SIZE), group="other")
+    tickets = [pool.request(Need(1), Origin.here(name)) for name in ("first", "second", "third")]
+    granted = [ticket for ticket in tickets[1:] if ticket.granted.done()]
+    taken = [pool.redeem(ticket) for ticket in granted]  # the first one's thread sleeps meanwhile
+    assert on_disk() - before <= 3 * REGION
+    if is_withdrawn:
+        pool.withdraw(tickets[0])
+    else:
+        taken.append(pool.redeem(tickets[0]))
+    assert not is_there(large)
+    assert all(ticket.granted.done() for ticket in tickets)
+    taken += [pool.redeem(ticket) for ticket in tickets[1:] if ticket not in granted]
+    assert on_disk() - before == pool.status.byte_size == len(taken) * REGION

@@ -22,8 +22,9 @@ import pytest
 
 from shm_backend_utils.client.origin import Origin
 from shm_backend_utils.errors import ClosedError
+from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.pool.pool import Need, SlotPool
+from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 
 SHM = Path("/dev/shm")
@@ -146,7 +147,7 @@ from shm_backend_utils.client import PoolOptions
 from shm_backend_utils.client.origin import Origin
 from shm_backend_utils.client.client_memory import ClientMemory
 from shm_backend_utils.memory.cuda.memory import CudaAccess
-from shm_backend_utils.memory.pool.pool import Need
+from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.errors import ClosedError
 
 faulthandler.dump_traceback_later(10, exit=True)  # a deadlock

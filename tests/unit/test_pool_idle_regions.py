@@ -26,7 +26,9 @@ def inventory() -> Iterator[Inventory]:
     with contextlib.ExitStack() as at_end:
         at_end.callback(inventory.destroy_all)
         for region in (first, second):
-            assert inventory.promise(region.byte_size, KIND) == []
+            promise = inventory.promise(region.byte_size, KIND)
+            assert promise is not None
+            assert promise.evicted == []
             inventory.add(region, KIND)
         for region in (first, second):
             inventory.put_back(region)
@@ -69,12 +71,13 @@ def test_a_region_that_was_taken_and_has_no_holder_yet_makes_no_room_for_others(
 def test_of_another_kind_the_region_goes_that_was_idle_the_longest(inventory: Inventory) -> None:
     first, second = inventory.idle
     first.idle_since, second.idle_since = 20.0, 10.0
-    evicted = inventory.promise(first.byte_size, OTHER)
-    assert evicted == [second]
-    inventory.bury(evicted)
+    promise = inventory.promise(first.byte_size, OTHER)
+    assert promise is not None
+    assert promise.evicted == [second]
+    inventory.bury(promise.evicted)
     assert is_there(first)
     assert inventory.byte_size == inventory.max_bytes
-    inventory.unpromise(first.byte_size)
+    inventory.unpromise(promise)
     assert inventory.byte_size == first.byte_size
 
 

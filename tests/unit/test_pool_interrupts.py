@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 import shm_backend_utils
+from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.pool.pool import Need, SlotPool
+from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
 
 MEBIBYTE = 2**20

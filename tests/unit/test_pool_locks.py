@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.pool.pool import Need, SlotPool
+from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 
 REGION = data_offset(1, PAGE_SIZE) + PAGE_SIZE

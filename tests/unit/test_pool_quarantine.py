@@ -11,8 +11,9 @@ import pytest
 
 from shm_backend_utils.client.origin import Origin
 from shm_backend_utils.memory.locks import SlotLease
+from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.pool.pool import Need, SlotPool
+from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset, record_offset
 
@@ -99,7 +100,7 @@ def test_who_waits_gets_the_region_when_the_model_has_finished(pool: SlotPool) -
         use(pool, 0)
         ticket = pool.request(Need(1, 2), Origin.here("use"))
         assert not ticket.granted.done()
-    assert ticket.granted.result(LONG_S).region is region
+    assert ticket.granted.result(LONG_S) is region
     assert pool.status.quarantined == 0
 
 

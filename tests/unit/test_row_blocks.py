@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.memory.pool import rows
+from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.pool.pool import Need, SlotPool
+from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.rows import Row, RowBlocks
 from shm_backend_utils.memory.pool.slot import SlotRegion
 

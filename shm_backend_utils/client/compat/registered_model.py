@@ -18,8 +18,8 @@ from ... import dtypes
 from ...dtypes import BYTES
 from ...errors import PeerError, ShmError, TensorNameError, TensorTypeError
 from ...memory.cuda.memory import CudaAccess
+from ...memory.pool.need import Need, region_size
 from ...memory.pool.options import PoolOptions
-from ...memory.pool.pool import Need, region_size
 from ...protocol.call_layout import aligned
 from ...protocol.layout import data_offset
 from ...tensors.strings import Strings

@@ -13,9 +13,10 @@ import numpy.typing as npt
 from ...dtypes import BYTES
 from ...errors import BudgetError, PeerError, PoolExhaustedError
 from ...memory.cuda.bank import ShortOfMemoryError, rounded_up
-from ...memory.pool.pool import Need, Ticket
+from ...memory.pool.need import Need
 from ...memory.pool.rows import Row, RowBlocks
 from ...memory.pool.slot import SlotRegion
+from ...memory.pool.tickets import Ticket
 from ...protocol import results
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout, rows_of
 from ...protocol.layout import data_offset

@@ -6,12 +6,16 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...errors import BudgetError
+from ...protocol.layout import PAGE_SIZE, data_offset
+from .need import Need, region_size
 from .options import PoolStatus
 from .slot import SlotRegion
 
-__all__ = ["Inventory", "Kind", "Shelf"]
+__all__ = ["Inventory", "Kind", "Promise", "Shelf"]
 
 Kind = tuple[object, ...]
 """What regions must have in common to be exchanged: slots, records, group."""
@@ -24,6 +28,22 @@ class Shelf(NamedTuple):
     regions: deque[SlotRegion]
 
 
+@dataclass(eq=False)
+class Promise:
+    """Room for a new region.
+
+    Attributes
+    ----------
+    byte_size : int
+        Its part of the budget.
+    evicted : list of SlotRegion
+        Those that have that room, or more, until they are destroyed.
+    """
+
+    byte_size: int
+    evicted: list[SlotRegion]
+
+
 class Inventory:
     """Regions up to a budget. Putting back, and taking from a shelf, need no lock; for all else a pool adds one.
 
@@ -32,7 +52,9 @@ class Inventory:
     max_bytes : int
         The budget.
     byte_size : int
-        Of all regions; those that are promised but not made yet are included.
+        Of all regions; also those that are promised but not made yet, and those that make way until they are gone.
+    returned : deque of SlotRegion
+        Given back, and not looked at yet. Needs no lock.
     quarantined : list of SlotRegion
         Given back, but a model may still be executing there.
     shelves : dict of tuple of Shelf
@@ -42,10 +64,31 @@ class Inventory:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.byte_size = 0
+        self.returned: deque[SlotRegion] = deque()
         self.quarantined: list[SlotRegion] = []
         self._kinds: dict[SlotRegion, Kind] = {}  # every region
         self.shelves: dict[Kind, tuple[Shelf, ...]] = {}
         self._unregistered: deque[str] = deque()
+
+    def size_for(self, need: Need) -> int:
+        """Return the size of a region for a call, with room for similar calls if the budget has it.
+
+        Raises
+        ------
+        BudgetError
+            The budget is less.
+        """
+        larger = region_size(need)
+        if larger <= self.max_bytes:
+            return larger
+        least = max(-(-need.byte_size // PAGE_SIZE), 1) * PAGE_SIZE
+        least += data_offset(need.slot_count, need.record_byte_size)
+        if least > self.max_bytes:
+            raise BudgetError(
+                f"the call needs {least} bytes of shared memory, but the pool may have "
+                f"{self.max_bytes}; raise PoolOptions(max_bytes=...), or send less at once"
+            )
+        return least
 
     def take(self, byte_size: int, kind: Kind) -> SlotRegion | None:
         """Take the smallest idle region of a kind with so many bytes of data; return None if there is none."""
@@ -73,8 +116,8 @@ class Inventory:
         region.shelf = shelf.regions
         self._kinds[region] = kind
 
-    def promise(self, byte_size: int, kind: Kind) -> list[SlotRegion] | None:
-        """Make room for a new region; return those that must be destroyed for it, or None if there cannot be enough.
+    def promise(self, byte_size: int, kind: Kind) -> Promise | None:
+        """Make room for a new region, for which others may have to be destroyed; None if there cannot be enough.
 
         An idle one of the same kind, which was too small, makes room first: there are no more regions than calls.
         """
@@ -93,34 +136,32 @@ class Inventory:
         if byte_size > self.max_bytes - self.byte_size:  # somebody has taken one meanwhile
             self.bury(evicted)
             return None
-        self.byte_size += byte_size
-        return evicted
+        promise = Promise(max(byte_size, sum(region.byte_size for region in evicted)), evicted)
+        self.byte_size += promise.byte_size
+        return promise
 
-    def unpromise(self, byte_size: int) -> None:
+    def shrink(self, promise: Promise, byte_size: int) -> None:
+        """Leave a promise so much, when what was evicted for it is gone."""
+        self.byte_size -= promise.byte_size - byte_size
+        promise.byte_size = byte_size
+
+    def unpromise(self, promise: Promise) -> None:
         """Take back a promise that nobody made use of."""
-        self.byte_size -= byte_size
+        self.byte_size -= promise.byte_size
 
-    def undo(self, region: SlotRegion | None, byte_size: int) -> None:
+    def undo(self, region: SlotRegion | None, promise: Promise) -> None:
         """Take back a promise, and the region that was made of it, if one was."""
         if region is not None and region in self._kinds:
             self.destroy(region)
             return
-        self.unpromise(byte_size)
+        self.unpromise(promise)
         if region is not None:
             self.bury([region])
 
-    def care_for(self, region: SlotRegion) -> None:
-        """Sort a region that is no longer held by what can be done with it now."""
-        if region not in self._kinds:
-            return  # the pool was closed meanwhile
-        if region.is_spoiled or region.is_in_doubt:
-            self.quarantined.append(region)  # first: whatever is raised, somebody looks at it again
-            self._retry(region)
-        else:
-            self.put_back(region)
-
-    def retry_quarantined(self) -> None:
-        """Look again at what is in quarantine."""
+    def sort_returned(self) -> None:
+        """Destroy, reclaim, or put into quarantine what was given back; look again at what is there."""
+        while self.returned:
+            self._care_for(self.returned.popleft())
         for region in list(self.quarantined):
             self._retry(region)
 
@@ -183,6 +224,16 @@ class Inventory:
             f"{sum(holders.values())} slots are held, {self.byte_size} of {self.max_bytes} bytes"
             f"{': ' if by_whom else ''}{by_whom}; {len(self.quarantined)} more are in quarantine"
         )
+
+    def _care_for(self, region: SlotRegion) -> None:
+        """Sort a region that is no longer held by what can be done with it now."""
+        if region not in self._kinds:
+            return  # the pool was closed meanwhile
+        if region.is_spoiled or region.is_in_doubt:
+            self.quarantined.append(region)  # first: whatever is raised, somebody looks at it again
+            self._retry(region)
+        else:
+            self.put_back(region)
 
     def _retry(self, region: SlotRegion) -> None:
         """Let a region out of quarantine, if that can be."""

@@ -10,7 +10,8 @@ import numpy as np
 from ...dtypes import BYTES
 from ...errors import PeerError
 from ...memory.managed import array_at
-from ...memory.pool.pool import Need, SlotPool
+from ...memory.pool.need import Need
+from ...memory.pool.pool import SlotPool
 from ...model_spec import BATCH_CARRIER, ModelSpec
 from ...protocol import results
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER

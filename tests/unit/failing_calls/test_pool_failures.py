@@ -9,8 +9,9 @@ import pytest
 from shm_backend_utils.errors import ShmError
 from shm_backend_utils.memory import locks
 from shm_backend_utils.memory.pool import pool as pool_module
+from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.pool.pool import Need, SlotPool
+from shm_backend_utils.memory.pool.pool import SlotPool
 from tests.property.slot_machine.faults import INTERRUPT, Failing, Fault
 
 ERRORS = [errno.ENOLCK, errno.ENOMEM, errno.EINTR]

@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 from shm_backend_utils.client import AsyncShmClient, ForkedError, PoolOptions
 from shm_backend_utils.client.origin import Origin
-from shm_backend_utils.memory.pool.pool import Need, SlotPool
+from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.pool import SlotPool
 
 def take():
     return pool.redeem(pool.request(Need(1), Origin.here("take")))

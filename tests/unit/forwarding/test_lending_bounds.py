@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.pool.pool import Need, SlotPool
+from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.model import Call
 from shm_backend_utils.model.forward.lending import Lending, LentMemory
 from shm_backend_utils.model.mapping.memory import HostMemory

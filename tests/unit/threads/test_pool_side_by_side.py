@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.errors import ClosedError
+from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.pool.pool import Need, SlotPool
+from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.rows import RowBlocks
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from tests.unit.threads.conftest import Run

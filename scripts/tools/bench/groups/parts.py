@@ -28,7 +28,8 @@ from shm_backend_utils.client.settings import ClientSettings
 from shm_backend_utils.client.transports.grpc.codec import GrpcCodec
 from shm_backend_utils.client.transports.messages import OutputTensor, Request
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.memory.pool.pool import Need, SlotPool
+from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import Slot, SlotRegion
 from shm_backend_utils.model.call.admission import check_table
 from shm_backend_utils.model.mapping.mapped import MappedRegion

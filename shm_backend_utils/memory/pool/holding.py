@@ -1,0 +1,117 @@
+"""Regions in use, which come back by themselves when the last array over them is gone."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+import numpy as np
+import numpy.typing as npt
+
+from .inventory import Inventory
+from .need import Need
+from .slot import SlotRegion
+from .tickets import TicketQueue
+
+__all__ = ["HoldingPool", "Memory"]
+
+Memory = npt.NDArray[np.uint8]
+
+
+class HoldingPool:
+    """What a pool does without waiting: it hands out regions that lie idle, and has them back.
+
+    A region is given back by itself, when its memory and every array made from it are gone. That happens in finalizers,
+    which may run in any thread at any point, also inside a locked section of this class. So neither giving back nor
+    taking an idle region waits for a lock: a deque's appends and pops are atomic. Only where somebody waits, or a
+    region needs care, a finalizer tries the lock; if it is taken, whoever has it looks again after letting go.
+
+    Parameters
+    ----------
+    max_bytes : int
+        The budget.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._inventory = Inventory(max_bytes)
+        self._tickets = TicketQueue(self._inventory)
+        self._lock = threading.Lock()
+        self._watched: dict[int, tuple[weakref.ref[Memory], SlotRegion]] = {}  # by the reference's id
+        self._closed = False
+        self._is_due = False  # something was given back that somebody waits for
+        self._is_doomed = False  # closed, but not cleared yet
+
+    def take_idle(self, need: Need, holder: object) -> tuple[SlotRegion, Memory] | None:
+        """Return a region that is free, and its memory; None if there is none, or others wait.
+
+        Takes no lock. :meth:`request` is for the others.
+        """
+        if self._tickets.waiting or self._closed:
+            return None
+        for capacity, regions in self._inventory.shelves.get(need[1:], ()):
+            if capacity >= need.byte_size:
+                try:
+                    region = regions.pop()
+                except IndexError:
+                    continue
+                region.holder = holder  # what follows is :meth:`_hold`, on the way of every call
+                memory = np.frombuffer(region.buffer, np.uint8)
+                reference = weakref.ref(memory, self._give_back)
+                self._watched[id(reference)] = reference, region
+                return region, memory
+        return None
+
+    def held(self) -> list[tuple[SlotRegion, Memory]]:
+        """Return the regions that are in use, each with its memory."""
+        watched = [(region, reference()) for reference, region in list(self._watched.values())]
+        return [(region, memory) for region, memory in watched if memory is not None]
+
+    def _return_unless_held(self, region: SlotRegion) -> None:
+        """Give back a region whose taker was interrupted, unless it has a memory, which does so itself."""
+        if not any(region is held for _, held in list(self._watched.values())):
+            region.holder = None
+            self._inventory.returned.append(region)
+            self._settle()
+
+    def _hold(self, region: SlotRegion, holder: object) -> Memory:
+        region.holder = holder
+        memory = np.frombuffer(region.buffer, np.uint8)
+        reference = weakref.ref(memory, self._give_back)
+        self._watched[id(reference)] = reference, region
+        return memory
+
+    def _give_back(self, memory: weakref.ref[Memory]) -> None:
+        watched = self._watched.pop(id(memory), None)
+        if watched is None:
+            return  # its taker was interrupted before it was watched, and has given the region back
+        region = watched[1]
+        region.holder = None
+        if region.is_spoiled or region.is_in_doubt or self._closed:
+            self._inventory.returned.append(region)
+            self._settle()
+            return
+        self._inventory.put_back(region)
+        if self._tickets.waiting:
+            self._is_due = True
+            self._settle()
+
+    def _settle(self) -> None:
+        """Look at what was given back, unless somebody else has the lock: that one looks when it has let go."""
+        while (self._inventory.returned or self._is_due or self._is_doomed) and self._lock.acquire(blocking=False):
+            try:
+                self._serve()
+            finally:
+                self._lock.release()
+
+    def _serve(self) -> None:
+        """Grant what can be granted, in order. Locked."""
+        self._is_due = False
+        self._inventory.sort_returned()
+        if self._closed:
+            self._clear()
+        self._tickets.serve()
+
+    def _clear(self) -> None:
+        self._is_doomed = False
+        self._inventory.destroy_all()
+        self._tickets.clear()

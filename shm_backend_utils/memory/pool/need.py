@@ -1,0 +1,35 @@
+"""What a call needs of a region, and how large a region for it is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...protocol.layout import PAGE_SIZE, data_offset
+from ..rounding import roomy
+
+__all__ = ["Need", "region_size"]
+
+
+class Need(NamedTuple):
+    """What a call needs of a region.
+
+    Attributes
+    ----------
+    byte_size : int
+        Bytes of data.
+    slot_count : int
+    record_byte_size : int
+        Of each slot's record.
+    group : str
+        Regions of different groups are never exchanged.
+    """
+
+    byte_size: int
+    slot_count: int = 1
+    record_byte_size: int = PAGE_SIZE
+    group: str = "direct"
+
+
+def region_size(need: Need) -> int:
+    """Return the size of the region that a pool makes for a need: similar calls fit in it, too."""
+    return roomy(max(need.byte_size, 1), PAGE_SIZE) + data_offset(need.slot_count, need.record_byte_size)

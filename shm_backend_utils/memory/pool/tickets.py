@@ -1,0 +1,104 @@
+"""Who waits for a region: tickets, which are granted in the order in which they came."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections import deque
+from dataclasses import dataclass
+
+from ...errors import ClosedError
+from .inventory import Inventory, Promise
+from .need import Need
+from .slot import SlotRegion
+
+__all__ = ["Grant", "Ticket", "TicketQueue"]
+
+Grant = SlotRegion | Promise
+"""An idle region, or permission to make a new one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ticket:
+    """A request for a region, in the queue or granted.
+
+    Attributes
+    ----------
+    need : Need
+    byte_size : int
+        Of the whole region, if one is made.
+    holder : object
+        Who asks; its text names it to people.
+    granted : Future of Grant
+    """
+
+    need: Need
+    byte_size: int
+    holder: object
+    granted: concurrent.futures.Future[Grant]
+
+
+class TicketQueue:
+    """Tickets that wait, and those that were granted and not redeemed yet. A pool adds a lock.
+
+    Attributes
+    ----------
+    waiting : deque of Ticket
+        First come, first served. Whether there are any may be looked at without the lock.
+    """
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._granted: dict[Ticket, Grant] = {}
+        self.waiting: deque[Ticket] = deque()
+
+    def serve(self) -> None:
+        """Grant what can be granted, in order."""
+        while self.waiting:
+            ticket = self.waiting[0]
+            grant = self._grant(ticket)
+            if grant is None:
+                return
+            self._granted[ticket] = grant  # first, so that whatever is raised from here on, it can be taken back
+            self.waiting.popleft()
+            if ticket.granted.set_running_or_notify_cancel():
+                ticket.granted.set_result(grant)
+            else:
+                self._take_back(self._granted.pop(ticket))
+
+    def redeem(self, ticket: Ticket) -> None:
+        """Leave to its holder what a ticket was granted; raises ClosedError if that was taken back."""
+        if self._granted.pop(ticket, None) is None:
+            raise ClosedError("this client")
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Give up a ticket, granted or not. Nothing happens if it was redeemed."""
+        if ticket in self.waiting:
+            self.waiting.remove(ticket)
+        grant = self._granted.pop(ticket, None)
+        if grant is not None:
+            self._take_back(grant)
+
+    def clear(self) -> None:
+        """Take back what was granted, and fail whoever waits."""
+        while self._granted:
+            self._take_back(self._granted.popitem()[1])
+        for ticket in self.waiting:
+            if ticket.granted.set_running_or_notify_cancel():
+                ticket.granted.set_exception(ClosedError("this client"))
+        self.waiting.clear()
+
+    def _grant(self, ticket: Ticket) -> Grant | None:
+        need = ticket.need
+        region = self._inventory.take(need.byte_size, need[1:])
+        if region is not None:
+            region.holder = ticket.holder
+            return region
+        return self._inventory.promise(ticket.byte_size, need[1:])
+
+    def _take_back(self, grant: Grant) -> None:
+        if isinstance(grant, SlotRegion):
+            grant.holder = None
+            self._inventory.returned.append(grant)
+            return
+        self._inventory.unpromise(grant)
+        self._inventory.bury(grant.evicted)
