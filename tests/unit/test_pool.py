@@ -200,7 +200,7 @@ def test_regions_of_different_record_sizes_are_never_exchanged() -> None:
 
 def test_calls_of_about_the_same_size_fit_each_others_regions() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=4 * MEBIBYTE))) as pool:
-        assert used(pool, MEBIBYTE - 1000) is used(pool, MEBIBYTE)
+        assert used(pool, MEBIBYTE - 2 * PAGE_SIZE) is used(pool, MEBIBYTE)
 
 
 def test_regions_of_different_groups_are_never_exchanged(pool: SlotPool) -> None:
