@@ -216,6 +216,14 @@ def test_a_spoiled_region_is_destroyed_and_not_used_again(pool: SlotPool) -> Non
     assert not is_there(region)
 
 
+def test_what_is_like_a_region_that_was_destroyed_is_still_used_again(pool: SlotPool) -> None:
+    (spoiled, first), (kept, second) = take(pool), take(pool)
+    spoiled.is_spoiled = True
+    del first, second
+    assert pool.status.idle == 1
+    assert used(pool) is kept
+
+
 def test_a_pool_that_is_closed_has_nothing_left(pool: SlotPool) -> None:
     regions = [used(pool), used(pool, group="triton-shm")]
     pool.close()
