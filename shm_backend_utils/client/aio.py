@@ -40,14 +40,16 @@ class AsyncShmClient:
     Parameters
     ----------
     url, timeout_s, path, pool, tls, cuda
-        As of :class:`ShmClient`. There is less slack: where a thread copies, waits, or makes memory for a call, it goes
-        on without that, and the memory is in use for so long.
+        As of :class:`ShmClient`. There is less slack: where a thread copies, waits, looks up a host name, or makes
+        memory for a call, it goes on without that, and the memory is in use for so long.
 
     Raises
     ------
     CallerError
         One of them is none that will do. Whether a server answers, the first call or ``async with`` tells.
     """
+
+    _opened: tuple[AsyncioDriver, Core] | None = None
 
     def __init__(
         self,
@@ -62,7 +64,6 @@ class AsyncShmClient:
         self._settings = ClientSettings(url, timeout_s, path, tls)
         self._memory = ClientMemory(pool or PoolOptions(), cuda or CudaAccess())
         self._memory.end_with(self)
-        self._opened: tuple[AsyncioDriver, Core] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
@@ -234,7 +235,7 @@ class AsyncShmClient:
         return self._open()[1].stats()
 
     async def close(self) -> None:
-        """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine."""
+        """Close the connection and remove the shared memory, and unregister it, as :meth:`ShmClient.close` does."""
         self._is_closed = True
         opened, self._opened = self._opened, None
         if opened is not None and not opened[1].is_forked:
@@ -256,6 +257,11 @@ class AsyncShmClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def __del__(self) -> None:
+        """Complain, as :class:`ShmClient` does."""
+        if self._opened is not None:
+            self._opened[1].complain_unless_closed(self)
 
     async def _infer(self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs, split: bool) -> Result:
         driver, core = self._open()

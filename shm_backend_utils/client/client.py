@@ -47,7 +47,7 @@ class ShmClient:
         How long a call may take, in seconds, where it does not say otherwise. It bounds the whole call: what is asked
         about the model, the wait for memory, the copy of the inputs, and all requests together. The slack is what
         cannot be broken off: a copy that has begun, the next 128 MiB of new memory, a model's GPU that is still at work
-        in the memory (``SHM_GPU_EVENTS``), and, over HTTP, the look-up of the server's host name.
+        in the memory (``SHM_GPU_EVENTS``), and the look-up of the server's host name.
     path : str
         ``"auto"``: ``"direct"`` where the model declares it and the memory can be shared, else ``"triton-shm"``, else
         ``"inline"``. One of these by name: that, or an error.
@@ -63,6 +63,8 @@ class ShmClient:
     ServerUnavailableError
         No server answers there.
     """
+
+    _core: Core | None = None
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class ShmClient:
         self._submitted = SubmittedCalls()
         transport = connect(url, tls)
         self._driver = BlockingDriver(transport)
-        self._core: Core | None = Core(transport.codec, transport.host, self._memory)
+        self._core = Core(transport.codec, transport.host, self._memory)
         try:
             self._driver.run(self._core.check_server_answers(self._settings.timeout_s))
         except BaseException:
@@ -335,7 +337,11 @@ class ShmClient:
         return self._open_core().stats()
 
     def close(self) -> None:
-        """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine."""
+        """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine.
+
+        What the path triton-shm has registered is unregistered here and nowhere else: the server keeps the memory of a
+        client that was not closed for as long as it runs. A ResourceWarning says so when such a client is garbage.
+        """
         core, self._core = self._core, None
         if core is not None and not core.is_forked:
             self._submitted.close()
@@ -351,6 +357,11 @@ class ShmClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        """Complain, as asking the server might take long, which a finalizer must not."""
+        if self._core is not None:
+            self._core.complain_unless_closed(self)
 
     def _responses(
         self,

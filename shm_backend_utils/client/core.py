@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -34,7 +35,7 @@ from .paths.staging import on_devices
 from .paths.stream import DirectStream, check_frames, guessed_rooms, ring_end
 from .paths.triton_shm import Registrations
 from .result import Result
-from .settings import LEAST_S, CallSettings
+from .settings import LEAST_S, CallSettings, left_until
 from .stats import ClientStats, Tally
 from .steps import Pause, Send, Steps, forget_locals, offloaded
 from .transports.messages import Codec
@@ -46,6 +47,7 @@ _LONG_COPY: Final = 4 * 2**20
 _CLOSING_S: Final = 5.0
 _CLOSING_ROUND_S: Final = 0.02
 _MOST_ATTEMPTS: Final = 3
+_BUSY_PAUSE_S: Final = 0.005  # a refusal takes less than a millisecond
 
 T = TypeVar("T")
 
@@ -112,6 +114,16 @@ class Core:
     def has_registrations(self) -> bool:
         """Whether memory of this client is registered at the server."""
         return not self._registrations.is_empty
+
+    def complain_unless_closed(self, client: object) -> None:
+        """Issue a ResourceWarning if the client, which is garbage now, has left memory of its own at the server."""
+        if self.has_registrations and not self._is_closed and not self.is_forked:
+            warnings.warn(
+                f"a {type(client).__name__} was not closed: the server keeps the memory that it has registered there; "
+                "call close(), or use it in a with statement",
+                ResourceWarning,
+                stacklevel=2,
+            )
 
     def check_server_answers(self, timeout_s: float) -> Steps[None]:
         """Raise ServerUnavailableError or DeadlineExceededError unless there is a server."""
@@ -206,6 +218,23 @@ class Core:
             call = again
         raise AssertionError("the last attempt returns or raises")
 
+    def send_prepared(self, call: OpenCall, timeout_s: float) -> Steps[Result]:
+        """Make one request of a call that the user has filled; again, in the same memory, where somebody just held it.
+
+        That is a late request, while it is being refused, or the client's own doubt about it: no model is at work.
+        """
+        deadline = time.monotonic() + timeout_s
+        for _ in range(_MOST_ATTEMPTS - 1):
+            try:
+                return (yield from self.send(call, left_until(deadline)))
+            except InferenceError as error:
+                if not _was_busy(call, error) or time.monotonic() + _BUSY_PAUSE_S > deadline:
+                    raise
+                _LOG.info("a request to model %r is sent again, as its slot was in use", call.known.spec.name)
+            yield Pause(_BUSY_PAUSE_S)
+            self.tally.retried()
+        return (yield from self.send(call, left_until(deadline)))
+
     def send(self, call: OpenCall, timeout_s: float) -> Steps[Result]:
         """Make one request of a call, and learn from it."""
         if self._is_closed:
@@ -242,7 +271,7 @@ class Core:
                 return call.known
             self.paths.refuse(call.known, exchange.path, str(error))
             return call.known if settings.path == "auto" else None
-        if code_in(str(error)) == SlotInUseError.code and exchange.did_not_start(error):
+        if _was_busy(call, error):
             return call.known
         renewed = yield from self._look_again(settings)
         if renewed is call.known:
@@ -346,6 +375,11 @@ class Core:
             raise
         self.tally.retried()
         return OpenCall(call.settings, known, exchange, call.wanted, call.output_devices)
+
+
+def _was_busy(call: OpenCall, error: ShmError) -> bool:
+    """Return whether a request was refused because somebody held its slot, and has not started."""
+    return code_in(str(error)) == SlotInUseError.code and call.exchange.did_not_start(error)
 
 
 def _on_host(source: Source) -> AnyInput:

@@ -110,7 +110,7 @@ class _Prepared:
             )
         try:
             with self._core.tally.failures():
-                return (yield from self._core.send(self._call, patience_s))
+                return (yield from self._core.send_prepared(self._call, patience_s))
         finally:
             self._in_use.release()
 

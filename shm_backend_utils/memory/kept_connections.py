@@ -17,7 +17,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Final
 from urllib.parse import urlsplit
 
-__all__ = ["KeptConnections"]
+__all__ = ["KeptConnections", "connect"]
 
 _MOST: Final = 1 << 16  # bytes of an answer
 _END_OF_HEAD: Final = b"\r\n\r\n"
@@ -108,13 +108,8 @@ class _Connection:
 
     def __init__(self, url: str, timeout_s: float) -> None:
         place = urlsplit(url)
-        kind = _SCHEMES.get(place.scheme)
-        if kind is None or not place.hostname:
-            raise ValueError(f"{url!r} is no URL of an HTTP server")
-        connection = kind(place.hostname, place.port, timeout=timeout_s)
-        connection.connect()
         self.count = 0
-        self._socket: socket.socket = connection.sock
+        self._socket: socket.socket = connect(url, timeout_s).sock
         if place.scheme == "http":  # the kernel keeps the time, without a system call more for each wait
             self._socket.settimeout(None)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout_s))
@@ -172,6 +167,23 @@ class _Connection:
         if received > _MOST:
             raise HTTPException("an answer that is too long")
         return self._receive()
+
+
+def connect(url: str, timeout_s: float) -> HTTPConnection:
+    """Connect to the server of a URL, by no proxy: whatever ``http_proxy`` names must not speak for the server.
+
+    Raises
+    ------
+    OSError, http.client.HTTPException, ValueError
+        It is no URL, or nobody is there.
+    """
+    place = urlsplit(url)
+    kind = _SCHEMES.get(place.scheme)
+    if kind is None or not place.hostname:
+        raise ValueError(f"{url!r} is no URL of an HTTP server")
+    connection: HTTPConnection = kind(place.hostname, place.port, timeout=timeout_s)
+    connection.connect()
+    return connection
 
 
 def _timeval(seconds: float) -> bytes:

@@ -6,24 +6,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any, Final
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
 from ..errors import MachineError
-from .kept_connections import KeptConnections
+from .kept_connections import KeptConnections, connect
+from .reply_in_time import ReplyInTime
 
 __all__ = ["Registration", "StatusEndpoint", "fetch_json", "fetch_registrations"]
 
 _TIMEOUT_S: Final = 5.0
 _SPELT_AS_IT_IS: Final = re.compile(r"[\w.~-]+", re.ASCII)  # in a URL, which Triton does not decode
-_PIECE: Final = 1 << 20  # bytes
 _MOST_AT_ONCE: Final = 4  # questions, each over a connection
 
 
@@ -124,7 +126,7 @@ def fetch_registrations(server_url: str) -> dict[str, Registration]:
 
 
 def fetch_json(url: str) -> Any:
-    """Return what the server answers, by no proxy: whatever ``http_proxy`` names must not speak for the server.
+    """Return what the server answers, however it does, within some 5 s after it was reached.
 
     Raises
     ------
@@ -133,15 +135,14 @@ def fetch_json(url: str) -> Any:
     OSError, http.client.HTTPException, ValueError
         Nobody answers there, or not in JSON.
     """
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    deadline = time.monotonic() + _TIMEOUT_S
-    pieces = []
-    with direct.open(url, timeout=_TIMEOUT_S) as reply:
-        while piece := reply.read1(_PIECE):  # the timeout is for each piece of an answer
-            pieces.append(piece)
-            if time.monotonic() > deadline:
-                raise TimeoutError
-    return json.loads(b"".join(pieces))
+    with contextlib.closing(connect(url, _TIMEOUT_S)) as connection:
+        deadline = time.monotonic() + _TIMEOUT_S
+        connection.request("GET", urlsplit(url).path, headers={"Connection": "close"})
+        reply = ReplyInTime(connection.sock, deadline)
+        reply.begin()
+        if reply.status != HTTPStatus.OK:
+            raise HTTPError(url, reply.status, reply.reason, reply.headers, reply)
+        return json.loads(reply.read())
 
 
 def _registration_of(region: Any) -> Registration:

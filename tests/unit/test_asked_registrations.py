@@ -280,6 +280,22 @@ def test_a_list_that_drips_is_not_waited_for_to_its_end(length: bytes, monkeypat
         assert time.monotonic() - began < 1.5
 
 
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nX: "], ids=["status", "header"])
+def test_a_head_that_drips_is_not_waited_for_to_its_end(head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TIMEOUT_S", 0.3)
+
+    def answer(connection: socket.socket) -> None:
+        for byte in head + b"x" * 200:
+            connection.sendall(bytes([byte]))
+            time.sleep(0.03)
+
+    with listener(answer) as url:
+        began = time.monotonic()
+        with pytest.raises(MachineError):
+            StatusEndpoint(url).all()
+        assert time.monotonic() - began < 1.5
+
+
 def test_an_endless_answer_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TIMEOUT_S", 0.5)
 

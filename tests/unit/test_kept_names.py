@@ -164,6 +164,19 @@ def test_a_name_is_asked_for_by_every_request(session: ShmSession, server: Serve
     assert kept(session) == (1, 1, 1)
 
 
+def test_a_name_that_stands_for_more_than_may_be_mapped_has_nothing_given_memory(
+    monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
+    key = f"foreign-{os.getpid()}-{secrets.token_hex(8)}"
+    (SHM / key).touch()
+    os.truncate(SHM / key, 8192)
+    server.registered["holes"] = Registration(key, 0, 8192)
+    limit = {"SHM_MAX_MAPPED_BYTES": "4096"}
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")], parameters=limit) as session:
+        assert code_of(session, named("holes")) == "shm:machine"
+    assert (SHM / key).stat().st_blocks == 0
+
+
 def test_a_trusted_name_is_asked_for_once_while_it_holds(trusting: ShmSession, server: Server) -> None:
     server.register("mine", 3)
     for _ in range(5):

@@ -14,7 +14,7 @@ from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.options import check_path
 from shm_backend_utils.client.paths.choice import PathChooser, is_this_machine
 from shm_backend_utils.client.paths.triton_shm import Registrations
-from shm_backend_utils.client.steps import Send, Steps
+from shm_backend_utils.client.steps import Offload, Send, Steps
 from shm_backend_utils.client.transports.http.codec import HttpCodec
 from shm_backend_utils.errors import CallerError
 from shm_backend_utils.memory.segment import PRIVATE
@@ -39,6 +39,9 @@ def run(operation: Steps[T]) -> T:
     try:
         step = next(operation)
         while True:
+            if isinstance(step, Offload):
+                step = operation.send(step.work())
+                continue
             assert isinstance(step, Send)
             step = operation.throw(InferenceError("Unable to open shared memory region: 'its key'"))
     except StopIteration as end:

@@ -15,8 +15,9 @@ import pytest
 
 from shm_backend_utils.client import AsyncShmClient, DeadlineExceededError, PoolOptions, ShmClient, aio, client
 from shm_backend_utils.client.errors import deadline_exceeded
+from shm_backend_utils.client.paths import choice
 from shm_backend_utils.client.submitted import SubmittedCalls
-from shm_backend_utils.memory import segment
+from shm_backend_utils.memory import segment, shared_file
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import FakeTransport
 
@@ -163,6 +164,25 @@ def test_a_prepared_call_whose_memory_the_server_has_forgotten_ends_in_time(
         assert not in_time(lambda: call.infer(timeout_s=TIMEOUT_S))
 
 
+def test_a_host_name_that_nobody_can_tell_the_meaning_of_keeps_no_other_task_waiting(
+    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = threading.Event()
+    monkeypatch.setattr(choice, "is_this_machine", lambda _: told.wait(10 * TIMEOUT_S))
+
+    async def call() -> None:
+        async with an_async_client(transport, monkeypatch) as made:
+            begin = time.monotonic()
+            asked = asyncio.ensure_future(made.infer("m", {"IN0": X}, timeout_s=TIMEOUT_S))
+            await asyncio.sleep(0.1 * TIMEOUT_S)
+            assert time.monotonic() - begin < TIMEOUT_S
+            with pytest.raises(DeadlineExceededError, match="host name was being looked up"):
+                await asked
+            told.set()
+
+    asyncio.run(call())
+
+
 def test_explain_ends_in_time(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     with a_client(transport, monkeypatch, timeout_s=TIMEOUT_S) as made:
         transport.delays_s = dict.fromkeys(PROCEDURES, 0.8 * TIMEOUT_S)
@@ -268,7 +288,8 @@ def test_new_memory_is_entered_into_page_tables_no_longer_than_a_call_may_take(
             return time.monotonic() + self.looks * TIMEOUT_S / 2
 
     clock = SlowClock()
-    monkeypatch.setattr(segment, "time", clock)
+    for module in (shared_file, segment):
+        monkeypatch.setattr(module, "time", clock)
     with a_client(transport, monkeypatch) as made:
         made.infer("m", {"IN0": X}, timeout_s=60).release()
         with pytest.raises(DeadlineExceededError, match="its memory was being made; its request was not sent"):

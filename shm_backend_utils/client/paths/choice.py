@@ -17,7 +17,8 @@ from ...protocol.layout import PAGE_SIZE
 from ..errors import MemoryRefusedError, PathUnavailableError
 from ..explanation import Check, Explanation
 from ..known_model import KnownModel
-from ..steps import Steps
+from ..settings import left_until
+from ..steps import Steps, offloaded
 from .direct import DirectExchange
 from .inline import InlineExchange
 from .triton_shm import RegisteredExchange, Registrations
@@ -99,7 +100,9 @@ class PathChooser:
     def _check_server(self, deadline: float) -> Steps[tuple[Check, ...]]:
         shared = (_DIRECT, _TRITON_SHM)
         host = self._host
-        is_here = is_this_machine(host)
+        is_here = yield from offloaded(
+            lambda: is_this_machine(host), left_until(deadline), "the server's host name was being looked up"
+        )
         here = Check("same machine?", is_here, f"{host} is this machine", shared)
         elsewhere = Check("same machine?", False, f"{host} is {_ANOTHER_MACHINE}", shared)
         try:

@@ -76,6 +76,7 @@ class SharedMemoryManager:
 
         def map_file() -> MappedRegion:
             with SharedFile.open(file, f"region {name!r}") as opened:
+                self._registry.check_room(opened)
                 return MappedRegion(SystemSegment.map_part(opened, offset, byte_size))
 
         self._registry.register(name, map_file, offset, byte_size)

@@ -18,7 +18,7 @@ by name                      registered at the server; neither one of our manage
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ...errors import MachineError, RegionGoneError, RegionRefusedError, TableError
@@ -129,10 +129,16 @@ def resolve(claim: NamedRegionClaim, found: Mapping[str, Registration], field: s
     return registration
 
 
-def open_registered(registration: Registration, config: Config, field: str) -> SystemSegment:
-    """Open what a registration stands for; raises what :func:`open_managed` raises."""
+def open_registered(
+    registration: Registration,
+    config: Config,
+    field: str,
+    check_room: Callable[[SharedFile], None] = lambda file: None,
+) -> SystemSegment:
+    """Open what a registration stands for, and give it memory; raises what :func:`open_managed` and the check raise."""
     with SharedFile.open(registration.key.removeprefix("/"), field) as file:
         _check_owner(file, config)
+        check_room(file)
         return SystemSegment.map_part(file, registration.offset, registration.byte_size)
 
 

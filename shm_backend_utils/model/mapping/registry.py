@@ -21,6 +21,7 @@ from typing import Final
 
 from ...errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
 from ...memory.descriptors import NoDescriptorsError
+from ...memory.shared_file import SharedFile
 from .mapped import MappedRegion, Slot
 
 __all__ = ["RegionStatus", "Registry"]
@@ -117,6 +118,17 @@ class Registry:
                 self.unregister(name)
                 return None
             return named.region
+
+    def check_room(self, file: SharedFile) -> None:
+        """Raise MachineError if a file cannot be mapped, whatever makes room: to be asked before it is given memory.
+
+        One that is mapped already needs no more room.
+        """
+        status = file.status
+        with self._lock:
+            alike = self._by_object.get((status.st_dev, status.st_ino), ())
+            if all(region.segment.byte_size != status.st_size for region in alike):
+                self._check_limit(status.st_size)
 
     def add_slot(self, address: str, region: MappedRegion, number: int) -> Slot:
         """Return a slot of a managed region, and remember it for as long as the region is registered."""
@@ -243,17 +255,22 @@ class Registry:
             for region in idle[: 1 + len(idle) // _SHARE_DROPPED]:
                 self.drop(region)
 
-    def _make_room(self, byte_size: int) -> None:
+    def _check_limit(self, byte_size: int) -> None:
+        """Raise MachineError if there is no room even without the regions that nobody uses."""
         limit = self._max_mapped_bytes
-        if limit is None:
-            return
-        mapped = list(self._regions)
-        in_use = sum(region.segment.byte_size for region in mapped if region.is_in_use)
-        if in_use + byte_size > limit:
+        in_use = sum(region.segment.byte_size for region in list(self._regions) if region.is_in_use)
+        if limit is not None and in_use + byte_size > limit:
             raise MachineError(
                 f"a region of {byte_size} bytes cannot be mapped: {in_use} are mapped and in use, and the limit "
                 f"(SHM_MAX_MAPPED_BYTES) is {limit}; raise it, or use smaller regions"
             )
+
+    def _make_room(self, byte_size: int) -> None:
+        limit = self._max_mapped_bytes
+        if limit is None:
+            return
+        self._check_limit(byte_size)
+        mapped = list(self._regions)
         idle = sorted((region for region in mapped if not region.is_in_use), key=_last_use, reverse=True)
         excess = sum(region.segment.byte_size for region in mapped) + byte_size - limit
         while excess > 0:

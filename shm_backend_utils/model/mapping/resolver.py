@@ -201,7 +201,8 @@ class Resolver:
             raise
 
         def open_it() -> MappedRegion:
-            return MappedRegion(policy.open_registered(found, self._config, field), pinning=self._pinning)
+            segment = policy.open_registered(found, self._config, field, self.registry.check_room)
+            return MappedRegion(segment, pinning=self._pinning)
 
         with self._lock:
             if self._registrations.get(claim.name) != found:

@@ -245,7 +245,7 @@ PROGRAMS = {
 UNUSED = {
     "an attempt to share memory that is given up there": """
         steps = client._core.paths._check_server(5.0)
-        next(steps)
+        steps.send(next(steps).work())
         def work():
             global steps
             del steps

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.model import SharedMemoryManager
-from tests.unit.manager.registering import PAGE, MakeFile, is_mapped, register, registry_of
+from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, register, registry_of
 
 
 def test_an_unused_region_makes_room(make_file: MakeFile) -> None:
@@ -77,6 +79,44 @@ def test_a_region_that_never_fits_takes_nobodys_place(make_file: MakeFile) -> No
     with pytest.raises(MachineError):
         register(manager, "large", make_file(2 * PAGE))
     assert [status.name for status in manager.status()] == ["small"]
+    manager.unregister_all()
+
+
+def test_a_region_that_does_not_fit_is_given_no_memory(make_file: MakeFile) -> None:
+    manager = SharedMemoryManager(max_mapped_bytes=3 * PAGE)
+    used = register(manager, "used", make_file())
+    registry_of(manager).begin_use(used)
+    key = make_file(0)
+    os.truncate(SHM / key, 3 * PAGE)
+    with pytest.raises(MachineError, match="a region of 12288 bytes cannot be mapped: 4096 are mapped and in use"):
+        register(manager, "holes", key, 0, 3 * PAGE)
+    assert (SHM / key).stat().st_blocks == 0
+    registry_of(manager).end_use(used)
+    register(manager, "holes", key, 0, 3 * PAGE)
+    assert (SHM / key).stat().st_blocks * 512 == 3 * PAGE
+    manager.unregister_all()
+
+
+def test_a_second_name_for_what_is_in_use_needs_no_room(make_file: MakeFile) -> None:
+    manager = SharedMemoryManager(max_mapped_bytes=PAGE)
+    key = make_file()
+    region = register(manager, "first", key)
+    registry_of(manager).begin_use(region)
+    assert register(manager, "second", key) is region
+    registry_of(manager).end_use(region)
+    manager.unregister_all()
+
+
+def test_a_file_that_has_grown_needs_room_for_all_of_it(make_file: MakeFile) -> None:
+    manager = SharedMemoryManager(max_mapped_bytes=2 * PAGE)
+    key = make_file()
+    region = register(manager, "first", key)
+    registry_of(manager).begin_use(region)
+    os.truncate(SHM / key, 2 * PAGE)
+    with pytest.raises(MachineError, match="a region of 8192 bytes cannot be mapped"):
+        register(manager, "second", key, 0, 2 * PAGE)
+    assert (SHM / key).stat().st_blocks * 512 == PAGE
+    registry_of(manager).end_use(region)
     manager.unregister_all()
 
 

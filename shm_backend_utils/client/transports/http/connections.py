@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import select
 import socket
 import ssl
 import time
 from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
-from typing import Any, Final
+from typing import Final
 
 from ....errors import ClosedError
+from ....memory.reply_in_time import ReplyInTime
 from ...errors import deadline_exceeded, unavailable
 from .codec import Answer
 
@@ -73,7 +73,7 @@ class HttpConnections:
             self._in_use.add(sock)
             self._check_is_open()  # whoever closed before this was in use has not hung up on it
             _wait_at_most_until(deadline, connection)
-            connection.response_class = functools.partial(_ResponseInTime, deadline=deadline)  # type: ignore[assignment]
+            connection.response_class = functools.partial(ReplyInTime, deadline=deadline)  # type: ignore[assignment]
             connection.request(method, f"{self._base}{path}", body, {**headers})
             response = connection.getresponse()
             answer = Answer(
@@ -160,32 +160,3 @@ def _read(response: HTTPResponse) -> bytes:
     if response.length:  # read1 takes what there is for all
         raise IncompleteRead(b"", response.length)
     return b"".join(pieces)
-
-
-class _ResponseInTime(HTTPResponse):
-    """An answer that must have come as a whole by a moment: a socket's timeout is for each piece of it, anew."""
-
-    def __init__(self, sock: socket.socket, deadline: float, **named: Any) -> None:
-        super().__init__(sock, **named)
-        self.fp = io.BufferedReader(_ReaderInTime(sock, self.fp.detach(), deadline))
-
-
-class _ReaderInTime(io.RawIOBase):
-    def __init__(self, sock: socket.socket, raw: io.RawIOBase, deadline: float) -> None:
-        self._socket = sock
-        self._raw = raw
-        self._deadline = deadline
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        left_s = self._deadline - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        self._socket.settimeout(left_s)
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
