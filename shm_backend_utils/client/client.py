@@ -46,8 +46,8 @@ class ShmClient:
     timeout_s : float
         How long a call may take, in seconds, where it does not say otherwise. It bounds the whole call: what is asked
         about the model, the wait for memory, the copy of the inputs, and all requests together. The slack is what
-        cannot be broken off: a copy that has begun, the next 128 MiB of new memory, a model's GPU that is still at work
-        in the memory (``SHM_GPU_EVENTS``), and the look-up of the server's host name.
+        cannot be broken off: a copy that has begun, the next 128 MiB of new memory, and the look-up of the server's
+        host name.
     path : str
         ``"auto"``: ``"direct"`` where the model declares it and the memory can be shared, else ``"triton-shm"``, else
         ``"inline"``. One of these by name: that, or an error.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,12 +16,15 @@ __all__ = ["MOST_NAMES", "CurrentRegistrations"]
 
 MOST_NAMES: Final = 4_096
 """From so many answers on, all are forgotten."""
+_TRY_AGAIN_S: Final = 5.0
+_LOG: Final = logging.getLogger(__name__)
 
 
 class CurrentRegistrations:
     """Answers of a status endpoint, kept while nobody opens or lets go of an object in /dev/shm. Thread-safe.
 
-    Without a watch on /dev/shm, which takes one of the user's inotify instances, every question goes to the server.
+    Without a watch on /dev/shm, which takes one of the user's inotify instances, every question goes to the server; the
+    log says so, and now and then it is tried again.
 
     Parameters
     ----------
@@ -30,6 +36,7 @@ class CurrentRegistrations:
         self._endpoint = endpoint
         self._lock = threading.Lock()
         self._watch: ObjectWatch | None = None
+        self._try_again = -math.inf  # by time.monotonic()
         self._answers: dict[str, Registration] = {}
 
     def find(self, names: Sequence[str]) -> dict[str, Registration]:
@@ -44,15 +51,19 @@ class CurrentRegistrations:
     def look(self) -> dict[str, Registration]:
         """Forget all answers if there are news; return those that hold, to which others may be added."""
         with self._lock:
-            try:
+            if self._watch is None:
+                self._watch = self._new_watch()
                 if self._watch is None:
-                    self._watch = ObjectWatch()
-                elif not self._watch.has_news() and len(self._answers) < MOST_NAMES:
-                    return self._answers
-            except OSError:
-                return {}
+                    return {}
+            elif not self._watch.has_news() and len(self._answers) < MOST_NAMES:
+                return self._answers
             self._answers = {}
             return self._answers
+
+    def forget(self) -> None:
+        """Forget all answers."""
+        with self._lock:
+            self._answers = {}
 
     def close(self) -> None:
         """Forget all answers, and stop watching. Later questions begin anew."""
@@ -61,3 +72,19 @@ class CurrentRegistrations:
                 self._watch.close()
                 self._watch = None
             self._answers = {}
+
+    def _new_watch(self) -> ObjectWatch | None:
+        now = time.monotonic()
+        if now < self._try_again:
+            return None
+        try:
+            return ObjectWatch()
+        except OSError as error:
+            if self._try_again < 0:
+                _LOG.warning(
+                    "nothing tells when something happens in /dev/shm (%s), so every request has the server asked what "
+                    "names stand for; see sysctl fs.inotify.max_user_instances",
+                    error,
+                )
+            self._try_again = now + _TRY_AGAIN_S
+            return None

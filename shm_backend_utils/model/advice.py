@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
 
 import numpy as np
 
 from ..dtypes import BYTES
 from ..model_spec import PATHS_PARAMETER, ModelSpec
-from .config import PARAMETERS
 
 __all__ = ["advice"]
 
-_PREFIX: Final = "SHM"
 
-
-def advice(config: Mapping[str, Any], spec: ModelSpec, *, stub_reads_numpy: bool) -> Iterator[str]:
-    """Tell what keeps clients from a session's model, what its parameters do not do, and what its strings will do.
+def advice(spec: ModelSpec, *, stub_reads_numpy: bool) -> Iterator[str]:
+    """Tell what keeps clients from a session's model, and what its strings will do.
 
     Parameters
     ----------
-    config : mapping
-        The model's configuration in JSON.
     spec : ModelSpec
-        The same, read.
+        The model's configuration.
     stub_reads_numpy : bool
         Whether Triton's stub was built for the NumPy that the model has.
 
@@ -42,11 +35,6 @@ def advice(config: Mapping[str, Any], spec: ModelSpec, *, stub_reads_numpy: bool
         obstacle = spec.obstacle_in_inputs()
         if obstacle is not None:
             yield f"the same goes for this: {obstacle}"
-    for name in config.get("parameters", {}):
-        if name.upper().startswith(_PREFIX) and name not in PARAMETERS:
-            close = difflib.get_close_matches(name.upper(), PARAMETERS, n=1)
-            meant = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(PARAMETERS))}"
-            yield f"the parameter {name} of model {spec.name!r} means nothing{meant}"
     if not stub_reads_numpy:
         strings = [name for each in (spec.inputs, spec.outputs) for name, t in each.items() if t.dtype is BYTES]
         if strings:

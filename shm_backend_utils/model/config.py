@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from ..errors import ModelError
 from ..model_spec import PATHS_PARAMETER, UIDS_PARAMETER
+from .server_address import url_of_parent
 
 __all__ = ["PARAMETERS", "Config"]
 
@@ -32,9 +34,8 @@ PARAMETERS: Final = frozenset(
 )
 """All that this package reads of a model's ``config.pbtxt``."""
 
+_PREFIX: Final = "SHM_"
 _ROOT: Final = 0
-_DEFAULT_HTTP_PORT: Final = "8000"
-_DEFAULT_SERVER_URL: Final = f"http://localhost:{_DEFAULT_HTTP_PORT}"
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,13 @@ class Config:
         Whether requests may name regions that are registered at the server. ``SHM_FOREIGN_REGIONS``: ``registered``,
         the default, or ``off``.
     checks_registrations : bool
-        Whether the server is asked what such a name stands for by every request that has one. ``SHM_REGISTRATIONS``:
-        ``checked``, the default; or ``trusted``: it is asked when the file is gone, and every 5 s. For so long a name
-        that was given to other memory may mean the old one.
+        Whether such a name means what the server says when the request comes: it is asked anew when something was
+        opened or let go of in /dev/shm. ``SHM_REGISTRATIONS``: ``checked``, the default; or ``trusted``: it is asked
+        when the file is gone, and every 5 s. Until it has answered, a name that was given to other memory may mean the
+        old one.
     server_url : str
-        Where the server tells what is registered. ``SHM_SERVER_URL``; by default what the server was started with.
+        Where the server tells what is registered; empty if that is not known, and then names mean nothing.
+        ``SHM_SERVER_URL``; by default where the server that has started this process serves HTTP.
     max_mapped_bytes : int or None
         How much may be mapped at once; None for no limit. ``SHM_MAX_MAPPED_BYTES``.
     gpu_events : bool
@@ -64,7 +67,7 @@ class Config:
         How long a stream waits for its client to release a frame. ``SHM_STREAM_PATIENCE_S``: seconds, by default 30.
     stream_total_patience_s : float
         How long it does so for all its frames together: so long can clients that read slowly hold an instance.
-        ``SHM_STREAM_TOTAL_PATIENCE_S``: seconds, by default 300.
+        ``SHM_STREAM_TOTAL_PATIENCE_S``: seconds, by default 300, or what it waits for one frame, if that is more.
     pin_host_memory : bool
         Whether mapped regions of the host are registered with CUDA. ``SHM_PIN_HOST_MEMORY``: ``true`` or ``false``, the
         default.
@@ -78,7 +81,7 @@ class Config:
     allowed_uids: frozenset[int] | None = frozenset({os.geteuid(), _ROOT})
     foreign_regions: bool = True
     checks_registrations: bool = True
-    server_url: str = _DEFAULT_SERVER_URL
+    server_url: str = ""
     max_mapped_bytes: int | None = None
     gpu_events: bool = False
     pin_host_memory: bool = False
@@ -94,7 +97,7 @@ class Config:
         Raises
         ------
         ModelError
-            A parameter has a value that means nothing; the message names it. Or answers are cached.
+            A parameter has a name or a value that means nothing; the message names it. Or answers are cached.
         """
         if config.get("response_cache", {}).get("enable"):
             raise ModelError(
@@ -102,20 +105,51 @@ class Config:
                 "would leave the client's memory as it was; remove response_cache from config.pbtxt"
             )
         parameters = config.get("parameters", {})
-        texts = {name: parameters[name].get("string_value", "") for name in parameters if name.startswith("SHM_")}
+        _check_names(parameters)
+        texts = {name: parameters[name].get("string_value", "") for name in parameters if name in PARAMETERS}
+        patience_s = _seconds(texts, "SHM_STREAM_PATIENCE_S", cls.stream_patience_s)
+        total_patience_s = _seconds(texts, "SHM_STREAM_TOTAL_PATIENCE_S", max(cls.stream_total_patience_s, patience_s))
+        if total_patience_s < patience_s:
+            raise ModelError(
+                f"parameter SHM_STREAM_TOTAL_PATIENCE_S is {total_patience_s:g}, and SHM_STREAM_PATIENCE_S, for one "
+                f"frame, {patience_s:g}; expected at least as much for all of them"
+            )
         return cls(
             allowed_uids=_allowed_uids(texts),
             foreign_regions=_is_first_of(texts, "SHM_FOREIGN_REGIONS", "registered", "off"),
             checks_registrations=_is_first_of(texts, "SHM_REGISTRATIONS", "checked", "trusted"),
-            server_url=texts.get("SHM_SERVER_URL") or _url_of_parent() or _DEFAULT_SERVER_URL,
+            server_url=_server_url(texts),
             max_mapped_bytes=_max_mapped_bytes(texts),
             gpu_events=_is_on(texts, "SHM_GPU_EVENTS"),
             pin_host_memory=_is_on(texts, "SHM_PIN_HOST_MEMORY"),
-            stream_patience_s=_seconds(texts, "SHM_STREAM_PATIENCE_S", cls.stream_patience_s),
-            stream_total_patience_s=_seconds(texts, "SHM_STREAM_TOTAL_PATIENCE_S", cls.stream_total_patience_s),
+            stream_patience_s=patience_s,
+            stream_total_patience_s=total_patience_s,
             metrics=_is_on(texts, "SHM_METRICS"),
             debug=_is_on(texts, "SHM_DEBUG"),
         )
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Raise ModelError for a name that begins as ours do and is none: what was meant would go without a word."""
+    for name in names:
+        if name.upper().startswith(_PREFIX) and name not in PARAMETERS:
+            close = difflib.get_close_matches(name.upper(), PARAMETERS, n=1)
+            expected = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(sorted(PARAMETERS))}"
+            raise ModelError(f"config.pbtxt has a parameter {name}, which means nothing; {expected}")
+
+
+def _server_url(texts: Mapping[str, str]) -> str:
+    text = texts.get("SHM_SERVER_URL")
+    if text is None:
+        return url_of_parent() or ""
+    try:
+        place = urlsplit(text)
+        is_url = place.scheme in ("http", "https") and place.hostname is not None and place.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ModelError(f"parameter SHM_SERVER_URL is {text!r}; expected http://HOST:PORT")
+    return text
 
 
 def _allowed_uids(texts: Mapping[str, str]) -> frozenset[int] | None:
@@ -149,8 +183,8 @@ def _max_mapped_bytes(texts: Mapping[str, str]) -> int | None:
     text = texts.get("SHM_MAX_MAPPED_BYTES")
     if text is None:
         return None
-    if not text.strip().isdecimal():
-        raise ModelError(f"parameter SHM_MAX_MAPPED_BYTES is {text!r}; expected a number of bytes")
+    if not text.strip().isdecimal() or not int(text):
+        raise ModelError(f"parameter SHM_MAX_MAPPED_BYTES is {text!r}; expected a number of bytes, more than 0")
     return int(text)
 
 
@@ -165,23 +199,3 @@ def _seconds(texts: Mapping[str, str], name: str, default: float) -> float:
     if not 0 < seconds < math.inf:
         raise ModelError(f"parameter {name} is {text!r}; expected seconds, more than 0")
     return seconds
-
-
-def _url_of_parent() -> str | None:
-    """Return where the tritonserver that started this stub serves HTTP, by its command line, if that can be read."""
-    try:
-        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
-    except OSError:
-        return None
-    port = _option(words, "--http-port") or _DEFAULT_HTTP_PORT
-    address = _option(words, "--http-address")
-    return f"http://{'localhost' if address in (None, '0.0.0.0', '::') else address}:{port}"
-
-
-def _option(words: list[str], name: str) -> str | None:
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word == name:
-            return following
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return None

@@ -1,13 +1,12 @@
 """What a session with SHM_DEBUG does besides: it finds outputs that were not written, and writes beyond outputs.
 
-Memory that is handed out for an output is filled with a pattern, random each time, and what lies beside it is noted.
-When the call commits, neither may the one still be there, nor the other have changed. Of GPUs' memory nothing is told.
+Memory that is handed out for an output is filled with random bytes, and what lies beside it is noted. When the call
+commits, neither may the one still be there, nor the other have changed. Of GPUs' memory nothing is told.
 """
 
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -26,34 +25,36 @@ from .mapping.memory import HostMemory
 from .metrics import MeasuredCall
 from .modes.gathering import Gathering, with_rows
 from .modes.stream import StreamCall
+from .poison import Poison
 
 __all__ = ["DEBUGGED", "PLAIN", "Classes"]
 
 _GUARD: Final = 256
 """Bytes on each side of an output that are looked after, if so many belong to nobody."""
-_WORD: Final = 8
-"""Bytes of the pattern. By chance a model writes them once in 2^64 words; smaller outputs are not judged."""
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class GuardedMemory:
-    """The memory of one output, filled with a pattern, and what lies beside it.
+    """The memory of one output, filled with random bytes, and what lies beside it.
 
     Parameters
     ----------
     name : str
         The output's.
+    item_size : int
+        Bytes of its elements.
     data : numpy.ndarray of uint8
         Its memory.
     beside : iterable of numpy.ndarray of uint8
         What nobody may write to before :meth:`check_guards`.
     """
 
-    def __init__(self, name: str, data: Bytes, beside: Iterable[Bytes]) -> None:
+    def __init__(self, name: str, item_size: int, data: Bytes, beside: Iterable[Bytes]) -> None:
         self._name = name
+        self._item_size = item_size
         self._data = data
-        self._pattern = _fill(data)
+        self._poison = Poison(data)
         self._guards = [(guard, guard.copy()) for guard in beside if guard.nbytes]
 
     @classmethod
@@ -63,8 +64,8 @@ class GuardedMemory:
         whole = np.empty(byte_size + 2 * _GUARD, np.uint8)
         parts = np.split(whole, [_GUARD, _GUARD + byte_size])
         for guard in (parts[0], parts[2]):
-            _fill(guard)
-        return cls(name, parts[1], [parts[0], parts[2]]), np.ndarray(shape, dtype.numpy, whole, _GUARD)
+            Poison(guard)
+        return cls(name, dtype.itemsize, parts[1], [parts[0], parts[2]]), np.ndarray(shape, dtype.numpy, whole, _GUARD)
 
     def is_of(self, view: TensorView) -> bool:
         """Return whether a view is of this very memory."""
@@ -84,24 +85,14 @@ class GuardedMemory:
 
     def check_written(self) -> None:
         """Raise ModelError if some of the memory is as it was handed out."""
-        words = self._data[: self._data.nbytes // _WORD * _WORD].view(np.uint64)
-        left = int(np.count_nonzero(words == self._pattern)) * _WORD
+        left = self._poison.left(self._item_size)
         if left:
             raise ModelError(
-                f"model.py asked for output {self._name!r} and has not written {left} of its {self._data.nbytes} "
-                "bytes, where the client would find what was there before; write into the memory that call.output() "
-                "returns (np.multiply(x, 2, out=y), y[...] = x), or give an array by call.put()"
+                f"model.py asked for output {self._name!r} and has not written {left} of its "
+                f"{self._data.nbytes // self._item_size} elements, where the client would find what was there before; "
+                "write into the memory that call.output() returns (np.multiply(x, 2, out=y), y[...] = x), or give an "
+                "array by call.put()"
             )
-
-
-def _fill(data: Bytes) -> int:
-    """Fill memory with a random pattern, and return that as one number."""
-    secret = np.frombuffer(secrets.token_bytes(_WORD), np.uint8)
-    pattern = int(secret.view(np.uint64)[0])
-    end = data.nbytes // _WORD * _WORD
-    data[:end].view(np.uint64)[...] = pattern
-    data[end:] = secret[: data.nbytes - end]
-    return pattern
 
 
 class DebugCall(Call):
@@ -123,7 +114,7 @@ class DebugCall(Call):
             if not isinstance(memory, HostMemory):
                 return view
             data = memory.bytes()[place.offset : place.offset + place.byte_size]
-            guarded = GuardedMemory(name, data, self._beside(place, memory))
+            guarded = GuardedMemory(name, place.dtype.itemsize, data, self._beside(place, memory))
         self._guarded[name] = guarded
         return view
 
@@ -149,7 +140,7 @@ class DebugCall(Call):
         everything, room = memory.bytes(), self._rooms[place.name]
         begin, end = place.offset, place.offset + room.byte_size
         slack = everything[begin + place.byte_size : min(end, begin + place.byte_size + _GUARD)]
-        _fill(slack)
+        Poison(slack)
         before, behind = self._unused_beside(place.region, begin, end)
         return [everything[max(before, begin - _GUARD) : begin], slack, everything[end : min(behind, end + _GUARD)]]
 
@@ -193,7 +184,7 @@ class DebugGathering(Gathering):
         whole = TensorView(name, array, dtype, TRITON)
         for rows, part in with_rows(whole, parts):
             if not isinstance(part, DeviceView):
-                # Its pattern, as bytes whatever they mean: each call knows its own.
+                # Its random bytes, whatever they mean: each call knows its own.
                 rows.reshape(-1).view(np.uint8)[...] = part.numpy().reshape(-1).view(np.uint8)
         return whole
 

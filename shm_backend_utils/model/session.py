@@ -78,7 +78,7 @@ class ShmSession:
     def from_args(cls, args: Mapping[str, str], cuda: CudaAccess | None = None) -> ShmSession:
         """Make the session from what Triton passes to ``initialize``.
 
-        What keeps clients from the model, and parameters that mean nothing, are told by the server's log.
+        What keeps clients from the model is told by the server's log.
 
         Parameters
         ----------
@@ -102,7 +102,7 @@ class ShmSession:
         version = args.get("model_version", "")
         spec = ModelSpec.from_config(config)
         session = cls(spec, Config.from_config(config), cuda, device, version)
-        for line in advice(config, spec, stub_reads_numpy=session._backend.reads_numpy):
+        for line in advice(spec, stub_reads_numpy=session._backend.reads_numpy):
             session._backend.log_warning(line)
         return session
 

@@ -122,14 +122,29 @@ class TritonBackend:
     def request(
         self, model: str, version: str, tensors: Iterable[Any], outputs: Iterable[str], parameters: Mapping[str, Any]
     ) -> Any:
-        """Return a request to another model of this server."""
-        return self._pb_utils.InferenceRequest(
-            model_name=model,
-            model_version=int(version) if version else _NEWEST,
-            inputs=list(tensors),
-            requested_output_names=list(outputs),
-            parameters=dict(parameters),
-        )
+        """Return a request to another model of this server.
+
+        Raises
+        ------
+        ModelError
+            A parameter has a value that this Triton does not pass on.
+        """
+        try:
+            return self._pb_utils.InferenceRequest(
+                model_name=model,
+                model_version=int(version) if version else _NEWEST,
+                inputs=list(tensors),
+                requested_output_names=list(outputs),
+                parameters=dict(parameters),
+            )
+        except Exception:
+            for name, value in parameters.items():
+                if not isinstance(value, str | int):
+                    raise ModelError(
+                        f"parameter {name!r} is {value!r}, which this Triton does not pass on from model to model; "
+                        "expected a str, a bool or an int"
+                    ) from None
+            raise
 
     def execute(self, request: Any) -> Any:
         """Have another model execute a request, and return its response."""

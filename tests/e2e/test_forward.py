@@ -193,6 +193,13 @@ def test_parameters_and_version_reach_the_other_model_and_nothing_of_the_protoco
         ("forward_into", "repeat", {"times": 2}, "as FP32 of shape [8], but the memory for it is FP32 of shape [4]"),
         ("forward_into", "repeat", {"times": 0}, "as FP32 of shape [0], but the memory for it is FP32 of shape [4]"),
         ("forward", "words", {}, "has no input 'X'; it has WORDS"),
+        (
+            "forward",
+            "identity",
+            {"ratio": 0.5},
+            "parameter 'ratio' is 0.5, which this Triton does not pass on",
+        ),
+        ("forward", "unaware", {"ratio": 0.5}, "parameter 'ratio' is 0.5, which this Triton does not pass on"),
         ("forward", "frames_of", {"count": 1}, "frames_of"),
         ("forward", "countdown", {"count": 1}, "countdown"),
         ("forward", "delegate", {}, "model 'delegate' would be called on its own behalf (delegate → delegate)"),

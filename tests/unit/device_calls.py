@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -25,11 +25,12 @@ from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArra
 from tests.unit.claims_of import claim_of_allocation
 from tests.unit.table_client import Client as HostClient
 
-__all__ = ["DEVICE", "HOST", "LONG_NAME", "LONG_SHAPE", "Client", "session_on"]
+__all__ = ["DEVICE", "HOST", "LONG_NAME", "LONG_SHAPE", "SHORTER_NAME", "Client", "session_on"]
 
-LONG_NAME: Final = "L" * 1700
+SHORTER_NAME: Final = "L" * 1664
+LONG_NAME: Final = f"{SHORTER_NAME}L"
 LONG_SHAPE: Final = (*(1,) * 31, 4)
-"""Those of an output that leave room for nothing else in a slot's record."""
+"""Those of an output that leave room for an event in a slot's record to the byte, and for none."""
 DEVICE: Final = 0
 HOST: Final = -1
 SLOTS: Final = 4
@@ -42,16 +43,18 @@ _SPEC: Final = ModelSpec.from_config(
         "input": [{"name": "X", **_TENSOR}],
         "output": [
             *({"name": name, **_TENSOR} for name in ("Y", "Z")),
-            {"name": LONG_NAME, **_TENSOR, "dims": [-1] * len(LONG_SHAPE)},
+            {"name": "WORDS", **_TENSOR, "data_type": "TYPE_STRING"},
+            *({"name": name, **_TENSOR, "dims": [-1] * len(LONG_SHAPE)} for name in (SHORTER_NAME, LONG_NAME)),
         ],
     }
 )
 
 
-def session_on(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ShmSession:
-    """Return a session of model `m`, with input X and outputs Y and Z of FP32, and of an instance on GPU 0."""
+def session_on(cuda: FakeCuda | Callable[[], FakeCuda], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ShmSession:
+    """Return a session of model `m`, with input X and outputs Y and Z of FP32, and WORDS; its instance is on GPU 0."""
     monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
-    return ShmSession(_SPEC, Config(**settings), CudaAccess(lambda: cuda), DEVICE)
+    load = cuda if callable(cuda) else lambda: cuda
+    return ShmSession(_SPEC, Config(**settings), CudaAccess(load), DEVICE)
 
 
 class Client:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaError
 from shm_backend_utils.testing.fake_cuda.memory import KEY_PREFIX
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, LiveCounts
@@ -31,6 +32,7 @@ __all__ = [
     "objects_of",
     "run_python",
     "runtime_that_gives_all_back",
+    "that_nobody_loads",
 ]
 
 SIZE: Final = 1000
@@ -47,6 +49,18 @@ def runtime_that_gives_all_back() -> Iterator[FakeCuda]:
     if cuda.live != LiveCounts():
         gc.collect()  # what only waits for the collector is no leak
     assert cuda.live == LiveCounts()
+
+
+@contextlib.contextmanager
+def that_nobody_loads(cuda: FakeCuda) -> Iterator[CudaAccess]:
+    loaded: list[FakeCuda] = []
+
+    def load() -> FakeCuda:
+        loaded.append(cuda)
+        return cuda
+
+    yield CudaAccess(load)
+    assert loaded == []
 
 
 @contextlib.contextmanager

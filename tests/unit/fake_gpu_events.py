@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 
+from shm_backend_utils.memory.cuda.events import Event, EventListener
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 
-__all__ = ["PATIENCE_S", "live_events", "unfinished_work"]
+__all__ = ["PATIENCE_S", "live_events", "unfinished_work", "wait_on_host"]
 
 PATIENCE_S = 20.0
 
@@ -16,6 +18,13 @@ PATIENCE_S = 20.0
 def live_events(cuda: FakeCuda) -> int:
     """Return how many events a runtime has made or opened, and not destroyed."""
     return len(cuda._events)
+
+
+def wait_on_host(listener: EventListener, events: Iterable[Event]) -> None:
+    """Wait until events of other processes are done."""
+    given = list(events)
+    while not listener.are_done(given):
+        time.sleep(0.001)
 
 
 @contextlib.contextmanager

@@ -99,7 +99,7 @@ def test_a_name_is_asked_for_each_time_over_one_connection(server: Server, endpo
 
 
 def test_names_are_asked_for_at_once_each_over_a_connection(server: Server, endpoint: StatusEndpoint) -> None:
-    names = ["mine", "yours", "theirs"]
+    names = ["mine", "yours", "hers", "theirs"]
     server.registered = {name: Registration(f"/{name}", 0, 16) for name in names}
     ready = threading.Barrier(len(names), timeout=5)
 
@@ -110,7 +110,7 @@ def test_names_are_asked_for_at_once_each_over_a_connection(server: Server, endp
     server.spoil = wait_for_the_others
     for _ in range(3):
         assert endpoint.find(names) == server.registered
-    assert len(set(server.clients)) == 3
+    assert len(set(server.clients)) == len(names)
     assert LIST not in server.asked
 
 

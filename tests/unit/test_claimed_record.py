@@ -133,6 +133,23 @@ def test_a_client_that_writes_another_table_before_the_copy_gets_all_of_that(
         slot.lease.give_back()
 
 
+@pytest.mark.parametrize("kind", [MemoryError, KeyboardInterrupt, SystemExit])
+def test_what_breaks_off_the_copy_is_told_as_it_is_and_leaves_nobody_with_the_lease(
+    client: Client, kind: type[BaseException]
+) -> None:
+    """It says nothing of the request, which may be sent again: whoever hears that one is stale does not."""
+    slot = slot_of(client)
+
+    def break_off() -> None:
+        raise kind
+
+    client.begin(client.laid_out({"X": X}, {"Y": 16}))
+    watch(slot, before_copy=break_off)
+    with pytest.raises(kind):
+        slot.claim(1)
+    assert client.is_free()
+
+
 # The size
 
 

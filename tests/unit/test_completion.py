@@ -22,9 +22,9 @@ from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.modes.completion import complete
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
-from tests.unit.device_calls import DEVICE, HOST, LONG_NAME, LONG_SHAPE, Client, session_on
-from tests.unit.fake_gpu import objects_of, runtime_that_gives_all_back
-from tests.unit.fake_gpu_events import PATIENCE_S
+from tests.unit.device_calls import DEVICE, HOST, LONG_NAME, LONG_SHAPE, SHORTER_NAME, Client, session_on
+from tests.unit.fake_gpu import objects_of, runtime_that_gives_all_back, that_nobody_loads
+from tests.unit.fake_gpu_events import PATIENCE_S, wait_on_host
 
 ON_GPU = {"Y": DEVICE, "Z": DEVICE}
 ILLEGAL = "cudaErrorIllegalAddress"
@@ -81,9 +81,8 @@ def test_every_gpu_is_waited_for_once_and_then_every_call_ends(cuda: FakeCuda) -
 
 
 def test_without_calls_no_gpu_is_asked_for(cuda: FakeCuda) -> None:
-    access = CudaAccess(lambda: cuda)
-    complete_all(access, None)
-    assert not access.is_loaded
+    with that_nobody_loads(cuda) as access:
+        complete_all(access, None)
 
 
 def test_calls_that_may_end_by_event_do_and_the_others_are_waited_for(cuda: FakeCuda) -> None:
@@ -156,7 +155,7 @@ def double_into(*names: str) -> Infer:
         x = call.input("X").cupy()
         with call.stream:
             for name in names:
-                shape = LONG_SHAPE if name == LONG_NAME else x.shape
+                shape = LONG_SHAPE if name in (SHORTER_NAME, LONG_NAME) else x.shape
                 kernel(double, x, call.device_output(name, shape, x.dtype).cupy())
 
     return infer
@@ -275,7 +274,7 @@ def test_a_response_leaves_while_the_gpu_works_and_the_client_waits_for_the_even
     with served_while_the_gpu_works(cuda, client, session_with_events, done) as finish:
         assert (done, noted(cuda, "synchronize"), client.is_over(0)) == ([], [], True)
         finish.set()
-        EventListener(client_cuda).wait(client.events(0))
+        wait_on_host(EventListener(client_cuda), client.events(0))
         assert client.output(0, "Y") == [42] * 4
 
 
@@ -284,7 +283,13 @@ def test_every_gpu_that_a_call_uses_has_an_event(
 ) -> None:
     session_with_events.serve([client.request(0, {"Y": DEVICE, "Z": 1})], double_into("Y", "Z"))
     assert [event.device_uuid for event in client.events(0)] == [cuda.device_uuid(device) for device in (0, 1)]
-    EventListener(client_cuda).wait(client.events(0))
+    wait_on_host(EventListener(client_cuda), client.events(0))
+
+
+def test_the_next_execute_records_the_event_that_there_is(client: Client, session_with_events: ShmSession) -> None:
+    for slot in (0, 1):
+        session_with_events.serve([client.request(slot, {"Y": DEVICE})], double_into("Y"))
+    assert client.events(0) == client.events(1)
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -308,6 +313,11 @@ def test_the_model_waits_where_the_client_could_not(
     values = [array.tolist() for array in response.tensors.values()]
     values += [client.output(0, name) for name, place in client.places(0).items() if not place.is_in_response]
     assert values == [[42] * 4] * len(outputs)
+
+
+def test_an_event_may_fill_the_record_to_its_last_byte(client: Client, session_with_events: ShmSession) -> None:
+    session_with_events.serve([client.request(0, {SHORTER_NAME: DEVICE})], double_into(SHORTER_NAME))
+    assert len(client.events(0)) == 1
 
 
 def test_the_model_waits_for_a_call_without_a_slot_as_that_has_no_results(

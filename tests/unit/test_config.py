@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import re
+from pathlib import Path
 
 import pytest
 
 from shm_backend_utils.errors import ModelError
-from shm_backend_utils.model.config import Config
+from shm_backend_utils.model import config as config_module
+from shm_backend_utils.model.config import PARAMETERS, Config
 
 
 def config(**parameters: str) -> Config:
@@ -18,18 +19,32 @@ def config(**parameters: str) -> Config:
     )
 
 
-def settings_below(*server_arguments: str) -> str:
-    """Return the URL that a process finds whose parent has such a command line, as a stub's parent has."""
-    child = "from shm_backend_utils.model.config import Config; print(Config.from_config({}).server_url)"
-    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
-    done = subprocess.run(
-        [sys.executable, "-c", parent, *server_arguments], stdout=subprocess.PIPE, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
 def test_everything_has_a_default() -> None:
     assert Config.from_config({}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [("SHM_PATH", "SHM_PATHS"), ("shm_paths", "SHM_PATHS"), ("SHM_ALOWED_UIDS", "SHM_ALLOWED_UIDS")],
+)
+def test_a_name_that_is_nearly_one_of_ours_is_refused_and_told_which(typo: str, meant: str) -> None:
+    with pytest.raises(ModelError, match=f"has a parameter {typo}, which means nothing; did you mean {meant}"):
+        config(**{typo: "off"})
+
+
+def test_a_name_that_is_like_none_of_ours_is_refused_and_told_all() -> None:
+    with pytest.raises(ModelError) as caught:
+        config(SHM_QQQQQQ="1")
+    assert all(name in str(caught.value) for name in PARAMETERS)
+
+
+def test_the_known_names_are_those_that_are_read_and_those_that_the_readme_tells() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    source = Path(config_module.__file__).read_text()
+    read = set(re.findall(r'"(SHM_[A-Z_]+)"', source[source.index("class Config") :]))
+    assert read | {"SHM_PATHS", "SHM_ALLOWED_UIDS"} == PARAMETERS
+    assert set(re.findall(r"^\| `(SHM_[A-Z_]+)` \|", readme, re.MULTILINE)) <= PARAMETERS
+    assert set(re.findall(r"SHM_[A-Z_]+", readme)) >= PARAMETERS
 
 
 def test_parameters_of_others_do_not_matter() -> None:
@@ -46,6 +61,21 @@ def test_a_patience_that_is_no_time_is_refused(name: str, text: str) -> None:
 def test_the_patience_of_streams_is_for_a_frame_and_for_all_of_them() -> None:
     found = config(SHM_STREAM_PATIENCE_S="2", SHM_STREAM_TOTAL_PATIENCE_S="7.5")
     assert (found.stream_patience_s, found.stream_total_patience_s) == (2, 7.5)
+
+
+def test_a_longer_patience_for_a_frame_is_one_for_all_frames_too() -> None:
+    assert config(SHM_STREAM_PATIENCE_S="600").stream_total_patience_s == 600
+
+
+def test_a_shorter_patience_for_all_frames_than_for_one_is_refused() -> None:
+    with pytest.raises(ModelError, match="SHM_STREAM_TOTAL_PATIENCE_S is 20, and .* for one frame, 30; expected at"):
+        config(SHM_STREAM_TOTAL_PATIENCE_S="20")
+
+
+@pytest.mark.parametrize("text", ["", "localhost:8000", "ftp://h", "http://", "http://h:port", "http://h:0", "8000"])
+def test_what_is_no_url_of_a_server_is_refused(text: str) -> None:
+    with pytest.raises(ModelError, match="parameter SHM_SERVER_URL is .*; expected http://HOST:PORT"):
+        config(SHM_SERVER_URL=text)
 
 
 def test_this_user_and_root_are_allowed_by_default() -> None:
@@ -126,31 +156,6 @@ def test_debugging_is_turned_on_and_off_in_words(text: str, expected: bool) -> N
 
 def test_the_server_can_be_named() -> None:
     assert config(SHM_SERVER_URL="http://127.0.0.1:9").server_url == "http://127.0.0.1:9"
-
-
-def test_the_server_is_looked_for_at_its_usual_port() -> None:
-    assert settings_below() == "http://localhost:8000"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [("--http-port=9000",), ("--http-port", "9000"), ("--grpc-port=9001", "--http-port=9000", "--metrics-port=9002")],
-)
-def test_the_servers_command_line_tells_its_port(arguments: tuple[str, ...]) -> None:
-    assert settings_below(*arguments) == "http://localhost:9000"
-
-
-def test_the_servers_command_line_tells_its_address() -> None:
-    assert settings_below("--http-port=9000", "--http-address=127.0.0.1") == "http://127.0.0.1:9000"
-
-
-@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
-def test_a_server_that_listens_everywhere_is_reached_on_this_machine(address: str) -> None:
-    assert settings_below("--http-port=9000", f"--http-address={address}") == "http://localhost:9000"
-
-
-def test_an_address_counts_without_a_port() -> None:
-    assert settings_below("--http-address=127.0.0.2") == "http://127.0.0.2:8000"
 
 
 def test_registrations_are_checked_by_default() -> None:

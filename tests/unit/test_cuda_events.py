@@ -18,13 +18,11 @@ from shm_backend_utils.memory.cuda.memory import CudaMappings, device_of
 from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, device_guard
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
 from tests.unit.fake_gpu import BYTES, fails_by, runtime_that_gives_all_back
-from tests.unit.fake_gpu_events import live_events, unfinished_work
+from tests.unit.fake_gpu_events import live_events, unfinished_work, wait_on_host
 
 Wait = Callable[[EventListener, Iterable[Event]], None]
 
-either_way = pytest.mark.parametrize(
-    "wait", [EventListener.wait_on_streams, EventListener.wait], ids=["stream", "host"]
-)
+either_way = pytest.mark.parametrize("wait", [EventListener.wait_on_streams, wait_on_host], ids=["stream", "host"])
 
 
 @pytest.fixture
@@ -87,7 +85,7 @@ def test_recording_waits_for_nothing(model: FakeCuda, recorder: EventRecorder) -
     with unfinished_work(model, []) as finish:
         recorder.record(0)
         assert not finish.is_set()
-    assert noted(model, "synchronize", "synchronize_event") == []
+    assert noted(model, "synchronize", "is_event_done") == []
 
 
 def test_a_stream_has_one_event_however_often_it_is_recorded(model: FakeCuda, recorder: EventRecorder) -> None:
@@ -151,7 +149,7 @@ def test_what_a_stream_does_next_comes_after_the_other_process_work_and_the_host
         finish.set()
         client.synchronize(client.current_stream().ptr)
     assert done == ["work", "the user's"]
-    assert noted(client, "synchronize_event") == []
+    assert noted(client, "is_event_done") == []
 
 
 def test_the_host_waits_if_it_is_told_to(
@@ -161,7 +159,7 @@ def test_the_host_waits_if_it_is_told_to(
     with unfinished_work(model, done) as finish:
         event = recorder.record(0)
         finish.set()
-        listener.wait([event])
+        wait_on_host(listener, [event])
         assert done == ["work"]
     assert noted(client, "wait_for_event") == []
 
@@ -177,9 +175,9 @@ def test_the_stream_that_waits_is_the_users_current_one_of_that_device(
     ]
 
 
-@either_way
+@pytest.mark.parametrize("wait", [EventListener.wait_on_streams, EventListener.are_done], ids=["stream", "host"])
 def test_a_device_is_found_by_its_uuid_whatever_its_number(
-    model: FakeCuda, recorder: EventRecorder, wait: Wait
+    model: FakeCuda, recorder: EventRecorder, wait: Callable[[EventListener, Iterable[Event]], object]
 ) -> None:
     client = FakeCuda(uuids=[model.device_uuid(1), model.device_uuid(0)])
     listener = EventListener(client)
@@ -191,7 +189,7 @@ def test_a_device_is_found_by_its_uuid_whatever_its_number(
 
 def test_without_events_nothing_is_waited_for(client: FakeCuda, listener: EventListener) -> None:
     listener.wait_on_streams([])
-    listener.wait([])
+    wait_on_host(listener, [])
     assert client.log == []
 
 
@@ -225,7 +223,7 @@ def test_threads_that_wait_at_once_open_once(recorder: EventRecorder) -> None:
 
     def wait(_: int) -> None:
         arrived.wait()
-        listener.wait([event])
+        wait_on_host(listener, [event])
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(wait, range(threads)))
@@ -235,7 +233,7 @@ def test_threads_that_wait_at_once_open_once(recorder: EventRecorder) -> None:
 
 def test_opened_events_go_with_their_listener(client: FakeCuda, recorder: EventRecorder) -> None:
     listener = EventListener(client)
-    listener.wait([recorder.record(0), recorder.record(1)])
+    wait_on_host(listener, [recorder.record(0), recorder.record(1)])
     assert live_events(client) == 2
     del listener
     assert live_events(client) == 0
@@ -243,7 +241,7 @@ def test_opened_events_go_with_their_listener(client: FakeCuda, recorder: EventR
 
 def test_events_are_destroyed_on_their_own_devices(model: FakeCuda, client: FakeCuda) -> None:
     recorder, listener = EventRecorder(model), EventListener(client)
-    listener.wait([recorder.record(1)])
+    wait_on_host(listener, [recorder.record(1)])
     del model.log[:], client.log[:]
     del recorder, listener
     there_and_back: list[tuple[str, object]] = [("set_device", 1), ("set_device", 0)]
@@ -298,7 +296,7 @@ def test_an_event_that_cannot_be_opened_may_be_tried_again(
 
 
 @pytest.mark.parametrize(
-    ("wait", "method"), [(EventListener.wait_on_streams, "wait_for_event"), (EventListener.wait, "synchronize_event")]
+    ("wait", "method"), [(EventListener.wait_on_streams, "wait_for_event"), (wait_on_host, "is_event_done")]
 )
 def test_what_fails_when_it_is_waited_for_is_cudas_error(
     client: FakeCuda, recorder: EventRecorder, listener: EventListener, wait: Wait, method: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -155,15 +156,36 @@ def test_an_answer_that_comes_after_another_thread_has_seen_the_news_is_not_kept
     assert current.find(["a"]) == {"a": SECOND}
 
 
-def test_without_a_watch_every_question_goes_to_the_server(server: Server) -> None:
+def test_without_a_watch_every_question_goes_to_the_server_and_the_log_says_so_once(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     Watch.error = OSError(errno.EMFILE, "no inotify instances left")
     current = CurrentRegistrations(server)
     server.registered["a"] = FIRST
-    assert [current.find(["a"]) for _ in range(3)] == [{"a": FIRST}] * 3
+    for _ in range(3):
+        assert current.find(["a"]) == {"a": FIRST}
+        now += 10
     assert len(server.asked) == 3
+    assert [record.message.partition(" (")[0] for record in caplog.records] == [
+        "nothing tells when something happens in /dev/shm"
+    ]
     Watch.error = None  # somebody has closed one
     assert [current.find(["a"]) for _ in range(3)] == [{"a": FIRST}] * 3
     assert len(server.asked) == 4
+
+
+def test_a_watch_that_cannot_be_had_is_not_tried_for_by_every_request(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Watch.error = OSError(errno.EMFILE, "no inotify instances left")
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    current = CurrentRegistrations(server)
+    current.find(["a"])
+    Watch.error = None
+    current.find(["a"])
+    assert Watch.made == 0
 
 
 def test_no_answer_keeps_nothing(server: Server, current: CurrentRegistrations) -> None:

@@ -61,6 +61,10 @@ def failing(number: int) -> Callable[..., Any]:
     return fail
 
 
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_a_file_whose_status_is_not_to_be_had_is_closed_and_the_error_told(
     file_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +139,17 @@ def test_a_segment_that_cannot_be_made_keeps_nothing_open(key: str, monkeypatch:
         patch.setattr(os, what, failing(errno.EIO))
         with pytest.raises(OSError, match="Input/output error"):
             SystemSegment.create(key, PAGE, access=Access(group_id=os.getgid()))
+    assert descriptors() == before
+
+
+def test_an_interrupt_while_space_is_taken_stays_one_and_keeps_nothing_open(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            SystemSegment.create(key, PAGE)
     assert descriptors() == before
 
 
@@ -267,9 +282,6 @@ def test_a_slots_lease_that_the_kernel_cannot_give_is_free_afterwards(
 def test_a_slots_lease_that_an_interrupt_keeps_from_being_taken_is_free_afterwards(
     fd: int, monkeypatch: pytest.MonkeyPatch, take: Callable[[SlotLease], bool]
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
     lease = SlotLease(fd, PAGE)
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "fcntl", interrupted)

@@ -18,7 +18,7 @@ from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
 from shm_backend_utils.tensors.device_view import DeviceView
 from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, kernel
-from tests.unit.fake_gpu import INTEGERS, fails_by, numbers, objects_of, runtime_that_gives_all_back
+from tests.unit.fake_gpu import INTEGERS, fails_by, numbers, objects_of, runtime_that_gives_all_back, that_nobody_loads
 
 DEVICE = 1
 """The instance's GPU; the thread's current one is another."""
@@ -74,9 +74,8 @@ def noted(cuda: FakeCuda, *operations: str) -> list[tuple[str, Any]]:
 
 
 def test_waiting_for_no_device_loads_nothing(cuda: FakeCuda) -> None:
-    access = CudaAccess(lambda: cuda)
-    DeviceArrays(access, DEVICE).synchronize([])
-    assert not access.is_loaded
+    with that_nobody_loads(cuda) as access:
+        DeviceArrays(access, DEVICE).synchronize([])
 
 
 # Streams

@@ -71,6 +71,21 @@ def test_an_input_is_the_clients_memory_and_read_only(session: ShmSession, clien
     assert seen == ["direct", (4,), "FP32", False, [7, 1, 2, 3], "direct", MemoryType.CPU]
 
 
+def test_the_inputs_are_those_that_the_request_has_in_the_order_of_the_configuration(
+    session: ShmSession, client: Client
+) -> None:
+    found: list[Any] = []
+
+    def infer(call: Call) -> None:
+        found.extend((name, view.path, view.numpy().tolist()) for name, view in call.inputs.items())
+        found.append(call.find_input("TEXT"))
+        double(call)
+
+    request = client.request({"W": X + 1}, {"Y": 16}, delivered={"X": X})
+    assert served(session, request, infer).error is None
+    assert found == [("X", "triton", X.tolist()), ("W", "direct", (X + 1).tolist()), None]
+
+
 def test_an_output_is_where_the_table_has_room_for_it(session: ShmSession, client: Client) -> None:
     response = served(session, client.request({"X": X}, {"Y": 16}), double)
     assert (response.error, response.tensors) == (None, {})
@@ -352,6 +367,9 @@ def test_a_call_that_is_kept_keeps_no_slot(session: ShmSession, client: Client) 
     served(session, client.request({"X": X}, {"Y": 16}), keep)
     assert client.is_over()
     assert served(session, client.request({"X": X}, {"Y": 16}), double).error is None
+    registry = session._open_context().resolver.registry
+    registry.unregister_all()
+    assert registry.mapped() == (0, 0)
 
 
 def test_a_closed_session_answers_that_it_is(session: ShmSession, client: Client) -> None:

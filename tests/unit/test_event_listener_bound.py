@@ -12,7 +12,7 @@ from shm_backend_utils.memory.cuda import events
 from shm_backend_utils.memory.cuda.events import Event, EventListener, EventRecorder
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.fake_gpu import runtime_that_gives_all_back
-from tests.unit.fake_gpu_events import live_events
+from tests.unit.fake_gpu_events import live_events, wait_on_host
 
 LONG_S = 30.0
 
@@ -43,7 +43,7 @@ def of_models_loaded_anew(model: FakeCuda, count: int) -> Iterator[tuple[EventRe
 def test_events_without_end_leave_a_bounded_number_open(model: FakeCuda, client: FakeCuda) -> None:
     listener = EventListener(client)
     for _, event in of_models_loaded_anew(model, 50):
-        listener.wait([event])
+        wait_on_host(listener, [event])
         assert live_events(client) <= 4
     del listener
     assert live_events(client) == 0
@@ -63,11 +63,11 @@ def test_the_event_that_was_used_longest_ago_is_closed(
     monkeypatch.setattr(client, "open_event", noted)
     recorders, recorded = zip(*of_models_loaded_anew(model, 5), strict=True)
     for event in recorded:
-        listener.wait([event, recorded[0]])  # that one is used all the time
+        wait_on_host(listener, [event, recorded[0]])  # that one is used all the time
     opened.clear()
-    listener.wait([recorded[0], *recorded[2:]])
+    wait_on_host(listener, [recorded[0], *recorded[2:]])
     assert opened == []
-    listener.wait([recorded[1]])
+    wait_on_host(listener, [recorded[1]])
     assert opened == [recorded[1].handle]
     del recorders
 
@@ -77,7 +77,7 @@ def test_an_event_that_was_closed_is_opened_again_and_waited_for(model: FakeCuda
     kept = list(of_models_loaded_anew(model, 10))
     for _ in range(2):
         for _, event in kept:
-            listener.wait([event])
+            wait_on_host(listener, [event])
     assert live_events(client) == 4
 
 
@@ -86,21 +86,21 @@ def test_an_event_that_is_waited_for_is_not_closed_meanwhile(
 ) -> None:
     kept = list(of_models_loaded_anew(model, 10))
     waits, goes_on = threading.Event(), threading.Event()
-    synchronize = client.synchronize_event
+    is_done = client.is_event_done
 
-    def wait_long(address: int) -> None:
+    def wait_long(address: int) -> bool:
         if not waits.is_set():
             waits.set()
             assert goes_on.wait(LONG_S)
-        synchronize(address)  # raises if it was destroyed
+        return is_done(address)  # raises if it was destroyed
 
-    monkeypatch.setattr(client, "synchronize_event", wait_long)
+    monkeypatch.setattr(client, "is_event_done", wait_long)
     listener = EventListener(client)
     errors: list[BaseException] = []
 
     def work() -> None:
         try:
-            listener.wait([kept[0][1]])
+            wait_on_host(listener, [kept[0][1]])
         except BaseException as error:
             errors.append(error)
 
@@ -108,7 +108,7 @@ def test_an_event_that_is_waited_for_is_not_closed_meanwhile(
     thread.start()
     assert waits.wait(LONG_S)
     for _, event in kept[1:]:
-        listener.wait([event])
+        wait_on_host(listener, [event])
     goes_on.set()
     thread.join()
     assert errors == []
@@ -119,8 +119,8 @@ def test_an_event_of_another_handle_is_not_taken_for_one_that_is_open(model: Fak
     """Events are told apart by GPU and handle, and one that is none is an error, also beside one that is known."""
     listener = EventListener(client)
     ((_, event),) = of_models_loaded_anew(model, 1)
-    listener.wait([event])
+    wait_on_host(listener, [event])
     with pytest.raises(PeerError):
-        listener.wait([event._replace(device_uuid="0" * 32)])
+        wait_on_host(listener, [event._replace(device_uuid="0" * 32)])
     with pytest.raises(PeerError):
-        listener.wait([event._replace(handle=bytes(64))])
+        wait_on_host(listener, [event._replace(handle=bytes(64))])

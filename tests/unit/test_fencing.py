@@ -359,6 +359,24 @@ def test_memory_that_is_none_of_the_data_is_refused(
     assert "outputs[0]: found" in refused(session, client, spans({}, {"Y": OutputSpan(0, offset, byte_size)}))
 
 
+def test_memory_may_end_with_the_region_and_not_one_byte_later(session: ShmSession, client: Client) -> None:
+    end = client.region.header.byte_size
+    beyond = [
+        ("inputs[0]", end - 15, spans({"X": InputSpan(FP32, (4,), 0, end - 15, 16)}, {})),
+        ("outputs[0]", end - 15, spans({}, {"Y": OutputSpan(0, end - 15, 16)})),
+    ]
+    for field, offset, said in beyond:
+        found = refused(session, client, said)
+        assert found.startswith(
+            f"shm:table: {field}: found 16 bytes at offset {offset}, expected bytes from 8192 to {end}"
+        )
+    for last in (
+        spans({"X": InputSpan(FP32, (4,), 0, end - 16, 16)}, {}),
+        spans({}, {"Y": OutputSpan(0, end - 16, 16)}),
+    ):
+        assert answer(session, Request(client.begin(last)), lambda call: None) == ("", "")
+
+
 def test_an_output_over_an_input_is_refused(session: ShmSession, client: Client) -> None:
     at = client.data
     said = spans({"X": InputSpan(FP32, (4,), 0, at, 16)}, {"Y": OutputSpan(0, at + 12, 16)})

@@ -29,7 +29,7 @@ def forwarder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forwarder]:
     made.close()
 
 
-def spec_of(output_count: int) -> ModelSpec:
+def spec_of(output_count: int, **more: Any) -> ModelSpec:
     def tensor(name: str, **more: Any) -> dict[str, Any]:
         return {"name": name, "data_type": "TYPE_FP32", "dims": [-1], **more}
 
@@ -39,19 +39,24 @@ def spec_of(output_count: int) -> ModelSpec:
             "input": [tensor("X", optional=True)],
             "output": [tensor(f"Y{index}") for index in range(output_count)],
             "parameters": {"SHM_PATHS": {"string_value": "direct,inline"}},
+            **more,
         }
     )
 
 
 @pytest.mark.parametrize(
-    ("output_count", "kind"),
-    [(1, DirectForwarding), (MAX_TENSORS, OrdinaryForwarding)],
-    ids=["of two tensors", "of more tensors than a slot tells of"],
+    ("spec", "kind"),
+    [
+        (spec_of(1), DirectForwarding),
+        (spec_of(MAX_TENSORS), OrdinaryForwarding),
+        (spec_of(1, model_transaction_policy={"decoupled": True}), OrdinaryForwarding),
+    ],
+    ids=["of two tensors", "of more tensors than a slot tells of", "that answers by a stream"],
 )
 def test_a_request_to_a_model(
-    forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, output_count: int, kind: type
+    forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, spec: ModelSpec, kind: type
 ) -> None:
-    monkeypatch.setattr(forwarder._specs, "spec", lambda model, version: spec_of(output_count))
+    monkeypatch.setattr(forwarder._specs, "spec", lambda model, version: spec)
     forwarding = forwarder.begin("called", {"X": np.ones(3, np.float32)}, ["Y0"], {}, "", "", [])
     assert type(forwarding) is kind
     forwarding.give_up()

@@ -56,6 +56,14 @@ def test_batches_of_any_shapes_get_their_own_rows(session: ShmSession) -> None:
             assert response.tensors["Y"].tolist() == (2 * x).tolist()
 
 
+def test_rows_that_a_batch_passes_on_are_not_overwritten_by_the_next_batch(session: ShmSession) -> None:
+    given = [np.full((1, width), value, np.float32) for value, width in enumerate((4, 4, 5, 5))]
+    responses = session.serve_batch(
+        [Request("", ["Y"], {"X": x}) for x in given], lambda batch: batch.put("Y", batch.input("X"))
+    )
+    assert [response.tensors["Y"].tolist() for response in responses] == [x.tolist() for x in given]
+
+
 def test_batches_without_end_leave_a_buffer_for_each_tensor_of_each_batch_of_one_execute(session: ShmSession) -> None:
     rng = random.Random(1)
     most_requests, most_columns = 5, 100

@@ -17,6 +17,8 @@ from shm_backend_utils.memory.kept_connections import KeptConnections
 LONG_S = 30.0
 """Longer than anything here takes unless it hangs."""
 
+EMPTY = b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n"
+
 Answer = Callable[[socket.socket], None]
 
 
@@ -36,10 +38,14 @@ def listener(answer: Answer) -> Iterator[str]:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+            yield address_of(listening)
         finally:
             over.set()
             thread.join()
+
+
+def address_of(listening: socket.socket) -> str:
+    return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 def answered(answer: Answer, timeout_s: float = LONG_S) -> list[tuple[int, bytes]]:
@@ -62,12 +68,17 @@ def test_what_is_no_url_of_an_http_server_is_not_connected_to(url: str, monkeypa
 
 
 def test_an_answer_without_a_body_is_one() -> None:
-    assert answered(saying(b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n")) == [(204, b"")]
+    assert answered(saying(EMPTY)) == [(204, b"")]
 
 
-def test_an_answer_that_begins_with_the_end_of_its_head_is_not_waited_for() -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [b"\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"SSH-2.0\r\nContent-Length: 0\r\n\r\n"],
+    ids=["no head", "no length", "no status"],
+)
+def test_an_answer_that_lacks_what_answers_have_is_not_understood(answer: bytes) -> None:
     with pytest.raises(HTTPException, match="not understood"):
-        answered(saying(b"\r\n\r\n"))
+        answered(saying(answer))
 
 
 def test_more_than_an_answer_is_none() -> None:
@@ -82,12 +93,53 @@ def test_a_question_that_a_new_connection_does_not_take_is_not_waited_for(monkey
     with socket.create_server(("127.0.0.1", 0)) as listening, monkeypatch.context() as patch:
         patch.setattr(socket.socket, "sendall", sendall)
         with pytest.raises(BrokenPipeError):
-            KeptConnections(f"http://127.0.0.1:{listening.getsockname()[1]}", LONG_S).get(["/question"])
+            KeptConnections(address_of(listening), LONG_S).get(["/question"])
 
 
 def test_a_new_connection_that_is_closed_without_an_answer_is_an_error() -> None:
     with pytest.raises(ConnectionResetError):
         answered(lambda connection: connection.shutdown(socket.SHUT_RDWR))
+
+
+def test_a_kept_connection_that_is_ended_instead_of_an_answer_is_closed_and_another_one_asked() -> None:
+    rest: list[bytes] = []
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        contextlib.closing(KeptConnections(address_of(listening), LONG_S)) as connections,
+    ):
+
+        def serve() -> None:
+            old, _ = listening.accept()
+            with old:
+                old.recv(4096)
+                old.sendall(EMPTY)
+                old.recv(4096)
+                old.shutdown(socket.SHUT_WR)
+                new, _ = listening.accept()
+                with new:
+                    new.recv(4096)
+                    new.sendall(EMPTY)
+                    rest.append(old.recv(4096))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert [connections.get(["/question"]) for _ in range(2)] == [[(204, b"")]] * 2
+        thread.join()
+    assert rest == [b""]
+
+
+def test_connections_that_nobody_uses_can_be_closed() -> None:
+    rest: list[bytes] = []
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(EMPTY)
+        rest.append(connection.recv(4096))
+
+    with listener(answer) as url:
+        connections = KeptConnections(url, LONG_S)
+        connections.get(["/question"])
+        connections.close()
+    assert rest == [b""]
 
 
 def test_an_answer_may_take_as_many_bytes_as_are_allowed_and_then_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.object_watch import ObjectWatch
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.mapping import resolver
@@ -153,7 +154,7 @@ def output_of(key: str) -> float:
 
 def kept(session: ShmSession) -> tuple[int, int, int]:
     found = resolver_of(session)
-    return len(found._registrations), len(found.registry.statuses()), found.registry.mapped()[1]
+    return len(found._named._mapped), len(found.registry.statuses()), found.registry.mapped()[1]
 
 
 def test_a_name_is_asked_for_by_every_request(session: ShmSession, server: Server) -> None:
@@ -240,6 +241,30 @@ def test_a_trusted_name_that_stands_for_another_part_does_so_after_the_next_swee
     assert float(np.memmap(SHM / key, np.float32, "r")[128 + 64]) == 14
 
 
+def test_a_trusted_name_is_trusted_no_more_when_the_server_does_not_answer(
+    trusting: ShmSession, server: Server
+) -> None:
+    server.register("mine", 3)
+    assert code_of(trusting, named("mine")) == ""
+    server.is_silent = True
+    with pytest.raises(MachineError):
+        resolver_of(trusting).sweep()
+    assert code_of(trusting, named("mine")) == "shm:machine"
+    assert kept(trusting) == (0, 0, 0)
+
+
+def test_what_a_sweep_finds_changed_is_asked_for_anew_though_nobody_told_of_it(
+    session: ShmSession, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ObjectWatch, "has_news", lambda _: False)
+    server.register("mine", 3)
+    assert code_of(session, named("mine")) == ""
+    new = server.register("mine", 5)
+    resolver_of(session).sweep()
+    assert code_of(session, named("mine")) == ""
+    assert output_of(new) == 10
+
+
 def test_a_trusted_name_whose_file_is_gone_is_asked_for_at_once(trusting: ShmSession, server: Server) -> None:
     old = server.register("mine", 3)
     assert code_of(trusting, named("mine")) == ""
@@ -293,7 +318,9 @@ def test_a_name_is_not_used_where_the_server_does_not_say_what_it_stands_for_now
     server.is_silent = True
     assert code_of(session, named("mine")) == "shm:machine"
     assert (SHM / key).read_bytes() == before
-    found = resolver_of(session).registry.find("registered: mine")
+    registry = resolver_of(session).registry
+    (status,) = registry.statuses()
+    found = registry.find(status.name)
     assert found is not None
     assert not found[0].is_in_use
     server.is_silent = False

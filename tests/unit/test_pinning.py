@@ -24,7 +24,7 @@ from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, LiveCounts
 from tests.unit.claims_of import Resolved, claim_of_allocation, resolved, slot_of
-from tests.unit.fake_gpu import runtime_that_gives_all_back
+from tests.unit.fake_gpu import runtime_that_gives_all_back, that_nobody_loads
 from tests.unit.registered import say_registered
 
 SHM = Path("/dev/shm")
@@ -308,11 +308,10 @@ def test_without_a_gpu_regions_serve_as_they_are_and_one_warning_says_why(warnin
 
 
 def test_nothing_is_pinned_and_cuda_not_loaded_unless_it_is_asked_for(cuda: FakeCuda, region: ManagedRegion) -> None:
-    access = CudaAccess(lambda: cuda)
-    model = Resolver(Config(), access)
-    assert attributes_of(mapped(model, region)).memory_type is MemoryType.CPU
-    assert not access.is_loaded
-    model.close()
+    with that_nobody_loads(cuda) as access:
+        model = Resolver(Config(), access)
+        assert attributes_of(mapped(model, region)).memory_type is MemoryType.CPU
+        model.close()
 
 
 def test_memory_of_a_gpu_is_not_pinned(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ def test_a_region_that_came_back_is_used_again(pool: SlotPool) -> None:
 
 def test_an_idle_region_is_to_be_had_without_a_ticket(pool: SlotPool) -> None:
     region = used(pool)
-    taken = pool.take_idle(Need(1), Origin.here("take"))
+    taken = pool.take_idle(Need(region.capacity), Origin.here("take"))
     assert taken is not None
     assert taken[0] is region
     assert (pool.status.held, pool.status.idle) == (1, 0)
@@ -200,7 +201,7 @@ def test_regions_of_different_record_sizes_are_never_exchanged() -> None:
 
 def test_calls_of_about_the_same_size_fit_each_others_regions() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=4 * MEBIBYTE))) as pool:
-        assert used(pool, MEBIBYTE - 1000) is used(pool, MEBIBYTE)
+        assert used(pool, MEBIBYTE - 2 * PAGE_SIZE) is used(pool, MEBIBYTE)
 
 
 def test_regions_of_different_groups_are_never_exchanged(pool: SlotPool) -> None:
@@ -214,6 +215,14 @@ def test_a_spoiled_region_is_destroyed_and_not_used_again(pool: SlotPool) -> Non
     del memory
     assert (pool.status.held, pool.status.idle, pool.status.byte_size) == (0, 0, 0)
     assert not is_there(region)
+
+
+def test_what_is_like_a_region_that_was_destroyed_is_still_used_again(pool: SlotPool) -> None:
+    (spoiled, first), (kept, second) = take(pool), take(pool)
+    spoiled.is_spoiled = True
+    del first, second
+    assert pool.status.idle == 1
+    assert used(pool) is kept
 
 
 def test_a_pool_that_is_closed_has_nothing_left(pool: SlotPool) -> None:
@@ -236,6 +245,18 @@ def test_memory_may_die_after_its_pool_was_closed(pool: SlotPool) -> None:
     pool.close()
     del memory
     assert (pool.status.held, pool.status.idle) == (0, 0)
+
+
+def test_what_a_region_has_on_gpus_goes_with_its_memory_when_the_pool_was_closed(pool: SlotPool) -> None:
+    region, memory = take(pool)
+    on_gpu = np.empty(1)
+    gone = weakref.ref(on_gpu)
+    region.device_memory[0] = on_gpu
+    pool.close()
+    del region, on_gpu
+    assert gone() is not None
+    del memory
+    assert gone() is None
 
 
 def test_a_pool_may_be_closed_twice(pool: SlotPool) -> None:

@@ -16,7 +16,7 @@ import pytest
 from shm_backend_utils.client.errors import BudgetError
 from shm_backend_utils.client.origin import Origin
 from shm_backend_utils.errors import CallerError, MachineError
-from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.need import Need, region_size
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
@@ -84,6 +84,13 @@ def test_a_call_that_needs_the_whole_budget_is_served(budget: int) -> None:
     budget -= budget % PAGE_SIZE
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=budget))) as pool:
         assert used(pool, budget - data_offset(1, PAGE_SIZE)).byte_size == budget
+
+
+def test_a_region_has_room_for_similar_calls_if_the_budget_has_it() -> None:
+    need = Need(MEBIBYTE - 2 * PAGE_SIZE)
+    for budget, pages_less in ((region_size(need), 0), (region_size(need) - PAGE_SIZE, 2)):
+        with contextlib.closing(SlotPool(PoolOptions(max_bytes=budget))) as pool:
+            assert used(pool, need.byte_size).byte_size == region_size(need) - pages_less * PAGE_SIZE
 
 
 def test_by_default_the_budget_is_half_of_the_machines_shared_memory() -> None:

@@ -197,3 +197,31 @@ def test_it_does_not_hang(program: str) -> None:
     for left in SHM.glob(f"shmbu-{running.pid}-*"):
         left.unlink(missing_ok=True)
     assert running.returncode == 0, errors
+
+
+@pytest.mark.parametrize("end", [SlotPool.close, SlotPool.abandon], ids=["closed", "abandoned"])
+def test_a_pool_that_has_ended_has_no_thread(end: Callable[[SlotPool], None]) -> None:
+    before = threading.enumerate()
+    pool = SlotPool(PoolOptions(max_bytes=REGION))
+    take(pool, "taker")
+    (thread,) = [each for each in threading.enumerate() if each not in before]
+    end(pool)
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("end", [SlotPool.close, SlotPool.abandon], ids=["closed", "abandoned"])
+def test_a_forked_childs_copy_of_a_pool_leaves_what_was_to_make_way_to_its_parent(
+    end: Callable[[SlotPool], None],
+) -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
+        region, memory = pool.redeem(pool.request(Need(1, group="other"), "taker"))
+        path = SHM / region.key
+        del region, memory
+        ticket = pool.request(Need(1), "taker")
+        assert ticket.granted.done()
+        pool.forsake()  # as in a child
+        end(pool)
+        assert path.exists()
+        pool.is_forked = False  # its thread, and the file, are of this process in truth
+    assert not path.exists()

@@ -50,6 +50,35 @@ def test_an_interrupt_while_memory_is_made_promises_nothing(monkeypatch: pytest.
         assert (pool.status.held, pool.status.byte_size) == (0, 0)
 
 
+@pytest.mark.parametrize("is_new", [True, False], ids=["new", "idle"])
+def test_a_region_whose_taker_is_interrupted_before_it_has_the_memory_comes_back(
+    is_new: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
+        if not is_new:
+            pool.redeem(pool.request(Need(1), "another"))
+        with monkeypatch.context() as patch:
+            patch.setattr(pool, "_hold", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                pool.redeem(pool.request(Need(1), "taker"))
+        assert (pool.status.held, pool.status.idle) == (0, 1)
+
+
+def test_memory_that_dies_before_it_is_watched_gives_its_region_back_once() -> None:
+    class Interrupted(dict[Any, Any]):
+        def __setitem__(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
+        pool._watched = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            pool.redeem(pool.request(Need(1), "taker"))
+        assert (pool.status.held, pool.status.idle) == (0, 1)
+
+
 def test_other_threads_go_on_while_pages_are_entered() -> None:
     is_over = threading.Event()
     longest_s = 0.0

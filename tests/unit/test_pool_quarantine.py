@@ -60,6 +60,17 @@ def test_a_region_in_doubt_in_which_no_model_executes_is_used_again(pool: SlotPo
     assert not region.is_in_doubt
 
 
+@pytest.mark.parametrize("spoil", [False, True], ids=["in doubt", "spoiled"])
+def test_a_region_that_comes_back_when_its_pool_is_closed_is_nobodys(pool: SlotPool, spoil: bool) -> None:
+    region, memory = pool.redeem(pool.request(Need(1, 2), Origin.here("use")))
+    region.slots[0].is_in_doubt = True
+    region.is_spoiled = spoil
+    pool.close()
+    del memory
+    status = pool.status
+    assert (status.held, status.idle, status.quarantined, status.byte_size) == (0, 0, 0, 0)
+
+
 def test_requests_that_are_still_on_their_way_become_stale_before_the_region_is_used_again(pool: SlotPool) -> None:
     region = use(pool)
     generations = [slot.record.generation for slot in region.slots]

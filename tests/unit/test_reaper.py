@@ -191,7 +191,8 @@ def test_a_file_without_a_valid_header_stays(path: Path, content: bytes) -> None
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["FIFO", "directory"])
 def test_what_is_no_file_stays(path: Path, make: Callable[[Path], None]) -> None:
     make(path)
-    reaper.reap()
+    assert reaper.scan() == []
+    assert reaper.reap() == []
     assert path.exists()
 
 
@@ -247,6 +248,22 @@ def test_a_region_that_took_the_place_of_a_dead_one_stays(dead: Path, monkeypatc
 def test_a_region_that_is_removed_meanwhile_does_no_harm(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before_the_file_is_looked_at_again(monkeypatch, dead.unlink)
     assert reaper.reap() == []
+
+
+def test_a_region_that_is_removed_while_it_is_looked_at_is_not_reported(
+    dead: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_file = os.open
+
+    def open_and_remove(path: Path, flags: int) -> int:
+        fd = open_file(path, flags)
+        path.unlink()
+        return fd
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", open_and_remove)
+        assert reaper.scan() == []
+    assert not dead.exists()
 
 
 def test_a_dead_owner_does_not_look_alive_while_a_reaper_is_at_work(

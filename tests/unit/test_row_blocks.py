@@ -50,13 +50,14 @@ def test_a_row_whose_call_is_over_is_the_next_ones(pool: SlotPool) -> None:
     blocks, first = begun(pool)
     second, third = blocks.take("calls"), blocks.take("calls")
     assert second is not None
-    view = second.memory[5:]
+    view, generation = second.memory[5:], second.slot.generation
     del second
     assert blocks.take("calls") is None
     del view
     again = blocks.take("calls")
     assert again is not None
     assert again.layout == "second"
+    assert again.slot.generation == generation, "nobody doubts that it is over"
     assert (first.layout, third and third.layout) == ("first", "third")
 
 
@@ -140,6 +141,20 @@ def test_calls_side_by_side_do_and_the_next_ones_begin_with_it(pool: SlotPool) -
     del memory, row, second
     assert blocks.is_wanted("calls"), "they came together the last time"
     assert not blocks.is_wanted("calls"), "but not for ever"
+
+
+def test_a_call_begins_a_block_while_another_one_is_in_use(pool: SlotPool) -> None:
+    blocks, first = begun(pool)
+    assert blocks.is_wanted("calls")
+    assert first.layout == "first"
+
+
+def test_a_call_begins_a_block_if_others_are_expected(pool: SlotPool) -> None:
+    blocks: RowBlocks[str] = RowBlocks()
+    blocks.expect("calls")
+    assert blocks.is_wanted("calls")
+    assert not blocks.is_wanted("calls"), "but not for ever"
+    assert not blocks.is_wanted("others")
 
 
 def test_keys_without_end_leave_a_bounded_memory(pool: SlotPool) -> None:

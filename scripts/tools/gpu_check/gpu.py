@@ -16,7 +16,7 @@ from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 
 __all__ = ["Gpu", "LoadGpu", "load_gpu"]
 
-_COUNTED: Final = ("open", "close", "pin", "unpin", "synchronize", "synchronize_event")
+_COUNTED: Final = ("open", "close", "pin", "unpin", "synchronize")
 
 
 class CallCounts:

@@ -47,8 +47,13 @@ def mutants_of(only: Sequence[str]) -> list[Mutant]:
 
 def without_equivalents(mutants: Sequence[Mutant]) -> list[Mutant]:
     """Return the mutants that are not known to be equivalent."""
-    known = {(each["file"], each["function"], each["change"]) for each in json.loads(EQUIVALENT.read_text())}
+    known = equivalents()
     return [mutant for mutant in mutants if (mutant.file, mutant.function, mutant.change) not in known]
+
+
+def equivalents() -> set[tuple[str, str, str]]:
+    """Return the mutants that are known to be equivalent: their files, functions and changes."""
+    return {(each["file"], each["function"], each["change"]) for each in json.loads(EQUIVALENT.read_text())}
 
 
 def line_of(mutant: Mutant, verdict: Verdict) -> str:
@@ -63,7 +68,9 @@ def run(mutants: Sequence[Mutant], limit_s: float, report: Path | None) -> int:
     found: list[tuple[Mutant, Verdict]] = []
     with tempfile.TemporaryDirectory(prefix="shm-backend-utils-mutants-") as name:
         folder = Path(name)
-        covering = Covering.of_checkout(KEPT, folder)
+        covering = Covering.of_checkout(ROOT, KEPT, folder)
+        for test in covering.failed:
+            print(f"{test} fails as it is, and is left out", file=sys.stderr)
         check_trials(mutants, covering, limit_s, folder)
         for number, mutant in enumerate(mutants, 1):
             tests = covering.tests_of(mutant)

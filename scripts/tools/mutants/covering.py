@@ -1,4 +1,4 @@
-"""Which tests execute a line: found out once, and again for what has changed."""
+"""Which tests execute a line: found out once, and again by those that what has changed may concern."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 from .. import ROOT
 from . import recording
 from .checks import Mutant
+from .pieces import REST, Piece, pieces_of
 
 __all__ = ["Covering", "NotRunError", "pytest_options"]
 
 _PARTS: Final = ("unit", "property", "conformance")
+_RUN: Final = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}
 
 
 class NotRunError(Exception):
-    """The tests do not run, or do not pass as they are; the message is pytest's."""
+    """The tests do not run, or do not pass where they passed before; the message is pytest's."""
 
 
 def pytest_options(folder: Path) -> list[str]:
@@ -38,17 +42,25 @@ class Covering:
     ----------
     seconds : dict of str to float
         How long each test takes.
+    failed : list of str
+        Tests, and files of tests, that fail without a mutant. They prove nothing, and are left out.
     """
 
     seconds: dict[str, float]
+    failed: list[str]
     _lines: dict[str, dict[str, frozenset[int]]]  # by file, then by test
 
     @classmethod
-    def of_checkout(cls, kept: Path, folder: Path) -> Covering:
+    def of_checkout(cls, root: Path, kept: Path, folder: Path) -> Covering:
         """Run the tests that need no server, but for files whose last run is kept and still holds.
+
+        It holds while a file, the helpers in its folders, and every function that its tests have executed are as they
+        were, with what else is in those functions' modules. Where they are in their modules does not matter.
 
         Parameters
         ----------
+        root : Path
+            The checkout.
         kept : Path
             A file of what was found the last time. It is written anew.
         folder : Path
@@ -57,30 +69,41 @@ class Covering:
         Raises
         ------
         NotRunError
-            A test fails.
+            The tests cannot be run at all.
         """
         known = json.loads(kept.read_text()) if kept.exists() else {}
-        digests = _digests()
-        files = {file: known[file] for file, digest in digests.items() if known.get(file, {}).get("digest") == digest}
+        digests = _digests(root)
+        pieces = {
+            str(path.relative_to(root)): pieces_of(path.read_text())
+            for path in sorted((root / "shm_backend_utils").rglob("*.py"))
+        }
+        files = {file: found for file, found in known.items() if _holds(found, digests.get(file), pieces)}
         missing = [file for file in digests if file not in files]
+        failed: list[str] = []
         if missing:
-            for file in missing:
-                files[file] = {"digest": digests[file], "tests": {}}
-            for test, facts in _record(missing, folder).items():
-                files[test.partition("::")[0]]["tests"][test] = facts
+            found = _record(root, missing, folder)
+            failed = found["failed"]
+            files |= {file: {"digest": digests[file], "executed": {}, "tests": {}} for file in missing}
+            for test, facts in found["tests"].items():
+                _add(files[test.partition("::")[0]], test, facts, pieces)
             kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps(files))
-        return cls._of(facts for file in files.values() for facts in file["tests"].items())
+            to_repeat = {name.partition("::")[0] for name in failed}
+            kept.write_text(json.dumps({file: files[file] for file in files.keys() - to_repeat}))
+        return cls._of((facts for file in files.values() for facts in file["tests"].items()), failed, pieces)
 
     @classmethod
-    def _of(cls, tests: Iterable[tuple[str, dict[str, Any]]]) -> Covering:
+    def _of(
+        cls, tests: Iterable[tuple[str, dict[str, Any]]], failed: list[str], pieces: dict[str, dict[str, Piece]]
+    ) -> Covering:
         seconds: dict[str, float] = {}
         lines: dict[str, dict[str, frozenset[int]]] = {}
         for test, facts in tests:
             seconds[test] = facts["seconds"]
-            for file, found in facts["lines"].items():
-                lines.setdefault(file, {})[test] = frozenset(found)
-        return cls(seconds, lines)
+            for file, functions in facts["lines"].items():
+                lines.setdefault(file, {})[test] = frozenset(
+                    pieces[file][function].first_line + line for function, found in functions.items() for line in found
+                )
+        return cls(seconds, failed, lines)
 
     def tests_of(self, mutant: Mutant) -> list[str]:
         """Return the tests that execute what a mutant changes, the fastest first."""
@@ -91,40 +114,58 @@ class Covering:
         return sorted(tests, key=self.seconds.__getitem__)
 
 
-def _record(files: list[str], folder: Path) -> dict[str, Any]:
+def _holds(file: dict[str, Any], digest: str | None, pieces: dict[str, dict[str, Piece]]) -> bool:
+    """Return whether a file of tests, and what it has executed, are as they were when it was run."""
+    return file["digest"] == digest and all(
+        name in pieces.get(module, {}) and pieces[module][name].digest == found
+        for module, functions in file["executed"].items()
+        for name, found in functions.items()
+    )
+
+
+def _add(file: dict[str, Any], test: str, facts: dict[str, Any], pieces: dict[str, dict[str, Piece]]) -> None:
+    """Add what a test has executed, each line counted from where its function begins."""
+    lines: dict[str, dict[str, list[int]]] = {}
+    for module, numbers in facts["lines"].items():
+        executed = file["executed"].setdefault(module, {REST: pieces[module][REST].digest})
+        for name, piece in pieces[module].items():
+            inside = [number - piece.first_line for number in numbers if piece.first_line <= number <= piece.last_line]
+            if inside and name != REST:
+                lines.setdefault(module, {})[name] = inside
+                executed[name] = piece.digest
+    file["tests"][test] = {"seconds": facts["seconds"], "lines": lines}
+
+
+def _record(root: Path, files: list[str], folder: Path) -> dict[str, Any]:
     output = folder / "covering.json"
     environment = {
         **os.environ,
         recording.OUTPUT: str(output),
         "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "examples"),
+        "PYTHONPATH": str(ROOT),  # where the plugin is
     }
-    command = [sys.executable, "-m", "pytest", "-p", recording.__name__, *pytest_options(folder), *files]
-    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, check=False)
-    if done.returncode != 0:
-        raise NotRunError(f"the tests do not pass as they are:\n{done.stdout[-4_000:]}")
+    plugin = ["-p", recording.__name__, "--continue-on-collection-errors"]
+    command = [sys.executable, "-m", "pytest", *plugin, *pytest_options(folder), *files]
+    done = subprocess.run(command, cwd=root, env=environment, text=True, stdout=subprocess.PIPE, check=False)
+    if done.returncode not in _RUN:
+        raise NotRunError(f"the tests cannot be run:\n{done.stdout[-4_000:]}")
     found: dict[str, Any] = json.loads(output.read_text())
     return found
 
 
-def _digests() -> dict[str, str]:
-    """Return for each file of tests what its run depends on: the library, the helpers in its folders, and itself."""
-    tests = ROOT / "tests"
-    library = sorted((ROOT / "shm_backend_utils").rglob("*.py"))
-    known = _added(hashlib.sha256(), library)
+def _digests(root: Path) -> dict[str, str]:
+    """Return for each file of tests what it is, with the helpers in its folders."""
+    tests = root / "tests"
     found = {}
     for part in _PARTS:
         for path in sorted((tests / part).rglob("test_*.py")):
             above = [folder for folder in reversed(path.parents) if folder == tests or tests in folder.parents]
-            shared = [helper for folder in above for helper in _helpers_in(folder)]
-            found[str(path.relative_to(ROOT))] = _added(known.copy(), [*shared, path]).hexdigest()
+            digest = hashlib.sha256()
+            for file in [*(helper for folder in above for helper in _helpers_in(folder)), path]:
+                digest.update(file.read_bytes())
+            found[str(path.relative_to(root))] = digest.hexdigest()
     return found
 
 
 def _helpers_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.py") if not path.name.startswith("test_"))
-
-
-def _added(digest: Any, paths: Iterable[Path]) -> Any:
-    for path in paths:
-        digest.update(path.read_bytes())
-    return digest

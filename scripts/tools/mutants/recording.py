@@ -20,12 +20,16 @@ OUTPUT: Final = "SHM_MUTANTS_OUTPUT"
 
 
 class Recorder:
-    """Writes ``{test: {"seconds": float, "lines": {file: [line]}}}``; tests that fail are left out."""
+    """Writes ``{"tests": {test: {"seconds": float, "lines": {file: [line]}}}, "failed": [test or file]}``.
+
+    Among the first are only tests that pass.
+    """
 
     def __init__(self, root: Path, output: Path) -> None:
         self._root = root
         self._output = output
         self._seconds: dict[str, float] = {}
+        self._passed: set[str] = set()
         self._failed: set[str] = set()
         self._coverage = coverage.Coverage(
             data_file=None, config_file=False, source=[str(root / "shm_backend_utils")], messages=False
@@ -43,7 +47,13 @@ class Recorder:
             self._coverage.switch_context("")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if not report.passed:
+        if report.failed:
+            self._failed.add(report.nodeid)
+        elif report.passed and report.when == "call":
+            self._passed.add(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
             self._failed.add(report.nodeid)
 
     def pytest_unconfigure(self) -> None:
@@ -55,9 +65,11 @@ class Recorder:
             for line, tests in data.contexts_by_lineno(path).items():
                 for test in tests:
                     lines.setdefault(test, {}).setdefault(file, []).append(line)
-        passed = self._seconds.keys() - self._failed
-        found = {test: {"seconds": self._seconds[test], "lines": lines.get(test, {})} for test in sorted(passed)}
-        self._output.write_text(json.dumps(found))
+        passed = {
+            test: {"seconds": self._seconds[test], "lines": lines.get(test, {})}
+            for test in sorted(self._passed - self._failed)
+        }
+        self._output.write_text(json.dumps({"tests": passed, "failed": sorted(self._failed)}))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -65,7 +66,7 @@ def try_mutant(mutant: Mutant, tests: list[str], limit_s: float, folder: Path) -
         _kill_all_of(pid)
         _, status = os.waitpid(pid, 0)
         for path in set(_SHM.iterdir()) - before:  # /dev/shm is this tool's own
-            path.unlink(missing_ok=True)
+            _remove(path)
     if not ended:
         return Verdict.TIMED_OUT
     return Verdict.SURVIVED if status == 0 else Verdict.KILLED
@@ -83,6 +84,13 @@ def _kill_all_of(pid: int) -> None:
                 return
         else:
             return
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _run(mutant: Mutant, tests: list[str], folder: Path) -> None:

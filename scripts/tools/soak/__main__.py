@@ -1,10 +1,13 @@
 """Send checked requests through a real server for a while, and break everything that can break meanwhile.
 
-The exit status is 1 if a byte was wrong, something leaked or hung, something died that nobody had killed, or a run of a
-minute or more has left out something that a soak does.
+It starts a server of its own. The exit status is 1 if a byte was wrong, something leaked or hung, something died that
+nobody had killed, a call took a second longer than its timeout, or a run of a minute or more has left out something
+that a soak does. What takes root is left out without: the requests of a second user, and a /dev/shm of its own, small
+enough to be filled.
 
-With --hostile, honest clients are measured alone, and then beside hostile ones. The exit status is 1 if a request of
-theirs failed, if they were held up, or if anything died of what it should survive.
+With --hostile, honest clients are measured alone for a quarter of the time, and then beside hostile ones. The exit
+status is 1 if a request of theirs failed, if their p99 was more than 3 times what it was alone, or if anything died of
+what it should survive.
 """
 
 from __future__ import annotations
@@ -57,7 +60,9 @@ def run(arguments: argparse.Namespace, seed: int) -> int:
             kinds = [kind for kind in ATTACKS if arguments.with_truncation or not kind.kills]
             report = Assault(seed, kinds, has_private_shm, folder).run(arguments.seconds, on_tick)
         else:
-            report = Soak(seed, arguments.clients, has_private_shm, folder).run(arguments.seconds, on_tick)
+            report = Soak(seed, arguments.clients, has_private_shm, folder).run(
+                arguments.seconds, arguments.pause, on_tick
+            )
     report.show(Console())
     if arguments.json:
         arguments.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
@@ -69,9 +74,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--seconds", type=positive_float, default=60.0, help="default: %(default)s")
     parser.add_argument("--clients", type=int, default=3, metavar="K", help="default: %(default)s")
+    parser.add_argument(
+        "--pause",
+        type=positive_float,
+        default=1.5,
+        metavar="SECONDS",
+        help="the longest time between two faults; default: %(default)s",
+    )
     parser.add_argument("--hostile", action="store_true", help="measure honest clients beside hostile ones instead")
     parser.add_argument(
-        "--with-truncation", action="store_true", help="an allowed user truncates, too, which kills model instances"
+        "--with-truncation",
+        action="store_true",
+        help="a user whose memory the model takes truncates it, too, which ends model instances",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE")
     parser.add_argument("--seed", type=int, metavar="N", help="of all that is left to chance; a new one if not given")

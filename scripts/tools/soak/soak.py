@@ -29,7 +29,7 @@ __all__ = ["Soak"]
 
 HANG_S: Final = 45.0
 SWEEP_S: Final = 12.0
-LONGEST_PAUSE_S: Final = 1.5
+SHORTEST_PAUSE_S: Final = 0.2
 TRITONS_OWN_S: Final = 3.0
 """For how long after a client was killed in a stream a crash of the server is one that Triton 2.51 is known for."""
 
@@ -50,8 +50,8 @@ class Soak:
         self._server = SoakServer(folder, self._tally)
         self._clients: list[ClientProcess] = []
 
-    def run(self, seconds: float, on_tick: Callable[[float, str], None]) -> SoakReport:
-        """Soak, stop everything, look what is left, and report."""
+    def run(self, seconds: float, longest_pause_s: float, on_tick: Callable[[float, str], None]) -> SoakReport:
+        """Soak, with at most such a pause between two faults; stop everything, look what is left, and report."""
         try:
             began = time.monotonic()
             self._clients += [self._new_client() for _ in range(self._client_count)]
@@ -64,7 +64,7 @@ class Soak:
                 self._cannot,
             )
             while (elapsed := time.monotonic() - began) < seconds:
-                pause_ends = min(elapsed + self._chance.uniform(0.2, LONGEST_PAUSE_S), seconds)
+                pause_ends = min(elapsed + self._chance.uniform(SHORTEST_PAUSE_S, longest_pause_s), seconds)
                 while (elapsed := time.monotonic() - began) < pause_ends:
                     on_tick(elapsed, self._summary())
                     self._look_after(saboteur)

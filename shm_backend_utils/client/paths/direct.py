@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from ...dtypes import BYTES
 from ...errors import ClosedError, PeerError, SlotInDoubtError, TensorError
 from ...memory.cuda.bank import DeviceMemory
+from ...memory.cuda.events import EventListener
 from ...memory.pool.slot import Slot, SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol import results
@@ -23,23 +25,24 @@ from ...protocol.results import Event, broken_results, unused_memory
 from ...protocol.spans import InputSpan, Table
 from ...protocol.table import encode
 from ...tensors.strings import Strings
-from ..errors import InferenceError, MemoryRefusedError
+from ..errors import InferenceError, MemoryRefusedError, out_of_time
 from ..inputs.devices import DeviceSource, is_on_device
 from ..inputs.sources import Source
 from ..options import RequestOptions
 from ..result import Result
-from ..steps import Send, Steps
+from ..steps import Pause, Send, Steps
 from ..transports.messages import Codec, OutputTensor, Request
 from .exchange import Exchange, batch_carrier, is_answer, missing_output
 from .inline import no_strings, source_of
 
-__all__ = ["DirectExchange", "PreparedExchange", "result_of"]
+__all__ = ["DirectExchange", "PreparedExchange", "result_of", "wait_for_models"]
 
 Memory = npt.NDArray[np.uint8]
 
 _BYTE_SIZE: Final = operator.attrgetter("byte_size")
 _NAME: Final = operator.attrgetter("name")
 _BYTE: Final = np.dtype(np.uint8)
+_ROUND_S: Final = 0.001
 _NO_MEMORY: Final[Memory] = np.empty(0, np.uint8)
 _MEMORY_REFUSED: Final = frozenset({"shm:gone", "shm:refused"})
 
@@ -130,7 +133,7 @@ class DirectExchange(Exchange):
             raise ClosedError("this call")
         slot, spec, layout = self._slot, self.spec, self.layout
         if slot.is_in_doubt:
-            self._take_back()
+            yield from self._take_back(time.monotonic() + timeout_s)
         for device in self._devices:
             device.finish_writing()
         memory = self._memory  # keeps the slot until there is an answer, whoever closes the exchange meanwhile
@@ -177,7 +180,7 @@ class DirectExchange(Exchange):
             return self._devices[region - 1].array_at(memory, offset, dtype.numpy, shape)
         return np.ndarray(shape, dtype.numpy, memory, offset)
 
-    def _take_back(self) -> None:
+    def _take_back(self, deadline: float) -> Steps[None]:
         """Make sure that no model is at work in the slot, after a request that got no answer."""
         if not self._slot.reclaim():
             raise SlotInDoubtError(
@@ -186,7 +189,9 @@ class DirectExchange(Exchange):
             )
         if self._devices:  # a model that has ended may have left the rest to its GPU, and said so by events
             events = results.decode(self._slot.copy_results(), self._byte_sizes).events
-            self._devices[0].listener.wait(events)
+            self._slot.is_in_doubt = True
+            yield from wait_for_models(self._devices[0].listener, events, deadline)
+            self._slot.is_in_doubt = False
 
     def _wait_on_streams(self, events: Sequence[Event]) -> None:
         if not self._devices:
@@ -199,6 +204,20 @@ class DirectExchange(Exchange):
             self._region.is_spoiled = True
             message = f"{error.message()}; this call's memory is lost: prepare another call"
             raise MemoryRefusedError(message, error.status()) from None
+
+
+def wait_for_models(listener: EventListener, events: Sequence[Event], deadline: float) -> Steps[None]:
+    """Wait until models' GPUs have done what these events stand for.
+
+    Raises
+    ------
+    DeadlineExceededError
+        They take longer.
+    """
+    while not listener.are_done(events):
+        if time.monotonic() > deadline:
+            raise out_of_time("a model's GPU was still at work in its memory")
+        yield Pause(_ROUND_S)
 
 
 class PreparedExchange(DirectExchange):

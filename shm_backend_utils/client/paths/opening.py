@@ -21,11 +21,12 @@ from ...protocol import results
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout, rows_of
 from ...protocol.layout import data_offset
 from ..client_memory import ClientMemory
+from ..errors import DeadlineExceededError
 from ..known_model import KnownModel
 from ..settings import CallSettings
 from ..steps import Pause, Steps, Wait, offloaded
 from ..transports.messages import Codec
-from .direct import DirectExchange
+from .direct import DirectExchange, wait_for_models
 from .exchange import Exchange
 from .inline import InlineExchange
 from .staging import StagedExchange
@@ -229,15 +230,14 @@ class Opening:
             try:
                 yield from self._provide(settings, region, layout, sizes)
                 yield from self._wait_for_models(settings, region)
-            except PeerError:  # nobody will ever know when the last model's GPU has finished here
-                region.is_spoiled = True
-            except BaseException:
+            except BaseException as error:
                 region.is_spoiled = True
                 del memory  # an error that somebody keeps must not keep the slot
-                raise
+                if not isinstance(error, PeerError) or isinstance(error, DeadlineExceededError):
+                    raise
+                # Else nobody will ever know when the last model's GPU has finished here.
             else:
                 return region, memory
-            del memory
 
     def _provide(self, settings: CallSettings, region: SlotRegion, layout: CallLayout, sizes: list[int]) -> Steps[None]:
         """Let a region have memory on GPUs, until the deadline."""
@@ -257,8 +257,7 @@ class Opening:
         used = [slot for slot in region.slots if slot.generation]
         events = [event for slot in used for event in results.decode(slot.copy_results(), sizes).events]
         if events:
-            wait = functools.partial(held[0].listener.wait, events)
-            yield from offloaded(wait, settings.left_s, "a model's GPU was still at work in its memory")
+            yield from wait_for_models(held[0].listener, events, settings.deadline)
 
 
 def _times(each: AnyInput, count: int) -> CallInput:

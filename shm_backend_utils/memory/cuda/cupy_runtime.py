@@ -23,6 +23,8 @@ __all__ = ["CupyRuntime"]
 _Result = TypeVar("_Result")
 
 _UUID_LENGTH: Final = 16
+_SUCCESS: Final = 0  # cudaSuccess
+_NOT_READY: Final = 600  # cudaErrorNotReady
 _INSUFFICIENT_DRIVER: Final = 35  # cudaErrorInsufficientDriver
 _PLAIN: Final = 0  # cudaHostRegisterDefault; with unified addressing, memory is then pinned for every device
 
@@ -152,9 +154,12 @@ class CupyRuntime(CudaRuntime):
         with self._telling("waiting for an event"):
             self._cuda.streamWaitEvent(stream, event)
 
-    def synchronize_event(self, event: int) -> None:
-        with self._telling("waiting for an event"):
-            self._cuda.eventSynchronize(event)
+    def is_event_done(self, event: int) -> bool:
+        with self._telling("looking at an event"):
+            status = int(self._cuda.eventQuery(event))
+            if status not in (_SUCCESS, _NOT_READY):
+                raise self._cuda.CUDARuntimeError(status)
+        return status == _SUCCESS
 
     def array(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object) -> Any:
         memory = self._cupy.cuda.UnownedMemory(address, math.prod(shape) * dtype.itemsize, owner, device)

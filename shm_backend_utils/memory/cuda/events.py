@@ -96,12 +96,14 @@ class EventListener:
             with device_guard(runtime, opened.device):
                 runtime.wait_for_event(opened.address, runtime.stream_address(runtime.current_stream()))
 
-    def wait(self, events: Iterable[Event]) -> None:
-        """Wait for these events on the host; raises as :meth:`wait_on_streams`."""
+    def are_done(self, events: Iterable[Event]) -> bool:
+        """Return whether what these events stand for is done; raises as :meth:`wait_on_streams`."""
         for event in events:
             opened = self._open(event)
             with device_guard(self._runtime, opened.device):
-                self._runtime.synchronize_event(opened.address)
+                if not self._runtime.is_event_done(opened.address):
+                    return False
+        return True
 
     def _open(self, event: Event) -> _Opened:
         with self._lock:

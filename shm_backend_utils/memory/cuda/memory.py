@@ -283,11 +283,6 @@ class CudaAccess:
             return self._mappings
 
     @property
-    def is_loaded(self) -> bool:
-        """Whether it was needed yet."""
-        return self._mappings is not None
-
-    @property
     def runtime(self) -> CudaRuntime:
         """The runtime; raises as :attr:`mappings`."""
         return self.mappings.runtime

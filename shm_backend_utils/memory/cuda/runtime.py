@@ -154,8 +154,8 @@ class CudaRuntime(ABC):
         """Let all that comes later on a stream wait for what the event stands for now. The host does not."""
 
     @abstractmethod
-    def synchronize_event(self, event: int) -> None:
-        """Wait for what the event stands for now."""
+    def is_event_done(self, event: int) -> bool:
+        """Return whether the device has done what the event stands for now (``cudaEventQuery``)."""
 
     @abstractmethod
     def array(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object) -> Any:

@@ -42,11 +42,11 @@ class HoldingPool:
         self._is_doomed = False  # closed, but not cleared yet
 
     def take_idle(self, need: Need, holder: object) -> tuple[SlotRegion, Memory] | None:
-        """Return a region that is free, and its memory; None if there is none, or others wait.
+        """Return a region that is free, and its memory; None if there is none, as in a closed pool, or others wait.
 
         Takes no lock. :meth:`request` is for the others.
         """
-        if self._tickets.waiting or self._closed:
+        if self._tickets.waiting:
             return None
         for capacity, regions in self._inventory.shelves.get(need[1:], ()):
             if capacity >= need.byte_size:

@@ -151,7 +151,7 @@ class Inventory:
 
     def undo(self, region: SlotRegion | None, promise: Promise) -> None:
         """Take back a promise, and the region that was made of it, if one was."""
-        if region is not None and region in self._kinds:
+        if region in self._kinds:
             self.destroy(region)
             return
         self.unpromise(promise)

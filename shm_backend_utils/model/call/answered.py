@@ -275,8 +275,8 @@ class AnsweredRequest(ReceivedRequest):
         """Whether all that the client looks at is on GPUs, so that it can wait for an event itself."""
         if self._slot is None or not self.devices:
             return False
-        if any(place.is_in_response or self._memories[place.region].device is None for place in self._places):
-            return False
+        if any(self._memories[place.region].device is None for place in self._places):
+            return False  # what is in the response has region 0, the slot's own, which is on the host
         length = len(self._results) + _EVENT_LENGTH * len(self.devices)
         return length <= self._slot.record.results_room
 

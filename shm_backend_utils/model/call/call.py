@@ -237,8 +237,9 @@ class Call(AnsweredRequest):
         """
         if isinstance(view, DeviceView):
             return view.cupy()
+        copied = self._context.arrays.to_device(view, stream)
         self._use_device(self._context.arrays.device)
-        return self._context.arrays.to_device(view, stream)
+        return copied
 
     @property
     def stream(self) -> Any:
@@ -246,8 +247,9 @@ class Call(AnsweredRequest):
 
         What is launched on other streams is the model's own to wait for.
         """
+        stream = self._context.arrays.stream()
         self._use_device(self._context.arrays.device)
-        return self._context.arrays.stream()
+        return stream
 
     def forward(
         self,
@@ -275,7 +277,7 @@ class Call(AnsweredRequest):
         model_version : str, optional
             By default the server chooses.
         parameters : mapping, optional
-            Of the request.
+            Of the request: str, bool or int; Triton 2.51 does not pass on a float.
 
         Returns
         -------
@@ -285,7 +287,7 @@ class Call(AnsweredRequest):
         Raises
         ------
         ModelError
-            There is no such model, or it would wait for this call itself.
+            There is no such model, or it would wait for this call itself, or Triton does not pass on a parameter.
         TensorError
             It does not take these tensors.
         ForwardError

@@ -87,7 +87,7 @@ class DirectForwarding(Forwarding):
                 each = given[name]
                 inputs[name] = InputSpan(each.dtype, each.shape, *place, each.array.nbytes)
         for name, place in lent_outputs.items():
-            if place is not None and name in rooms:
+            if place is not None:
                 rooms[name] = OutputSpan(*place, self._targets[name].attributes.byte_size)
         region, memory = _take(lending.pool, Need(layout.end - begin, 1, record_size, _GROUP), spec.name)
         self._slot = region.slots[0]

@@ -68,8 +68,10 @@ class Lending:
         if not array.nbytes:
             return None
         for number, lent in enumerate(self._own):
-            offset = None if lent is None else lent.memory.offset_of(array)
-            if lent is not None and offset is not None and 0 <= offset <= lent.memory.byte_size - array.nbytes:
+            if lent is None:
+                continue
+            offset = lent.memory.offset_of(array)
+            if offset is not None and 0 <= offset <= lent.memory.byte_size - array.nbytes:
                 return Place(self._lend_own(number), offset)
         if isinstance(array, np.ndarray) and array.flags.c_contiguous:
             return self._place_in_pool(array)

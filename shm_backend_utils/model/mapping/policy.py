@@ -104,8 +104,8 @@ def ask(names: Sequence[str], find: Find, config: Config, field: str) -> dict[st
         return find(names)
     except MachineError as error:
         raise MachineError(
-            f"{field} is known by its registered name alone, and {error}; set the parameter SHM_SERVER_URL in "
-            "config.pbtxt to http://HOST:PORT"
+            f"{field} is known by its registered name alone, and {error}; where that is elsewhere, name it by the "
+            "parameter SHM_SERVER_URL of config.pbtxt: http://HOST:PORT"
         ) from None
 
 

@@ -262,7 +262,7 @@ class Registry:
         if limit is not None and in_use + byte_size > limit:
             raise MachineError(
                 f"a region of {byte_size} bytes cannot be mapped: {in_use} are mapped and in use, and the limit "
-                f"(SHM_MAX_MAPPED_BYTES) is {limit}; raise it, or use smaller regions"
+                f"(SHM_MAX_MAPPED_BYTES) is {limit}; who runs the model may raise it; or use smaller regions"
             )
 
     def _make_room(self, byte_size: int) -> None:

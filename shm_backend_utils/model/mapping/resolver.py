@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
 from typing import Final
 
-from ...errors import MachineError, RegionGoneError, TableError
+from ...errors import MachineError, TableError
 from ...memory.cuda.memory import CudaAccess
-from ...memory.current_registrations import CurrentRegistrations
 from ...memory.managed import ManagedRegion
-from ...memory.registrations import Registration, StatusEndpoint
+from ...memory.registrations import Registration
 from ...memory.repeater import Repeater
 from ...protocol.address import SLOT_PARAMETER, SlotAddress, parse_address
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim
@@ -22,6 +20,7 @@ from . import policy
 from .further_regions import FurtherRegions, borrow_lent, check_lender, check_parts_are_apart, fence_of
 from .mapped import MappedRegion, Slot
 from .memory import Memory
+from .named_regions import NamedRegions
 from .pinning import Pinning
 from .registry import Registry
 
@@ -47,11 +46,9 @@ class Resolver:
         self._config = config
         self._cuda = cuda
         self._pinning = pinning
-        self._server = StatusEndpoint(config.server_url)
-        self._current_registrations = CurrentRegistrations(self._server)
-        self._registrations: dict[str, Registration] = {}
+        self._named = NamedRegions(config, self.registry, pinning)
         self._unfenced: set[str] = set()
-        self._lock = threading.Lock()  # of what is remembered of registrations
+        self._lock = threading.Lock()  # of the sweeper's start
         self._sweeper: Repeater | None = None
 
     def open_slot(self, text: str, address: SlotAddress) -> Slot:
@@ -98,8 +95,9 @@ class Resolver:
                 field = f"{DESCRIPTOR_PARAMETER}.regions[{number - 1}]" if own is None else f"regions[{number}]"
                 if isinstance(claim, NamedRegionClaim):
                     if current is None:
-                        current = self._current(table, field)
-                    mapped, memory = self._named(claim, current, field)
+                        names = [each.name for each in table.regions if isinstance(each, NamedRegionClaim)]
+                        current = self._named.find(names, field)
+                    mapped, memory = self._named.open(claim, current, field)
                 elif isinstance(claim, CudaRegionClaim):
                     mapped, memory = self._device(claim, fence_of(claim, own, found), field)
                 else:
@@ -133,14 +131,7 @@ class Resolver:
         """
         self.registry.drop_abandoned()
         self._forget_unfenced()
-        known = dict(self._registrations)
-        if not known:
-            return
-        current = self._server.all()  # not locked: requests need not wait for the answer
-        with self._lock:
-            for name, registration in known.items():
-                if current.get(name) != registration:
-                    self._forget(name)
+        self._named.sweep()
 
     def close(self) -> None:
         """Unmap every region. Twice is fine."""
@@ -148,8 +139,7 @@ class Resolver:
             self._sweeper.stop()
             self._sweeper = None
         self.registry.unregister_all()
-        self._current_registrations.close()
-        self._server.close()
+        self._named.close()
 
     def _managed(self, key: str, token: str, field: str) -> tuple[MappedRegion, ManagedRegion]:
         def open_it() -> MappedRegion:
@@ -178,46 +168,6 @@ class Resolver:
             self._unfenced.add(name)
         return mapped, mapped.memory.part(0, claim.byte_size)
 
-    def _current(self, table: Table, field: str) -> dict[str, Registration]:
-        """Return what the names of a request stand for. Not locked: no request waits for another one's answer.
-
-        On an event loop all requests wait for the server, if it must be asked: for one round trip.
-        """
-        names = [claim.name for claim in table.regions if isinstance(claim, NamedRegionClaim)]
-        if self._config.checks_registrations:
-            return policy.ask(names, self._current_registrations.find, self._config, field)
-        known = {name: found for name in names if (found := self._registrations.get(name)) is not None}
-        trusted = {name: found for name, found in known.items() if self.registry.live(_name_of_registered(name), field)}
-        if len(trusted) == len(names):
-            return trusted
-        return policy.ask(names, self._server.find, self._config, field)
-
-    def _named(
-        self, claim: NamedRegionClaim, current: Mapping[str, Registration], field: str
-    ) -> tuple[MappedRegion, Memory]:
-        name = _name_of_registered(claim.name)
-        try:
-            found = policy.resolve(claim, current, field)
-        except RegionGoneError:
-            with self._lock:
-                self._forget(claim.name)
-            raise
-
-        def open_it() -> MappedRegion:
-            segment = policy.open_registered(found, self._config, field, self.registry.check_room)
-            return MappedRegion(segment, pinning=self._pinning)
-
-        with self._lock:
-            if self._registrations.get(claim.name) != found:
-                self.registry.unregister(name)
-                self._registrations[claim.name] = found
-            mapped = self.registry.obtain(name, open_it, found.offset, found.byte_size, field)
-        return mapped, mapped.memory.part(found.offset, found.byte_size)
-
-    def _forget(self, name: str) -> None:
-        self.registry.unregister(_name_of_registered(name))
-        self._registrations.pop(name, None)
-
     def _forget_unfenced(self) -> None:
         """Unmap device memory that no slot fences and no call uses: nothing tells when its owner frees it."""
         for name in list(self._unfenced):
@@ -227,14 +177,13 @@ class Resolver:
                 self._unfenced.discard(name)
 
     def _start_sweeper(self) -> None:
-        if self._sweeper is None:
-            self._sweeper = Repeater(self._sweep_quietly, SWEEP_INTERVAL_S, "shm sweeper")
+        if self._sweeper is not None:
+            return
+        with self._lock:  # first requests may come side by side
+            if self._sweeper is None:
+                self._sweeper = Repeater(self._sweep_quietly, SWEEP_INTERVAL_S, "shm sweeper")
 
     def _sweep_quietly(self) -> float:
         with contextlib.suppress(MachineError):  # the server does not answer; it may the next time
             self.sweep()
         return SWEEP_INTERVAL_S
-
-
-def _name_of_registered(name: str) -> str:
-    return f"registered: {name}"  # no managed region's key has a colon

@@ -98,6 +98,8 @@ class BatchCall:
         ModelError
             The model's configuration has no such output, or not of this dtype and shape.
         """
+        if len(self.calls) == 1:
+            return self.calls[0].output(name, (self.size, *item_shape), dtype)
         kind = np.dtype(dtype)
         whole = self._joined_output(name, tuple(item_shape), kind)
         if whole is not None:
@@ -105,8 +107,6 @@ class BatchCall:
         parts = [
             call.output(name, (len(rows), *item_shape), kind) for call, rows in zip(self.calls, self.rows, strict=True)
         ]
-        if len(parts) == 1:
-            return parts[0]
         whole = self._gathering.room(parts, (self.size, *parts[0].shape[1:]))
         self._scattered[name] = whole, parts
         return whole
@@ -175,8 +175,6 @@ class BatchCall:
 
     def _joined_output(self, name: str, item_shape: tuple[int, ...], dtype: np.dtype[Any]) -> TensorView | None:
         """Return the clients' memory for an output as one view, and note that it is there; None if it is not one."""
-        if len(self.calls) == 1:
-            return None
         found = []
         for call, rows in zip(self.calls, self.rows, strict=True):
             shape = (len(rows), *item_shape)

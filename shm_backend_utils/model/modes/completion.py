@@ -33,7 +33,7 @@ class Completion:
 
     def complete(self, calls: Iterable[Call]) -> None:
         """End the calls of one ``execute`` that were committed, as :func:`complete` does."""
-        if self._by_events and self._recorder is None and self._cuda.is_loaded:
+        if self._by_events and self._recorder is None:
             self._recorder = EventRecorder(self._cuda.runtime)
         complete(calls, self._arrays, self._recorder)
 

@@ -127,7 +127,8 @@ class StreamCall(Call):
             self._end_by_error(error)
             return
         try:
-            check_all_are_over(self._pending or ())
+            if self._pending:
+                check_all_are_over(self._pending)
         except ModelError as early:
             self._end_by_error(early)
             raise

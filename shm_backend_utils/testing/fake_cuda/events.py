@@ -50,7 +50,7 @@ class _Event:
         deadline = time.monotonic() + _PATIENCE_S
         while self.counters[_DONE] < recorded:
             if time.monotonic() > deadline:
-                raise failure("synchronize_event", "cudaErrorLaunchTimeout")
+                raise failure("wait_for_event", "cudaErrorLaunchTimeout")
             time.sleep(_PAUSE_S)
 
     def close(self) -> None:
@@ -106,10 +106,10 @@ class FakeEvents(CudaRuntime):
         self._stream(stream, "wait_for_event").put(lambda: found.wait(recorded))
         self.log.append(("wait_for_event", stream))
 
-    def synchronize_event(self, event: int) -> None:
-        found = self._event(event, "synchronize_event")
-        found.wait(found.counters[_RECORDED])
-        self.log.append(("synchronize_event", event))
+    def is_event_done(self, event: int) -> bool:
+        counters = self._event(event, "is_event_done").counters
+        self.log.append(("is_event_done", event))
+        return bool(counters[_DONE] >= counters[_RECORDED])
 
     @abstractmethod
     def _stream(self, number: int, method: str) -> FakeStream: ...

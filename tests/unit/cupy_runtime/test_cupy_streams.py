@@ -37,3 +37,20 @@ def test_the_event_is_destroyed_also_if_ordering_fails(
 def test_a_stream_is_in_order_with_itself(calls: FakeCudaCalls, runtime: CupyRuntime) -> None:
     runtime.order(8, 8)
     assert calls.noted == []
+
+
+@pytest.mark.parametrize(("status", "is_done"), [(0, True), (600, False)], ids=["cudaSuccess", "cudaErrorNotReady"])
+def test_an_event_is_looked_at_and_not_waited_for(
+    calls: FakeCudaCalls, runtime: CupyRuntime, monkeypatch: pytest.MonkeyPatch, status: int, is_done: bool
+) -> None:
+    monkeypatch.setattr(calls, "_eventQuery", lambda _: status, raising=False)
+    assert runtime.is_event_done(42) is is_done
+    assert calls.noted == [("eventQuery", 42)]
+
+
+def test_an_event_whose_device_has_failed_is_an_error(
+    calls: FakeCudaCalls, runtime: CupyRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "_eventQuery", lambda _: 700, raising=False)
+    with pytest.raises(CudaError, match="looking at an event"):
+        runtime.is_event_done(42)

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from shm_backend_utils.client.client_memory import ClientMemory
 from shm_backend_utils.client.known_model import KnownModel
@@ -15,7 +15,7 @@ from shm_backend_utils.client.origin import Origin
 from shm_backend_utils.client.paths.direct import DirectExchange
 from shm_backend_utils.client.paths.opening import Opening
 from shm_backend_utils.client.settings import CallSettings
-from shm_backend_utils.client.steps import BlockingDriver
+from shm_backend_utils.client.steps import BlockingDriver, Steps
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.pool.options import PoolOptions
@@ -24,6 +24,8 @@ from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.call_layout import CallInput
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.fake_gpu_events import PATIENCE_S
+
+T = TypeVar("T")
 
 SHM = Path("/dev/shm")
 SIZE = 4096
@@ -62,6 +64,10 @@ class Calls:
         exchange = self._driver.run(self._opening.open(settings, self._known, "direct", layout, given, None))
         assert isinstance(exchange, DirectExchange)
         return exchange
+
+    def run(self, operation: Steps[T]) -> T:
+        """Do an operation, as a client does."""
+        return self._driver.run(operation)
 
     def close(self) -> None:
         self._driver._threads.shutdown()

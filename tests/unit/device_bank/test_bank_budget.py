@@ -20,7 +20,7 @@ from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.protocol.spans import Table
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.device_bank.bank_calls import LIMIT, SIZE, MakeRegion, pool_and_opening, times
-from tests.unit.fake_gpu import fails_by
+from tests.unit.fake_gpu import fails_by, that_nobody_loads
 
 OUT_OF_MEMORY = "cudaErrorMemoryAllocation"
 
@@ -58,14 +58,13 @@ def test_a_table_names_the_device_memory_and_the_slot_that_fences_it(cuda: FakeC
 
 
 def test_a_bank_that_provides_nothing_does_not_load_cuda(cuda: FakeCuda) -> None:
-    access = CudaAccess(lambda: cuda)
-    bank = DeviceBank(access, None)
-    region = SlotRegion(100, 1, PAGE_SIZE, PRIVATE)
-    bank.provide(region, (), ())
-    region.destroy()
-    bank.collect()
-    bank.close()
-    assert not access.is_loaded
+    with that_nobody_loads(cuda) as access:
+        bank = DeviceBank(access, None)
+        region = SlotRegion(100, 1, PAGE_SIZE, PRIVATE)
+        bank.provide(region, (), ())
+        region.destroy()
+        bank.collect()
+        bank.close()
 
 
 def test_where_there_is_no_cuda_the_error_says_so_and_nothing_is_counted() -> None:

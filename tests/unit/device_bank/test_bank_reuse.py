@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from shm_backend_utils.client.errors import PoolExhaustedError
+from shm_backend_utils.client.errors import DeadlineExceededError, PoolExhaustedError
 from shm_backend_utils.client.paths.direct import DirectExchange
 from shm_backend_utils.memory.cuda.events import Event, EventRecorder
 from shm_backend_utils.memory.pool.slot import SlotRegion
@@ -46,6 +46,45 @@ def test_a_region_is_used_again_when_the_models_gpu_has_finished(cuda: FakeCuda)
     assert done == ["work", "the next call"]
 
 
+def test_a_call_waits_for_a_models_gpu_no_longer_than_it_may(cuda: FakeCuda) -> None:
+    model = FakeCuda()
+    recorder = EventRecorder(model)
+    done: list[str] = []
+    with pool_and_opening(cuda) as calls, unfinished_work(model, done):
+        region = leave_events(calls.open(A=0), recorder.record(0))
+        with pytest.raises(DeadlineExceededError, match="a model's GPU was still at work in its memory; its request"):
+            calls.open(0.05, A=0)
+        assert done == []
+        assert not (SHM / region.key).exists(), "nobody gets it while the GPU is at work"
+        del region
+
+
+def test_a_prepared_call_waits_for_a_models_gpu_no_longer_than_it_may(cuda: FakeCuda) -> None:
+    """It is asked again and again: what it could not wait for is in its memory still."""
+    model = FakeCuda()
+    recorder = EventRecorder(model)
+    done: list[str] = []
+    with pool_and_opening(cuda) as calls:
+        exchange = calls.open(A=0)
+        slot = exchange._slot
+        with unfinished_work(model, done) as finish:
+            generation = slot.begin(table.encode(exchange._table))
+            slot.record.started = generation
+            slot.record.complete(generation, results.encode((), [recorder.record(0)]))
+            slot.is_in_doubt = True
+            for _ in range(2):
+                with pytest.raises(DeadlineExceededError, match="a model's GPU was still at work in its memory"):
+                    calls.run(exchange.send(0.05))
+                assert slot.is_in_doubt
+            assert done == []
+            finish.set()
+            with pytest.raises(AttributeError, match="infer"):  # there is nobody to send it to
+                calls.run(exchange.send(PATIENCE_S))
+        assert done == ["work"]
+        exchange.close()
+        del slot, exchange
+
+
 @pytest.mark.parametrize("written", [NO_RESULTS, results.encode(())], ids=["failed", "no outputs"])
 def test_a_region_whose_models_have_left_nothing_to_wait_for_is_used_at_once(cuda: FakeCuda, written: bytes) -> None:
     with pool_and_opening(cuda) as calls:
@@ -57,7 +96,7 @@ def test_a_region_whose_models_have_left_nothing_to_wait_for_is_used_at_once(cud
         assert again._region is region
         again.close()
         del slot, region, exchange, again
-    assert times(cuda, "synchronize_event") == 0
+    assert times(cuda, "is_event_done") == 0
 
 
 @pytest.mark.parametrize("has_begun", [False, True])

@@ -93,3 +93,20 @@ def test_a_region_whose_making_fails_at_any_call_leaves_the_budget_as_it_was(poo
                 assert pool.status.byte_size == 0
             assert after > 1, f"{call} was not called"
     pool.close()
+
+
+def test_a_region_for_which_no_thread_can_be_started_is_gone_again(
+    pool: SlotPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def repeat(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool_module, "Repeater", repeat)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            pool.redeem(pool.request(Need(100), "test"))
+    status = pool.status
+    assert (status.held, status.idle, status.byte_size) == (0, 0, 0)
+    take_in_doubt(pool).clear()
+    assert pool.status.idle == 1
+    pool.close()

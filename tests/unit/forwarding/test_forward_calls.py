@@ -109,6 +109,27 @@ def test_memory_of_the_models_own_is_no_place_for_the_other_one(models: Models, 
     assert response.tensors["Y"].tolist() == (X * 2).tolist()
 
 
+@pytest.mark.parametrize("paths", ["direct", ""], ids=["on shared memory", "by an ordinary request"])
+@pytest.mark.parametrize("room", [64, 4], ids=["with room", "without room"])
+def test_strings_go_to_the_other_model_and_come_back(
+    monkeypatch: pytest.MonkeyPatch, client: Client, paths: str, room: int
+) -> None:
+    other = config("other", paths, input=[tensor("X", "STRING")], output=[tensor("Y", "STRING")])
+    words, found = [b"ab", b"", b"cde\0"], []
+
+    def infer(call: Call) -> None:
+        given: Any = np.array(words, object)
+        for _ in range(2):  # the second time it is a view
+            given = call.forward("other", {"X": given}, {"Y": room})["Y"]
+            found.append(given.numpy().tolist())
+        call.put("Y", X)
+
+    with two_models(monkeypatch, other) as models:
+        models.answer = lambda call: call.put("Y", call.input("X").numpy())
+        assert models.serve(client, infer).error is None
+    assert found == [words] * 2
+
+
 def test_a_batch_says_how_many_rows_it_has(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
     batched = config("other", max_batch_size=4)
     batched["input"].append(tensor("SHM", "UINT8"))
@@ -133,6 +154,29 @@ def test_a_model_that_would_be_called_on_its_own_behalf_is_refused(models: Model
     assert "would be called on its own behalf (m → m)" in models.refused(client, lambda call: call.forward("m", {}))
 
 
+def test_the_other_model_gets_the_parameters_that_it_is_given(models: Models, client: Client) -> None:
+    found: list[dict[str, Any]] = []
+
+    def answer(call: Call) -> None:
+        found.append(call.parameters)
+        double(call)
+
+    def infer(call: Call) -> None:
+        for given in (None, {"threshold": 0.5, "words": "a/b"}):
+            call.put("Y", call.forward("other", {"X": call.input("X")}, {"Y": 16}, parameters=given)["Y"])
+
+    models.answer = answer
+    assert models.serve(client, infer).error is None
+    assert found == [{}, {"threshold": 0.5, "words": "a/b"}]
+
+
+def test_a_model_that_would_be_called_on_its_own_behalf_over_others_is_refused(models: Models, client: Client) -> None:
+    models.answer = lambda call: call.forward("first", {})
+    request = client.request({"X": X}, {"Y": 16}, shm_callers="first")
+    (response,) = models.caller.serve([request], lambda call: call.forward("other", {"X": X}, {"Y": 16}))
+    assert "would be called on its own behalf (first → m → other → first)" in str(response.error)
+
+
 def test_the_other_models_error_is_told_as_such(models: Models, client: Client) -> None:
     def answer(call: Call) -> None:
         raise ValueError("no luck today")
@@ -147,6 +191,27 @@ def test_a_model_that_answers_without_having_used_the_memory_is_found_out(models
     models.answer = None
     error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 16}))
     assert "answered without having used the shared memory" in error
+
+
+def test_an_output_that_the_other_model_says_to_be_one_byte_beyond_the_memory_is_none(
+    models: Models, client: Client
+) -> None:
+    end = client.region.header.byte_size
+
+    def lie(call: Call) -> None:
+        double(call)
+        found = call.outputs["Y"]
+        call.outputs["Y"] = found._replace(place=found.place._replace(region=1, offset=end - 15))
+
+    models.answer = lie
+    error = models.refused(client, lambda call: call.forward("other", {"X": call.input("X")}, {"Y": 16}))
+    assert f"16 bytes at offset {end - 15} that are not the request's" in error
+
+
+def test_the_other_model_does_not_write_to_what_is_read_only_here(models: Models, client: Client) -> None:
+    error = models.refused(client, lambda call: call.forward("other", {"X": X + 1}, {"Y": call.input("X")}))
+    assert "read-only" in error
+    assert client.region.bytes()[client.data :][:16].view(np.float32).tolist() == X.tolist()
 
 
 def test_an_output_that_found_no_room_and_is_not_in_the_response_is_missed(models: Models, client: Client) -> None:
@@ -195,7 +260,9 @@ def test_more_than_the_pool_may_have_is_refused_at_once(
         call.forward("other", {"X": X}, {"Y": 16})
         del held
 
-    assert "bytes of shared memory became free within 0 s" in models.refused(client, infer)
+    for _ in range(2):  # who was refused does not wait for memory any more
+        assert "bytes of shared memory became free within 0 s" in models.refused(client, infer)
+        assert models.serve(client, lambda call: call.put("Y", call.forward("other", {"X": X})["Y"])).error is None
 
 
 def test_nothing_is_forwarded_when_the_call_is_over(models: Models, client: Client) -> None:
@@ -220,6 +287,19 @@ def test_a_model_of_which_nobody_tells_gets_an_ordinary_request(stock_models: Mo
 
     assert stock_models.serve(client, infer).error is None
     assert client.output("Y").tolist() == (X * 2).tolist()
+
+
+@pytest.mark.parametrize("serving", ["models", "stock_models"])
+def test_a_parameter_that_triton_does_not_pass_on_is_refused_by_its_name(
+    serving: str, client: Client, request: pytest.FixtureRequest
+) -> None:
+    models: Models = request.getfixturevalue(serving)
+
+    def infer(call: Call) -> None:
+        call.forward("other", {"X": X}, ["Y"], parameters={"count": 2, "name": "x", "ratio": 0.5})
+
+    refusal = models.refused(client, infer)
+    assert "parameter 'ratio' is 0.5, which this Triton does not pass on from model to model" in refusal
 
 
 def test_without_a_target_the_delivered_output_is_returned(stock_models: Models, client: Client) -> None:

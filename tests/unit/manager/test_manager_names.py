@@ -66,6 +66,14 @@ def test_a_name_is_given_once(manager: SharedMemoryManager, make_file: MakeFile)
     assert manager.status("mine")[0].key == first
 
 
+def test_a_name_that_is_taken_says_so_before_anything_is_opened(
+    manager: SharedMemoryManager, make_file: MakeFile
+) -> None:
+    register(manager, "mine", make_file())
+    with pytest.raises(CallerError, match="region 'mine' is registered already"):
+        register(manager, "mine", "foreign-nobody")
+
+
 def test_a_name_that_was_freed_can_be_given_again(manager: SharedMemoryManager, make_file: MakeFile) -> None:
     register(manager, "mine", make_file())
     manager.unregister("mine")

@@ -14,6 +14,7 @@ from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import SharedMemoryManager
 from shm_backend_utils.model.mapping.mapped import MappedRegion
 from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, register, registry_of
+from tests.unit.mapping.files import take_space_beyond
 
 OWNER = """
 import sys
@@ -28,6 +29,17 @@ def test_an_object_that_was_truncated_is_refused(manager: SharedMemoryManager, m
     key = make_file(2 * PAGE)
     register(manager, "mine", key, 0, 2 * PAGE)
     os.truncate(SHM / key, PAGE)
+    with pytest.raises(RegionRefusedError, match=f"but {PAGE} are there"):
+        manager.get_memory_info("mine", 0, 1)
+
+
+def test_a_part_that_an_object_has_lost_is_refused_though_there_is_as_much_before_it_and_space_behind(
+    manager: SharedMemoryManager, make_file: MakeFile
+) -> None:
+    key = make_file(2 * PAGE)
+    register(manager, "mine", key, PAGE, PAGE)
+    os.truncate(SHM / key, PAGE)
+    take_space_beyond(SHM / key, PAGE, PAGE)
     with pytest.raises(RegionRefusedError, match=f"but {PAGE} are there"):
         manager.get_memory_info("mine", 0, 1)
 

@@ -24,6 +24,40 @@ def test_what_the_opener_raises_is_raised(manager: SharedMemoryManager) -> None:
     assert registry_of(manager).find("mine") is None
 
 
+def opened(key: str) -> MappedRegion:
+    return MappedRegion(SystemSegment.open(key, PAGE, "mine"))
+
+
+def test_a_name_that_is_given_while_a_region_is_opened_is_taken(
+    manager: SharedMemoryManager, make_file: MakeFile
+) -> None:
+    registry, first, second = registry_of(manager), make_file(), make_file()
+
+    def open_late() -> MappedRegion:
+        registry.register("mine", lambda: opened(first), 0, PAGE)
+        return opened(second)
+
+    with pytest.raises(CallerError, match="region 'mine' is registered already"):
+        registry.register("mine", open_late, 0, PAGE)
+    assert manager.status("mine")[0].key == first
+    assert not is_mapped(second)
+
+
+def test_who_opens_a_region_late_gets_the_one_that_has_its_name(
+    manager: SharedMemoryManager, make_file: MakeFile
+) -> None:
+    registry, first, second = registry_of(manager), make_file(), make_file()
+    fast: list[MappedRegion] = []
+
+    def open_late() -> MappedRegion:
+        fast.append(registry.obtain("mine", lambda: opened(first), 0, PAGE, "mine"))
+        return opened(second)
+
+    assert registry.obtain("mine", open_late, 0, PAGE, "mine") is fast[0]
+    assert manager.status("mine")[0].key == first
+    assert not is_mapped(second)
+
+
 def test_threads_do_not_disturb_each_other(make_file: MakeFile) -> None:
     keys = {make_file(): bytes([number]) * PAGE for number in range(4)}
     for key, content in keys.items():
@@ -61,7 +95,5 @@ def test_threads_do_not_disturb_each_other(make_file: MakeFile) -> None:
 def find_or_register(manager: SharedMemoryManager, name: str, key: str) -> MappedRegion:
     while (found := registry_of(manager).find(name)) is None:
         with contextlib.suppress(CallerError):  # another thread was faster, and the name is taken
-            return registry_of(manager).register(
-                name, lambda: MappedRegion(SystemSegment.open(key, PAGE, name)), 0, PAGE
-            )
+            return registry_of(manager).register(name, lambda: opened(key), 0, PAGE)
     return found[0]

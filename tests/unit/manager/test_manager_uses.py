@@ -6,8 +6,10 @@ import os
 
 import numpy as np
 
+from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import SharedMemoryManager
-from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, region_of, register
+from shm_backend_utils.model.mapping.mapped import MappedRegion
+from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, region_of, register, registry_of
 
 
 def test_two_names_of_one_object_share_one_mapping(manager: SharedMemoryManager, make_file: MakeFile) -> None:
@@ -23,6 +25,34 @@ def test_two_keys_of_one_object_share_one_mapping(manager: SharedMemoryManager, 
     (SHM / second).unlink()
     os.link(SHM / first, SHM / second)
     assert register(manager, "first", first) is register(manager, "second", second)
+
+
+def test_two_keys_of_one_managed_region_share_one_mapping(manager: SharedMemoryManager) -> None:
+    region = ManagedRegion.create(PAGE)
+    token, link = region.header.token.hex(), f"{region.segment.key}-link"
+    os.link(SHM / region.segment.key, SHM / link)
+
+    def mapping(key: str) -> MappedRegion:
+        return registry_of(manager).obtain(key, lambda: MappedRegion(ManagedRegion.open(key, token, "r")), 0, 0, "r")
+
+    try:
+        assert mapping(region.segment.key) is mapping(link)
+        assert manager.mapped_regions == 1
+    finally:
+        (SHM / link).unlink()
+        region.segment.unlink()
+        region.close()
+
+
+def test_a_slot_of_a_region_whose_names_were_freed_meanwhile_is_not_remembered(manager: SharedMemoryManager) -> None:
+    region, registry = ManagedRegion.create(PAGE), registry_of(manager)
+    key, token = region.segment.key, region.header.token.hex()
+    mapped = registry.obtain(key, lambda: MappedRegion(ManagedRegion.open(key, token, "r")), 0, 0, "r")
+    manager.unregister(key)
+    registry.add_slot("the slot's address", mapped, 0)
+    assert registry.slots == {}
+    region.segment.unlink()
+    region.close()
 
 
 def test_a_mapping_goes_with_its_last_name(manager: SharedMemoryManager, make_file: MakeFile) -> None:

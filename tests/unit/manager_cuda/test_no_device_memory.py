@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from shm_backend_utils.errors import MachineError
@@ -35,6 +37,15 @@ def test_without_cupy_the_machine_is_at_fault_and_the_error_says_what_to_install
         assert (type(error), str(error)) == (MachineError, WITHOUT_CUPY)
         assert not has_users(region.segment.fileno())
     model.resolver.close()
+
+
+def test_a_manager_that_is_told_of_no_cuda_asks_for_cupy_itself(
+    allocation: CudaAllocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    manager = SharedMemoryManager()
+    with pytest.raises(MachineError, match="CuPy, which is not installed"):
+        register(manager, allocation)
 
 
 @pytest.mark.parametrize(

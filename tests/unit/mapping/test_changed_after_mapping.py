@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
+from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.model import Call, ShmSession
-from tests.unit.mapping.files import SHM, new_key, punch_hole, take_space_beyond
+from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
+from shm_backend_utils.protocol.spans import Table
+from shm_backend_utils.protocol.table import encode
+from tests.unit.mapping.files import SHM, TOKEN, managed_file, new_key, punch_hole, take_space_beyond
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
@@ -71,6 +75,23 @@ def test_a_slot_of_a_region_that_has_got_a_hole_is_refused(session: ShmSession, 
     refusal = f"shm:refused: the request's region refused: its {size} bytes are not there any more: "
     assert answer(session, client) == f"{refusal}it was truncated, or has holes"
     assert client.is_free()
+
+
+def test_the_last_bytes_of_a_region_that_ends_within_a_block_must_be_there_too() -> None:
+    """As a client may make it that is not ours."""
+    size = 2 * PAGE + 100
+    path = managed_file(new_key("shmbu"), size)
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+    region = MappedRegion(ManagedRegion.open(path.name, TOKEN.hex(), "r"))
+    slot = Slot(region, 0)
+    slot.record.begin(1, encode(Table({}, {})))
+    slot.claim(1)
+    slot.lease.give_back()
+    punch_hole(path, 2 * PAGE, PAGE)
+    with pytest.raises(RegionRefusedError, match=f"its {size} bytes are not there any more"):
+        slot.claim(1)
+    path.unlink()
 
 
 def test_a_slot_of_a_region_that_was_truncated_and_has_grown_again_is_refused(

@@ -87,6 +87,32 @@ def test_rows_that_lie_apart_are_copied_once(open_session: Open) -> None:
     client.close()
 
 
+def test_a_batch_of_one_request_copies_nothing(open_session: Open) -> None:
+    client, copied = Client(slots=2), []
+    x = np.full((2, 4), 3, np.float32)
+    requests = [
+        client.request({"X": x}, {"Y": 32}, delivered=carrier_of(2)),
+        client.request({"X": x}, {"Y": 31}, 1, delivered=carrier_of(2)),
+        Request("", ["Y"], {"X": x}),
+    ]
+
+    def infer(batch: BatchCall) -> None:
+        (call,) = batch.calls
+        found = batch.input("X")
+        y = batch.output("Y", (4,), np.float32)
+        assert np.shares_memory(found.numpy(), call.input("X").numpy())
+        assert np.shares_memory(y.numpy(), call.outputs["Y"].view.numpy())
+        np.multiply(found.numpy(), 2, out=y.numpy())
+        batch.scatter()
+        copied.append(batch.gathered_bytes)
+
+    session = batched(open_session)
+    responses = [response for request in requests for response in session.serve_batch([request], infer)]
+    assert [response.error for response in responses] == [None] * 3
+    assert copied == [0] * 3
+    client.close()
+
+
 def test_nothing_of_a_batch_is_kept(open_session: Open) -> None:
     session = batched(open_session)
     before = len(list(Path("/proc/self/fd").iterdir()))

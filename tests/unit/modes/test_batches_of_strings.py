@@ -118,3 +118,22 @@ def test_strings_that_a_client_changes_when_the_batch_is_made_change_nothing(
     responses = session.serve_batch([request_of(client, slot, packed("a", "bc")) for slot in range(count)], infer)
     assert [response.error for response in responses] == [None] * count
     assert words_of(client, 0) == [b"A", b"BC"]
+
+
+def test_strings_that_lie_side_by_side_are_those_that_were_checked(session: ShmSession, client: Client) -> None:
+    data, requests = packed("a", "bc"), []
+    memory = client.region.bytes()[client.data : client.data + 2 * len(data)]
+    for slot in range(2):
+        at = slot * len(data)
+        memory[at : at + len(data)] = np.frombuffer(data, np.uint8)
+        said = Table({"TEXT": InputSpan(BYTES, (1, 2), 0, client.data + at, len(data))}, {})
+        requests.append(Request(client.begin(said, slot), ["WORDS"], {"SHM": np.empty((1, 0), np.uint8)}))
+    found: list[Any] = []
+
+    def infer(batch: BatchCall) -> None:
+        memory[:] = 255
+        found.extend(batch.input("TEXT").numpy().tolist())
+        shout(batch)
+
+    assert [response.error for response in session.serve_batch(requests, infer)] == [None, None]
+    assert found == [[b"a", b"bc"]] * 2

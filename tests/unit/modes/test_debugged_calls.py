@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.memory.cuda.memory import CudaAccess
@@ -80,7 +82,7 @@ def test_without_it_an_output_that_was_not_written_is_what_was_there_before(open
 def test_an_output_that_was_not_written_is_an_error(session: ShmSession, client: Client) -> None:
     assert answered(session, client.request({"X": X}, {"Y": 16}), double) == ""
     text = answered(session, client.request({"X": X}, {"Y": 16}), forget)
-    assert text.startswith(f"{UNWRITTEN}16 of its 16 bytes")
+    assert text.startswith(f"{UNWRITTEN}4 of its 4 elements")
     assert "np.multiply(x, 2, out=y)" in text
     assert client.is_over()
     assert not client.has_results()
@@ -98,14 +100,59 @@ def test_an_output_of_which_a_part_was_not_written_is_an_error(session: ShmSessi
         call.output("Y", (100,), np.float32).numpy()[:90] = 1
 
     text = answered(session, client.request({"X": X}, {"Y": 400}), infer)
-    assert text.startswith(f"{UNWRITTEN}40 of its 400 bytes")
+    assert text.startswith(f"{UNWRITTEN}10 of its 100 elements")
 
 
-def test_an_output_that_is_smaller_than_the_pattern_is_not_judged(session: ShmSession, client: Client) -> None:
-    def infer(call: Call) -> None:
-        call.output("Y", (1,), np.float32)
+def every_other(y: npt.NDArray[Any]) -> None:
+    y.reshape(-1)[::2] = 0
 
-    assert answered(session, client.request({"X": X}, {"Y": 4}), infer) == ""
+
+def all_but_the_last_column(y: npt.NDArray[Any]) -> None:
+    y[..., :-1] = 0
+
+
+def all_but_the_last(y: npt.NDArray[Any]) -> None:
+    y.reshape(-1)[:-1] = 0
+
+
+def nothing(y: npt.NDArray[Any]) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "write", "left"),
+    [
+        ((100,), np.float32, every_other, 50),
+        ((16, 16, 3), np.uint8, all_but_the_last_column, 256),
+        ((4, 4), np.float32, all_but_the_last_column, 4),
+        ((3,), np.float32, all_but_the_last, 1),
+        ((7, 1), np.float32, all_but_the_last, 1),
+        ((50, 3), np.float16, all_but_the_last_column, 50),
+        ((1,), np.float32, nothing, 1),
+        ((1,), np.float64, nothing, 1),
+        ((4,), np.uint8, nothing, 4),
+    ],
+)
+def test_a_part_that_was_not_written_is_found_wherever_it_is(
+    open_session: Open, shape: tuple[int, ...], dtype: Any, write: Callable[[npt.NDArray[Any]], None], left: int
+) -> None:
+    name = {np.float16: "FP16", np.float32: "FP32", np.float64: "FP64", np.uint8: "UINT8"}[dtype]
+    session = open_session(None, [tensor("Y", name, [-1] * len(shape))], parameters=SHM_DEBUG)
+    (response,) = session.serve(
+        [Request("", ["Y"], {"X": X})], lambda call: write(call.output("Y", shape, dtype).numpy())
+    )
+    assert response.error is not None
+    found = re.search(r"has not written (\d+) of its", str(response.error))
+    assert found is not None
+    assert left <= int(found[1]) <= left + 20, "those that are equal by chance are counted, too"
+
+
+def test_one_byte_that_was_not_written_may_be_chance(open_session: Open) -> None:
+    session = open_session(None, [tensor("Y", "UINT8")], parameters=SHM_DEBUG)
+    (response,) = session.serve(
+        [Request("", ["Y"], {"X": X})], lambda call: nothing(call.output("Y", (1,), np.uint8).numpy())
+    )
+    assert response.error is None
 
 
 def test_an_output_that_nobody_wants_is_not_judged(open_session: Open, client: Client) -> None:
@@ -230,7 +277,7 @@ def test_in_a_batch_the_requests_whose_rows_were_not_written_fail(
             assert response.error is None
             assert client.output("Y", slot).tolist() == [[2 * slot + 2] * 4]
         else:
-            assert str(response.error).startswith(f"{UNWRITTEN}16 of its 16 bytes")
+            assert str(response.error).startswith(f"{UNWRITTEN}4 of its 4 elements")
         assert client.is_over(slot)
     client.close()
 
@@ -289,7 +336,7 @@ def test_by_hand(session: ShmSession, client: Client) -> None:
         with session.open(client.request({"X": X}, {"Y": 16})) as call:
             forget(call)
 
-    with pytest.raises(Exception, match="has not written 16 of its 16 bytes"):
+    with pytest.raises(Exception, match="has not written 4 of its 4 elements"):
         serve()
     assert client.is_over()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
 from shm_backend_utils.model.mapping.memory import HostMemory
 from shm_backend_utils.model.modes import batch, coroutines, stream
 from shm_backend_utils.protocol.spans import Ring
+from shm_backend_utils.testing.fake_backend import Request
 from tests.unit.modes.doubling import Open, X
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
@@ -53,13 +55,60 @@ def test_a_stream_that_its_client_has_cancelled_ends_without_an_error(
     assert client.is_over()
 
 
+def test_a_client_is_asked_from_time_to_time_whether_it_wants_more(
+    open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 5)
+    sent: list[int] = []
+    asked: list[int] = []
+
+    def is_cancelled() -> bool:
+        asked.append(len(sent))
+        return False
+
+    request = client.request({"X": X}, {"Y": 16})
+    request.is_cancelled = is_cancelled  # type: ignore[method-assign]
+    streaming(open_session).serve_streams([request], frames(20, sent))
+    assert asked == [5, 10, 15, 20]
+
+
+def test_the_generator_of_a_stream_is_closed_before_the_stream_is(
+    open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 0)
+    request = client.request({"X": X}, {"Y": 16})
+    request.is_given_up = True
+    found: list[Any] = []
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            found.append((call.input("X").numpy().tolist(), len(request.sender.sent)))
+
+    streaming(open_session).serve_streams([request], answer)
+    assert found == [(X.tolist(), 1)]
+    assert len(request.sender.sent) == 2
+
+
+def test_a_stream_of_a_client_without_a_slot_goes_on_until_it_does_not_want_more(
+    open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 0)
+    request = Request("", ["Y"], {"X": X})
+    streaming(open_session).serve_streams([request], frames(3, []))
+    assert [None if each is None else each.error for each in request.sender.sent] == [None] * 4
+
+
 def test_a_stream_whose_client_is_gone_ends(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 0)
     client = Client()
     request, sent = client.request({"X": X}, {"Y": 16}), []  # type: ignore[var-annotated]
 
     def answer(call: StreamCall) -> Iterator[None]:
-        for _ in frames(2, sent)(call):
+        for _ in frames(5, sent)(call):
             yield
             client.region.segment.unlink()
 

@@ -13,7 +13,7 @@ from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.forward.model_specs import ModelSpecs
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.testing.fake_backend import Request, Response, Tensor
+from shm_backend_utils.testing.fake_backend import Request, Response, Tensor, TritonError
 from tests.unit.modes.doubling import Open, X, double
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
@@ -201,6 +201,17 @@ def test_a_model_may_go_on_without_another_one_that_the_server_refuses(
     responses = session.serve(requests_of(client), infer)
     assert [response.error for response in responses] == [None, None]
     assert client.output("Y", 1).tolist() == [2, 4, 6, 8]
+
+
+def test_a_request_that_was_answered_before_it_was_executed_is_refused_when_it_comes_late(
+    session: ShmSession, server: Server, client: Client
+) -> None:
+    deliver = server.deliver
+    server.deliver = lambda request: Response(error=TritonError("not today", "UNAVAILABLE"))  # type: ignore[method-assign]
+    (response,) = session.serve(requests_of(client)[:1], forward)
+    assert "not today" in str(response.error)
+    server.deliver = deliver  # type: ignore[method-assign]
+    check_late_request_is_stale(server, client)
 
 
 def test_a_call_that_is_left_while_forward_async_runs_is_refused_and_so_is_the_late_request(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def file_of(byte_size: int = 4096) -> str:
     return key
 
 
-def descriptor(inputs: Any, outputs: Any, *names: str) -> dict[str, str]:
+def descriptor(inputs: Any, outputs: Any, names: Sequence[str]) -> dict[str, str]:
     regions = [{"kind": "named", "name": name} for name in names]
     return {"shm_io": json.dumps({"v": 1, "model": "m", "regions": regions, "inputs": inputs, "outputs": outputs})}
 
@@ -45,7 +45,7 @@ def test_registered_regions_are_named_by_a_descriptor(open_session: Open, regist
     registered["mine"] = Registration(key, 64, 1024)
     file = np.memmap(SHM / key, np.float32, "r+")
     file[16:20] = [1, 2, 3, 4]
-    request = Request(descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [0, 256, 16]}, "mine"), ["Y"])
+    request = Request(descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [0, 256, 16]}, ["mine"]), ["Y"])
     session = open_session()
     for _ in range(2):
         (response,) = session.serve([request], double)
@@ -63,7 +63,7 @@ def test_two_names_may_stand_for_two_parts_of_one_object(
     registered["in"], registered["out"] = Registration(key, 0, 64), Registration(key, 64, 64)
     file = np.memmap(SHM / key, np.float32, "r+")
     file[:4] = 3
-    said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [1, 0, 16]}, "in", "out")
+    said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [1, 0, 16]}, ["in", "out"])
     (response,) = open_session().serve([Request(said, ["Y"])], double)
     assert response.error is None
     assert file[16:20].tolist() == [6] * 4
@@ -74,31 +74,38 @@ def test_two_names_of_the_same_bytes_do_not_hide_an_overlap(
 ) -> None:
     key = file_of()
     registered["in"], registered["out"] = Registration(key, 0, 64), Registration(key, 8, 64)
-    said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [1, 0, 16]}, "in", "out")
+    said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [1, 0, 16]}, ["in", "out"])
     (response,) = open_session().serve([Request(said, ["Y"])], double)
     assert str(response.error) == "shm:table: outputs.Y: found bytes of another tensor, expected bytes of its own"
 
 
+X_ALONE: dict[str, Any] = {"inputs": {"X": [0, 0, 16, "FP32", [4]]}, "outputs": {}}
+Y_ALONE: dict[str, Any] = {"inputs": {}, "outputs": {"Y": [0, 0, 16]}}
+each_alone = pytest.mark.parametrize(("spans", "field"), [(X_ALONE, "inputs.X"), (Y_ALONE, "outputs.Y")])
+
+
+@each_alone
 def test_a_registration_whose_offset_is_odd_makes_its_tensors_odd(
-    open_session: Open, registered: dict[str, Registration]
+    open_session: Open, registered: dict[str, Registration], spans: dict[str, Any], field: str
 ) -> None:
     registered["mine"] = Registration(file_of(), 2, 1024)
-    said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {}, "mine")
-    (response,) = open_session().serve([Request(said, ["Y"])], double)
-    assert str(response.error).startswith("shm:table: inputs.X.offset: found 0, expected a place at a multiple of 4")
+    (response,) = open_session().serve([Request(descriptor(**spans, names=["mine"]), ["Y"])], double)
+    assert str(response.error).startswith(f"shm:table: {field}.offset: found 0, expected a place at a multiple of 4")
 
 
-def test_spans_beyond_what_is_registered_are_refused(open_session: Open, registered: dict[str, Registration]) -> None:
+@each_alone
+def test_spans_one_byte_beyond_what_is_registered_are_refused(
+    open_session: Open, registered: dict[str, Registration], spans: dict[str, Any], field: str
+) -> None:
     registered["mine"] = Registration(file_of(), 0, 15)
-    said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {}, "mine")
-    (response,) = open_session().serve([Request(said, ["Y"])], double)
-    assert str(response.error).startswith("shm:table: inputs.X: found 16 bytes at offset 0")
+    (response,) = open_session().serve([Request(descriptor(**spans, names=["mine"]), ["Y"])], double)
+    assert str(response.error).startswith(f"shm:table: {field}: found 16 bytes at offset 0")
 
 
 def test_a_file_that_was_replaced_is_asked_for_anew(open_session: Open, registered: dict[str, Registration]) -> None:
     old, new = file_of(), file_of()
     registered["mine"] = Registration(old, 0, 4096)
-    said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [0, 256, 16]}, "mine")
+    said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [0, 256, 16]}, ["mine"])
     session = open_session()
     session.serve([Request(said, ["Y"])], double)
     (SHM / old).unlink()

@@ -13,6 +13,7 @@ from shm_backend_utils.errors import ModelError
 from shm_backend_utils.model import Call
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
+from shm_backend_utils.tensors.strings_view import StringsView
 from shm_backend_utils.testing.fake_backend import Request, Response
 from tests.unit.modes.doubling import FP32, Open, X
 from tests.unit.sessions import tensor
@@ -162,6 +163,23 @@ def test_strings_for_an_output_that_is_none_or_no_strings_are_refused(open_sessi
         call.put("Y", X)
 
     place_after(open_session, client, infer)
+
+
+def test_a_clients_strings_are_passed_on_to_outputs_of_strings_alone(open_session: Open, client: Client) -> None:
+    inputs = [tensor("X"), tensor("WORDS_IN", "STRING")]
+    outputs = [tensor("Y"), tensor("WORDS", "STRING", dims=[-1, -1])]
+
+    def infer(call: Call) -> None:
+        words = call.input("WORDS_IN")
+        assert isinstance(words, StringsView)
+        for given in (words, words.strings()):
+            for name, match in (("Y", "is BYTES"), ("Z", "'Z'"), ("WORDS", "has shape")):
+                with pytest.raises(ModelError, match=match):
+                    call.put(name, given)
+        call.put("Y", X)
+
+    request = client.request({"X": X}, {"Y": 16}, delivered={"WORDS_IN": np.array(WORDS, object)})
+    assert serve(open_session, request, infer, outputs, inputs).error is None
 
 
 def test_a_list_is_what_numpy_makes_of_it(open_session: Open, client: Client) -> None:

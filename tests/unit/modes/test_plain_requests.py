@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from shm_backend_utils.model import Call
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.fake_backend import Request, Tensor
 from tests.unit.modes.doubling import Open, X, double
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
@@ -42,6 +43,31 @@ def test_what_is_passed_on_leaves_as_it_came(open_session: Open) -> None:
     session = open_session()
     (response,) = session.serve([Request("", ["Y"], {"X": X})], lambda call: call.put("Y", call.input("X")))
     assert response.tensors["Y"].tolist() == X.tolist()
+
+
+def test_what_is_passed_on_is_not_read(open_session: Open) -> None:
+    class Unread(Tensor):
+        def as_numpy(self) -> Any:
+            pytest.fail("it was read")
+
+    request = Request("", ["Y"])
+    request.inputs().append(Unread("X", X))
+    (response,) = open_session().serve([request], lambda call: call.put("Y", call.input("X")))
+    assert response.error is None
+    assert response.tensors["Y"].tolist() == X.tolist()
+
+
+def test_a_tensor_whose_type_the_configuration_does_not_tell_is_what_triton_says(open_session: Open) -> None:
+    found: list[Any] = []
+
+    def infer(call: Call) -> None:
+        x = call.input("X")
+        found.extend([x.triton_dtype, x.numpy().tolist()])
+        double(call)
+
+    (response,) = open_session([tensor("X", "UNHEARD_OF")]).serve([Request("", ["Y"], {"X": X})], infer)
+    assert response.error is None
+    assert found == ["FP32", X.tolist()]
 
 
 def test_strings_of_a_plain_request(open_session: Open) -> None:

@@ -13,7 +13,9 @@ import pytest
 from shm_backend_utils.model import ShmSession, StreamCall
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.spans import Ring, frame_number
+from shm_backend_utils.testing.fake_backend import Request
 from tests.unit.modes.doubling import Open, X
+from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
 
 
@@ -55,6 +57,7 @@ def test_frames_go_round_as_the_client_releases_them(open_session: Open) -> None
 
     streaming(open_session).serve_streams([request], answer)
     reader.join()
+    assert client.places() == {}  # the request's own slot tells of no frame
     assert seen == [[index, index + 1, index + 2, index + 3] for index in range(5)]
     assert client.is_over()
     assert [None if sent is None else (sent.error, sent.tensors) for sent in request.sender.sent] == [
@@ -76,6 +79,35 @@ def test_without_a_ring_responses_go_through_triton(open_session: Open) -> None:
     streaming(open_session).serve_streams([request], answer)
     assert [sent.tensors["Y"].tolist() for sent in request.sender.sent[:-1] if sent] == [X.tolist()] * 2
     assert client.is_over()
+    client.close()
+
+
+def test_a_response_has_the_outputs_that_were_written_since_the_last_one(open_session: Open) -> None:
+    request = Request("", ["Y", "Z"], {"X": X})
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        for names in ("Y", "Z", "", "YZ"):
+            for name in names:
+                call.put(name, X)
+            yield
+
+    streaming(open_session, outputs=[tensor("Y"), tensor("Z")]).serve_streams([request], answer)
+    assert [list(sent.tensors) for sent in request.sender.sent if sent] == [["Y"], ["Z"], [], ["Y", "Z"]]
+
+
+def test_without_a_ring_strings_go_as_triton_has_them_as_nobody_reads_results(open_session: Open) -> None:
+    client = Client()
+    request = client.request({"X": X}, {"Y": 64})
+    session = streaming(open_session, outputs=[tensor("Y", "STRING")])
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        call.put("Y", [b"ab", b"cde"])
+        yield
+
+    session.serve_streams([request], answer)
+    (sent, _) = request.sender.sent
+    assert sent is not None
+    assert sent.tensors["Y"].tolist() == [b"ab", b"cde"]
     client.close()
 
 
@@ -105,6 +137,26 @@ def test_a_client_that_releases_nothing_is_not_waited_for_without_end(open_sessi
     assert last is not None
     assert str(last.error).startswith("shm:stalled: ")
     assert client.is_over()
+    client.close()
+
+
+def test_a_place_that_was_released_is_the_models_until_it_is_sent(open_session: Open) -> None:
+    client = Client(slots=2)
+    request = client.request({"X": X}, {"Y": 16, "Z": 16}, ring=Ring(1, 1, 1024))
+    record = client.region.record(1)
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        call.put("Y", X)
+        yield
+        record.generation = frame_number(1, 0)
+        call.put("Y", X)
+        record.generation = 0
+        call.put("Z", X)
+        yield
+
+    session = streaming(open_session, outputs=[tensor("Y"), tensor("Z")], parameters={"SHM_STREAM_PATIENCE_S": "0.05"})
+    session.serve_streams([request], answer)
+    assert [each and each.error for each in request.sender.sent] == [None] * 3
     client.close()
 
 

@@ -11,10 +11,14 @@ from functools import partial
 import numpy as np
 import pytest
 
+from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import ShmSession
+from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping.mapped import MappedRegion
 from shm_backend_utils.model.mapping.registry import Registry
+from shm_backend_utils.model.mapping.resolver import Resolver
+from shm_backend_utils.protocol.spans import Table
 from tests.unit.modes.doubling import double
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
@@ -64,6 +68,19 @@ def test_sweeps_take_no_memory_from_a_request_and_leave_none(session: ShmSession
     side_by_side(sweep, drop_the_oldest, *[lambda seed=seed: come_and_go(seed) for seed in range(1, CLIENTS + 1)])
     resolver.sweep()
     assert resolver.registry.mapped() == (0, 0)
+
+
+def test_first_requests_of_several_threads_start_one_sweeper_which_ends_with_the_session(side_by_side: Run) -> None:
+    def sweepers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "shm sweeper"}
+
+    before = sweepers()
+    for _ in range(20):
+        resolver = Resolver(Config(), CudaAccess())
+        side_by_side(*[partial(resolver.open_further, Table({}, {}), None)] * CLIENTS)
+        assert len(sweepers() - before) == 1
+        resolver.close()
+    assert sweepers() <= before
 
 
 def test_one_mapping_is_made_however_many_threads_ask_for_it(side_by_side: Run) -> None:

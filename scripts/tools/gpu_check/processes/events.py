@@ -107,4 +107,4 @@ def _ratio(group: str, name: str, seconds: Mapping[str, list[float]]) -> Figure:
 
 
 def _waits(counts: Counter[str]) -> int:
-    return counts["synchronize"] + counts["synchronize_event"]
+    return counts["synchronize"]

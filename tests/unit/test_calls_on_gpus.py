@@ -1,0 +1,190 @@
+"""A call whose tensors are on GPUs: what is the client's own memory, what is copied, and what is waited for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.errors import MachineError, ModelError
+from shm_backend_utils.model import Call, ShmSession, StreamCall
+from shm_backend_utils.tensors.device_view import DeviceView
+from shm_backend_utils.testing.fake_backend import Request, Tensor
+from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
+from tests.unit.device_calls import DEVICE, HOST, Client, session_on
+from tests.unit.fake_gpu import objects_of, runtime_that_gives_all_back
+
+GIVEN = [1, 2, 3, 4]
+
+
+@pytest.fixture
+def client_cuda() -> Iterator[FakeCuda]:
+    with runtime_that_gives_all_back() as cuda:
+        yield cuda
+    assert objects_of(os.getpid()) == []
+
+
+@pytest.fixture
+def cuda(client_cuda: FakeCuda) -> Iterator[FakeCuda]:
+    """The CUDA of the model's process."""
+    with runtime_that_gives_all_back() as cuda:
+        yield cuda
+
+
+@pytest.fixture
+def client(client_cuda: FakeCuda) -> Iterator[Client]:
+    client = Client(client_cuda)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def session(cuda: FakeCuda, client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+    session = session_on(cuda, monkeypatch)
+    yield session
+    session.close()
+
+
+def array_on(cuda: FakeCuda, values: list[int]) -> Any:
+    array = cuda.empty((len(values),), np.dtype(np.float32))
+    array.peek()[:] = values
+    return array
+
+
+def address_in(call: Call, offset: int) -> int:
+    """Return where an offset of the client's memory on the instance's GPU is in the model's process."""
+    return call._memories[1 + DEVICE].address + offset
+
+
+def test_memory_that_is_asked_for_on_a_gpu_is_the_clients_own_there(client: Client, session: ShmSession) -> None:
+    def infer(call: Call) -> None:
+        y = call.device_output("Y", (4,), np.float32)
+        assert y.cupy().address == address_in(call, 512)
+        y.cupy().fill(3)
+
+    (response,) = session.serve([client.request(0, {"Y": DEVICE})], infer)
+    assert response.error is None
+    assert client.output(0, "Y") == [3] * 4
+
+
+def test_an_input_on_a_gpu_is_there_already(client: Client, session: ShmSession) -> None:
+    def infer(call: Call) -> None:
+        x = call.input("X")
+        assert isinstance(x, DeviceView)
+        assert call.to_device(x) is x.cupy()
+
+    (response,) = session.serve([client.request(0, {})], infer)
+    assert response.error is None
+
+
+class OnGpu(Tensor):
+    """A tensor that Triton delivers on a GPU."""
+
+    def to_dlpack(self) -> Any:
+        return self.content.__dlpack__(stream=-1)
+
+
+def test_a_tensor_that_is_delivered_on_a_gpu_is_a_view_there_and_the_gpu_is_waited_for(
+    cuda: FakeCuda, session: ShmSession
+) -> None:
+    request, done = Request("", ["Y"]), []  # type: ignore[var-annotated]
+    request.inputs().append(OnGpu("X", array_on(cuda, GIVEN)))
+
+    def infer(call: Call) -> None:
+        x = call.input("X")
+        assert (type(x), x.path) == (DeviceView, "triton")
+        kernel(done.extend, x.cupy())
+        call.put("Y", np.zeros(4, np.float32))
+
+    (response,) = session.serve([request], infer)
+    assert response.error is None
+    assert done == GIVEN
+
+
+@pytest.mark.parametrize("wanted", [DEVICE, HOST], ids=["on a GPU", "on the host"])
+@pytest.mark.parametrize("has", [DEVICE, HOST], ids=["of a GPU", "of the host"])
+def test_an_array_goes_to_where_the_client_wants_it(
+    cuda: FakeCuda, client: Client, session: ShmSession, has: int, wanted: int
+) -> None:
+    def infer(call: Call) -> None:
+        call.put("Y", np.array(GIVEN, np.float32) if has == HOST else array_on(cuda, GIVEN))
+
+    (response,) = session.serve([client.request(0, {"Y": wanted})], infer)
+    assert response.error is None
+    assert client.output(0, "Y") == GIVEN
+
+
+def test_strings_that_the_client_wants_on_a_gpu_are_in_the_response(client: Client, session: ShmSession) -> None:
+    (response,) = session.serve(
+        [client.request(0, {"WORDS": DEVICE}, room=64)], lambda call: call.put("WORDS", [b"ab", b"cde"])
+    )
+    assert response.error is None
+    assert client.places(0)["WORDS"].is_in_response
+    assert bytes(response.tensors["WORDS"]) == b"\2\0\0\0ab\3\0\0\0cde"
+
+
+@pytest.mark.parametrize("by_events", [False, True], ids=["", "by events"])
+def test_a_model_may_go_on_without_a_gpu(client: Client, monkeypatch: pytest.MonkeyPatch, by_events: bool) -> None:
+    def no_cupy() -> FakeCuda:
+        raise MachineError("CuPy is not installed")
+
+    x = np.array(GIVEN, np.float32)
+
+    def infer(call: Call) -> None:
+        for use in (
+            lambda: call.stream,
+            lambda: call.to_device(call.input("X")),
+            lambda: call.device_output("Y", (4,), np.float32),
+        ):
+            with pytest.raises(MachineError, match="CuPy is not installed"):
+                use()
+        call.put("Y", call.input("X").numpy() * 2)
+
+    session = session_on(no_cupy, monkeypatch, gpu_events=by_events)
+    (response,) = session.serve([client.host.request({"X": x}, {"Y": 16})], infer)
+    assert response.error is None
+    assert client.host.output("Y").tolist() == (x * 2).tolist()
+    session.close()
+
+
+def test_a_call_that_uses_no_gpu_has_no_event_to_end_by(client: Client, session: ShmSession) -> None:
+    with session.open(client.host.request({}, {})) as call:
+        assert not call.can_end_by_event
+
+
+def test_a_response_of_a_stream_leaves_when_the_gpu_is_done(client: Client, session: ShmSession) -> None:
+    done: list[int] = []
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        for number in range(2):
+            with call.stream:
+                kernel(lambda _: done.append(number), call.input("X").cupy())  # noqa: B023  # it runs before the next one
+            yield
+            assert done == list(range(number + 1))
+
+    request = client.request(0, {})
+    session.serve_streams([request], answer)
+    assert [each and each.error for each in request.sender.sent] == [None] * 3
+
+
+def test_another_model_is_called_when_the_gpu_is_done(
+    client: Client, session: ShmSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def begin(*_: object) -> None:
+        assert done == ["what was launched"]
+        raise ModelError("there is none")
+
+    monkeypatch.setattr(session._open_context().forwarder, "begin", begin)
+
+    def infer(call: Call) -> None:
+        with call.stream:
+            kernel(lambda _: done.append("what was launched"), call.input("X").cupy())
+        call.forward("other", {"X": call.input("X")})
+
+    (response,) = session.serve([client.request(0, {})], infer)
+    assert str(response.error) == "shm:model: there is none"
