@@ -9,6 +9,7 @@ from ..memory.segment import Access
 from .aio import AsyncShmClient
 from .attach import Attached, CudaRegion, attach
 from .client import ShmClient
+from .copies import CopyWarning
 from .errors import (
     BudgetError,
     ConnectionLostError,
@@ -41,6 +42,7 @@ __all__ = [
     "Check",
     "ClientStats",
     "ConnectionLostError",
+    "CopyWarning",
     "CudaRegion",
     "DeadlineExceededError",
     "Explanation",

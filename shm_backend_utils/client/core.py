@@ -20,12 +20,14 @@ from ..memory.forks import forsake_in_children
 from ..protocol.call_layout import AnyInput, CallInput, lay_out
 from ..protocol.refusals import code_in
 from .client_memory import ClientMemory
+from .copies import tell_overflow, tell_path
 from .errors import InferenceError, MemoryRefusedError, PathUnavailableError, ServerUnavailableError
 from .explanation import Explanation
 from .inputs.descriptions import InputDescription, Outputs, described_inputs, wanted_outputs
 from .inputs.devices import device_source
 from .inputs.sources import Source, sources
 from .known_model import Catalog, KnownModel
+from .origin import Origin
 from .paths.choice import PathChooser
 from .paths.direct import DirectExchange, PreparedExchange
 from .paths.exchange import Exchange, is_answer
@@ -47,6 +49,9 @@ _LONG_COPY: Final = 4 * 2**20
 _CLOSING_S: Final = 5.0
 _CLOSING_ROUND_S: Final = 0.02
 _MOST_ATTEMPTS: Final = 3
+_REMEDY: Final = "later calls have room for as much; say it beforehand"
+_REMEDY_OF_PREPARED: Final = "the memory of a prepared call does not grow; prepare it anew, and say so"
+_REMEDY_OF_STREAM: Final = "the memory of a stream does not grow; say it beforehand"
 _BUSY_PAUSE_S: Final = 0.005  # a refusal takes less than a millisecond
 
 T = TypeVar("T")
@@ -70,6 +75,7 @@ class OpenStream:
     known: KnownModel
     exchange: DirectStream | InlineExchange
     output_devices: Mapping[str, int]
+    origin: Origin
 
 
 class Core:
@@ -157,8 +163,8 @@ class Core:
                 if renewed is known:
                     raise
                 known = renewed
-        path = known.path if settings.path == "auto" else None
-        path = path or (yield from self.paths.choose(known, settings.path, settings.deadline))
+        is_direct = settings.path == "auto" and known.path == DirectExchange.path
+        path = DirectExchange.path if is_direct else (yield from self.path_of(known, settings))
         exchange = yield from self.opening.open(settings, known, path, layout, given, wanted)
         try:
             if layout.devices or layout.end < _LONG_COPY:  # in another thread, a GPU has another current stream
@@ -179,7 +185,7 @@ class Core:
         known, layout = yield from self.fitting(
             settings, lambda known: known.lay_out(given, wanted, output_devices=devices)
         )
-        path = yield from self.paths.choose(known, settings.path, settings.deadline)
+        path = yield from self.path_of(known, settings)
         exchange = yield from self.opening.open(settings, known, path, layout, given, wanted, PreparedExchange)
         return OpenCall(settings, known, exchange, wanted, devices)
 
@@ -226,17 +232,17 @@ class Core:
         deadline = time.monotonic() + timeout_s
         for _ in range(_MOST_ATTEMPTS - 1):
             try:
-                return (yield from self.send(call, left_until(deadline)))
+                return (yield from self.send(call, left_until(deadline), _REMEDY_OF_PREPARED))
             except InferenceError as error:
                 if not _was_busy(call, error) or time.monotonic() + _BUSY_PAUSE_S > deadline:
                     raise
                 _LOG.info("a request to model %r is sent again, as its slot was in use", call.known.spec.name)
             yield Pause(_BUSY_PAUSE_S)
             self.tally.retried()
-        return (yield from self.send(call, left_until(deadline)))
+        return (yield from self.send(call, left_until(deadline), _REMEDY_OF_PREPARED))
 
-    def send(self, call: OpenCall, timeout_s: float) -> Steps[Result]:
-        """Make one request of a call, and learn from it."""
+    def send(self, call: OpenCall, timeout_s: float, remedy: str = _REMEDY) -> Steps[Result]:
+        """Make one request of a call, and learn from it; ``remedy`` is what to do where an output found no room."""
         if self._is_closed:
             raise ClosedError("this client")
         try:
@@ -252,6 +258,7 @@ class Core:
             raise
         if result.overflowed:
             call.known.learn(result.overflowed, call.exchange.layout.batch_size or 1)
+            tell_overflow(call.known, result.overflowed, remedy, call.settings.origin)
         if call.output_devices:
             result = on_devices(result, call.output_devices, self.cuda)
         self.tally.succeeded(result.path, result.bytes_avoided)
@@ -289,7 +296,7 @@ class Core:
         wanted, devices = wanted_outputs(outputs)
         known, given = yield from self.fitting(settings, lambda known: sources(known.spec, inputs, self.on_gpus))
         on_host = {name: _on_host(source) for name, source in given.items()}
-        path = yield from self.paths.choose(known, settings.path, settings.deadline)
+        path = yield from self.path_of(known, settings)
         exchange: DirectStream | InlineExchange
         if path == DirectStream.path and known.spec.is_decoupled:
             check_frames(frames)
@@ -313,7 +320,7 @@ class Core:
         except BaseException:
             exchange.close()
             raise
-        return OpenStream(known, exchange, devices)
+        return OpenStream(known, exchange, devices, settings.origin)
 
     def responses_of(self, stream: OpenStream, answer: Any) -> list[Result]:
         """Return the results of a stream's next answer, one or none, and learn from it.
@@ -329,6 +336,7 @@ class Core:
             raise
         if result.overflowed:
             stream.known.learn(result.overflowed, stream.exchange.layout.batch_size or 1)
+            tell_overflow(stream.known, result.overflowed, _REMEDY_OF_STREAM, stream.origin)
         if stream.output_devices:
             result = on_devices(result, stream.output_devices, self.cuda)
         # Triton ends some streams by a response without outputs.
@@ -359,6 +367,13 @@ class Core:
         while (yield from self._registrations.drop_all(deadline)) and time.monotonic() < deadline:
             yield Pause(_CLOSING_ROUND_S)
 
+    def path_of(self, known: KnownModel, settings: CallSettings) -> Steps[str]:
+        """Return the path of a call; raises as :meth:`.PathChooser.choose`. The user is told where that copies."""
+        path = yield from self.paths.choose(known, settings.path, settings.deadline)
+        if settings.path == "auto" and path != DirectExchange.path:
+            tell_path(known, path, settings.origin)
+        return path
+
     def _look_again(self, settings: CallSettings) -> Steps[KnownModel]:
         return self.catalog.look_up(settings.model, settings.version, settings.left_s)
 
@@ -366,7 +381,7 @@ class Core:
         """Return the same call, with the same inputs, but of the model as it is now, and in other memory."""
         given = call.exchange.sources()
         layout = known.lay_out(given, call.wanted, output_devices=call.output_devices)
-        path = yield from self.paths.choose(known, call.settings.path, call.settings.deadline)
+        path = yield from self.path_of(known, call.settings)
         exchange = yield from self.opening.open(call.settings, known, path, layout, given, call.wanted)
         try:
             exchange.write(given)

@@ -42,6 +42,10 @@ class KnownModel:
         Which path its calls take, and why; None until somebody has found out.
     path : str or None
         That path.
+    reason : str
+        Why its calls take no better path, as it was found last.
+    told : set of str
+        What the user was told of copies: one entry for each path, and for each output.
     seen : float
         When the server was asked last, by ``time.monotonic()``.
     learned : dict of str to int
@@ -54,6 +58,8 @@ class KnownModel:
         self.refusals: dict[str, str] = {}
         self.explanation: Explanation | None = None
         self.path: str | None = None
+        self.reason = ""
+        self.told: set[str] = set()
         self.seen = time.monotonic()
         self.data_begin = data_offset(1, self.record_byte_size)
         self._head_room = head_room

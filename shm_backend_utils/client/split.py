@@ -45,7 +45,7 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
     if len(ranges) <= 1:
         call = yield from core.begin(settings, inputs, outputs)
         return (yield from core.finish(call))
-    path = yield from core.paths.choose(known, settings.path, settings.deadline)
+    path = yield from core.path_of(known, settings)
     has_strings = any(isinstance(source, StringSource) for source in given.values())
     if path == DirectExchange.path and not has_strings and len(ranges) <= MAX_SLOT_COUNT:
         layout = known.lay_out(given, wanted, slot_count=len(ranges), is_one_request=False)

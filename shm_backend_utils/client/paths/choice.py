@@ -80,6 +80,7 @@ class PathChooser:
             check.detail for check in checks if check.outcome is False and set(better) & {*check.needed_by}
         )
         explanation = Explanation(spec.name, path, reason or "nothing stands against it", checks)
+        model.reason = explanation.reason
         if model.explanation != explanation:
             _LOG.info("model %r takes the path %s: %s", spec.name, path, explanation.reason)
         if not any(check.is_passing for check in checks):

@@ -1,0 +1,58 @@
+"""It is said aloud when tensors are copied on their way, once for each model and reason, at the user's own line."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Final
+
+from .known_model import KnownModel
+from .origin import Origin
+
+__all__ = ["CopyWarning", "tell_overflow", "tell_path"]
+
+_COPIES: Final[Mapping[str, str]] = {
+    "triton-shm": "which copies its inputs once and its outputs twice",
+    "inline": "which copies every tensor several times",
+}
+
+
+class CopyWarning(UserWarning):
+    """Tensors are copied that need not be; the message says why, and what to do about it.
+
+    It comes once for each model and reason, where a call leaves the choice to the library. Who means it so asks for the
+    path by name, or silences the warning: ``warnings.simplefilter("ignore", CopyWarning)``.
+    """
+
+
+def tell_path(known: KnownModel, path: str, origin: Origin) -> None:
+    """Warn that a call does not take the direct path, though it might take any."""
+    reason = known.reason
+    if _is_news(known, f"path {path}"):
+        _warn(
+            f"model {known.spec.name!r} is called on the path {path}, {_COPIES[path]}: {reason}; if that is meant, say "
+            f"path={path!r}",
+            origin,
+        )
+
+
+def tell_overflow(known: KnownModel, overflowed: Mapping[str, int], remedy: str, origin: Origin) -> None:
+    """Warn that outputs found too little room in shared memory."""
+    for name, byte_size in overflowed.items():
+        if name in known.spec.outputs and _is_news(known, f"output {name}"):
+            _warn(
+                f"output {name!r} of model {known.spec.name!r} needs {byte_size} bytes and found less room in shared "
+                f"memory, so it came back through Triton, which copies it; {remedy}: outputs={{{name!r}: {byte_size}}}",
+                origin,
+            )
+
+
+def _is_news(known: KnownModel, what: str) -> bool:
+    if what in known.told:
+        return False
+    known.told.add(what)
+    return True
+
+
+def _warn(message: str, origin: Origin) -> None:
+    warnings.warn_explicit(message, CopyWarning, origin.code.co_filename, origin.line, registry=None)

@@ -1,0 +1,106 @@
+"""A user is told where tensors are copied that need not be: once for each model and reason, at his own line."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import CopyWarning, ShmClient
+from tests.unit.fake_server import FakeServer, config
+from tests.unit.fake_wires import client_of
+
+X = np.arange(6, dtype=np.float32)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer(config("m"), config("fixed", dims="6"), config("plain", dims="6", parameters={})) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: FakeServer) -> Iterator[ShmClient]:
+    with client_of(server) as client:
+        yield client
+
+
+@pytest.fixture
+def told() -> Iterator[list[warnings.WarningMessage]]:
+    """What was told, by warnings that are all shown."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+
+
+def test_a_call_that_copies_nothing_is_silent(client: ShmClient, told: list[Any]) -> None:
+    for _ in range(2):
+        client.infer("fixed", {"IN0": X})
+    assert told == []
+
+
+def test_a_path_that_copies_is_told_once_with_its_reason_at_the_users_line(client: ShmClient, told: list[Any]) -> None:
+    frame = inspect.currentframe()
+    assert frame is not None
+    line = frame.f_lineno + 2
+    for _ in range(3):
+        client.infer("plain", {"IN0": X})
+    (warning,) = told
+    assert (warning.category, warning.filename, warning.lineno) == (CopyWarning, __file__, line)
+    text = str(warning.message)
+    assert text.startswith(
+        "model 'plain' is called on the path triton-shm, which copies its inputs once and its outputs twice: "
+        "model 'plain' does not declare the direct path"
+    )
+    assert text.endswith("; if that is meant, say path='triton-shm'")
+
+
+def test_a_path_that_was_asked_for_by_name_is_meant(client: ShmClient, told: list[Any]) -> None:
+    client.infer("plain", {"IN0": X}, path="triton-shm")
+    client.infer("fixed", {"IN0": X}, path="inline")
+    assert told == []
+
+
+def test_a_prepared_call_is_told_too(client: ShmClient, told: list[Any]) -> None:
+    client.prepare("plain", {"IN0": (X.shape, X.dtype)}).close()
+    assert [warning.category for warning in told] == [CopyWarning]
+
+
+def test_an_output_that_finds_no_room_is_told_once_with_its_size(client: ShmClient, told: list[Any]) -> None:
+    for count in (6, 600, 6000):
+        client.infer("m", {"IN0": np.ones(count, np.float32)})
+    (warning,) = told
+    assert str(warning.message) == (
+        "output 'OUT0' of model 'm' needs 24 bytes and found less room in shared memory, so it came back through "
+        "Triton, which copies it; later calls have room for as much; say it beforehand: outputs={'OUT0': 24}"
+    )
+
+
+def test_an_output_of_a_prepared_call_that_finds_no_room_is_told_to_prepare_anew(
+    client: ShmClient, told: list[Any]
+) -> None:
+    with client.prepare("m", {"IN0": (X.shape, X.dtype)}) as call:
+        call.infer()
+        call.infer()
+    (warning,) = told
+    assert "the memory of a prepared call does not grow; prepare it anew" in str(warning.message)
+
+
+def test_another_configuration_is_told_of_anew(server: FakeServer, client: ShmClient, told: list[Any]) -> None:
+    client.infer("plain", {"IN0": X})
+    server.configs["plain"] = config("plain", dims="-1", parameters={})
+    client.explain("plain")  # which has the server asked
+    client.infer("plain", {"IN0": X}, outputs={"OUT0": X.nbytes})
+    assert [str(warning.message)[:20] for warning in told] == ["model 'plain' is cal"] * 2
+
+
+def test_a_warning_that_is_an_error_loses_no_memory(client: ShmClient) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(CopyWarning, match="'OUT0'"):
+            client.infer("m", {"IN0": X})
+    assert client.stats().slots_held == 0
