@@ -56,7 +56,8 @@ class Config:
         when the file is gone, and every 5 s. Until it has answered, a name that was given to other memory may mean the
         old one.
     server_url : str
-        Where the server tells what is registered; empty if that is not known, and then names mean nothing.
+        Where the server tells what is registered, and what its models are; empty if that is not known. Then names mean
+        nothing, and calls of other models are copied and must name their outputs.
         ``SHM_SERVER_URL``; by default where the server that has started this process serves HTTP.
     max_mapped_bytes : int or None
         How much may be mapped at once; None for no limit. ``SHM_MAX_MAPPED_BYTES``.
