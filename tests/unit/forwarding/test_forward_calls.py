@@ -326,7 +326,8 @@ def test_a_delivered_output_of_another_shape_than_its_memory_is_refused(stock_mo
 
 def test_outputs_that_nobody_knows_must_be_named(stock_models: Models, client: Client) -> None:
     error = stock_models.refused(client, lambda call: call.forward("other", {"X": X}))
-    assert "the outputs of model 'other' are not known here; name those that are wanted" in error
+    assert "the outputs of model 'other' are not known here" in error
+    assert "name those that are wanted, or set the parameter SHM_SERVER_URL" in error
 
 
 # Calls that are under way when their own is over

@@ -236,7 +236,7 @@ path = SHM / "foreign"
 path.touch()
 os.truncate(path, 64 << 20)
 try:
-    segment = policy.open_registered(Registration("/foreign", 0, 64 << 20), Config(), "region")
+    segment = policy.open_registered(Registration("/foreign", 0, 64 << 20), Config(), "region", lambda file: None)
 except MachineError as error:
     print(str(error)[:16])
 else:
