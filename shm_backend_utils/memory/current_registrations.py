@@ -23,8 +23,8 @@ _LOG: Final = logging.getLogger(__name__)
 class CurrentRegistrations:
     """Answers of a status endpoint, kept while nobody opens or lets go of an object in /dev/shm. Thread-safe.
 
-    Without a watch on /dev/shm, which takes one of the user's inotify instances, every question goes to the server; the
-    log says so, and now and then it is tried again.
+    A watch takes one of the user's inotify instances. Without it every question goes to the server; the log says so,
+    and it is tried for again every few seconds.
 
     Parameters
     ----------
@@ -37,18 +37,19 @@ class CurrentRegistrations:
         self._lock = threading.Lock()
         self._watch: ObjectWatch | None = None
         self._try_again = -math.inf  # by time.monotonic()
+        self._is_told = False
         self._answers: dict[str, Registration] = {}
 
     def find(self, names: Sequence[str]) -> dict[str, Registration]:
         """Return what names stand for now; as :meth:`.StatusEndpoint.find`, which answers what is not known."""
-        answers = self.look()
+        answers = self._look()
         if all(name in answers for name in names):
             return {name: answers[name] for name in names}
         found = self._endpoint.find(names)
         answers.update(found)  # if there were news meanwhile, the next look drops them, or has dropped all of them
         return found
 
-    def look(self) -> dict[str, Registration]:
+    def _look(self) -> dict[str, Registration]:
         """Forget all answers if there are news; return those that hold, to which others may be added."""
         with self._lock:
             if self._watch is None:
@@ -80,7 +81,8 @@ class CurrentRegistrations:
         try:
             return ObjectWatch()
         except OSError as error:
-            if self._try_again < 0:
+            if not self._is_told:
+                self._is_told = True
                 _LOG.warning(
                     "nothing tells when something happens in /dev/shm (%s), so every request has the server asked what "
                     "names stand for; see sysctl fs.inotify.max_user_instances",

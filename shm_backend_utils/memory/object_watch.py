@@ -37,6 +37,7 @@ class ObjectWatch:
     """
 
     def __init__(self) -> None:
+        self._fd = -1
         libc = ctypes.CDLL(None, use_errno=True)
         self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:

@@ -56,7 +56,8 @@ class Config:
         when the file is gone, and every 5 s. Until it has answered, a name that was given to other memory may mean the
         old one.
     server_url : str
-        Where the server tells what is registered; empty if that is not known, and then names mean nothing.
+        Where the server tells what is registered, and what its models are; empty if that is not known. Then names mean
+        nothing, and calls of other models are copied and must name their outputs.
         ``SHM_SERVER_URL``; by default where the server that has started this process serves HTTP.
     max_mapped_bytes : int or None
         How much may be mapped at once; None for no limit. ``SHM_MAX_MAPPED_BYTES``.
@@ -109,11 +110,6 @@ class Config:
         texts = {name: parameters[name].get("string_value", "") for name in parameters if name in PARAMETERS}
         patience_s = _seconds(texts, "SHM_STREAM_PATIENCE_S", cls.stream_patience_s)
         total_patience_s = _seconds(texts, "SHM_STREAM_TOTAL_PATIENCE_S", max(cls.stream_total_patience_s, patience_s))
-        if total_patience_s < patience_s:
-            raise ModelError(
-                f"parameter SHM_STREAM_TOTAL_PATIENCE_S is {total_patience_s:g}, and SHM_STREAM_PATIENCE_S, for one "
-                f"frame, {patience_s:g}; expected at least as much for all of them"
-            )
         return cls(
             allowed_uids=_allowed_uids(texts),
             foreign_regions=_is_first_of(texts, "SHM_FOREIGN_REGIONS", "registered", "off"),

@@ -25,14 +25,12 @@ from .mapping.memory import HostMemory
 from .metrics import MeasuredCall
 from .modes.gathering import Gathering, with_rows
 from .modes.stream import StreamCall
-from .poison import Poison
+from .poison import Bytes, Poison, fill_with_noise
 
 __all__ = ["DEBUGGED", "PLAIN", "Classes"]
 
 _GUARD: Final = 256
 """Bytes on each side of an output that are looked after, if so many belong to nobody."""
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class GuardedMemory:
@@ -64,7 +62,7 @@ class GuardedMemory:
         whole = np.empty(byte_size + 2 * _GUARD, np.uint8)
         parts = np.split(whole, [_GUARD, _GUARD + byte_size])
         for guard in (parts[0], parts[2]):
-            Poison(guard)
+            fill_with_noise(guard)
         return cls(name, dtype.itemsize, parts[1], [parts[0], parts[2]]), np.ndarray(shape, dtype.numpy, whole, _GUARD)
 
     def is_of(self, view: TensorView) -> bool:
@@ -140,7 +138,7 @@ class DebugCall(Call):
         everything, room = memory.bytes(), self._rooms[place.name]
         begin, end = place.offset, place.offset + room.byte_size
         slack = everything[begin + place.byte_size : min(end, begin + place.byte_size + _GUARD)]
-        Poison(slack)
+        fill_with_noise(slack)
         before, behind = self._unused_beside(place.region, begin, end)
         return [everything[max(before, begin - _GUARD) : begin], slack, everything[end : min(behind, end + _GUARD)]]
 

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Poison"]
+__all__ = ["Bytes", "Poison", "fill_with_noise"]
 
 _PIECE: Final = 1 << 20  # bytes
 _FALSE_ALARM: Final = 1e-6
@@ -30,9 +30,7 @@ class Poison:
 
     def __init__(self, data: Bytes) -> None:
         self._data = data
-        self._seed = secrets.randbits(128)
-        for piece, noise in self._pieces():
-            piece[...] = noise
+        self._seed = fill_with_noise(data)
 
     def left(self, item_size: int) -> int:
         """Return how many elements of so many bytes are as they were filled; 0 if that may be by chance.
@@ -42,15 +40,26 @@ class Poison:
         them; of ten bytes four, and of 100,000 some 500.
         """
         words = _WORDS.get(item_size, np.uint8)
-        count = sum(int(np.count_nonzero(piece.view(words) == noise.view(words))) for piece, noise in self._pieces())
+        pieces = _with_noise(self._data, self._seed)
+        count = sum(int(np.count_nonzero(piece.view(words) == noise.view(words))) for piece, noise in pieces)
         size = np.dtype(words).itemsize
         return count if count >= _least_that_tells(self._data.nbytes / size / 256**size) else 0
 
-    def _pieces(self) -> Iterator[tuple[Bytes, Bytes]]:
-        generator = np.random.Generator(np.random.SFC64(self._seed))
-        for begin in range(0, self._data.nbytes, _PIECE):
-            piece = self._data[begin : begin + _PIECE]
-            yield piece, np.frombuffer(generator.bytes(piece.nbytes), np.uint8)
+
+def fill_with_noise(data: Bytes) -> int:
+    """Fill memory with random bytes, and return their seed."""
+    seed = secrets.randbits(128)
+    for piece, noise in _with_noise(data, seed):
+        piece[...] = noise
+    return seed
+
+
+def _with_noise(data: Bytes, seed: int) -> Iterator[tuple[Bytes, Bytes]]:
+    """Return pieces of memory, and the random bytes for each."""
+    generator = np.random.Generator(np.random.SFC64(seed))
+    for begin in range(0, data.nbytes, _PIECE):
+        piece = data[begin : begin + _PIECE]
+        yield piece, np.frombuffer(generator.bytes(piece.nbytes), np.uint8)
 
 
 def _least_that_tells(expected: float) -> int:

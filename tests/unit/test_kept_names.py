@@ -154,7 +154,7 @@ def output_of(key: str) -> float:
 
 def kept(session: ShmSession) -> tuple[int, int, int]:
     found = resolver_of(session)
-    return len(found._named._mapped), len(found.registry.statuses()), found.registry.mapped()[1]
+    return len(found._named._registrations), len(found.registry.statuses()), found.registry.mapped()[1]
 
 
 def test_a_name_is_asked_for_by_every_request(session: ShmSession, server: Server) -> None:

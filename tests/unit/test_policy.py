@@ -18,6 +18,7 @@ from shm_backend_utils.errors import MachineError, RegionGoneError, RegionRefuse
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
+from shm_backend_utils.memory.shared_file import SharedFile
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.model.mapping.resolver import Resolver
@@ -80,6 +81,10 @@ def config(registered: list[Any]) -> Iterator[Config]:
         thread.join()
 
 
+def any_size(file: SharedFile) -> None:
+    """Let every file be mapped."""
+
+
 def open_it(region: ManagedRegion, config: Config | None = None, token: str = "") -> ManagedRegion:
     return policy.open_managed(region.segment.key, token or region.header.token.hex(), config or Config(), FIELD)
 
@@ -105,7 +110,7 @@ def refused(action: Callable[[], object], secret: str) -> str:
 
 def refused_registration(path: Path, byte_size: int = PAGE, config: Config | None = None) -> str:
     registration = Registration(f"/{path.name}", 0, byte_size)
-    return refused(lambda: policy.open_registered(registration, config or Config(), FIELD), path.name)
+    return refused(lambda: policy.open_registered(registration, config or Config(), FIELD, any_size), path.name)
 
 
 def test_a_managed_region_opens_with_its_token(region: ManagedRegion) -> None:
@@ -184,14 +189,14 @@ def test_this_user_is_refused_where_only_others_are_allowed(region: ManagedRegio
 
 def test_a_registered_file_opens(path: Path) -> None:
     path.write_bytes(bytes(range(16)) * (PAGE // 16))
-    segment = policy.open_registered(Registration(f"/{path.name}", 0, PAGE), Config(), FIELD)
+    segment = policy.open_registered(Registration(f"/{path.name}", 0, PAGE), Config(), FIELD, any_size)
     assert bytes(segment.buffer()) == path.read_bytes()
     segment.close()
 
 
 def test_a_registered_file_that_is_gone(path: Path) -> None:
     with pytest.raises(RegionGoneError):
-        policy.open_registered(Registration(f"/{path.name}", 0, PAGE), Config(), FIELD)
+        policy.open_registered(Registration(f"/{path.name}", 0, PAGE), Config(), FIELD, any_size)
 
 
 def test_a_symbolic_link_is_refused(path: Path, tmp_path: Path) -> None:
@@ -220,7 +225,7 @@ def test_a_file_that_is_smaller_than_registered_is_refused(path: Path, byte_size
 def test_the_offset_of_a_registration_counts(path: Path) -> None:
     path.write_bytes(bytes(PAGE))
     registration = Registration(f"/{path.name}", 1, PAGE)
-    refused(lambda: policy.open_registered(registration, Config(), FIELD), path.name)
+    refused(lambda: policy.open_registered(registration, Config(), FIELD, any_size), path.name)
 
 
 @pytest.mark.parametrize("byte_size", [0, PAGE])
@@ -242,7 +247,7 @@ def test_a_registered_file_of_an_allowed_user_opens(path: Path, allowed: frozens
     path.write_bytes(bytes(PAGE))
     os.chown(path, NOBODY, -1)
     config = Config(allowed_uids=allowed)
-    policy.open_registered(Registration(f"/{path.name}", 0, PAGE), config, FIELD).close()
+    policy.open_registered(Registration(f"/{path.name}", 0, PAGE), config, FIELD, any_size).close()
 
 
 def test_a_name_stands_for_what_the_server_says(config: Config, registered: list[Any]) -> None:

@@ -164,5 +164,8 @@ def _names(model: str, spec: ModelSpec | None, outputs: ForwardOutputs) -> list[
     if outputs is not None:
         return list(outputs)
     if spec is None:
-        raise ModelError(f"the outputs of model {model!r} are not known here; name those that are wanted")
+        raise ModelError(
+            f"the outputs of model {model!r} are not known here, as the server's HTTP endpoint does not tell; name "
+            "those that are wanted, or set the parameter SHM_SERVER_URL in config.pbtxt to http://HOST:PORT"
+        )
     return list(spec.outputs)

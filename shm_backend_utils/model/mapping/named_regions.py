@@ -40,7 +40,7 @@ class NamedRegions:
         self._server = StatusEndpoint(config.server_url)
         self._current = CurrentRegistrations(self._server)
         self._lock = threading.Lock()
-        self._mapped: dict[str, Registration] = {}
+        self._registrations: dict[str, Registration] = {}
 
     def find(self, names: Sequence[str], field: str) -> dict[str, Registration]:
         """Return what the names of a request stand for; raises as :func:`.policy.ask`.
@@ -49,7 +49,7 @@ class NamedRegions:
         """
         if self._config.checks_registrations:
             return policy.ask(names, self._current.find, self._config, field)
-        known = {name: found for name in names if (found := self._mapped.get(name)) is not None}
+        known = {name: found for name in names if (found := self._registrations.get(name)) is not None}
         trusted = {name: found for name, found in known.items() if self._registry.live(_name_of(name, found), field)}
         if len(trusted) == len(names):
             return trusted
@@ -76,8 +76,8 @@ class NamedRegions:
             return MappedRegion(segment, pinning=self._pinning)
 
         with self._lock:
-            before = self._mapped.get(claim.name)
-            self._mapped[claim.name] = registration
+            before = self._registrations.get(claim.name)
+            self._registrations[claim.name] = registration
         if before is not None and before != registration:
             self._registry.unregister(_name_of(claim.name, before))
         offset, byte_size = registration.offset, registration.byte_size
@@ -92,24 +92,24 @@ class NamedRegions:
         MachineError
             The server does not answer.
         """
-        mapped = dict(self._mapped)
-        if not mapped:
+        known = dict(self._registrations)
+        if not known:
             return
         current: Mapping[str, Registration] = {}  # who does not answer vouches for nothing
         try:
             current = self._server.all()
         finally:
-            self._drop_changed(mapped, current)
+            self._drop_changed(known, current)
             self._drop_late()
 
     def close(self) -> None:
         """Forget all names, and hang up. Their mappings are the registry's."""
-        self._mapped.clear()
+        self._registrations.clear()
         self._current.close()
         self._server.close()
 
-    def _drop_changed(self, mapped: Mapping[str, Registration], current: Mapping[str, Registration]) -> None:
-        changed = [name for name, registration in mapped.items() if current.get(name) != registration]
+    def _drop_changed(self, known: Mapping[str, Registration], current: Mapping[str, Registration]) -> None:
+        changed = [name for name, registration in known.items() if current.get(name) != registration]
         if changed:
             self._current.forget()  # there may have been something that the watch could not see
         for name in changed:
@@ -117,16 +117,16 @@ class NamedRegions:
 
     def _forget(self, name: str) -> None:
         with self._lock:
-            registration = self._mapped.pop(name, None)
+            registration = self._registrations.pop(name, None)
         if registration is not None:
             self._registry.unregister(_name_of(name, registration))
 
     def _drop_late(self) -> None:
         """Unmap what was mapped by a request that was told what a name stood for before another one was told more."""
         there = [status.name for status in self._registry.statuses() if status.name.startswith(_PREFIX)]
-        known = {_name_of(*each) for each in list(self._mapped.items())}
+        wanted = {_name_of(*each) for each in list(self._registrations.items())}
         for name in there:
-            if name not in known:
+            if name not in wanted:
                 self._registry.unregister(name)
 
 

@@ -133,12 +133,17 @@ def resolve(claim: NamedRegionClaim, found: Mapping[str, Registration], field: s
 
 
 def open_registered(
-    registration: Registration,
-    config: Config,
-    field: str,
-    check_room: Callable[[SharedFile], None] = lambda file: None,
+    registration: Registration, config: Config, field: str, check_room: Callable[[SharedFile], None]
 ) -> SystemSegment:
-    """Open what a registration stands for, and give it memory; raises what :func:`open_managed` and the check raise."""
+    """Open what a registration stands for, and give it memory, if ``check_room`` does not raise.
+
+    Raises
+    ------
+    RegionRefusedError, RegionGoneError
+        As :func:`open_managed`.
+    MachineError
+        Too much is mapped already, or /dev/shm has no memory for its holes.
+    """
     with SharedFile.open(registration.key.removeprefix("/"), field) as file:
         _check_owner(file, config)
         check_room(file)

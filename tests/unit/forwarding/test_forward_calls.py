@@ -162,12 +162,12 @@ def test_the_other_model_gets_the_parameters_that_it_is_given(models: Models, cl
         double(call)
 
     def infer(call: Call) -> None:
-        for given in (None, {"threshold": 0.5, "words": "a/b"}):
+        for given in (None, {"threshold": 5, "words": "a/b"}):
             call.put("Y", call.forward("other", {"X": call.input("X")}, {"Y": 16}, parameters=given)["Y"])
 
     models.answer = answer
     assert models.serve(client, infer).error is None
-    assert found == [{}, {"threshold": 0.5, "words": "a/b"}]
+    assert found == [{}, {"threshold": 5, "words": "a/b"}]
 
 
 def test_a_model_that_would_be_called_on_its_own_behalf_over_others_is_refused(models: Models, client: Client) -> None:
@@ -326,7 +326,8 @@ def test_a_delivered_output_of_another_shape_than_its_memory_is_refused(stock_mo
 
 def test_outputs_that_nobody_knows_must_be_named(stock_models: Models, client: Client) -> None:
     error = stock_models.refused(client, lambda call: call.forward("other", {"X": X}))
-    assert "the outputs of model 'other' are not known here; name those that are wanted" in error
+    assert "the outputs of model 'other' are not known here" in error
+    assert "name those that are wanted, or set the parameter SHM_SERVER_URL" in error
 
 
 # Calls that are under way when their own is over

@@ -15,6 +15,7 @@ import pytest
 from shm_backend_utils.errors import MachineError, RegionRefusedError
 from shm_backend_utils.memory import shared_file
 from shm_backend_utils.memory.registrations import Registration
+from shm_backend_utils.memory.shared_file import SharedFile
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping import policy
 from tests.unit.mapping.files import NOBODY, SHM, TOKEN, managed_file, new_key, said_on_a_small_machine
@@ -32,8 +33,12 @@ def open_managed(path: Path, config: Config) -> Any:
     return policy.open_managed(path.name, TOKEN.hex(), config, FIELD)
 
 
+def any_size(file: SharedFile) -> None:
+    """Let every file be mapped."""
+
+
 def open_registered(path: Path, config: Config) -> Any:
-    return policy.open_registered(Registration(f"/{path.name}", 0, SIZE), config, FIELD)
+    return policy.open_registered(Registration(f"/{path.name}", 0, SIZE), config, FIELD, any_size)
 
 
 BOTH_KINDS = pytest.mark.parametrize("opener", [open_managed, open_registered], ids=["managed", "registered"])
@@ -162,13 +167,13 @@ def test_a_managed_region_is_mapped_as_far_as_its_header_says(path: Path) -> Non
 def test_of_a_registered_file_with_holes_the_registered_part_gets_memory(path: Path) -> None:
     os.truncate(path, 0)
     os.truncate(path, 10 * SIZE)
-    policy.open_registered(Registration(f"/{path.name}", SIZE, 2 * SIZE), Config(), FIELD).close()
+    policy.open_registered(Registration(f"/{path.name}", SIZE, 2 * SIZE), Config(), FIELD, any_size).close()
     assert path.stat().st_blocks * 512 == 2 * SIZE
     assert path.stat().st_size == 10 * SIZE
 
 
 def test_a_registered_file_of_no_bytes_in_the_middle_of_another_opens(path: Path) -> None:
-    policy.open_registered(Registration(f"/{path.name}", PAGE, 0), Config(), FIELD).close()
+    policy.open_registered(Registration(f"/{path.name}", PAGE, 0), Config(), FIELD, any_size).close()
 
 
 def test_a_registered_file_that_is_larger_than_an_address_space_is_refused(path: Path) -> None:
@@ -183,7 +188,7 @@ def test_a_registered_file_with_more_holes_than_the_machine_has_memory_is_the_ma
     with pytest.raises(
         MachineError, match=rf"has holes, and /dev/shm has \d+ bytes free for its {2**50}; give"
     ) as caught:
-        policy.open_registered(registration, Config(), FIELD)
+        policy.open_registered(registration, Config(), FIELD, any_size)
     assert path.name not in str(caught.value)
     assert path.stat().st_blocks * 512 == SIZE, "what it had"
 
@@ -204,7 +209,7 @@ def test_a_registered_file_with_more_holes_than_are_free_takes_nothing_from_othe
 @pytest.mark.parametrize("key", ["/a\0b", "/\ud800"])
 def test_a_key_that_no_file_can_have_is_refused(key: str) -> None:
     with pytest.raises(RegionRefusedError, match="it has a key that no file can have"):
-        policy.open_registered(Registration(key, 0, SIZE), Config(), FIELD)
+        policy.open_registered(Registration(key, 0, SIZE), Config(), FIELD, any_size)
 
 
 SPARSE_MANAGED = """
@@ -231,7 +236,7 @@ path = SHM / "foreign"
 path.touch()
 os.truncate(path, 64 << 20)
 try:
-    segment = policy.open_registered(Registration("/foreign", 0, 64 << 20), Config(), "region")
+    segment = policy.open_registered(Registration("/foreign", 0, 64 << 20), Config(), "region", lambda file: None)
 except MachineError as error:
     print(str(error)[:16])
 else:
