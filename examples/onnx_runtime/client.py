@@ -19,7 +19,9 @@ def main(url: str) -> None:
         picture[..., 500:580, 900:1020] = 0.75
         with call.infer() as result:
             sharpened = result["SHARPENED"]
-            print(f"path {result.path}: {picture.min()} to {picture.max()} became {sharpened.min()} to {sharpened.max()}")
+            print(
+                f"path {result.path}: {picture.min()} to {picture.max()} became {sharpened.min()} to {sharpened.max()}"
+            )
 
 
 if __name__ == "__main__":

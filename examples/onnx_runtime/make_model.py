@@ -15,7 +15,7 @@ SHARPENS = np.array([[0, -1, 0], [-1, 5, -1], [0, -1, 0]], np.float32)
 def network() -> onnx.ModelProto:
     """Return the network."""
     weights = np.stack([SHARPENS[np.newaxis]] * 3)  # one filter for each channel
-    shape = ["batch", 3, "height", "width"]
+    shape: list[str | int | None] = ["batch", 3, "height", "width"]
     graph = helper.make_graph(
         [helper.make_node("Conv", ["x", "w"], ["y"], group=3, pads=[1, 1, 1, 1])],
         "sharpen",

@@ -13,7 +13,7 @@ from shm_backend_utils.client import ShmClient
 
 SHAPE = (64, 16384)  # sensors, samples of each
 PRODUCERS = 4
-WINDOWS = 200  # of each producer
+WINDOWS = 100  # of each producer
 
 
 class Produced(NamedTuple):
@@ -52,4 +52,6 @@ def rate(produced: list[Produced]) -> float:
 
 if __name__ == "__main__":
     done = run(sys.argv[1] if len(sys.argv) > 1 else "localhost:8001")
-    print(f"{len(done)} producers, {rate(done):.0f} windows a second, the highest value is {max(e.highest for e in done)}")
+    print(
+        f"{len(done)} producers, {rate(done):.0f} windows a second, the highest value is {max(e.highest for e in done)}"
+    )

@@ -16,8 +16,8 @@ def main(url: str) -> None:
     with ShmClient(url) as client, client.prepare("probabilities", {"LOGITS": (SHAPE, np.float32)}) as call:
         np.random.default_rng(0).standard_normal(SHAPE, np.float32, out=call.inputs["LOGITS"])
         with call.infer() as result:
-            of_classes = result["PROBABILITIES"][:, 0, 0]
-            print(f"path {result.path}: class {of_classes.argmax()} with {of_classes.max():.0%}, all {of_classes.sum():.0%}")
+            pixel = result["PROBABILITIES"][:, 0, 0]
+            print(f"path {result.path}: class {pixel.argmax()} with {pixel.max():.0%}, all together {pixel.sum():.0%}")
 
 
 if __name__ == "__main__":

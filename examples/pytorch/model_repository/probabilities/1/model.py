@@ -1,6 +1,7 @@
 from typing import Any
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from shm_backend_utils.model import Call, ShmSession
 
@@ -15,7 +16,7 @@ class TritonPythonModel:
     def infer(self, call: Call) -> None:
         logits = call.input("LOGITS")
         probabilities = call.output("PROBABILITIES", logits.shape, logits.dtype)
-        torch.softmax(torch.from_dlpack(logits), dim=0, out=torch.from_dlpack(probabilities))
+        torch.softmax(from_dlpack(logits), dim=0, out=from_dlpack(probabilities))
 
     def finalize(self) -> None:
         self.session.close()
