@@ -22,6 +22,8 @@ AHEAD = 2  # one frame is read while the model has the other
 def edges_of(video: Path, url: str) -> Iterator[npt.NDArray[Any]]:
     """Yield the edges of each frame of a video. Each array is valid until the next one is asked for."""
     source = cv2.VideoCapture(str(video))
+    if not source.isOpened():
+        raise FileNotFoundError(f"there is no video that OpenCV can read at {video}")
     height, width = int(source.get(cv2.CAP_PROP_FRAME_HEIGHT)), int(source.get(cv2.CAP_PROP_FRAME_WIDTH))
     frame = {"FRAME": ((height, width, 3), np.uint8)}
     room = {"EDGES": ((height, width), np.uint8)}

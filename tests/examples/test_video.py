@@ -42,6 +42,11 @@ def test_who_stops_early_leaves_nothing_behind(url: str, video: Path) -> None:
     frames.close()  # type: ignore[attr-defined]  # it is a generator
 
 
+def test_a_file_that_is_no_video_is_named(url: str, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="missing.avi"):
+        next(edges_of(tmp_path / "missing.avi", url))
+
+
 def test_frames_are_decoded_into_the_memory_that_is_given(video: Path) -> None:
     memory = np.zeros((240, 320, 3), np.uint8)
     is_read, frame = cv2.VideoCapture(str(video)).read(memory)

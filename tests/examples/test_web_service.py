@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 
 import cv2
 import httpx
@@ -11,6 +14,8 @@ import pytest
 
 from examples.web_service.app import app
 from examples.web_service.measure import measure, photograph_of_coins
+
+from .recipes import EXAMPLES
 
 
 def answers(files: list[bytes]) -> list[httpx.Response]:
@@ -66,3 +71,15 @@ def test_what_is_no_picture_is_refused(file: bytes) -> None:
 def test_it_is_measured_and_finds_what_the_stock_model_finds(url: str) -> None:
     assert len(answers([photograph_of_coins()])[0].json()) == 4
     assert min(measure(url, rounds=1).values()) > 0
+
+
+def test_uvicorn_serves_it(url: str) -> None:
+    command = [sys.executable, "-m", "uvicorn", "examples.web_service.app:app", "--port", "0"]
+    with subprocess.Popen(command, cwd=EXAMPLES.parent, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            address = next(found[0] for line in server.stderr if (found := re.search(r"http://[\d.]+:\d+", line)))
+            answer = httpx.post(f"{address}/coins", files={"photograph": picture((100, 100, 20))}, trust_env=False)
+            assert [coin["left"] for coin in answer.json()] == [80]
+        finally:
+            server.terminate()
