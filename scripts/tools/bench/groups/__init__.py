@@ -21,6 +21,7 @@ from .own_time import own_time
 from .parts import parts
 from .registered import registered
 from .round_trips import round_trips
+from .sizes import sizes
 from .stock import infer_beside_stock, plain_clients
 from .streams import streams
 from .throughput import throughput
@@ -32,6 +33,7 @@ GROUPS: Final[Mapping[str, Callable[[Bench], list[Figure]]]] = {
     "path": round_trips,
     "own-time": own_time,
     "client": client_time,
+    "sizes": sizes,
     "stock": infer_beside_stock,
     "plain": plain_clients,
     "throughput": throughput,

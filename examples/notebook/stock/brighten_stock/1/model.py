@@ -1,0 +1,20 @@
+import cv2
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from shm_backend_utils.model.triton import TritonBackend
+
+TABLE = ((np.arange(256) / 255) ** 0.5 * 255).astype(np.uint8)
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.backend = TritonBackend()  # pb_utils' tensors to and from arrays, whatever NumPy there is; no session
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        x = self.backend.input(pb_utils.get_input_tensor_by_name(request, "PICTURE"), None)
+        y = cv2.LUT(x, TABLE)
+        return self.backend.response([self.backend.output("BRIGHTENED", y)])

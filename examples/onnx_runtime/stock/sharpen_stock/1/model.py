@@ -1,0 +1,21 @@
+from pathlib import Path
+
+import onnxruntime
+import triton_python_backend_utils as pb_utils
+
+from shm_backend_utils.model.triton import TritonBackend
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.backend = TritonBackend()  # pb_utils' tensors to and from arrays, whatever NumPy there is; no session
+        file = Path(__file__).parents[2] / "sharpen" / "1" / "model.onnx"
+        self.network = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        x = self.backend.input(pb_utils.get_input_tensor_by_name(request, "PICTURE"), None)
+        (y,) = self.network.run(None, {"x": x})
+        return self.backend.response([self.backend.output("SHARPENED", y)])

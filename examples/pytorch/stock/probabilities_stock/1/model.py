@@ -1,0 +1,17 @@
+import torch
+import triton_python_backend_utils as pb_utils
+
+from shm_backend_utils.model.triton import TritonBackend
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.backend = TritonBackend()  # pb_utils' tensors to and from arrays, whatever NumPy there is; no session
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        x = self.backend.input(pb_utils.get_input_tensor_by_name(request, "LOGITS"), None)
+        y = torch.softmax(torch.from_numpy(x), dim=0).numpy()
+        return self.backend.response([self.backend.output("PROBABILITIES", y)])

@@ -1,0 +1,17 @@
+import cv2
+import triton_python_backend_utils as pb_utils
+
+from shm_backend_utils.model.triton import TritonBackend
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.backend = TritonBackend()  # pb_utils' tensors to and from arrays, whatever NumPy there is; no session
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        x = self.backend.input(pb_utils.get_input_tensor_by_name(request, "FRAME"), None)
+        y = cv2.Canny(cv2.cvtColor(x, cv2.COLOR_BGR2GRAY), 50, 150)
+        return self.backend.response([self.backend.output("EDGES", y)])

@@ -1,0 +1,27 @@
+"""One server for all recipes, with the stock models that they are measured beside."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+
+from examples.measuring import recipe_models
+from scripts.tools.common.sample_models import copy_models
+from shm_backend_utils.server import EmbeddedServer
+
+from .recipes import EXAMPLES, RECIPES
+
+
+@pytest.fixture(scope="session")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The server's gRPC address."""
+    # A server does not start with a model that fails to load.
+    runnable = [recipe for recipe in RECIPES if recipe != "pytorch" or importlib.util.find_spec("torch")]
+    folder = tmp_path_factory.mktemp("examples")
+    repository = folder / "models"
+    for recipe in runnable:
+        copy_models(recipe_models(EXAMPLES / recipe), repository)
+    with EmbeddedServer.start(repository, log_file=folder / "server.log") as server:
+        yield server.grpc_url

@@ -1,0 +1,65 @@
+"""The video: every frame's edges, in order, without a copy of a frame."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from examples.video.client import edges_of, make_video
+from examples.video.measure import measure
+
+from ..e2e.mapped import lies_in_shared_memory
+from .recipes import run_script
+
+FRAMES = 12
+
+
+@pytest.fixture
+def video(tmp_path: Path) -> Path:
+    file = tmp_path / "square.avi"
+    make_video(file, size=(320, 240), frames=FRAMES)
+    return file
+
+
+def test_the_edges_of_all_frames_come_in_order(url: str, video: Path) -> None:
+    columns = []
+    for edges in edges_of(video, url):
+        assert lies_in_shared_memory(edges)
+        columns.append(int(edges.any(axis=0).argmax()))
+        del edges
+    assert len(columns) == FRAMES
+    steps = [later - earlier for earlier, later in pairwise(columns[1:])]  # in the first the square touches the border
+    assert steps == [8] * len(steps)
+
+
+def test_who_stops_early_leaves_nothing_behind(url: str, video: Path) -> None:
+    frames = edges_of(video, url)
+    assert next(frames).any()
+    frames.close()  # type: ignore[attr-defined]  # it is a generator
+
+
+def test_a_file_that_is_no_video_is_named(url: str, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="missing.avi"):
+        next(edges_of(tmp_path / "missing.avi", url))
+
+
+def test_frames_are_decoded_into_the_memory_that_is_given(video: Path) -> None:
+    memory = np.zeros((240, 320, 3), np.uint8)
+    is_read, frame = cv2.VideoCapture(str(video)).read(memory)
+    assert is_read
+    assert frame.ctypes.data == memory.ctypes.data
+    assert memory.any()
+
+
+def test_the_script_makes_a_video_and_says_where_the_edges_are(url: str, tmp_path: Path) -> None:
+    lines = run_script("video/client.py", str(tmp_path / "new.avi"), url).splitlines()
+    assert len(lines) == 50
+    assert lines[10].startswith("frame 10: the leftmost edge is in column ")
+
+
+def test_it_is_measured_and_finds_what_the_stock_model_finds(url: str) -> None:
+    assert min(measure(url, rounds=1, frames=3).values()) > 0
