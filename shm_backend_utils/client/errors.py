@@ -160,6 +160,15 @@ def out_of_time(doing: str, unsent: str = "its request was") -> DeadlineExceeded
     return DeadlineExceededError(f"the call's time ran out while {doing}; {unsent} not sent", _DEADLINE)
 
 
+def stream_held(model: str) -> DeadlineExceededError:
+    """Return the error for a response that did not come as the client's user holds the place of it."""
+    return DeadlineExceededError(
+        f"model {model!r} has no place for its next response: this client holds as many results of the stream as there "
+        "are frames. Release them (leave their with blocks), keep copies (result.copy()), or ask for more frames",
+        _DEADLINE,
+    )
+
+
 def unavailable(address: str, reason: str) -> ServerUnavailableError:
     """Return the error for a server that cannot be reached, or not any more."""
     for pattern, kind, advice in _REASONS:

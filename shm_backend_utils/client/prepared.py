@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy.typing as npt
 
-from ..errors import CallerError, ClosedError
+from ..errors import CallerError, ClosedError, names_told
 from .core import Core, OpenCall
 from .errors import ForkedError
 from .options import check_timeout
@@ -32,7 +32,7 @@ class _Inputs(Mapping[str, npt.NDArray[Any]]):
         try:
             return arrays[name]
         except KeyError:
-            raise KeyError(f"this call has no input {name!r}; it has {', '.join(arrays) or 'none'}") from None
+            raise KeyError(f"this call has no input {name!r}; it has {names_told(name, arrays)}") from None
 
     def __setitem__(self, name: str, array: object) -> NoReturn:
         raise TypeError(

@@ -269,7 +269,7 @@ def test_http_has_no_streams(triton_server: EmbeddedServer, is_aio: bool) -> Non
 
 @pytest.mark.parametrize("frames", [0, -1, MAX_FRAMES + 1])
 def test_a_ring_that_is_no_ring_is_refused(client: AnyClient, frames: int) -> None:
-    with pytest.raises(CallerError, match=f"a stream of {frames} frames was asked for; expected 1 to {MAX_FRAMES}"):
+    with pytest.raises(CallerError, match=f"frames is {frames}; expected a whole number, 1 to {MAX_FRAMES}"):
         next(frames_of(client, 1, frames=frames))
 
 

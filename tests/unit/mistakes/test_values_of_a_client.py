@@ -97,7 +97,7 @@ def test_a_batch_dimension_that_is_forgotten() -> None:
         SPEC.input("X").check(FP32, (3,))
     assert str(error.value) == (
         "tensor 'X' has shape [3], but the model's configuration says [-1, 3] (-1 is any size); "
-        "the first dimension is the batch: one row has shape [1, 3]"
+        "the first dimension is the batch: one row has shape [1, 3], as array[np.newaxis] has"
     )
 
 
@@ -149,7 +149,7 @@ def test_a_prepared_input_that_is_misspelt() -> None:
     with prepared() as call:
         with pytest.raises(KeyError) as error:
             call.inputs["x"]
-        assert error.value.args == ("this call has no input 'x'; it has X",)
+        assert error.value.args == ("this call has no input 'x'; it has X; did you mean 'X'?",)
         assert list(call.inputs) == ["X"]
         assert len(call.inputs) == 1
         assert "x" not in call.inputs
