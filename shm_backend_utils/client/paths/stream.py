@@ -153,8 +153,9 @@ class DirectStream:
     @property
     def is_held(self) -> bool:
         """Whether the user holds every frame, so that the model has no place for its next response."""
-        held = [memory() for memory in self._released.values()]
-        return len(held) == len(self._frames) and None not in held
+        return len(self._released) == len(self._frames) and all(
+            memory() is not None for memory in self._released.values()
+        )
 
     def close(self) -> None:
         """Give the memory back, as soon as no array needs it. Twice is fine."""
