@@ -105,8 +105,8 @@ class _Prepared:
             raise ForkedError("this call")
         if not self._in_use.acquire(blocking=False):
             raise CallerError(
-                "this prepared call is being inferred already, and has one memory; prepare one call for each thread "
-                "or task"
+                "this prepared call is being inferred already, by another thread or task, and has one memory; prepare "
+                "one call for each"
             )
         try:
             with self._core.tally.failures():

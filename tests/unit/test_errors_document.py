@@ -91,5 +91,12 @@ def test_every_error_of_the_client_half_can_be_imported_from_it() -> None:
     assert not {*of_the_client()} - {*HALVES[0].__all__}
 
 
+def test_every_test_that_the_document_names_is_there() -> None:
+    there = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    named = set(re.findall(r"`(test_\w+)`", DOCUMENT))
+    assert named
+    assert named <= there
+
+
 def test_the_readme_leads_here() -> None:
     assert "(docs/errors.md)" in (ROOT / "README.md").read_text()
