@@ -106,7 +106,7 @@ class _Prepared:
         if not self._in_use.acquire(blocking=False):
             raise CallerError(
                 "this prepared call is being inferred already, by another thread or task, and has one memory; prepare "
-                "one call for each"
+                "one call for each thread or task"
             )
         try:
             with self._core.tally.failures():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import CallerError, ClosedError, ShmClient
-from tests.unit.fake_server import FakeServer, Order, config
+from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import async_client_of, client_of, connected
 
 X = np.ones(3, np.float32)
@@ -54,29 +53,6 @@ def test_a_result_that_is_released_and_arrays_that_were_kept(server: FakeServer)
             result["OUT0"]
         assert str(error.value) == "this result is closed; make a new one"
     assert kept.tolist() == [2, 2, 2], "an array is valid as long as it lives, also when all is closed"
-
-
-def test_a_prepared_call_in_two_threads(server: FakeServer) -> None:
-    is_there, may_go = threading.Event(), threading.Event()
-
-    def wait(_: Order) -> None:
-        is_there.set()
-        assert may_go.wait(60)
-
-    with client_of(server) as client, client.prepare("m", DESCRIBED) as call:
-        server.before = wait
-        thread = threading.Thread(target=call.infer)
-        thread.start()
-        assert is_there.wait(60)
-        with pytest.raises(CallerError) as error:
-            call.infer()
-        may_go.set()
-        thread.join()
-        assert str(error.value) == (
-            "this prepared call is being inferred already, by another thread or task, and has one memory; prepare one "
-            "call for each"
-        )
-        call.infer().release()
 
 
 def test_a_client_in_two_event_loops(server: FakeServer) -> None:

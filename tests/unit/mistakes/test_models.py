@@ -58,6 +58,21 @@ def answered(session: ShmSession, infer: Callable[[Call], Any]) -> str:
             f"{WROTE}tensor 'Y' is BYTES, {SAYS} TYPE_FP32; objects are taken for strings; convert it by "
             ".astype('float32')",
         ),
+        (
+            lambda call: call.output("Y", 4, np.float32),
+            f"shm:model: output 'Y' was asked for with shape 4 and dtype {np.float32!r} ('int' object is not "
+            "iterable); expected for example (1, 3) and np.float32",
+        ),
+        (
+            lambda call: call.output("Y", (4.0,), np.float32),
+            f"shm:model: output 'Y' was asked for with shape (4.0,) and dtype {np.float32!r} ('float' object cannot be "
+            "interpreted as an integer); expected for example (1, 3) and np.float32",
+        ),
+        (
+            lambda call: call.output("Y", (4,), "FP32"),
+            "shm:model: output 'Y' was asked for with shape (4,) and dtype 'FP32' (data type 'FP32' not understood); "
+            "expected for example (1, 3) and np.float32",
+        ),
         (lambda call: {"Y": X}, "shm:model: output 'Y' was requested, but model.py wrote none"),
         (lambda call: call.input("X").strings(), "shm:tensor: tensor 'X' holds FP32, no strings; use .numpy()"),
     ],
@@ -69,6 +84,9 @@ def answered(session: ShmSession, infer: Callable[[Call], Any]) -> str:
         "a size of -1",
         "a list of integers",
         "objects",
+        "a shape that is a number",
+        "a size that is a fraction",
+        "a dtype of Triton's",
         "outputs that are returned",
         "strings that are none",
     ],
