@@ -131,3 +131,9 @@ def test_a_model_that_takes_nothing_inline_gets_the_error(server: FakeServer) ->
     server.configs["m"]["parameters"]["SHM_PATHS"]["string_value"] = "direct,triton-shm"
     with client_of(server) as client, pytest.raises(NoSharedMemoryError, match="but /dev/shm has"):
         client.infer("m", {"IN0": X})
+
+
+def test_memory_for_calls_side_by_side_is_not_needed(server: FakeServer) -> None:
+    server.configs["rows"] = config("rows", dims="2048", max_batch_size=8, dynamic_batching={})
+    with client_of(server) as client, client.prepare("rows", {"IN0": ((1, 2048), np.float32)}) as call:
+        assert call.path == "direct"
