@@ -56,6 +56,14 @@ def test_a_keyword_that_is_misspelt(client: ShmClient, name: str, meant: str) ->
     )
 
 
+def test_a_batch_that_only_infer_can_split(client: ShmClient) -> None:
+    wrong: Any = {"split": True}
+    for method in (client.submit, client.prepare, client.stream):
+        with pytest.raises(TypeError) as error:
+            method("m", {"IN0": X}, **wrong)
+        assert str(error.value) == "there is no keyword argument 'split'; only infer() can split a batch"
+
+
 def test_what_tritonclient_takes_too_is_taken(client: ShmClient) -> None:
     client.infer("m", {"IN0": X}, request_id="7", priority=1, headers={"a": "b"}, timeout=1000, model_version="1")
 
