@@ -58,7 +58,8 @@ def test_a_keyword_that_is_misspelt(client: ShmClient, name: str, meant: str) ->
 
 def test_a_batch_that_only_infer_can_split(client: ShmClient) -> None:
     wrong: Any = {"split": True}
-    for method in (client.submit, client.prepare, client.stream):
+    methods: list[Any] = [client.submit, client.prepare, client.stream]
+    for method in methods:
         with pytest.raises(TypeError) as error:
             method("m", {"IN0": X}, **wrong)
         assert str(error.value) == "there is no keyword argument 'split'; only infer() can split a batch"
