@@ -23,6 +23,7 @@
     ├── ModelError             ``model.py`` or its ``config.pbtxt`` is wrong
     │   └── DeviceMemoryError  a tensor is on the GPU, or is not, other than the code that uses it assumes
     └── MachineError           the machine lacks something: memory, a server, a library
+        ├── NoSharedMemoryError  /dev/shm has no room for what is needed
         └── PoolExhaustedError no shared memory became free in time
 
 A message says what was looked at, what was found, what was expected and what to do. Messages reach remote callers,
@@ -32,7 +33,9 @@ where it reaches a remote caller: both halves branch on that, never on prose.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import difflib
+from collections.abc import Iterable
+from typing import Any, ClassVar, Final
 
 __all__ = [
     "BatchSizeError",
@@ -44,6 +47,7 @@ __all__ = [
     "MachineError",
     "MissingTensorError",
     "ModelError",
+    "NoSharedMemoryError",
     "PeerError",
     "PoolExhaustedError",
     "RegionGoneError",
@@ -72,6 +76,19 @@ class ShmError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Let errors cross process pools, whatever their constructors take."""
         return _restored, (type(self), self.args, self.__dict__)
+
+
+def names_told(wrong: object, names: Iterable[str]) -> str:
+    """Return the names that there are, for the message about one that is not; and which of them was meant, maybe."""
+    there = list(names)
+    if not isinstance(wrong, str) or len(wrong) > _LONGEST_NAME:  # to compare, takes time
+        return ", ".join(there) or "none"
+    alike = {name.casefold(): name for name in there}
+    meant = difflib.get_close_matches(wrong.casefold(), alike, 1)
+    return (", ".join(there) or "none") + (f"; did you mean {alike[meant[0]]!r}?" if meant else "")
+
+
+_LONGEST_NAME: Final = 64
 
 
 def _restored(kind: type[ShmError], arguments: tuple[Any, ...], state: dict[str, Any]) -> ShmError:
@@ -263,6 +280,10 @@ class MachineError(ShmError):
     """The machine lacks something that is needed; the message says how to provide it."""
 
     code = "shm:machine"
+
+
+class NoSharedMemoryError(MachineError):
+    """``/dev/shm`` has no room for what is needed. With ``path="auto"`` a call then goes another way, if it can."""
 
 
 class PoolExhaustedError(MachineError, TimeoutError):

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from . import dtypes
 from .dtypes import DType
-from .errors import ModelError, TensorNameError, TensorShapeError, TensorTypeError
+from .errors import ModelError, TensorNameError, TensorShapeError, TensorTypeError, names_told
 
 __all__ = ["BATCH_CARRIER", "PATHS_PARAMETER", "UIDS_PARAMETER", "ModelSpec", "TensorSpec"]
 
@@ -91,15 +91,20 @@ class TensorSpec:
             raise TensorShapeError(self.name, f"{found}; expected sizes of 0 or more")
         remedy = ""
         if self.is_batched and len(shape) == len(self.shape) - 1:
-            remedy = f"; the first dimension is the batch: one row has shape {[1, *shape]}"
+            remedy = f"; the first dimension is the batch: one row has shape {[1, *shape]}, as array[np.newaxis] has"
+        elif not shape:
+            remedy = "; give it its dimensions, by array.reshape(...), or pass a plain number"
         raise TensorShapeError(
             self.name, f"{found}, but the model's configuration says {list(self.shape)} (-1 is any size){remedy}"
         )
 
     def _remedy_of_dtype(self, dtype: DType) -> str:
-        if self.dtype is None or dtypes.BYTES in (dtype, self.dtype) or self.dtype.numpy.kind == "V":
+        if self.dtype is dtypes.BYTES:
+            return "; pass strings: a list, or an array of objects, of str or bytes"
+        if self.dtype is None or self.dtype.numpy.kind == "V":
             return ""
-        return f"; convert it by .astype('{self.dtype.numpy.name}')"
+        taken = "objects are taken for strings; " if dtype is dtypes.BYTES else ""
+        return f"; {taken}convert it by .astype('{self.dtype.numpy.name}')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +216,7 @@ def _named(tensors: Mapping[str, TensorSpec], name: str, missing: str) -> Tensor
     try:
         return tensors[name]
     except KeyError:
-        raise TensorNameError(name, f"{missing} {name!r}; it has {', '.join(tensors) or 'none'}") from None
+        raise TensorNameError(name, f"{missing} {name!r}; it has {names_told(name, tensors)}") from None
 
 
 def _tensor_spec(tensor: Mapping[str, Any], batched: bool) -> TensorSpec:

@@ -4,6 +4,28 @@ from __future__ import annotations
 
 import logging
 
+from .extra import what_is_missing_told
+
+with what_is_missing_told():
+    import tritonclient.utils  # noqa: F401
+
+from ..errors import (
+    BatchSizeError,
+    CallerError,
+    ClosedError,
+    MachineError,
+    MissingTensorError,
+    ModelError,
+    NoSharedMemoryError,
+    PeerError,
+    ShmError,
+    SlotInDoubtError,
+    TableError,
+    TensorError,
+    TensorNameError,
+    TensorShapeError,
+    TensorTypeError,
+)
 from ..memory.pool.options import PoolOptions
 from ..memory.segment import Access
 from .aio import AsyncShmClient
@@ -17,6 +39,7 @@ from .errors import (
     ForkedError,
     InferenceError,
     InputMissingError,
+    MemoryRefusedError,
     OutputRoomError,
     PathUnavailableError,
     PoolExhaustedError,
@@ -38,9 +61,12 @@ __all__ = [
     "AsyncPreparedCall",
     "AsyncShmClient",
     "Attached",
+    "BatchSizeError",
     "BudgetError",
+    "CallerError",
     "Check",
     "ClientStats",
+    "ClosedError",
     "ConnectionLostError",
     "CopyWarning",
     "CudaRegion",
@@ -49,8 +75,14 @@ __all__ = [
     "ForkedError",
     "InferenceError",
     "InputMissingError",
+    "MachineError",
+    "MemoryRefusedError",
+    "MissingTensorError",
+    "ModelError",
+    "NoSharedMemoryError",
     "OutputRoomError",
     "PathUnavailableError",
+    "PeerError",
     "PoolExhaustedError",
     "PoolOptions",
     "PreparedCall",
@@ -58,6 +90,13 @@ __all__ = [
     "Result",
     "ServerUnavailableError",
     "ShmClient",
+    "ShmError",
+    "SlotInDoubtError",
+    "TableError",
+    "TensorError",
+    "TensorNameError",
+    "TensorShapeError",
+    "TensorTypeError",
     "TimeoutValueError",
     "Tls",
     "TlsError",

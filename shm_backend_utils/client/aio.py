@@ -160,7 +160,7 @@ class AsyncShmClient:
         outputs: Outputs = None,
         timeout_s: float | None = None,
         path: PathName | None = None,
-        frames: int = 4,
+        frames: int | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Result, None]:
         """Yield the responses of a decoupled model as they come, for ``async for``. Over gRPC.
@@ -185,7 +185,7 @@ class AsyncShmClient:
         avoided = 0
         with core.tally.failures():
             stream = await driver.run(core.open_stream(settings, inputs, outputs, frames))
-            with contextlib.closing(stream.exchange):
+            with core.reading(stream):
                 message = stream.exchange.message()
                 answers = driver.transport.stream(message, self._settings.patience_s(timeout_s))
                 async with contextlib.aclosing(answers):

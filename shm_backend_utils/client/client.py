@@ -259,7 +259,7 @@ class ShmClient:
         outputs: Outputs = None,
         timeout_s: float | None = None,
         path: PathName | None = None,
-        frames: int = 4,
+        frames: int | None = None,
         **options: Unpack[RequestOptions],
     ) -> Iterator[Result]:
         """Return the responses of a decoupled model as they come. Over gRPC, which alone has streams.
@@ -275,8 +275,8 @@ class ShmClient:
         timeout_s : float, optional
             The longest wait for each response, in seconds; by default what the client says. The stream as a whole has
             no bound.
-        frames : int
-            How many responses may lie in shared memory at once, 1 to 64.
+        frames : int, optional
+            How many responses of a decoupled model may lie in shared memory at once, 1 to 64; by default 4.
 
         Returns
         -------
@@ -369,7 +369,7 @@ class ShmClient:
         settings: CallSettings,
         inputs: Mapping[str, Any],
         outputs: Outputs,
-        frames: int,
+        frames: int | None,
         patience_s: float,
     ) -> Iterator[Result]:
         if core.is_forked:
@@ -377,7 +377,7 @@ class ShmClient:
         avoided = 0
         with core.tally.failures():
             stream = self._driver.run(core.open_stream(settings, inputs, outputs, frames))
-            with contextlib.closing(stream.exchange):
+            with core.reading(stream):
                 answers = self._driver.transport.stream(stream.exchange.message(), patience_s)
                 with contextlib.closing(answers):
                     for answer in answers:

@@ -5,15 +5,24 @@ Each operation is a generator of :mod:`.steps`, for both clients.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ..errors import ClosedError, PeerError, ShmError, SlotInDoubtError, SlotInUseError, TensorError
+from ..errors import (
+    ClosedError,
+    NoSharedMemoryError,
+    PeerError,
+    ShmError,
+    SlotInDoubtError,
+    SlotInUseError,
+    TensorError,
+)
 from ..memory import reaper
 from ..memory.cuda.memory import CudaAccess
 from ..memory.forks import forsake_in_children
@@ -21,7 +30,14 @@ from ..protocol.call_layout import AnyInput, CallInput, lay_out
 from ..protocol.refusals import code_in
 from .client_memory import ClientMemory
 from .copies import tell_overflow, tell_path
-from .errors import InferenceError, MemoryRefusedError, PathUnavailableError, ServerUnavailableError
+from .errors import (
+    DeadlineExceededError,
+    InferenceError,
+    MemoryRefusedError,
+    PathUnavailableError,
+    ServerUnavailableError,
+    stream_held,
+)
 from .explanation import Explanation
 from .inputs.descriptions import InputDescription, Outputs, described_inputs, wanted_outputs
 from .inputs.devices import device_source
@@ -165,7 +181,11 @@ class Core:
                 known = renewed
         is_direct = settings.path == "auto" and known.path == DirectExchange.path
         path = DirectExchange.path if is_direct else (yield from self.path_of(known, settings))
-        exchange = yield from self.opening.open(settings, known, path, layout, given, wanted)
+        try:
+            exchange = yield from self.opening.open(settings, known, path, layout, given, wanted)
+        except NoSharedMemoryError as error:
+            path = yield from self._inline_instead(settings, known, error)
+            exchange = yield from self.opening.open(settings, known, path, layout, given, wanted)
         try:
             if layout.devices or layout.end < _LONG_COPY:  # in another thread, a GPU has another current stream
                 exchange.write(given)
@@ -186,7 +206,11 @@ class Core:
             settings, lambda known: known.lay_out(given, wanted, output_devices=devices)
         )
         path = yield from self.path_of(known, settings)
-        exchange = yield from self.opening.open(settings, known, path, layout, given, wanted, PreparedExchange)
+        try:
+            exchange = yield from self.opening.open(settings, known, path, layout, given, wanted, PreparedExchange)
+        except NoSharedMemoryError as error:
+            path = yield from self._inline_instead(settings, known, error)
+            exchange = yield from self.opening.open(settings, known, path, layout, given, wanted)
         return OpenCall(settings, known, exchange, wanted, devices)
 
     def fitting(self, settings: CallSettings, look: Callable[[KnownModel], T]) -> Steps[tuple[KnownModel, T]]:
@@ -287,7 +311,7 @@ class Core:
         return renewed if exchange.did_not_start(error) or refused else None
 
     def open_stream(
-        self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs, frames: int
+        self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs, frames: int | None
     ) -> Steps[OpenStream]:
         """Take memory for a request to a decoupled model, and for its responses; copy the inputs there.
 
@@ -297,22 +321,26 @@ class Core:
         known, given = yield from self.fitting(settings, lambda known: sources(known.spec, inputs, self.on_gpus))
         on_host = {name: _on_host(source) for name, source in given.items()}
         path = yield from self.path_of(known, settings)
-        exchange: DirectStream | InlineExchange
+        frames = check_frames(known.spec, frames)
+        exchange: DirectStream | InlineExchange | None = None
         if path == DirectStream.path and known.spec.is_decoupled:
-            check_frames(frames)
             unguessed = known.lay_out(on_host, wanted, slot_count=1 + frames)
             guesses = guessed_rooms(unguessed, frames, self._memory.pool.stream_guess_bytes)
             layout = known.lay_out(on_host, wanted, slot_count=1 + frames, guesses=guesses)
             end = ring_end(layout, frames)
-            region, memory = yield from self.opening.take(settings, known, end, 1 + frames, f"a stream of {frames}")
-            exchange = DirectStream(self.codec, known.spec, layout, settings.options, region, memory)
-            del memory
-        else:
-            if settings.path not in ("auto", InlineExchange.path):
-                raise PathUnavailableError(
-                    f"a stream of model {known.spec.name!r} cannot take the path {settings.path!r}: "
-                    "triton-shm has room for one response, and direct needs a decoupled model"
-                )
+            try:
+                region, memory = yield from self.opening.take(settings, known, end, 1 + frames, f"a stream of {frames}")
+            except NoSharedMemoryError as error:
+                yield from self._inline_instead(settings, known, error)
+            else:
+                exchange = DirectStream(self.codec, known.spec, layout, settings.options, region, memory)
+                del memory
+        elif settings.path not in ("auto", InlineExchange.path):
+            raise PathUnavailableError(
+                f"a stream of model {known.spec.name!r} cannot take the path {settings.path!r}: "
+                "triton-shm has room for one response, and direct needs a decoupled model"
+            )
+        if exchange is None:
             yield from self.paths.choose(known, InlineExchange.path, settings.deadline)
             exchange = InlineExchange(self.codec, known.spec, known.lay_out(on_host, wanted), settings.options)
         try:
@@ -321,6 +349,17 @@ class Core:
             exchange.close()
             raise
         return OpenStream(known, exchange, devices, settings.origin)
+
+    @contextlib.contextmanager
+    def reading(self, stream: OpenStream) -> Iterator[None]:
+        """Give a stream's memory back in the end; where no response came in time as the user holds all, say so."""
+        with contextlib.closing(stream.exchange):
+            try:
+                yield
+            except DeadlineExceededError:
+                if not (isinstance(stream.exchange, DirectStream) and stream.exchange.is_held):
+                    raise
+                raise stream_held(stream.known.spec.name) from None
 
     def responses_of(self, stream: OpenStream, answer: Any) -> list[Result]:
         """Return the results of a stream's next answer, one or none, and learn from it.
@@ -377,12 +416,29 @@ class Core:
     def _look_again(self, settings: CallSettings) -> Steps[KnownModel]:
         return self.catalog.look_up(settings.model, settings.version, settings.left_s)
 
+    def _inline_instead(self, settings: CallSettings, known: KnownModel, error: NoSharedMemoryError) -> Steps[str]:
+        """Return the path of a call that needs no shared memory; raise the error if it must not take that."""
+        if settings.path != "auto":
+            raise error
+        try:
+            path = yield from self.paths.choose(known, InlineExchange.path, settings.deadline)
+        except PathUnavailableError:
+            raise error from None
+        if not known.is_short_of_memory:
+            known.is_short_of_memory = True
+            _LOG.warning("a call of model %r takes the path inline: %s", known.spec.name, error)
+        return path
+
     def _reopen(self, call: OpenCall, known: KnownModel) -> Steps[OpenCall]:
         """Return the same call, with the same inputs, but of the model as it is now, and in other memory."""
         given = call.exchange.sources()
         layout = known.lay_out(given, call.wanted, output_devices=call.output_devices)
         path = yield from self.path_of(known, call.settings)
-        exchange = yield from self.opening.open(call.settings, known, path, layout, given, call.wanted)
+        try:
+            exchange = yield from self.opening.open(call.settings, known, path, layout, given, call.wanted)
+        except NoSharedMemoryError as error:
+            path = yield from self._inline_instead(call.settings, known, error)
+            exchange = yield from self.opening.open(call.settings, known, path, layout, given, call.wanted)
         try:
             exchange.write(given)
         except BaseException:

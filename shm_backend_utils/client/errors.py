@@ -160,8 +160,23 @@ def out_of_time(doing: str, unsent: str = "its request was") -> DeadlineExceeded
     return DeadlineExceededError(f"the call's time ran out while {doing}; {unsent} not sent", _DEADLINE)
 
 
+def stream_held(model: str) -> DeadlineExceededError:
+    """Return the error for a response that did not come as the client's user holds the place of it."""
+    return DeadlineExceededError(
+        f"model {model!r} has no place for its next response: this client holds as many results of the stream as there "
+        "are frames. Release them (leave their with blocks), keep copies (result.copy()), or ask for more frames",
+        _DEADLINE,
+    )
+
+
 def unavailable(address: str, reason: str) -> ServerUnavailableError:
     """Return the error for a server that cannot be reached, or not any more."""
+    if _NOT_HTTP.search(reason):
+        return ServerUnavailableError(  # without the reason: it has the bytes that came
+            f"what listens at {address} does not speak HTTP, or not without TLS (https://); is this its port? Triton's "
+            "HTTP is on 8000 by default, and its gRPC on 8001, as grpc://HOST:PORT",
+            _UNAVAILABLE,
+        )
     for pattern, kind, advice in _REASONS:
         if pattern.search(reason):
             return kind(f"{advice.format(address=address)} ({reason})", _UNAVAILABLE)
@@ -172,6 +187,7 @@ def unavailable(address: str, reason: str) -> ServerUnavailableError:
     )
 
 
+_NOT_HTTP: Final = re.compile(r"(?i)bad ?status ?line")
 # What gRPC, http.client and aiohttp call it; from the most telling to the least.
 _REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str], ...]] = (
     (
@@ -193,6 +209,12 @@ _REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str],
         ServerUnavailableError,
         "no Triton server answers at {address}; is it running, and is this its port? "
         "By default gRPC is on 8001 and HTTP on 8000",
+    ),
+    (
+        re.compile(r"(?i)http1.x server|Failed parsing HTTP/2"),
+        ServerUnavailableError,
+        "what listens at {address} speaks HTTP, and not gRPC; is this its port? Triton's gRPC is on 8001 by default, "
+        "and its HTTP on 8000, as http://HOST:PORT",
     ),
     (
         re.compile(r"(?i)failed to connect"),

@@ -50,6 +50,8 @@ class KnownModel:
         When the server was asked last, by ``time.monotonic()``.
     learned : dict of str to int
         Bytes per row that outputs needed which found too little room: one number for each output at most.
+    is_short_of_memory : bool
+        Whether a call was told to go inline, as the machine has no shared memory for it.
     """
 
     def __init__(self, spec: ModelSpec, head_room: float) -> None:
@@ -64,6 +66,7 @@ class KnownModel:
         self.data_begin = data_offset(1, self.record_byte_size)
         self._head_room = head_room
         self.learned: dict[str, int] = {}
+        self.is_short_of_memory = False
 
     def lay_out(
         self,

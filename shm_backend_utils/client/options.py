@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypedDict, get_args
 
-from ..errors import CallerError
+import numpy as np
+
+from ..errors import CallerError, names_told
 from ..protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ..protocol.named import PARAMETER
 from .errors import TimeoutValueError
@@ -71,6 +73,18 @@ class RequestOptions(TypedDict, total=False):
 
 
 _NAMES: Final = frozenset(RequestOptions.__annotations__)
+_OF_METHODS: Final = ("inputs", "model", "outputs", "path", "timeout_s")
+# What tritonclient, or another method, calls what is said in another way here.
+_REMEDIES: Final = {
+    "client_timeout": "use timeout_s, in seconds",  # ``timeout`` is another thing
+    "model_name": "give the model's name as the first argument, model",
+    "request_compression_algorithm": "use compression, which is for both directions",
+    "response_compression_algorithm": "use compression, which is for both directions",
+    "callback": "use submit(), whose future has add_done_callback(), or AsyncShmClient",
+    "query_params": "use parameters, which Triton passes on to the model",
+    "frames": "only stream() has frames",
+    "split": "only infer() can split a batch",
+}
 
 
 @dataclass(frozen=True)
@@ -100,11 +114,8 @@ def check_options(options: RequestOptions) -> RequestOptions:
     CallerError
         There is, but not with this value.
     """
-    unknown = sorted(options.keys() - _NAMES)
-    if "client_timeout" in unknown:  # tritonclient's; ``timeout`` is another thing
-        raise TypeError("there is no keyword argument 'client_timeout'; use timeout_s, in seconds")
-    if unknown:
-        raise TypeError(f"there is no keyword argument {unknown[0]!r}; expected some of {', '.join(sorted(_NAMES))}")
+    for name in sorted(options.keys() - _NAMES):
+        raise TypeError(f"there is no keyword argument {name!r}; {_remedy(name)}")
     options = RequestOptions(**{name: value for name, value in options.items() if value is not None})  # type: ignore[typeddict-item]
     _check_kinds(options)
     for name in options.get("parameters", ()):
@@ -114,7 +125,10 @@ def check_options(options: RequestOptions) -> RequestOptions:
             raise CallerError(f"parameter {name!r} is reserved by Triton; use the keyword argument, or another name")
     for name, value in options.get("parameters", {}).items():
         if not isinstance(value, str | int | float):
-            raise CallerError(f"parameter {name!r} is {value!r}; expected a str, a bool, an int of 64 bits, or a float")
+            raise CallerError(
+                f"parameter {name!r} is {value!r}; expected a str, a bool, an int of 64 bits, or a float"
+                f"{'; write .item() for a number of NumPy' if isinstance(value, numbers.Real) else ''}"
+            )
     for name in ("parameters", "headers"):
         if name in options:
             options[name] = dict(options[name])  # type: ignore[literal-required]  # the user's own may change
@@ -122,6 +136,12 @@ def check_options(options: RequestOptions) -> RequestOptions:
     if compression is not None and compression not in _COMPRESSIONS:
         raise CallerError(f"compression is {compression!r}; expected {' or '.join(map(repr, _COMPRESSIONS))}")
     return options
+
+
+def _remedy(name: str) -> str:
+    if name in _REMEDIES:
+        return _REMEDIES[name]
+    return f"expected some of {names_told(name, (*sorted(_NAMES), *_OF_METHODS))}"
 
 
 def check_path(path: str) -> str:
@@ -153,6 +173,6 @@ def check_tls(tls: Tls) -> None:
 
 def check_timeout(timeout_s: object, name: str = "timeout_s") -> float:
     """Return the time to wait, in seconds, or raise :class:`TimeoutValueError`."""
-    if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= _A_YEAR_S):  # nor is NaN
+    if not (isinstance(timeout_s, int | float | np.integer | np.floating) and 0 < timeout_s <= _A_YEAR_S):  # nor is NaN
         raise TimeoutValueError(f"{name} is {timeout_s!r}; expected a number of seconds above 0, and at most a year")
     return float(timeout_s)

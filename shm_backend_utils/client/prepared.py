@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy.typing as npt
 
-from ..errors import CallerError, ClosedError
+from ..errors import CallerError, ClosedError, names_told
 from .core import Core, OpenCall
 from .errors import ForkedError
 from .options import check_timeout
@@ -32,7 +32,7 @@ class _Inputs(Mapping[str, npt.NDArray[Any]]):
         try:
             return arrays[name]
         except KeyError:
-            raise KeyError(f"this call has no input {name!r}; it has {', '.join(arrays) or 'none'}") from None
+            raise KeyError(f"this call has no input {name!r}; it has {names_told(name, arrays)}") from None
 
     def __setitem__(self, name: str, array: object) -> NoReturn:
         raise TypeError(
@@ -105,8 +105,8 @@ class _Prepared:
             raise ForkedError("this call")
         if not self._in_use.acquire(blocking=False):
             raise CallerError(
-                "this prepared call is being inferred already, and has one memory; prepare one call for each thread "
-                "or task"
+                "this prepared call is being inferred already, by another thread or task, and has one memory; prepare "
+                "one call for each thread or task"
             )
         try:
             with self._core.tally.failures():

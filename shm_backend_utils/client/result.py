@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy.typing as npt
 
-from ..errors import ClosedError
+from ..errors import ClosedError, names_told
 
 __all__ = ["Result"]
 
@@ -84,13 +84,18 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         try:
             return arrays[name]
         except KeyError:
-            raise KeyError(f"the result has no output {name!r}; it has {', '.join(arrays) or 'none'}") from None
+            raise KeyError(f"the result has no output {name!r}; it has {names_told(name, arrays)}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._held())
 
     def __len__(self) -> int:
         return len(self._held())
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse what a result of tritonclient has, among others."""
+        remedy = "; an output is result['OUTPUT0'], of any name" if name == "as_numpy" else ""
+        raise AttributeError(f"a Result has no attribute {name!r}{remedy}", name=name, obj=self)
 
     def __enter__(self) -> Result:
         return self

@@ -93,6 +93,8 @@ class ClientSettings:
         CallerError, TypeError
             It cannot be said so.
         """
+        if not isinstance(model, str):
+            raise CallerError(f"model is of type {type(model).__name__}; expected a str: the model's name comes first")
         checked = check_options(options) if options else _NO_OPTIONS
         user = sys._getframe(1).f_back  # None where no line of Python has made the call, but a greenlet
         if user is None or user.f_code.co_filename.startswith(NOT_THE_USERS):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CallerError, PeerError, ShmError
+from ..errors import CallerError, NoSharedMemoryError, PeerError, ShmError
 from ..memory.managed import array_at
 from ..protocol.call_layout import CallLayout, rows_of
 from ..protocol.layout import MAX_SLOT_COUNT
@@ -65,7 +65,12 @@ def _in_one_region(
     ranges: Sequence[range],
 ) -> Steps[Result | None]:
     """Return the result; None if no part of it has run, and another way may do."""
-    region, memory = yield from core.opening.take(settings, known, layout.end, len(ranges), DirectExchange.path)
+    try:
+        region, memory = yield from core.opening.take(settings, known, layout.end, len(ranges), DirectExchange.path)
+    except NoSharedMemoryError:
+        if settings.path != "auto":
+            raise
+        return None  # each part needs less, and may go inline
     exchanges = [
         DirectExchange(
             core.codec,

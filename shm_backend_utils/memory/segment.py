@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ..errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
+from ..errors import ClosedError, NoSharedMemoryError, RegionGoneError, RegionRefusedError
 from .descriptors import NO_DESCRIPTORS, lack_of_descriptors_told
 from .forks import forsake_in_children
-from .shared_file import BLOCK_SIZE, DIRECTORY, NO_SPACE, SharedFile, free_bytes, take_space
+from .shared_file import BLOCK_SIZE, DIRECTORY, MORE_ROOM, NO_SPACE, SharedFile, free_bytes, take_space, total_bytes
 
 __all__ = ["PRIVATE", "Access", "SystemSegment"]
 
@@ -298,9 +298,8 @@ def _give_name(fd: int, key: str) -> None:
         os.close(directory)
 
 
-def _no_space(byte_size: int) -> MachineError:
-    return MachineError(
-        f"shared memory of {byte_size} bytes was asked for, but /dev/shm has {free_bytes()} free; "
-        "release results sooner, or give it more room (docker: --shm-size; Kubernetes: an emptyDir of medium Memory "
-        "mounted at /dev/shm)"
+def _no_space(byte_size: int) -> NoSharedMemoryError:
+    return NoSharedMemoryError(
+        f"shared memory of {byte_size} bytes was asked for, but /dev/shm has {free_bytes()} free of {total_bytes()}; "
+        f"{MORE_ROOM}, or take less of it: release results sooner, or lower PoolOptions(max_bytes=...)"
     )

@@ -10,10 +10,19 @@ import time
 from pathlib import Path
 from typing import Final
 
-from ..errors import MachineError, RegionGoneError, RegionRefusedError
+from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
 from .descriptors import NO_DESCRIPTORS, lack_of_descriptors_told
 
-__all__ = ["BLOCK_SIZE", "DIRECTORY", "NO_SPACE", "SharedFile", "free_bytes", "take_space"]
+__all__ = [
+    "BLOCK_SIZE",
+    "DIRECTORY",
+    "MORE_ROOM",
+    "NO_SPACE",
+    "SharedFile",
+    "free_bytes",
+    "take_space",
+    "total_bytes",
+]
 
 _SPACE_PIECE: Final = 128 * 2**20  # some tens of milliseconds
 
@@ -23,6 +32,11 @@ BLOCK_SIZE: Final = 512
 
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EFBIG})
 """The numbers of the errors that say that there is no room."""
+
+MORE_ROOM: Final = (
+    "give /dev/shm more room (docker: --shm-size; Kubernetes: an emptyDir of medium Memory mounted at /dev/shm)"
+)
+"""What to do about that."""
 
 
 class SharedFile:
@@ -112,7 +126,7 @@ class SharedFile:
 
         Raises
         ------
-        MachineError
+        NoSharedMemoryError
             /dev/shm has not that much left.
         RegionRefusedError
             It cannot be done.
@@ -125,9 +139,9 @@ class SharedFile:
             if error.errno not in NO_SPACE:
                 reason = f"the server cannot take its space: {os.strerror(error.errno or 0)}"
                 raise RegionRefusedError(self.field, reason) from None
-            raise MachineError(
+            raise NoSharedMemoryError(
                 f"{self.field} has holes, and /dev/shm has {free_bytes()} bytes free for its {byte_size}; "
-                "give /dev/shm more room (docker: --shm-size), or register less"
+                f"{MORE_ROOM}, or register less"
             ) from None
 
     def read(self, byte_size: int) -> bytes:
@@ -155,6 +169,12 @@ def free_bytes() -> int:
     """Return how much room /dev/shm has left."""
     space = os.statvfs(DIRECTORY)
     return space.f_bavail * space.f_frsize
+
+
+def total_bytes() -> int:
+    """Return how much room /dev/shm has; where it has no limit, what the machine has."""
+    space = os.statvfs(DIRECTORY)
+    return space.f_blocks * space.f_frsize or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def take_space(fd: int, offset: int, byte_size: int, deadline: float = math.inf) -> None:

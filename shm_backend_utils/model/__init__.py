@@ -2,6 +2,25 @@
 
 from __future__ import annotations
 
+from ..errors import (
+    CallerError,
+    ClosedError,
+    DeviceMemoryError,
+    ForwardError,
+    MachineError,
+    MissingTensorError,
+    ModelError,
+    PeerError,
+    RegionGoneError,
+    RegionRefusedError,
+    RequestCancelledError,
+    ShmError,
+    StalledStreamError,
+    TensorError,
+    TensorNameError,
+    TensorShapeError,
+    TensorTypeError,
+)
 from .auto_complete import auto_complete
 from .call import Call
 from .context import SequencePart
@@ -13,11 +32,28 @@ from .session import ShmSession
 __all__ = [
     "BatchCall",
     "Call",
+    "CallerError",
+    "ClosedError",
+    "DeviceMemoryError",
+    "ForwardError",
+    "MachineError",
     "MemoryInfo",
+    "MissingTensorError",
+    "ModelError",
+    "PeerError",
+    "RegionGoneError",
+    "RegionRefusedError",
     "RegionStatus",
+    "RequestCancelledError",
     "SequencePart",
     "SharedMemoryManager",
+    "ShmError",
     "ShmSession",
+    "StalledStreamError",
     "StreamCall",
+    "TensorError",
+    "TensorNameError",
+    "TensorShapeError",
+    "TensorTypeError",
     "auto_complete",
 ]

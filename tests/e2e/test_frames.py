@@ -9,13 +9,21 @@ import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.client import DeadlineExceededError, InferenceError, PathUnavailableError, PoolOptions, Result
+from shm_backend_utils.client import (
+    DeadlineExceededError,
+    InferenceError,
+    NoSharedMemoryError,
+    PathUnavailableError,
+    PoolOptions,
+    Result,
+)
 from shm_backend_utils.errors import CallerError
 from shm_backend_utils.protocol.spans import MAX_FRAMES
 from shm_backend_utils.server import EmbeddedServer
@@ -269,8 +277,28 @@ def test_http_has_no_streams(triton_server: EmbeddedServer, is_aio: bool) -> Non
 
 @pytest.mark.parametrize("frames", [0, -1, MAX_FRAMES + 1])
 def test_a_ring_that_is_no_ring_is_refused(client: AnyClient, frames: int) -> None:
-    with pytest.raises(CallerError, match=f"a stream of {frames} frames was asked for; expected 1 to {MAX_FRAMES}"):
+    with pytest.raises(CallerError, match=f"frames is {frames}; expected a whole number, 1 to {MAX_FRAMES}"):
         next(frames_of(client, 1, frames=frames))
+
+
+def test_a_ring_that_shared_memory_is_too_small_for_is_not_needed(
+    client: AnyClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [result.path for result in frames_of(client, 3)] == ["direct"] * 3
+    space = SimpleNamespace(f_bavail=0, f_blocks=1, f_frsize=4096)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", lambda _: space)
+        assert [result.path for result in frames_of(client, 3, frames=9)] == ["inline"] * 3
+        with pytest.raises(NoSharedMemoryError, match="/dev/shm has 0 free of 4096"):
+            next(frames_of(client, 3, frames=9, path="direct"))
+    assert [result.path for result in frames_of(client, 3, frames=9)] == ["direct"] * 3
+
+
+def test_who_holds_all_frames_for_longer_than_he_waits_is_told_so(client: AnyClient) -> None:
+    kept: list[Result] = []
+    with pytest.raises(DeadlineExceededError, match="this client holds as many results of the stream as there are"):
+        kept.extend(frames_of(client, 5, frames=2, timeout_s=0.2))
+    assert len(kept) == 2
 
 
 def test_the_largest_ring(client: AnyClient) -> None:

@@ -15,6 +15,7 @@ import pytest
 from shm_backend_utils.client import (
     ConnectionLostError,
     DeadlineExceededError,
+    InferenceError,
     ServerUnavailableError,
     Tls,
     TlsError,
@@ -173,9 +174,20 @@ def test_no_tls_to_a_server_that_wants_it(secure_server: SecureServer, flavour: 
     assert "grpcs://" in str(error)
 
 
+@pytest.mark.parametrize("flavour", ["http", "http aio"])
+def test_the_metrics_port(triton_server: EmbeddedServer, flavour: str) -> None:
+    with (
+        open_client(flavour, f"http://{triton_server.metrics_url}", timeout_s=10) as client,
+        pytest.raises(InferenceError) as error,
+    ):
+        client.infer("identity", {"INPUT0": X})
+    assert "is this Triton's HTTP port? By default HTTP is on 8000, and metrics are on 8002" in str(error.value)
+
+
 def test_the_other_protocols_port(triton_server: EmbeddedServer, flavour: str, scheme: str) -> None:
     address = triton_server.http_url if scheme == "grpc" else triton_server.grpc_url
     error = error_of(flavour, f"{scheme}://{address}")
     assert isinstance(error, ServerUnavailableError)
     assert not isinstance(error, ConnectionLostError), "nothing was sent that a model could have run"
     assert "is this its port" in str(error)
+    assert ("speaks HTTP, and not gRPC" if scheme == "grpc" else "does not speak HTTP") in str(error)

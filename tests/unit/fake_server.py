@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.client.errors import InferenceError
+from shm_backend_utils.client.errors import InferenceError, deadline_exceeded
 from shm_backend_utils.dtypes import BYTES
 from shm_backend_utils.errors import ReplayedRequestError, StaleRequestError
 from shm_backend_utils.memory.managed import ManagedRegion
@@ -183,7 +183,7 @@ class FakeServer:
             pause.wait(0.001)
             waited_s += 0.001
             if waited_s > self.frame_limit_s:
-                raise InferenceError("no frame became free")
+                raise deadline_exceeded()  # the client's own patience, as nothing runs beside it here
 
     def _begin(self, order: Order) -> tuple[ManagedRegion, layout.SlotRecord, int, Table]:
         address = parse_address(order.parameters[SLOT_PARAMETER])

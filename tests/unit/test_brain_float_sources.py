@@ -68,7 +68,7 @@ def test_pythons_numbers_become_the_nearest_ones(value: list[Any]) -> None:
 @pytest.mark.parametrize("value", [[257], [1e39], [2**128], [True], [1j], [np.int64(2**53 + 1)]], ids=str)
 def test_pythons_numbers_that_do_not_fit_are_refused(value: list[Any]) -> None:
     with pytest.raises(
-        TensorTypeError, match="'X' holds .*, which is no value of TYPE_BF16; pass what is, or an array"
+        TensorTypeError, match="'X' holds .*, which is no value of TYPE_BF16; pass numbers that are, or an array"
     ):
         written(value)
 

@@ -159,7 +159,6 @@ def test_grpc_finds_no_server() -> None:
     [
         "UNAVAILABLE: ipv4:10.0.0.1:8001: Connection timed out",
         "UNKNOWN: ipv4:127.0.0.1:8000: Socket closed",
-        "UNKNOWN: ipv4:127.0.0.1:8000: Trying to connect an http1.x server",
         "UNKNOWN: ipv4:127.0.0.1:8000: recvmsg:Connection reset by peer",
     ],
 )
@@ -167,6 +166,19 @@ def test_grpc_finds_something_else_and_no_request_was_on_its_way(last_error: str
     error = from_grpc(f"failed to connect to all addresses; last error: {last_error}")
     assert type(error) is ServerUnavailableError
     assert f"no Triton server answers at {ADDRESS} as it should; is this its port for this protocol" in str(error)
+
+
+@pytest.mark.parametrize(
+    "last_error",
+    [
+        "UNKNOWN: ipv4:127.0.0.1:8000: Trying to connect an http1.x server",
+        "UNAVAILABLE: ipv4:127.0.0.1:8000: Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame, got 79)",
+    ],
+)
+def test_grpc_finds_http(last_error: str) -> None:
+    error = from_grpc(f"failed to connect to all addresses; last error: {last_error}")
+    assert type(error) is ServerUnavailableError
+    assert f"what listens at {ADDRESS} speaks HTTP, and not gRPC; is this its port?" in str(error)
 
 
 @pytest.mark.parametrize(

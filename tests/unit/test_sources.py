@@ -284,7 +284,7 @@ def test_a_number_larger_than_any_is_refused(config_dtype: str) -> None:
 
 
 def test_the_number_that_is_refused_is_named_and_not_its_neighbours() -> None:
-    with pytest.raises(TensorTypeError, match="'X' holds 256, which is no value of TYPE_UINT8; pass what is"):
+    with pytest.raises(TensorTypeError, match="'X' holds 256, which is no value of TYPE_UINT8; pass numbers that are"):
         source([[0, 1], [256, 2]], "TYPE_UINT8", (-1, -1))
 
 

@@ -50,6 +50,16 @@ def test_what_is_no_url_of_a_server_is_refused_with_the_forms_that_are(url: str)
         split_url(url)
 
 
+@pytest.mark.parametrize("url", ["localhost:8000/v2", "grpcs://localhost:8001/triton"])
+def test_grpc_has_no_path(url: str) -> None:
+    with pytest.raises(CallerError) as error:
+        split_url(url)
+    assert (
+        str(error.value)
+        == f"URL {url!r} has a path, which gRPC has not; expected HOST:PORT, or http://HOST:PORT for HTTP"
+    )
+
+
 @pytest.mark.parametrize("url", ["localhost:8001", "grpc://localhost:8001", "http://localhost:8000"])
 def test_certificates_for_a_url_without_tls_are_refused(url: str) -> None:
     with pytest.raises(CallerError, match="is without TLS; write grpcs:// or https://"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, SupportsIndex
 
@@ -75,6 +75,15 @@ def nameless(inputs: object, what: str) -> CallerError:
     )
 
 
+def _check_names(outputs: Iterable[object]) -> None:
+    """Raise CallerError unless the outputs that are wanted are names."""
+    for name in outputs:
+        if not isinstance(name, str):
+            raise CallerError(
+                f"outputs has an element of type {type(name).__name__}; expected names of outputs, as str"
+            )
+
+
 class WantedOutputs(NamedTuple):
     """The outputs that a call wants.
 
@@ -109,9 +118,11 @@ def wanted_outputs(outputs: Outputs) -> WantedOutputs:
         raise TensorError(outputs, f"outputs is the string {outputs!r}; expected a list of names, or a mapping")
     if type(outputs) is not dict and not isinstance(outputs, Mapping):
         try:
-            return WantedOutputs(dict.fromkeys(outputs), _ALL.devices)
+            names = dict.fromkeys(outputs)
         except TypeError:
             raise CallerError(f"outputs is {outputs!r}; expected a list of names, or a mapping") from None
+        _check_names(names)
+        return WantedOutputs(names, _ALL.devices)
     byte_sizes: dict[str, int | None] = {}
     devices: dict[str, int] = {}
     for name, hint in outputs.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import reprlib
 from typing import Any
 
@@ -34,7 +35,7 @@ def array_of_numbers(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
             raise TensorTypeError(
                 tensor.name,
                 f"input {tensor.name!r} holds {_short(element)}, which is no value of {tensor.config_dtype}; pass "
-                "what is, or an array",
+                f"{'strings' if dtype is None else 'numbers'} that are, or an array",
             )
     if dtype == BF16.numpy:
         return elements.astype(np.float64).astype(dtype)  # it takes no large integers
@@ -42,6 +43,8 @@ def array_of_numbers(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
 
 
 def _short(element: Any) -> str:
+    if not isinstance(element, str | bytes | numbers.Number | np.generic | None):
+        return f"an object of type {type(element).__name__}"  # which might print its contents, or its address
     try:
         return reprlib.repr(element)
     except ValueError:  # an integer of more digits than Python prints

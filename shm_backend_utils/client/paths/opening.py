@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
-from ...errors import BudgetError, PeerError, PoolExhaustedError
+from ...errors import BudgetError, NoSharedMemoryError, PeerError, PoolExhaustedError
 from ...memory.cuda.bank import ShortOfMemoryError, rounded_up
 from ...memory.pool.need import Need
 from ...memory.pool.rows import Row, RowBlocks
@@ -197,12 +197,12 @@ class Opening:
             return taken
         try:
             ticket = self._pool.request(need, settings.origin)
-        except BudgetError:
+            if ticket.granted.done():
+                return (yield from self._wait(settings, ticket))
+        except (BudgetError, NoSharedMemoryError):
             return None
-        if not ticket.granted.done():
-            self._pool.withdraw(ticket)
-            return None
-        return (yield from self._wait(settings, ticket))
+        self._pool.withdraw(ticket)
+        return None
 
     def _wait(self, settings: CallSettings, ticket: Ticket) -> Steps[tuple[SlotRegion, Memory]]:
         try:

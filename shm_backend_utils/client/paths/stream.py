@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +30,25 @@ __all__ = ["DirectStream", "check_frames", "guessed_rooms", "ring_end"]
 
 Memory = npt.NDArray[np.uint8]
 
+_USUAL_FRAMES: Final = 4
 
-def check_frames(frames: int) -> None:
-    """Raise CallerError unless a ring may have so many frames."""
-    if not 1 <= frames <= MAX_FRAMES:
-        raise CallerError(f"a stream of {frames} frames was asked for; expected 1 to {MAX_FRAMES}")
+
+def check_frames(spec: ModelSpec, frames: SupportsIndex | None) -> int:
+    """Return the number of a ring's frames, or raise CallerError if the model's stream cannot have so many."""
+    if frames is None:
+        return _USUAL_FRAMES
+    if not spec.is_decoupled:
+        raise CallerError(
+            f"frames is {frames!r}, but model {spec.name!r} is not decoupled: its stream has one response; leave "
+            "frames out, or use infer()"
+        )
+    try:
+        count = operator.index(frames)
+    except TypeError:
+        count = 0
+    if not 1 <= count <= MAX_FRAMES:
+        raise CallerError(f"frames is {frames!r}; expected a whole number, 1 to {MAX_FRAMES}")
+    return count
 
 
 def ring_end(layout: CallLayout, frames: int) -> int:
@@ -134,6 +149,13 @@ class DirectStream:
         self._released[place] = weakref.ref(memory, lambda _: frame.release_frame(number))
         self._index += 1
         return result
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the user holds every frame, so that the model has no place for its next response."""
+        return len(self._released) == len(self._frames) and all(
+            memory() is not None for memory in self._released.values()
+        )
 
     def close(self) -> None:
         """Give the memory back, as soon as no array needs it. Twice is fine."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..extra import what_is_missing_told
 from ..options import Tls
 from .messages import split_url
 from .transport import AsyncTransport, Transport
@@ -21,14 +22,16 @@ def connect(url: str, tls: Tls | None) -> Transport:
     ------
     CallerError
         The URL is none.
+    ModuleNotFoundError
+        What this protocol needs is not installed.
     """
     protocol, address, host, tls = _read(url, tls)
     if protocol == "grpc":
-        from .grpc.transport import GrpcTransport  # noqa: PLC0415
-
+        with what_is_missing_told():
+            from .grpc.transport import GrpcTransport  # noqa: PLC0415
         return GrpcTransport(_grpc_address(address, host, tls))
-    from .http.transport import HttpTransport  # noqa: PLC0415
-
+    with what_is_missing_told():
+        from .http.transport import HttpTransport  # noqa: PLC0415
     return HttpTransport(address, host, tls)
 
 
@@ -36,11 +39,11 @@ def connect_async(url: str, tls: Tls | None) -> AsyncTransport:
     """Return a transport for tasks of the running event loop; otherwise as :func:`connect`."""
     protocol, address, host, tls = _read(url, tls)
     if protocol == "grpc":
-        from .grpc.transport import AsyncGrpcTransport  # noqa: PLC0415
-
+        with what_is_missing_told():
+            from .grpc.transport import AsyncGrpcTransport  # noqa: PLC0415
         return AsyncGrpcTransport(_grpc_address(address, host, tls))
-    from .http.transport import AsyncHttpTransport  # noqa: PLC0415
-
+    with what_is_missing_told():
+        from .http.transport import AsyncHttpTransport  # noqa: PLC0415
     return AsyncHttpTransport(address, host, tls)
 
 

@@ -126,4 +126,8 @@ def split_url(url: str) -> tuple[str, bool, str, str]:
             f"URL {url!r} is not one of a server; expected HOST:PORT or grpc://HOST:PORT for gRPC, http://HOST:PORT "
             "for HTTP, grpcs:// or https:// with TLS"
         )
+    if protocol == "grpc" and "/" in address:
+        raise CallerError(
+            f"URL {url!r} has a path, which gRPC has not; expected HOST:PORT, or http://HOST:PORT for HTTP"
+        )
     return protocol, scheme.endswith("s"), address, host

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...errors import BudgetError
-from ...protocol.layout import PAGE_SIZE, data_offset
-from .need import Need, region_size
+from .need import Need, least_size, region_size
 from .options import PoolStatus
 from .slot import SlotRegion
 
@@ -81,8 +80,7 @@ class Inventory:
         larger = region_size(need)
         if larger <= self.max_bytes:
             return larger
-        least = max(-(-need.byte_size // PAGE_SIZE), 1) * PAGE_SIZE
-        least += data_offset(need.slot_count, need.record_byte_size)
+        least = least_size(need)
         if least > self.max_bytes:
             raise BudgetError(
                 f"the call needs {least} bytes of shared memory, but the pool may have "

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ...protocol.layout import PAGE_SIZE, data_offset
 from ..rounding import roomy
 
-__all__ = ["Need", "region_size"]
+__all__ = ["Need", "least_size", "region_size"]
 
 
 class Need(NamedTuple):
@@ -33,3 +33,8 @@ class Need(NamedTuple):
 def region_size(need: Need) -> int:
     """Return the size of the region that a pool makes for a need: similar calls fit in it, too."""
     return roomy(max(need.byte_size, 1), PAGE_SIZE) + data_offset(need.slot_count, need.record_byte_size)
+
+
+def least_size(need: Need) -> int:
+    """Return the size of the smallest region that meets a need."""
+    return max(-(-need.byte_size // PAGE_SIZE), 1) * PAGE_SIZE + data_offset(need.slot_count, need.record_byte_size)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
+from typing import Final
 
 from ...errors import CallerError
 from ..segment import PRIVATE, Access
 
 __all__ = ["PoolOptions", "PoolStatus"]
+
+_MAY_BE_NONE: Final = ("max_bytes", "max_device_bytes")
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,10 @@ class PoolOptions:
     access: Access = PRIVATE
 
     def __post_init__(self) -> None:
+        for name in ("max_bytes", "max_device_bytes", "max_batch_bytes", "stream_guess_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Integral) and not (value is None and name in _MAY_BE_NONE):
+                raise CallerError(f"PoolOptions.{name} is {value!r}; expected a whole number of bytes, such as 2**30")
         if self.max_bytes is not None and self.max_bytes <= 0:
             raise CallerError(f"PoolOptions.max_bytes is {self.max_bytes}; expected a number of bytes above 0")
         if self.max_device_bytes is not None and self.max_device_bytes <= 0:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
-from ...errors import ClosedError, MachineError, PoolExhaustedError
+from ...errors import BudgetError, ClosedError, MachineError, NoSharedMemoryError, PoolExhaustedError
 from ...protocol.layout import data_offset
 from ..forks import forsake_in_children
 from ..repeater import Repeater
+from ..shared_file import MORE_ROOM, total_bytes
 from .holding import HoldingPool, Memory
 from .inventory import Promise
-from .need import Need
+from .need import Need, least_size
 from .options import PoolOptions, PoolStatus
 from .slot import SlotRegion
 from .tickets import Ticket
@@ -51,7 +51,7 @@ class SlotPool(HoldingPool):
     """
 
     def __init__(self, options: PoolOptions, tend: Callable[[], bool] | None = None) -> None:
-        super().__init__(options.max_bytes or _half_of_shared_memory())
+        super().__init__(options.max_bytes or total_bytes() // 2)
         self.options = options
         self.is_forked = False
         self.wait_count = 0
@@ -66,10 +66,12 @@ class SlotPool(HoldingPool):
         ------
         BudgetError
             The pool may never have that much.
+        NoSharedMemoryError
+            Nor may any pool, or nobody has said how much this one may have: the machine has too little.
         ClosedError
             The pool was closed.
         """
-        ticket = Ticket(need, self._inventory.size_for(need), holder, concurrent.futures.Future())
+        ticket = Ticket(need, self._size_for(need), holder, concurrent.futures.Future())
         try:
             with self._lock:
                 if self._closed:
@@ -206,6 +208,19 @@ class SlotPool(HoldingPool):
         self._inventory.forsake()
         self._tickets.waiting.clear()
 
+    def _size_for(self, need: Need) -> int:
+        try:
+            return self._inventory.size_for(need)
+        except BudgetError:
+            least, total = least_size(need), total_bytes()
+            if least <= total and self.options.max_bytes is not None:
+                raise
+            larger_part = "raise PoolOptions(max_bytes=...), " if least <= total else ""
+            raise NoSharedMemoryError(
+                f"the call needs {least} bytes of shared memory, but /dev/shm has {total}, of which the pool may have "
+                f"{self._inventory.max_bytes}; {MORE_ROOM}, {larger_part}or send less at once"
+            ) from None
+
     def _make(self, ticket: Ticket, promise: Promise, deadline: float) -> SlotRegion:
         region: SlotRegion | None = None
         try:
@@ -252,8 +267,3 @@ class SlotPool(HoldingPool):
     def _patience(self) -> float:
         is_urgent = self._inventory.quarantined or self._tickets.waiting
         return _QUARANTINE_ROUND_S if is_urgent else max(self.options.idle_s / 2, _QUARANTINE_ROUND_S)
-
-
-def _half_of_shared_memory() -> int:
-    space = os.statvfs("/dev/shm")
-    return space.f_blocks * space.f_frsize // 2

@@ -82,8 +82,14 @@ class AnsweredRequest(ReceivedRequest):
         """
         if not self._is_open:
             raise ClosedError("this call")
-        shape = tuple(map(index, shape))
-        numpy_dtype = np.dtype(dtype)
+        try:
+            shape = tuple(map(index, shape))
+            numpy_dtype = np.dtype(dtype)
+        except TypeError as error:
+            raise ModelError(
+                f"output {name!r} was asked for with shape {shape!r} and dtype {dtype!r} ({error}); expected for "
+                "example (1, 3) and np.float32"
+            ) from None
         tensor = self._context.spec.outputs.get(name)
         row = None if tensor is None else tensor.dtype
         if tensor is None or row is None or row is BYTES or row.numpy != numpy_dtype:

@@ -28,6 +28,7 @@ _COMPRESS: Final[Mapping[str, Callable[[bytes], bytes]]] = {"gzip": gzip.compres
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _MAX_INT64: Final = 2**63 - 1
 _BY_THE_SERVER: Final = 500
+_IS_THIS_HTTP: Final = "is this Triton's HTTP port? By default HTTP is on 8000, and metrics are on 8002"
 _OF_GATEWAYS: Final = frozenset({502, 504})  # Triton has no such; what it was asked for it may still be doing
 
 
@@ -69,7 +70,7 @@ class Answer(NamedTuple):
             text = self.body[:200].decode(errors="replace").strip()
             message = f"{address} answered {text!r}, which is not Triton's way"
             if self.status < _BY_THE_SERVER:
-                return InferenceError(message, str(self.status))
+                return InferenceError(f"{message}; {_IS_THIS_HTTP}", str(self.status))
             return ConnectionLostError(f"{message}; the model may have run, or be running", str(self.status))
         return translated(str(self.status), str(reason), address)
 
@@ -127,8 +128,7 @@ class HttpCodec(Codec):
         except ValueError:
             text = answer.body[:50].decode(errors="replace").strip()
             raise InferenceError(
-                f"the server describes the model by {text!r}, which is not JSON; is this Triton's HTTP port? "
-                "By default HTTP is on 8000, and metrics are on 8002",
+                f"the server describes the model by {text!r}, which is not JSON; {_IS_THIS_HTTP}",
                 str(answer.status),
             ) from None
         return config

@@ -1,0 +1,26 @@
+"""What the client half needs beside numpy, and what to do where it is not installed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+__all__ = ["what_is_missing_told"]
+
+
+@contextlib.contextmanager
+def what_is_missing_told() -> Iterator[None]:
+    """Say in an import's error what to install.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        A library is not installed that the client needs.
+    """
+    try:
+        yield
+    except (ModuleNotFoundError, RuntimeError) as error:  # the latter is tritonclient's for what it lacks itself
+        raise ModuleNotFoundError(
+            f"shm_backend_utils.client lacks a library ({error}); run pip install 'triton-shm-backend-utils[client]'",
+            name=getattr(error, "name", None),
+        ) from None

@@ -1,0 +1,147 @@
+"""Arrays that are not the model's, and some that are for all that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import ShmClient, TensorError
+from tests.unit.fake_server import FakeServer, config
+from tests.unit.fake_wires import client_of
+
+ROW = np.ones(3, np.float32)
+IMAGE = np.ones((2, 2, 3), np.float32)
+
+
+@pytest.fixture
+def client() -> Iterator[ShmClient]:
+    models = [
+        config("vector"),
+        config("image", dims="-1,-1,3"),
+        config("rows", dims="3", max_batch_size=4),
+        config("text", dtype="TYPE_STRING"),
+        config("bytes", dtype="TYPE_UINT8"),
+    ]
+    with FakeServer(*models) as server, client_of(server) as client:
+        yield client
+
+
+def takes(dtype: str) -> str:
+    return f"but the model's configuration says {dtype}"
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "text"),
+    [
+        (
+            "vector",
+            np.ones(3),
+            f"tensor 'IN0' is FP64, {takes('TYPE_FP32')}; convert it by .astype('float32')",
+        ),
+        (
+            "vector",
+            np.array([1, None]),
+            f"tensor 'IN0' is BYTES, {takes('TYPE_FP32')}; objects are taken for strings; convert it by "
+            ".astype('float32')",
+        ),
+        (
+            "text",
+            ROW,
+            f"tensor 'IN0' is FP32, {takes('TYPE_STRING')}; pass strings: a list, or an array of objects, of str or "
+            "bytes",
+        ),
+        (
+            "vector",
+            np.ones(3, complex),
+            "tensor 'IN0' has NumPy dtype complex128; supported in shared memory are BOOL, UINT8, UINT16, UINT32, "
+            "UINT64, INT8, INT16, INT32, INT64, FP16, FP32, FP64, BF16, BYTES",
+        ),
+        (
+            "vector",
+            np.array(3, np.float32),
+            f"tensor 'IN0' has shape [], {takes('[-1]')} (-1 is any size); give it its dimensions, by "
+            "array.reshape(...), or pass a plain number",
+        ),
+        (
+            "rows",
+            ROW,
+            f"tensor 'IN0' has shape [3], {takes('[-1, 3]')} (-1 is any size); the first dimension is the batch: one "
+            "row has shape [1, 3], as array[np.newaxis] has",
+        ),
+        (
+            "rows",
+            np.ones((9, 3), np.float32),
+            "tensor 'IN0' has a batch of 9, but model 'rows' takes 1 to 4; split=True sends several requests",
+        ),
+        ("rows", np.ones((0, 3), np.float32), "tensor 'IN0' has a batch of 0, but model 'rows' takes 1 to 4"),
+        (
+            "image",
+            [IMAGE, IMAGE],
+            "input 'IN0' is a list of 2 arrays of 3 dimensions, but model 'image' takes one of them at a time; call "
+            "it once for each, or join them, by np.concatenate for example",
+        ),
+        (
+            "bytes",
+            [1, 256],
+            "input 'IN0' holds 256, which is no value of TYPE_UINT8; pass numbers that are, or an array",
+        ),
+        ("text", ["a", 1], "input 'IN0' holds 1, which is no value of TYPE_STRING; pass strings that are, or an array"),
+        ("vector", None, "input 'IN0' holds None, which is no value of TYPE_FP32; pass numbers that are, or an array"),
+        (
+            "vector",
+            {"a": 1},
+            "input 'IN0' holds an object of type dict, which is no value of TYPE_FP32; pass numbers that are, or an "
+            "array",
+        ),
+        ("vector", [[1, 2], [3]], "input 'IN0' is a nested list that is not rectangular"),
+        ("text", np.array(["a", 1], object), "tensor 'IN0' holds an element of type int; expected str or bytes"),
+    ],
+)
+def test_an_array_that_the_model_does_not_take(client: ShmClient, model: str, given: Any, text: str) -> None:
+    with pytest.raises(TensorError) as error:
+        client.infer(model, {"IN0": given})
+    assert str(error.value) == text
+
+
+def test_an_input_that_is_misspelt(client: ShmClient) -> None:
+    with pytest.raises(TensorError) as error:
+        client.infer("vector", {"in0": ROW})
+    assert str(error.value) == "model 'vector' has no input 'in0'; it has IN0; did you mean 'IN0'?"
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "doubled"),
+    [
+        ("vector", np.arange(6, dtype=np.float32)[::2], [0, 4, 8]),
+        ("vector", np.arange(3, dtype=">f4"), [0, 2, 4]),
+        ("vector", np.empty(0, np.float32), []),
+        ("vector", np.float32(3), [6]),
+        ("vector", 3, [6]),
+        ("rows", [ROW, ROW], [[2, 2, 2], [2, 2, 2]]),
+    ],
+    ids=["not contiguous", "big-endian", "no elements", "a scalar of NumPy", "a number", "a list of rows"],
+)
+def test_an_array_of_another_kind_is_taken_as_it_is_meant(
+    client: ShmClient, model: str, given: Any, doubled: Any
+) -> None:
+    with client.infer(model, {"IN0": given}) as result:
+        assert result["OUT0"].tolist() == doubled
+
+
+@pytest.mark.parametrize("shape", [(np.int64(2), np.uint8(3)), np.array([2, 3]), [2, np.int32(3)]])
+def test_sizes_of_numpy_are_sizes(client: ShmClient, shape: Any) -> None:
+    hint: Any = {"OUT0": (tuple(shape), np.float32)}
+    with client.prepare("rows", {"IN0": (shape, np.float32)}, outputs=hint) as call:
+        assert call.inputs["IN0"].shape == (2, 3)
+    with client.infer("vector", {"IN0": ROW}, outputs={"OUT0": np.int64(100)}) as result:
+        assert result["OUT0"].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("shape", [(2.0, 3), "23", (-1, 3), (None, 3)])
+def test_sizes_that_are_none(client: ShmClient, shape: Any) -> None:
+    with pytest.raises(TensorError) as error:
+        client.prepare("rows", {"IN0": (shape, np.float32)})
+    assert str(error.value) == f"tensor 'IN0' has shape {shape!r}; expected whole numbers, 0 or more"

@@ -1,0 +1,160 @@
+"""What authors of models get wrong at first: in config.pbtxt, and in model.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.model import Call, ClosedError, ModelError, ShmSession
+from shm_backend_utils.testing.fake_backend import Logger, Request
+from tests.unit.sessions import session_of, tensor
+
+X = np.arange(4, dtype=np.float32)
+PATHS = {"SHM_PATHS": "direct,triton-shm,inline"}
+SAYS = "but the model's configuration says"
+WROTE = "shm:model: model.py wrote an output that it may not: "
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")], parameters=PATHS) as session:
+        yield session
+
+
+def answered(session: ShmSession, infer: Callable[[Call], Any]) -> str:
+    (response,) = session.serve([Request("", ["Y"], {"X": X})], infer)
+    return str(response.error)
+
+
+@pytest.mark.parametrize(
+    ("infer", "text"),
+    [
+        (lambda call: call.input("x"), "shm:tensor: model 'm' has no input 'x'; it has X; did you mean 'X'?"),
+        (
+            lambda call: call.output("YY", (4,), np.float32),
+            f"{WROTE}model 'm' has no output 'YY'; it has Y; did you mean 'Y'?",
+        ),
+        (
+            lambda call: call.output("Y", (4,), np.float64),
+            f"{WROTE}tensor 'Y' is FP64, {SAYS} TYPE_FP32; convert it by .astype('float32')",
+        ),
+        (
+            lambda call: call.output("Y", (4, 2), np.float32),
+            f"{WROTE}tensor 'Y' has shape [4, 2], {SAYS} [-1] (-1 is any size)",
+        ),
+        (
+            lambda call: call.output("Y", (-1,), np.float32),
+            f"{WROTE}tensor 'Y' has shape [-1]; expected sizes of 0 or more",
+        ),
+        (
+            lambda call: call.put("Y", [1, 2]),
+            f"{WROTE}tensor 'Y' is INT64, {SAYS} TYPE_FP32; convert it by .astype('float32')",
+        ),
+        (
+            lambda call: call.put("Y", np.array([None])),
+            f"{WROTE}tensor 'Y' is BYTES, {SAYS} TYPE_FP32; objects are taken for strings; convert it by "
+            ".astype('float32')",
+        ),
+        (
+            lambda call: call.output("Y", 4, np.float32),
+            f"shm:model: output 'Y' was asked for with shape 4 and dtype {np.float32!r} ('int' object is not "
+            "iterable); expected for example (1, 3) and np.float32",
+        ),
+        (
+            lambda call: call.output("Y", (4.0,), np.float32),
+            f"shm:model: output 'Y' was asked for with shape (4.0,) and dtype {np.float32!r} ('float' object cannot be "
+            "interpreted as an integer); expected for example (1, 3) and np.float32",
+        ),
+        (
+            lambda call: call.output("Y", (4,), "FP32"),
+            "shm:model: output 'Y' was asked for with shape (4,) and dtype 'FP32' (data type 'FP32' not understood); "
+            "expected for example (1, 3) and np.float32",
+        ),
+        (lambda call: {"Y": X}, "shm:model: output 'Y' was requested, but model.py wrote none"),
+        (lambda call: call.input("X").strings(), "shm:tensor: tensor 'X' holds FP32, no strings; use .numpy()"),
+    ],
+    ids=[
+        "a misspelt input",
+        "a misspelt output",
+        "another dtype",
+        "another rank",
+        "a size of -1",
+        "a list of integers",
+        "objects",
+        "a shape that is a number",
+        "a size that is a fraction",
+        "a dtype of Triton's",
+        "outputs that are returned",
+        "strings that are none",
+    ],
+)
+def test_model_py(session: ShmSession, infer: Callable[[Call], Any], text: str) -> None:
+    assert answered(session, infer).splitlines()[0] == text
+
+
+def test_an_input_that_is_written_to(session: ShmSession) -> None:
+    def write(call: Call) -> None:
+        call.input("X").numpy()[0] = 1
+
+    said = answered(session, write)
+    assert "ValueError: assignment destination is read-only" in said
+
+
+def test_a_call_that_is_kept(session: ShmSession) -> None:
+    kept: list[Call] = []
+
+    def infer(call: Call) -> None:
+        kept.append(call)
+        call.put("Y", X)
+
+    assert answered(session, infer) == "None"
+    with pytest.raises(ClosedError) as error:
+        kept[0].input("X")
+    assert str(error.value) == "this call is closed; make a new one"
+
+
+def test_a_session_that_is_closed(session: ShmSession) -> None:
+    session.close()
+    assert answered(session, lambda call: None) == "shm:closed: this session is closed; make a new one"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"parameters": {"SHM_PATH": "direct"}},
+            "config.pbtxt has a parameter SHM_PATH, which means nothing; did you mean SHM_PATHS?",
+        ),
+        (
+            {"parameters": {"SHM_PATHS": "shm"}},
+            "parameter SHM_PATHS of model 'm' is shm; expected some of direct, inline, triton-shm, separated by commas",
+        ),
+        (
+            {"inputs": [{**tensor("X"), "optional": False}]},
+            "input 'X' of model 'm' is not optional, so Triton refuses a request that carries no bytes for it; add "
+            "`optional: true` to it in config.pbtxt",
+        ),
+        (
+            {"max_batch_size": 4},
+            "model 'm' has max_batch_size 4 but no input to carry the batch size; add { name: \"SHM\" data_type: "
+            "TYPE_UINT8 dims: [ -1 ] optional: true } to the inputs in config.pbtxt",
+        ),
+    ],
+    ids=["a misspelt parameter", "an unknown path", "an input that is not optional", "no batch carrier"],
+)
+def test_config_pbtxt(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], text: str) -> None:
+    said = {"inputs": [tensor("X")], "outputs": [tensor("Y")], "parameters": PATHS, **changes}
+    with pytest.raises(ModelError) as error, session_of(monkeypatch, **said):
+        pass
+    assert str(error.value) == text
+
+
+def test_no_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")]):
+        assert Logger.lines == [
+            "no client shares memory with model 'm', though it makes a ShmSession: add to its config.pbtxt: parameters "
+            '{ key: "SHM_PATHS" value: { string_value: "direct,triton-shm,inline" } }'
+        ]

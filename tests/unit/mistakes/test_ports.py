@@ -1,0 +1,120 @@
+"""A port that is not the one that was meant: another of Triton's, or nobody's. Real servers are in tests/e2e."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import grpc
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import AsyncShmClient, InferenceError, ServerUnavailableError, ShmClient
+
+X = {"X": np.ones(3, np.float32)}
+Infer = Callable[[str], None]
+
+
+class MetricsPort(BaseHTTPRequestHandler):
+    """Answers every request alike."""
+
+    answer: ClassVar[tuple[int, bytes]] = 400, b""
+
+    def do_GET(self) -> None:
+        status, body = self.answer
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *words: object) -> None:
+        """Say nothing."""
+
+
+class TalkativeMetricsPort(MetricsPort):
+    answer = 200, b"# HELP nv_inference_request_success Number of"
+
+
+def infer(url: str) -> None:
+    with ShmClient(url, timeout_s=10) as client:
+        client.infer("m", X)
+
+
+def infer_in_a_task(url: str) -> None:
+    async def run() -> None:
+        async with AsyncShmClient(url, timeout_s=10) as client:
+            await client.infer("m", X)
+
+    asyncio.run(run())
+
+
+either = pytest.mark.parametrize("use", [infer, infer_in_a_task])
+
+
+@pytest.fixture(params=[MetricsPort, TalkativeMetricsPort])
+def metrics_port(request: pytest.FixtureRequest) -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), request.param) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def grpc_port() -> Iterator[int]:
+    with ThreadPoolExecutor(1) as executor:
+        server = grpc.server(executor)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield port
+        server.stop(None).wait()
+
+
+@either
+def test_http_to_the_metrics(metrics_port: ThreadingHTTPServer, use: Infer) -> None:
+    with pytest.raises(InferenceError) as error:
+        use(f"http://127.0.0.1:{metrics_port.server_port}")
+    assert str(error.value).endswith(
+        "; is this Triton's HTTP port? By default HTTP is on 8000, and metrics are on 8002"
+    )
+
+
+@either
+def test_grpc_to_http(metrics_port: ThreadingHTTPServer, use: Infer) -> None:
+    url = f"127.0.0.1:{metrics_port.server_port}"
+    with pytest.raises(ServerUnavailableError) as error:
+        use(url)
+    assert str(error.value).startswith(
+        f"[StatusCode.UNAVAILABLE] what listens at grpc://{url} speaks HTTP, and not gRPC; is this its port? "
+        "Triton's gRPC is on 8001 by default, and its HTTP on 8000, as http://HOST:PORT ("
+    )
+
+
+@either
+def test_http_to_grpc(grpc_port: int, use: Infer) -> None:
+    url = f"http://127.0.0.1:{grpc_port}"
+    with pytest.raises(ServerUnavailableError) as error:
+        use(url)
+    assert str(error.value) == (
+        f"[StatusCode.UNAVAILABLE] what listens at {url} does not speak HTTP, or not without TLS (https://); is this "
+        "its port? Triton's HTTP is on 8000 by default, and its gRPC on 8001, as grpc://HOST:PORT"
+    )
+
+
+@either
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+def test_nobody_listens(scheme: str, use: Infer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    with pytest.raises(ServerUnavailableError) as error:
+        use(f"{scheme}://127.0.0.1:{port}")
+    assert str(error.value).startswith(
+        f"[StatusCode.UNAVAILABLE] no Triton server answers at {scheme}://127.0.0.1:{port}; is it running, and is this "
+        "its port? By default gRPC is on 8001 and HTTP on 8000 ("
+    )
