@@ -200,7 +200,7 @@ def test_a_registered_file_with_more_holes_than_are_free_takes_nothing_from_othe
     os.truncate(path, SIZE)
     taken: list[object] = []
     monkeypatch.setattr(os, "posix_fallocate", lambda *arguments: taken.append(arguments))
-    monkeypatch.setattr(shared_file, "_has_room", lambda byte_size: byte_size < SIZE)
+    monkeypatch.setattr(shared_file, "free_bytes", lambda: SIZE - 1)
     with pytest.raises(MachineError, match="has holes"):
         open_registered(path, Config())
     assert not taken
