@@ -160,8 +160,9 @@ def free_bytes() -> float:
 def allocate(fd: int, offset: int, byte_size: int, deadline: float = math.inf) -> None:
     """Give memory to every byte of a part of a file: a full /dev/shm must fail here, not as a SIGBUS at first touch.
 
-    Piece by piece, to look at the clock: the kernel clears half a gigabyte to two in a second. What there is no room
-    for takes nothing from others meanwhile.
+    Where there is a deadline, piece by piece, to look at the clock: the kernel clears half a gigabyte to two in a
+    second. Else at once: then the kernel gives back what it has taken, if it cannot take all. What there is no room for
+    takes nothing from others meanwhile.
 
     Raises
     ------
@@ -173,7 +174,9 @@ def allocate(fd: int, offset: int, byte_size: int, deadline: float = math.inf) -
     """
     if byte_size - os.fstat(fd).st_blocks * BLOCK_SIZE > free_bytes():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    for begin in range(offset, offset + max(byte_size, 1), _SPACE_PIECE):  # of no bytes, too: the kernel refuses them
+    end = offset + byte_size
+    piece = _SPACE_PIECE if deadline < math.inf else max(byte_size, 1)
+    for begin in range(offset, max(end, offset + 1), piece):  # of no bytes, too: the kernel refuses them
         if time.monotonic() > deadline:
             raise TimeoutError(f"{byte_size} bytes of shared memory could not be made in time")
-        os.posix_fallocate(fd, begin, min(_SPACE_PIECE, offset + byte_size - begin))
+        os.posix_fallocate(fd, begin, min(piece, end - begin))
