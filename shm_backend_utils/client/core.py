@@ -254,16 +254,26 @@ class Core:
         That is a late request, while it is being refused, or the client's own doubt about it: no model is at work.
         """
         deadline = time.monotonic() + timeout_s
-        for _ in range(_MOST_ATTEMPTS - 1):
-            try:
-                return (yield from self.send(call, left_until(deadline), _REMEDY_OF_PREPARED))
-            except InferenceError as error:
-                if not _was_busy(call, error) or time.monotonic() + _BUSY_PAUSE_S > deadline:
-                    raise
-                _LOG.info("a request to model %r is sent again, as its slot was in use", call.known.spec.name)
-            yield Pause(_BUSY_PAUSE_S)
-            self.tally.retried()
-        return (yield from self.send(call, left_until(deadline), _REMEDY_OF_PREPARED))
+        refusal: InferenceError | None = None
+        try:
+            for attempt in range(1, _MOST_ATTEMPTS + 1):
+                try:
+                    return (yield from self.send(call, left_until(deadline), _REMEDY_OF_PREPARED))
+                except SlotInDoubtError:
+                    if refusal is None:
+                        raise
+                    raise refusal from None  # the request was answered: who held its slot then holds it still
+                except InferenceError as error:
+                    is_last = attempt == _MOST_ATTEMPTS or time.monotonic() + _BUSY_PAUSE_S > deadline
+                    if is_last or not _was_busy(call, error):
+                        raise
+                    refusal = error
+                    _LOG.info("a request to model %r is sent again, as its slot was in use", call.known.spec.name)
+                yield Pause(_BUSY_PAUSE_S)
+                self.tally.retried()
+        finally:
+            refusal = None  # it has this frame in its traceback
+        raise AssertionError("the last attempt returns or raises")
 
     def send(self, call: OpenCall, timeout_s: float, remedy: str = _REMEDY) -> Steps[Result]:
         """Make one request of a call, and learn from it; ``remedy`` is what to do where an output found no room."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from .forks import forsake_in_children
 from .object_watch import ObjectWatch
 from .registrations import Registration, StatusEndpoint
 
@@ -39,6 +40,13 @@ class CurrentRegistrations:
         self._try_again = -math.inf  # by time.monotonic()
         self._is_told = False
         self._answers: dict[str, Registration] = {}
+        forsake_in_children(self)
+
+    def forsake(self) -> None:
+        """Begin anew in a forked child: another thread may have held the lock."""
+        self._lock = threading.Lock()
+        self._watch = None
+        self._answers = {}
 
     def find(self, names: Sequence[str]) -> dict[str, Registration]:
         """Return what names stand for now; as :meth:`.StatusEndpoint.find`, which answers what is not known."""

@@ -133,7 +133,7 @@ class _Connection:
 
     def answer(self, deadline: float) -> tuple[int, bytes]:
         """Wait for the answer to the question; raises as :meth:`KeptConnections.get`, ConnectionError if it closed."""
-        data = self._receive()
+        data = self._receive_until(deadline, 0)
         while (end := data.find(_END_OF_HEAD)) < 0:
             data += self._receive_until(deadline, len(data))
         said = _LENGTH.search(data, 0, end + 2)

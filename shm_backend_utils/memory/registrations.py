@@ -126,7 +126,7 @@ def fetch_registrations(server_url: str) -> dict[str, Registration]:
 
 
 def fetch_json(url: str) -> Any:
-    """Return what the server answers, however it does, within some 5 s after it was reached.
+    """Return what the server answers, as JSON, within some 5 s after it was reached.
 
     Raises
     ------

@@ -18,7 +18,7 @@ from typing import Final
 from ..errors import ClosedError, NoSharedMemoryError, RegionGoneError, RegionRefusedError
 from .descriptors import NO_DESCRIPTORS, lack_of_descriptors_told
 from .forks import forsake_in_children
-from .shared_file import BLOCK_SIZE, DIRECTORY, MORE_ROOM, NO_SPACE, SharedFile, free_bytes, take_space, total_bytes
+from .shared_file import BLOCK_SIZE, DIRECTORY, MORE_ROOM, NO_SPACE, SharedFile, allocate, free_bytes, total_bytes
 
 __all__ = ["PRIVATE", "Access", "SystemSegment"]
 
@@ -114,7 +114,7 @@ class SystemSegment:
             os.fchmod(fd, access.mode)  # whatever the umask says
             if access.group_id is not None:
                 os.fchown(fd, -1, access.group_id)
-            take_space(fd, 0, byte_size, deadline)
+            allocate(fd, 0, byte_size, deadline)
         except BaseException as error:
             os.close(fd)
             if isinstance(error, OSError) and error.errno in NO_SPACE:

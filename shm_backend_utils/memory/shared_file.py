@@ -19,8 +19,8 @@ __all__ = [
     "MORE_ROOM",
     "NO_SPACE",
     "SharedFile",
+    "allocate",
     "free_bytes",
-    "take_space",
     "total_bytes",
 ]
 
@@ -134,7 +134,7 @@ class SharedFile:
         if byte_size == 0:
             return
         try:
-            take_space(self._fd, offset, byte_size)
+            allocate(self._fd, offset, byte_size)
         except OSError as error:
             if error.errno not in NO_SPACE:
                 reason = f"the server cannot take its space: {os.strerror(error.errno or 0)}"
@@ -165,10 +165,10 @@ class SharedFile:
         self.close()
 
 
-def free_bytes() -> int:
-    """Return how much room /dev/shm has left."""
+def free_bytes() -> float:
+    """Return how much room /dev/shm has left: infinitely much, if it has no limit."""
     space = os.statvfs(DIRECTORY)
-    return space.f_bavail * space.f_frsize
+    return space.f_bavail * space.f_frsize if space.f_blocks else math.inf  # a tmpfs without a limit has 0 blocks
 
 
 def total_bytes() -> int:
@@ -177,28 +177,26 @@ def total_bytes() -> int:
     return space.f_blocks * space.f_frsize or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def take_space(fd: int, offset: int, byte_size: int, deadline: float = math.inf) -> None:
+def allocate(fd: int, offset: int, byte_size: int, deadline: float = math.inf) -> None:
     """Give memory to every byte of a part of a file: a full /dev/shm must fail here, not as a SIGBUS at first touch.
 
-    Piece by piece, to look at the clock: the kernel clears half a gigabyte to two in a second. What there is no room
-    for takes nothing from others meanwhile.
+    Where there is a deadline, piece by piece, to look at the clock: the kernel clears half a gigabyte to two in a
+    second. Else at once: then the kernel gives back what it has taken, if it cannot take all. What there is no room for
+    takes nothing from others meanwhile.
 
     Raises
     ------
     OSError
-        It cannot be done; a number in ``NO_SPACE`` says that there is no room. No part has no bytes, or less.
+        It cannot be done, as where ``byte_size`` is not more than 0; a number in ``NO_SPACE`` says that there is no
+        room.
     TimeoutError
         It takes longer than until a moment by ``time.monotonic()``.
     """
-    if not _has_room(byte_size - os.fstat(fd).st_blocks * BLOCK_SIZE):
+    if byte_size - os.fstat(fd).st_blocks * BLOCK_SIZE > free_bytes():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    for begin in range(offset, offset + max(byte_size, 1), _SPACE_PIECE):
+    end = offset + byte_size
+    piece = _SPACE_PIECE if deadline < math.inf else max(byte_size, 1)
+    for begin in range(offset, max(end, offset + 1), piece):  # of no bytes, too: the kernel refuses them
         if time.monotonic() > deadline:
             raise TimeoutError(f"{byte_size} bytes of shared memory could not be made in time")
-        os.posix_fallocate(fd, begin, min(_SPACE_PIECE, offset + byte_size - begin))
-
-
-def _has_room(byte_size: int) -> bool:
-    """Return whether /dev/shm has so much room left at this moment."""
-    space = os.statvfs(DIRECTORY)
-    return byte_size <= space.f_bavail * space.f_frsize or not space.f_blocks  # a tmpfs without a limit says 0
+        os.posix_fallocate(fd, begin, min(piece, end - begin))

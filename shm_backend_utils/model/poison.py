@@ -39,6 +39,8 @@ class Poison:
         comes once in a million outputs is no chance: one element of 4 bytes and more, unless there are thousands of
         them; of ten bytes four, and of 100,000 some 500.
         """
+        if not self._data.nbytes:
+            return 0
         words = _WORDS.get(item_size, np.uint8)
         pieces = _with_noise(self._data, self._seed)
         count = sum(int(np.count_nonzero(piece.view(words) == noise.view(words))) for piece, noise in pieces)

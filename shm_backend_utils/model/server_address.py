@@ -10,10 +10,17 @@ from typing import Final
 __all__ = ["url_of_parent"]
 
 _PROGRAM: Final = "tritonserver"
+_ALLOW: Final = "--allow-http"
+_ADDRESS: Final = "--http-address"
+_PORT: Final = "--http-port"
 _DEFAULT_PORT: Final = "8000"
 _OFF: Final = frozenset({"false", "0"})
 _LOOPBACK: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
-"""How a server that listens everywhere is reached. ``localhost`` may mean another address, where anybody may listen."""
+"""How a server that listens everywhere is reached."""
+_MEANS_MORE: Final = "localhost"
+"""Which may mean another address than the server's, where anybody may listen."""
+_VERTEX_AI: Final = ("AIP_MODE", "PREDICTION")
+"""An environment in which builds for Vertex AI serve no HTTP, unless they are told to (``command_line_parser.cc``)."""
 
 
 def url_of_parent() -> str | None:
@@ -23,15 +30,27 @@ def url_of_parent() -> str | None:
     whoever listens at the usual port is somebody else.
     """
     try:
-        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
+        words = os.fsdecode(Path(f"/proc/{os.getppid()}/cmdline").read_bytes()).split("\0")
     except OSError:
         return None
-    if PurePath(words[0]).name != _PROGRAM or (_option(words, "--allow-http") or "").lower() in _OFF:
+    if PurePath(words[0]).name != _PROGRAM or any(map(_is_abbreviated, words)):
         return None
-    address = _option(words, "--http-address") or ""
+    allowed = _option(words, _ALLOW)
+    name, value = _VERTEX_AI
+    if allowed is None and os.environ.get(name) == value:
+        return None
+    address = _option(words, _ADDRESS) or ""
+    if (allowed or "").lower() in _OFF or address == _MEANS_MORE:
+        return None
     host = _LOOPBACK.get(address, address)
-    port = _option(words, "--http-port") or _DEFAULT_PORT
+    port = _option(words, _PORT) or _DEFAULT_PORT
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _is_abbreviated(word: str) -> bool:
+    """Return whether a word may be short for an option that counts here, which getopt_long(3) allows."""
+    name = word.partition("=")[0]
+    return len(name) > 2 and any(option.startswith(name) and option != name for option in (_ALLOW, _ADDRESS, _PORT))
 
 
 def _option(words: Sequence[str], name: str) -> str | None:

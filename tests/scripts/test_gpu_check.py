@@ -6,6 +6,7 @@ import functools
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,6 +179,14 @@ def ignores_events(cuda: FakeCuda) -> None:
     cuda.wait_for_event = lambda event, stream: None  # type: ignore[method-assign]
 
 
+def asks_for_events(cuda: FakeCuda) -> None:
+    def wait(event: int, stream: int) -> None:
+        while not cuda.is_event_done(event):
+            time.sleep(0.001)
+
+    cuda.wait_for_event = wait  # type: ignore[method-assign]
+
+
 def pins_nothing(cuda: FakeCuda) -> None:
     def refuse(address: int, byte_size: int) -> None:
         raise CudaError("pinning", "cudaErrorMemoryAllocation")
@@ -212,6 +221,11 @@ MANY_REQUESTS = "many requests"
             ignores_events,
             "with SHM_GPU_EVENTS the client's stream waits, and no host does",
             "the output was read too early in turn 0",
+        ),
+        (
+            asks_for_events,
+            "with SHM_GPU_EVENTS the client's stream waits, and no host does",
+            "the client's host has waited for the event",
         ),
         (pins_nothing, "SHM_PIN_HOST_MEMORY pins a region once, and undoes it", "memory is CPU; expected CPU_PINNED"),
         (overstates_extents, "a size beyond the allocation is refused", "the model has served it"),

@@ -23,7 +23,9 @@ def live_events(cuda: FakeCuda) -> int:
 def wait_on_host(listener: EventListener, events: Iterable[Event]) -> None:
     """Wait until events of other processes are done."""
     given = list(events)
+    deadline = time.monotonic() + PATIENCE_S
     while not listener.are_done(given):
+        assert time.monotonic() < deadline
         time.sleep(0.001)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -105,6 +106,27 @@ def test_a_prepared_call_whose_slot_is_always_busy_is_an_error_in_the_end(
     with pytest.raises(InferenceError, match="shm:busy: "):
         infer(server)
     assert len(server.orders) == 3
+
+
+@both_clients
+def test_a_prepared_call_whose_slot_is_held_for_long_says_what_the_server_said(
+    server: FakeServer, infer: Callable[..., np.ndarray[Any, Any]]
+) -> None:
+    with contextlib.ExitStack() as stack:
+
+        def hold_and_refuse(order: Order) -> None:
+            address = parse_address(order.parameters[SLOT_PARAMETER])
+            region = ManagedRegion.open(address.key, address.token, "region")
+            stack.callback(region.close)
+            lease = region.lease(address.slot)
+            assert lease.take()
+            stack.callback(lease.give_back)
+            raise busy()
+
+        server.before = hold_and_refuse
+        with pytest.raises(InferenceError, match="shm:busy: "):
+            infer(server)
+    assert len(server.orders) == 1
 
 
 @both_clients

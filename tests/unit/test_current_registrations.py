@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -215,3 +216,13 @@ def test_a_close_forgets_everything_and_what_follows_begins_anew(server: Server,
     server.registered["a"] = SECOND
     assert current.find(["a"]) == {"a": SECOND}
     assert Watch.made == 2
+
+
+def test_a_forked_child_begins_anew_whoever_held_the_lock(server: Server, current: CurrentRegistrations) -> None:
+    server.registered["a"] = SECOND
+    with current._lock:
+        child = os.fork()
+        if not child:
+            os._exit(0 if current.find(["a"]) == {"a": SECOND} else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert current.find(["a"]) == {"a": FIRST}

@@ -20,8 +20,10 @@ from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 
 MEBIBYTE = 2**20
+REGION = data_offset(1, PAGE_SIZE) + PAGE_SIZE
 SHM = Path("/dev/shm")
 LONG_S = 10.0
 MEMORY = Path(shm_backend_utils.__file__).parent / "memory"
@@ -77,6 +79,64 @@ def test_memory_that_dies_before_it_is_watched_gives_its_region_back_once() -> N
         with pytest.raises(KeyboardInterrupt):
             pool.redeem(pool.request(Need(1), "taker"))
         assert (pool.status.held, pool.status.idle) == (0, 1)
+
+
+def test_an_interrupt_before_memory_is_made_promises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
+        ticket = pool.request(Need(MEBIBYTE // 2), "taker")
+        with monkeypatch.context() as patch:
+            patch.setattr(pool, "_settle", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                pool.redeem(ticket)
+        pool.withdraw(ticket)
+        assert (pool.status.held, pool.status.byte_size) == (0, 0)
+
+
+def test_an_interrupt_while_regions_make_way_leaves_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    destroy = SlotRegion.destroy
+    begun: list[SlotRegion] = []
+
+    def interrupted(region: SlotRegion) -> None:
+        begun.append(region)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        destroy(region)
+
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * REGION))) as pool:
+        taken = [pool.redeem(pool.request(Need(1), "another")) for _ in range(3)]
+        regions = [region for region, _ in taken]
+        for region in regions:
+            region.is_registered = True
+        del taken
+        ticket = pool.request(Need(3 * REGION - data_offset(1, PAGE_SIZE)), "taker")
+        monkeypatch.setattr(SlotRegion, "destroy", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pool.redeem(ticket)
+        assert pool.status.byte_size == 0
+        assert not any((SHM / region.key).exists() for region in regions)
+        assert sorted(pool.take_unregistered()) == sorted(region.key for region in regions)
+
+
+def test_what_an_interrupted_close_has_left_goes_when_memory_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
+        memories = []
+        for _ in range(2):
+            region, memory = pool.redeem(pool.request(Need(1), "taker"))
+            memories.append(memory)
+            del memory
+        with monkeypatch.context() as patch:
+            patch.setattr(SlotRegion, "destroy", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                pool.close()
+        assert (SHM / region.key).exists()
+        memories.pop()
+        assert not (SHM / region.key).exists()
 
 
 def test_other_threads_go_on_while_pages_are_entered() -> None:
@@ -151,4 +211,19 @@ def test_an_interrupt_at_any_line_leaves_nothing_behind_and_closes() -> None:
         assert files() == before, f"memory is left after an interrupt at line {line}"
         if not was_interrupted:
             return
+        line += 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finalizer
+def test_an_interrupt_at_any_line_of_redeeming_leaves_no_promise() -> None:
+    was_interrupted, line = True, 1
+    while was_interrupted:
+        with contextlib.closing(SlotPool(PoolOptions(max_bytes=2 * REGION))) as pool:
+            pool.redeem(pool.request(Need(PAGE_SIZE + 1, group="other"), "another"))  # makes way, for more than asked
+            ticket = pool.request(Need(1), "taker")
+            was_interrupted = interrupted_at(line, lambda: pool.redeem(ticket))  # noqa: B023
+            pool.withdraw(ticket)
+            pool.drop_idle()
+            status = pool.status
+            assert status.byte_size == status.held * REGION, f"a promise is left after an interrupt at line {line}"
         line += 1

@@ -7,6 +7,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +90,23 @@ def test_one_that_comes_back_while_somebody_waits_and_the_lock_is_taken_is_grant
             assert not ticket.granted.done()
         pool.status  # noqa: B018  # whoever has the lock next looks
         assert ticket.granted.done()
+
+
+@pytest.mark.usefixtures("_no_housekeeper")
+def test_one_that_comes_back_while_another_is_added_is_granted_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=2 * REGION))) as pool:
+        held = [take(pool)]
+        promised, waiting = pool.request(NEED, "taker"), pool.request(NEED, "waiter")
+        add = pool._inventory.add
+
+        def add_late(*arguments: Any) -> None:
+            held.clear()
+            add(*arguments)
+
+        monkeypatch.setattr(pool._inventory, "add", add_late)
+        memory = pool.redeem(promised)[1]
+        assert memory.nbytes
+        assert waiting.granted.done()
 
 
 @pytest.mark.usefixtures("switching", "_no_housekeeper")

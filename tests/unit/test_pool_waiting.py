@@ -183,6 +183,14 @@ def test_a_ticket_that_its_owner_cancelled_is_passed_over(pool: SlotPool) -> Non
     assert pool.status.held == 3
 
 
+def test_a_ticket_that_was_redeemed_cannot_be_redeemed_again(pool: SlotPool) -> None:
+    ticket = ask(pool)
+    memory = redeemed(pool, ticket)[1]
+    with pytest.raises(ClosedError):
+        pool.redeem(ticket)
+    assert (pool.status.held, pool.status.byte_size) == (1, memory.nbytes)
+
+
 def test_a_ticket_that_failed_may_be_withdrawn(pool: SlotPool) -> None:
     held = [take(pool) for _ in range(3)]
     ticket = ask(pool)

@@ -60,3 +60,28 @@ def test_a_server_with_http_said_aloud_is_where_it_is() -> None:
 
 def test_a_process_that_has_a_server_inside_may_serve_no_http() -> None:
     assert found_below("--http-port=9000", program="python3") == "None"
+
+
+@pytest.mark.parametrize("word", ["--http-por=9000", "--allow-htt=false", "--http-addr=127.0.0.2"])
+def test_an_option_that_may_be_short_for_one_that_counts_tells_nothing(word: str) -> None:
+    """Triton parses with getopt_long, and so takes these."""
+    assert found_below(word) == "None"
+    assert found_below("--http-header-forward-pattern=.*", "-h", "--") == "http://127.0.0.1:8000"
+
+
+def test_a_server_at_localhost_may_be_anywhere() -> None:
+    assert found_below("--http-address=localhost") == "None"
+
+
+def test_a_build_for_vertex_ai_serves_http_if_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIP_MODE", "PREDICTION")
+    assert found_below() == "None"
+    assert found_below("--allow-http=true") == "http://127.0.0.1:8000"
+
+
+def test_a_command_line_of_any_bytes_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LANG", "LC_ALL", "LC_CTYPE", "PYTHONUTF8"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONCOERCECLOCALE", "0")
+    monkeypatch.setenv("LC_ALL", "POSIX")
+    assert found_below("--id=mod\u00e8le") == "http://127.0.0.1:8000"

@@ -16,7 +16,7 @@ from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 
 __all__ = ["Gpu", "LoadGpu", "load_gpu"]
 
-_COUNTED: Final = ("open", "close", "pin", "unpin", "synchronize")
+_COUNTED: Final = ("open", "close", "pin", "unpin", "synchronize", "is_event_done")
 
 
 class CallCounts:

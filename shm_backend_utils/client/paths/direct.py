@@ -42,7 +42,7 @@ Memory = npt.NDArray[np.uint8]
 _BYTE_SIZE: Final = operator.attrgetter("byte_size")
 _NAME: Final = operator.attrgetter("name")
 _BYTE: Final = np.dtype(np.uint8)
-_ROUND_S: Final = 0.001
+_GPU_ROUND_S: Final = 0.001
 _NO_MEMORY: Final[Memory] = np.empty(0, np.uint8)
 _MEMORY_REFUSED: Final = frozenset({"shm:gone", "shm:refused"})
 
@@ -188,8 +188,8 @@ class DirectExchange(Exchange):
                 "again later, or prepare another call"
             )
         if self._devices:  # a model that has ended may have left the rest to its GPU, and said so by events
+            self._slot.is_in_doubt = True  # a wait that is broken off leaves the doubt: the next request waits again
             events = results.decode(self._slot.copy_results(), self._byte_sizes).events
-            self._slot.is_in_doubt = True
             yield from wait_for_models(self._devices[0].listener, events, deadline)
             self._slot.is_in_doubt = False
 
@@ -217,7 +217,7 @@ def wait_for_models(listener: EventListener, events: Sequence[Event], deadline: 
     while not listener.are_done(events):
         if time.monotonic() > deadline:
             raise out_of_time("a model's GPU was still at work in its memory")
-        yield Pause(_ROUND_S)
+        yield Pause(_GPU_ROUND_S)
 
 
 class PreparedExchange(DirectExchange):

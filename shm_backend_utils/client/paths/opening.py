@@ -233,9 +233,10 @@ class Opening:
             except BaseException as error:
                 region.is_spoiled = True
                 del memory  # an error that somebody keeps must not keep the slot
-                if not isinstance(error, PeerError) or isinstance(error, DeadlineExceededError):
+                # Nobody will ever know when the last model's GPU has finished here: then another region will do.
+                is_unknowable = isinstance(error, PeerError) and not isinstance(error, DeadlineExceededError)
+                if not is_unknowable:
                     raise
-                # Else nobody will ever know when the last model's GPU has finished here.
             else:
                 return region, memory
 

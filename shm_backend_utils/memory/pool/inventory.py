@@ -104,8 +104,8 @@ class Inventory:
         assert region.shelf is not None
         region.shelf.append(region)
 
-    def add(self, region: SlotRegion, kind: Kind) -> None:
-        """Add a new region, which is held. Its size was promised before."""
+    def add(self, region: SlotRegion, kind: Kind, promise: Promise) -> None:
+        """Add a new region, which is held. Its size is what was promised, and the promise is used up."""
         shelves = self.shelves.get(kind, ())
         shelf = next((shelf for shelf in shelves if shelf.capacity == region.capacity), None)
         if shelf is None:
@@ -113,6 +113,7 @@ class Inventory:
             self.shelves[kind] = tuple(sorted((*shelves, shelf), key=lambda each: each.capacity))
         region.shelf = shelf.regions
         self._kinds[region] = kind
+        promise.byte_size = 0
 
     def promise(self, byte_size: int, kind: Kind) -> Promise | None:
         """Make room for a new region, for which others may have to be destroyed; None if there cannot be enough.
@@ -140,12 +141,13 @@ class Inventory:
 
     def shrink(self, promise: Promise, byte_size: int) -> None:
         """Leave a promise so much, when what was evicted for it is gone."""
-        self.byte_size -= promise.byte_size - byte_size
-        promise.byte_size = byte_size
+        freed = promise.byte_size - byte_size
+        self.byte_size, promise.byte_size = self.byte_size - freed, byte_size  # no interrupt comes between the two
 
     def unpromise(self, promise: Promise) -> None:
-        """Take back a promise that nobody made use of."""
-        self.byte_size -= promise.byte_size
+        """Take back a promise. Nothing happens if it was used up, or taken back before."""
+        self.bury(promise.evicted)
+        self.shrink(promise, 0)
 
     def undo(self, region: SlotRegion | None, promise: Promise) -> None:
         """Take back a promise, and the region that was made of it, if one was."""
@@ -194,6 +196,7 @@ class Inventory:
             region.destroy()
             if region.is_registered:
                 self._unregistered.append(region.key)
+                region.is_registered = False  # who is interrupted here does it all again
 
     def forsake(self) -> None:
         """Forget every region, in a forked child: they are the parent's."""

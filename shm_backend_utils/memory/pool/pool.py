@@ -110,18 +110,17 @@ class SlotPool(HoldingPool):
             It cannot be made in time.
         """
         grant = ticket.granted.result()
-        with self._lock:
-            self._tickets.redeem(ticket)
-        region = None if isinstance(grant, Promise) else grant
+        if isinstance(grant, Promise):
+            region = self._make(ticket, grant, deadline)
+        else:
+            region = grant
+            with self._lock:
+                self._tickets.redeem(ticket)
         try:
-            self._settle()
-            if region is None:
-                assert isinstance(grant, Promise)
-                region = self._make(ticket, grant, deadline)
             memory = self._hold(region, ticket.holder)  # from here on it comes back by itself, whatever is raised
+            self._settle()
         except BaseException:
-            if region is not None:
-                self._return_unless_held(region)
+            self._return_unless_held(region)
             raise
         if region is not grant and self.options.prefault:
             region.prefault(deadline)
@@ -224,17 +223,20 @@ class SlotPool(HoldingPool):
     def _make(self, ticket: Ticket, promise: Promise, deadline: float) -> SlotRegion:
         region: SlotRegion | None = None
         try:
+            with self._lock:
+                self._tickets.redeem(ticket)  # in here: from then on nobody else takes the promise back
             self._inventory.bury(promise.evicted)
             if promise.byte_size > ticket.byte_size:  # others get the rest
                 with self._lock:
                     self._inventory.shrink(promise, ticket.byte_size)
                     self._serve()
+            self._settle()
             region = self._make_region(ticket, deadline)
             region.holder = ticket.holder
             with self._lock:
                 if self._closed:  # before it is added: whoever closes takes back what the added ones were promised
                     raise ClosedError("this client")
-                self._inventory.add(region, ticket.need[1:])
+                self._inventory.add(region, ticket.need[1:], promise)
                 if self._housekeeper is None:
                     self._housekeeper = Repeater(self._keep_house, self._patience(), "shm pool")
         except BaseException:
@@ -243,7 +245,6 @@ class SlotPool(HoldingPool):
                 self._serve()
             self._settle()
             raise
-        self._settle()
         return region
 
     def _make_region(self, ticket: Ticket, deadline: float) -> SlotRegion:

@@ -99,6 +99,5 @@ class TicketQueue:
         if isinstance(grant, SlotRegion):
             grant.holder = None
             self._inventory.returned.append(grant)
-            return
-        self._inventory.unpromise(grant)
-        self._inventory.bury(grant.evicted)
+        else:
+            self._inventory.unpromise(grant)

@@ -118,6 +118,12 @@ class MappedRegion:
             if self._pin is not None:
                 self.memory.memory_type = MemoryType.CPU_PINNED
 
+    def know_space_of(self, opened: MappedRegion) -> None:
+        """Take note of memory that another mapping of the same object has got: for another part of it, for example."""
+        mine, other = self.segment, opened.segment
+        if isinstance(mine, SystemSegment) and isinstance(other, SystemSegment):
+            mine.space = max(mine.space, other.space)
+
     def __del__(self) -> None:
         if self._pin is not None:
             with contextlib.suppress(MachineError):  # the device is lost: nothing is pinned any more

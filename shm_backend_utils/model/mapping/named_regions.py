@@ -81,7 +81,11 @@ class NamedRegions:
         if before is not None and before != registration:
             self._registry.unregister(_name_of(claim.name, before))
         offset, byte_size = registration.offset, registration.byte_size
-        mapped = self._registry.obtain(_name_of(claim.name, registration), open_it, offset, byte_size, field)
+        try:
+            mapped = self._registry.obtain(_name_of(claim.name, registration), open_it, offset, byte_size, field)
+        except BaseException:
+            self._forget(claim.name)
+            raise
         return mapped, mapped.memory.part(offset, byte_size)
 
     def sweep(self) -> None:
@@ -92,6 +96,7 @@ class NamedRegions:
         MachineError
             The server does not answer.
         """
+        self._drop_late()
         known = dict(self._registrations)
         if not known:
             return
@@ -100,7 +105,6 @@ class NamedRegions:
             current = self._server.all()
         finally:
             self._drop_changed(known, current)
-            self._drop_late()
 
     def close(self) -> None:
         """Forget all names, and hang up. Their mappings are the registry's."""

@@ -225,7 +225,9 @@ class Registry:
         """Give a part of what was opened a name. It is mapped once: where it is mapped already, that is returned."""
         segment = opened.segment
         region = self._find_mapping_like(opened)
-        if region is None:
+        if region is not None:  # another part of it may have got memory meanwhile
+            region.know_space_of(opened)
+        else:
             self._make_room(segment.byte_size)
             region = opened
             region.keep()

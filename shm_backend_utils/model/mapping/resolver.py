@@ -48,7 +48,8 @@ class Resolver:
         self._pinning = pinning
         self._named = NamedRegions(config, self.registry, pinning)
         self._unfenced: set[str] = set()
-        self._lock = threading.Lock()  # of the sweeper's start
+        self._lock = threading.Lock()  # of the sweeper's start and end
+        self._is_closed = False
         self._sweeper: Repeater | None = None
 
     def open_slot(self, text: str, address: SlotAddress) -> Slot:
@@ -135,9 +136,11 @@ class Resolver:
 
     def close(self) -> None:
         """Unmap every region. Twice is fine."""
-        if self._sweeper is not None:
-            self._sweeper.stop()
-            self._sweeper = None
+        with self._lock:
+            self._is_closed = True
+            sweeper, self._sweeper = self._sweeper, None
+        if sweeper is not None:
+            sweeper.stop()
         self.registry.unregister_all()
         self._named.close()
 
@@ -180,7 +183,7 @@ class Resolver:
         if self._sweeper is not None:
             return
         with self._lock:  # first requests may come side by side
-            if self._sweeper is None:
+            if self._sweeper is None and not self._is_closed:
                 self._sweeper = Repeater(self._sweep_quietly, SWEEP_INTERVAL_S, "shm sweeper")
 
     def _sweep_quietly(self) -> float:

@@ -8,6 +8,7 @@ import pytest
 
 from shm_backend_utils.client.errors import DeadlineExceededError, PoolExhaustedError
 from shm_backend_utils.client.paths.direct import DirectExchange
+from shm_backend_utils.errors import PeerError
 from shm_backend_utils.memory.cuda.events import Event, EventRecorder
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol import results, table
@@ -81,6 +82,21 @@ def test_a_prepared_call_waits_for_a_models_gpu_no_longer_than_it_may(cuda: Fake
             with pytest.raises(AttributeError, match="infer"):  # there is nobody to send it to
                 calls.run(exchange.send(PATIENCE_S))
         assert done == ["work"]
+        exchange.close()
+        del slot, exchange
+
+
+def test_a_prepared_call_whose_results_lie_after_a_request_without_an_answer_stays_in_doubt(cuda: FakeCuda) -> None:
+    """Nobody will ever know when the model's GPU has finished there."""
+    with pool_and_opening(cuda) as calls:
+        exchange = calls.open(A=0)
+        slot = exchange._slot
+        slot.record.complete(slot.begin(table.encode(exchange._table)), b"\xff" * 64)
+        slot.is_in_doubt = True
+        for _ in range(2):
+            with pytest.raises(PeerError, match="the model's results break the protocol"):
+                calls.run(exchange.send(PATIENCE_S))
+            assert slot.is_in_doubt
         exchange.close()
         del slot, exchange
 

@@ -200,7 +200,7 @@ def test_a_registered_file_with_more_holes_than_are_free_takes_nothing_from_othe
     os.truncate(path, SIZE)
     taken: list[object] = []
     monkeypatch.setattr(os, "posix_fallocate", lambda *arguments: taken.append(arguments))
-    monkeypatch.setattr(shared_file, "_has_room", lambda byte_size: byte_size < SIZE)
+    monkeypatch.setattr(shared_file, "free_bytes", lambda: SIZE - 1)
     with pytest.raises(MachineError, match="has holes"):
         open_registered(path, Config())
     assert not taken
@@ -242,6 +242,34 @@ except MachineError as error:
 else:
     segment.buffer()[:] = bytes(64 << 20)
 """
+
+
+LARGER_THAN_FREE = """
+import os
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.memory import shared_file
+from shm_backend_utils.memory.shared_file import SharedFile, free_bytes
+shared_file._SPACE_PIECE = 1 << 16
+path = SHM / "foreign"
+path.touch()
+size = free_bytes()
+os.truncate(path, 2 * size)
+with path.open("r+b") as file:
+    os.posix_fallocate(file.fileno(), 0, size // 2)  # the owner's; it makes up for what the rest lacks
+free = free_bytes()
+with SharedFile.open("foreign", "region") as file:
+    try:
+        file.take_space(size // 2, size * 3 // 4)
+    except MachineError as error:
+        print(free_bytes() == free)
+"""
+
+
+def test_a_file_that_cannot_have_its_space_gets_none_of_it() -> None:
+    status, said = said_on_a_small_machine(LARGER_THAN_FREE)
+    if status == 77:
+        pytest.skip("a /dev/shm of one's own is not permitted here")
+    assert (status, said) == (0, "True\n")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 
+from shm_backend_utils.errors import RegionGoneError
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping import policy
@@ -19,6 +20,7 @@ from shm_backend_utils.model.mapping.memory import Memory
 from shm_backend_utils.model.mapping.named_regions import NamedRegions
 from shm_backend_utils.model.mapping.registry import Registry
 from shm_backend_utils.protocol.claims import NamedRegionClaim
+from tests.unit.mapping.files import punch_hole
 from tests.unit.registered import say_registered
 
 SHM: Final = Path("/dev/shm")
@@ -142,3 +144,44 @@ def test_a_name_of_a_longer_part_gets_its_space(
     opened_with(regions, Registration(key, 0, PAGE))
     opened_with(regions, Registration(key, 0, 3 * PAGE))
     assert (SHM / key[1:]).stat().st_blocks * 512 == 3 * PAGE
+
+
+def test_holes_in_a_part_that_was_mapped_later_than_another_one_are_noticed(
+    registered: dict[str, Registration], regions: NamedRegions, objects: Callable[[int], str]
+) -> None:
+    key = objects(1)
+    path = SHM / key[1:]
+    os.truncate(path, 3 * PAGE)
+    first, second = Registration(key, 0, PAGE), Registration(key, 2 * PAGE, PAGE)
+    opened_with(regions, first)
+    opened_with(regions, second)
+    punch_hole(path, 2 * PAGE, PAGE)
+    opened_with(regions, second)
+    assert path.stat().st_blocks * 512 == 2 * PAGE, "it has its memory again"
+
+
+def test_one_who_maps_what_is_not_registered_any_more_leaves_it_to_the_next_sweep(
+    registered: dict[str, Registration],
+    regions: NamedRegions,
+    objects: Callable[[int], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    open_registered = policy.open_registered
+
+    def be_swept(*arguments: Any) -> Any:
+        regions.sweep()
+        return open_registered(*arguments)
+
+    monkeypatch.setattr(policy, "open_registered", be_swept)
+    opened_with(regions, Registration(objects(1), 0, PAGE))
+    assert regions._registry.mapped()[1] == 1
+    regions.sweep()
+    assert regions._registry.mapped()[1] == 0
+
+
+def test_a_name_whose_object_cannot_be_mapped_is_not_kept(
+    registered: dict[str, Registration], regions: NamedRegions
+) -> None:
+    with pytest.raises(RegionGoneError):
+        opened_with(regions, Registration("/beside-nobody", 0, PAGE))
+    assert regions._registrations == {}

@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from shm_backend_utils.errors import RegionGoneError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import ShmSession
@@ -18,6 +19,7 @@ from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping.mapped import MappedRegion
 from shm_backend_utils.model.mapping.registry import Registry
 from shm_backend_utils.model.mapping.resolver import Resolver
+from shm_backend_utils.protocol.address import parse_address
 from shm_backend_utils.protocol.spans import Table
 from tests.unit.modes.doubling import double
 from tests.unit.sessions import session_of, tensor
@@ -122,3 +124,13 @@ def test_uses_that_begin_and_end_side_by_side_are_all_counted(side_by_side: Run)
     del mapped
     region.segment.unlink()
     region.close()
+
+
+def test_a_request_that_is_under_way_when_its_session_ends_starts_no_sweeper() -> None:
+    before = {thread for thread in threading.enumerate() if thread.name == "shm sweeper"}
+    resolver = Resolver(Config(), CudaAccess())
+    resolver.close()
+    address = f"2/m/shmbu-1-{0:016x}/{0:032x}/0"
+    with pytest.raises(RegionGoneError):
+        resolver.open_slot(address, parse_address(address))
+    assert {thread for thread in threading.enumerate() if thread.name == "shm sweeper"} <= before

@@ -107,4 +107,5 @@ def _ratio(group: str, name: str, seconds: Mapping[str, list[float]]) -> Figure:
 
 
 def _waits(counts: Counter[str]) -> int:
-    return counts["synchronize"]
+    """Return how often a host has waited for its GPU, or asked whether an event is done: so it waits for one."""
+    return counts["synchronize"] + counts["is_event_done"]
