@@ -219,8 +219,8 @@ _REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str],
     (
         re.compile(r"(?i)failed to connect"),
         ServerUnavailableError,
-        "no Triton server answers at {address} as it should; is this its port for this protocol, and does it speak TLS "
-        "(grpcs://, https://)?",
+        "no Triton server answers at {address} as it should; is this its port for this protocol (by default gRPC is on "
+        "8001, and HTTP on 8000, as http://HOST:PORT), and does it speak TLS (grpcs://, https://)?",
     ),
     (
         re.compile(

@@ -190,4 +190,4 @@ def test_the_other_protocols_port(triton_server: EmbeddedServer, flavour: str, s
     assert isinstance(error, ServerUnavailableError)
     assert not isinstance(error, ConnectionLostError), "nothing was sent that a model could have run"
     assert "is this its port" in str(error)
-    assert ("speaks HTTP, and not gRPC" if scheme == "grpc" else "does not speak HTTP") in str(error)
+    assert ("as http://HOST:PORT" if scheme == "grpc" else "as grpc://HOST:PORT") in str(error)
