@@ -109,11 +109,6 @@ class Config:
         texts = {name: parameters[name].get("string_value", "") for name in parameters if name in PARAMETERS}
         patience_s = _seconds(texts, "SHM_STREAM_PATIENCE_S", cls.stream_patience_s)
         total_patience_s = _seconds(texts, "SHM_STREAM_TOTAL_PATIENCE_S", max(cls.stream_total_patience_s, patience_s))
-        if total_patience_s < patience_s:
-            raise ModelError(
-                f"parameter SHM_STREAM_TOTAL_PATIENCE_S is {total_patience_s:g}, and SHM_STREAM_PATIENCE_S, for one "
-                f"frame, {patience_s:g}; expected at least as much for all of them"
-            )
         return cls(
             allowed_uids=_allowed_uids(texts),
             foreign_regions=_is_first_of(texts, "SHM_FOREIGN_REGIONS", "registered", "off"),

@@ -67,9 +67,8 @@ def test_a_longer_patience_for_a_frame_is_one_for_all_frames_too() -> None:
     assert config(SHM_STREAM_PATIENCE_S="600").stream_total_patience_s == 600
 
 
-def test_a_shorter_patience_for_all_frames_than_for_one_is_refused() -> None:
-    with pytest.raises(ModelError, match="SHM_STREAM_TOTAL_PATIENCE_S is 20, and .* for one frame, 30; expected at"):
-        config(SHM_STREAM_TOTAL_PATIENCE_S="20")
+def test_a_shorter_patience_for_all_frames_than_for_one_ends_streams_first() -> None:
+    assert config(SHM_STREAM_TOTAL_PATIENCE_S="20").stream_total_patience_s == 20
 
 
 @pytest.mark.parametrize("text", ["", "localhost:8000", "ftp://h", "http://", "http://h:port", "http://h:0", "8000"])

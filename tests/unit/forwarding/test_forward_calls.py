@@ -163,12 +163,12 @@ def test_the_other_model_gets_the_parameters_that_it_is_given(models: Models, cl
         double(call)
 
     def infer(call: Call) -> None:
-        for given in (None, {"threshold": 0.5, "words": "a/b"}):
+        for given in (None, {"threshold": 5, "words": "a/b"}):
             call.put("Y", call.forward("other", {"X": call.input("X")}, {"Y": 16}, parameters=given)["Y"])
 
     models.answer = answer
     assert models.serve(client, infer).error is None
-    assert found == [{}, {"threshold": 0.5, "words": "a/b"}]
+    assert found == [{}, {"threshold": 5, "words": "a/b"}]
 
 
 def test_a_model_that_would_be_called_on_its_own_behalf_over_others_is_refused(models: Models, client: Client) -> None:
