@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -149,11 +149,6 @@ class TritonBackend:
     def execute(self, request: Any) -> Any:
         """Have another model execute a request, and return its response."""
         return request.exec()
-
-    def execute_stream(self, request: Any) -> Iterator[Any]:
-        """Have a decoupled model execute a request, and return its responses as they come; the last may be empty."""
-        responses: Iterator[Any] = request.exec(decoupled=True)
-        return responses
 
     async def execute_async(self, request: Any) -> Any:
         """The same while the event loop goes on."""

@@ -50,7 +50,7 @@ class StringsView(TensorView):
         """Return the elements as an array of ``bytes`` objects: a copy, as there is no other way."""
         return self.strings().numpy()
 
-    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         """Return what ``np.asarray(view)`` is: the same as :meth:`numpy`.
 
         Raises

@@ -82,7 +82,7 @@ class TensorView:
         array: npt.NDArray[Any] = self._array.view()
         return array
 
-    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         """Return what ``np.asarray(view)`` is: the same as :meth:`numpy`, copied if ``dtype`` or ``copy`` need it.
 
         Raises

@@ -43,8 +43,10 @@ def infer(client: Any, protocol: str, names: Any, outputs: Collection[str], prec
     regions, handles = su.create_set_shm_regions([A], [B], A.nbytes, A.nbytes, outputs, names, precreated, True, False)
     try:
         inputs = inputs_of(protocol, "INPUT0", "INPUT1")
-        sizes = [A.nbytes] * 4
-        su.register_add_shm_regions(inputs, outputs, regions, precreated, handles, *sizes, True, False, client)
+        size = A.nbytes
+        su.register_add_shm_regions(
+            inputs, outputs, regions, precreated, handles, size, size, size, size, True, False, client
+        )
         asked = []
         for place, name in enumerate(sorted(outputs)):
             asked.append(MODULES[protocol].InferRequestedOutput(name))
@@ -128,8 +130,15 @@ def test_what_fails_at_cleaning_up_does_not_keep_the_rest_from_being_done(
     regions, handles = su.create_set_shm_regions([A], [B], 64, 64, ["OUTPUT0"], None, None, True, False)
     inputs = inputs_of(protocol, "INPUT0", "INPUT1")
     su.register_add_shm_regions(inputs, ["OUTPUT0"], regions, None, handles, 64, 64, 64, 64, True, False, client)
-    shared_memory.destroy_shared_memory_region(handles[1])
-    with pytest.raises(shared_memory.SharedMemoryException):
+    destroy = shared_memory.destroy_shared_memory_region
+
+    def fails_after(handle: Any) -> None:
+        destroy(handle)
+        if handle is handles[1]:
+            raise OSError("it is gone")
+
+    monkeypatch.setattr(shared_memory, "destroy_shared_memory_region", fails_after)
+    with pytest.raises(OSError, match="it is gone"):
         su.unregister_cleanup_shm_regions(regions, handles, None, ["OUTPUT0"], True, False)
     assert is_clean(client, "input0", "input1", "output0")
     with pytest.raises(InferenceServerException, match="input0_data"):

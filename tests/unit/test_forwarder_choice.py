@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.errors import ModelError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.forward import direct
@@ -18,6 +17,7 @@ from shm_backend_utils.model.forward.forwarder import Forwarder
 from shm_backend_utils.model.forward.ordinary import OrdinaryForwarding
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.protocol import call_layout
 from shm_backend_utils.protocol.spans import MAX_TENSORS
 from shm_backend_utils.testing import fake_backend
 
@@ -63,26 +63,16 @@ def test_a_request_to_a_model(
     forwarding.give_up()
 
 
-def test_a_model_that_answers_by_a_stream_is_for_another_function(
-    forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoupled = spec_of(1, model_transaction_policy={"decoupled": True})
-    monkeypatch.setattr(forwarder._specs, "spec", lambda model, version: decoupled)
-    with pytest.raises(ModelError, match=r"'called' is decoupled: .*; call it by call.forward_stream\(\)"):
-        forwarder.begin("called", {"X": np.ones(3, np.float32)}, ["Y0"], {}, "", "", [])
-
-
 @pytest.mark.parametrize("hint", [16, np.int64(16), np.uint8(16)])
 def test_room_for_an_output_may_be_an_integer_of_numpy(
     forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, hint: int
 ) -> None:
     spec = spec_of(1)
     rooms: list[object] = []
-    lay_out = direct.lay_out
 
     def looking(*given: Any, **named: Any) -> Any:
         rooms.append(given[2]["Y0"])
-        return lay_out(*given, **named)
+        return call_layout.lay_out(*given, **named)
 
     monkeypatch.setattr(direct, "lay_out", looking)
     monkeypatch.setattr(forwarder._specs, "spec", lambda model, version: spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -326,39 +326,6 @@ class Call(AnsweredRequest):
         forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)
         return await self._context.forwarder.execute_async(forwarding, self._pending_forwardings())
 
-    def forward_stream(
-        self,
-        model: str,
-        inputs: Mapping[str, Any],
-        outputs: ForwardOutputs = None,
-        *,
-        model_version: str = "",
-        parameters: Mapping[str, Any] | None = None,
-    ) -> Iterator[dict[str, TensorView]]:
-        """Call a decoupled model of this server, and return what iterates over its responses as they come.
-
-        This is an ordinary request of the Python backend (BLS), whose tensors are copied.
-
-        Parameters
-        ----------
-        model, inputs, outputs, model_version, parameters
-            As of :meth:`forward`; a view in ``outputs`` is written to by each response.
-
-        Returns
-        -------
-        iterator of dict of str to TensorView
-            The outputs of each response; one without any is left out.
-
-        Raises
-        ------
-        ModelError, TensorError
-            As of :meth:`forward`.
-        ForwardError
-            From the iterator: the other model failed.
-        """
-        callers = self._callers_of_forward()
-        return self._context.forwarder.stream(model, inputs, outputs, parameters or {}, model_version, callers)
-
     def _pending_forwardings(self) -> set[Forwarding]:
         """Return the calls of other models that are under way: few calls have any."""
         if self._pending is None:
@@ -373,17 +340,13 @@ class Call(AnsweredRequest):
         version: str,
         parameters: Mapping[str, Any] | None,
     ) -> Forwarding:
-        callers = self._callers_of_forward()
+        self._check_open()
+        if self.devices:  # the other model has streams of its own
+            self._context.arrays.synchronize(sorted(self.devices))
+        own = self._parameters
+        callers = "" if own is None else str(own.get(CALLERS_PARAMETER, ""))
         lent: list[LentMemory | None] = []
         if self.table is not None:
             slot = self._slot
             lent = lendable(None if slot is None else slot.lent_claim(), self.table.regions, self._memories)
         return self._context.forwarder.begin(model, inputs, outputs, parameters or {}, version, callers, lent)
-
-    def _callers_of_forward(self) -> str:
-        """Have what this call has launched done, for a call of another model; return on whose behalf that is made."""
-        self._check_open()
-        if self.devices:  # the other model has streams of its own
-            self._context.arrays.synchronize(sorted(self.devices))
-        own = self._parameters
-        return "" if own is None else str(own.get(CALLERS_PARAMETER, ""))

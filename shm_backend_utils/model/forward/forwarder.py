@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from ...errors import ModelError
@@ -73,58 +73,6 @@ class Forwarder:
         TensorError
             It does not take these tensors.
         """
-        spec, asked = self._asked(model, inputs, outputs, parameters, version, callers)
-        if spec is not None and spec.is_decoupled:
-            raise ModelError(
-                f"model {model!r} is decoupled: it answers with any number of responses; call it by "
-                "call.forward_stream(), which returns them one after another"
-            )
-        if spec is not None and _takes_lent_memory(spec):
-            learned = {name: self._learned.get((model, name), 0) for name in asked.names}
-            return DirectForwarding(asked, self._backend, self._arrays, spec, learned, Lending(own, self._pool))
-        return OrdinaryForwarding(asked, self._backend, self._arrays)
-
-    def stream(
-        self,
-        model: str,
-        inputs: Mapping[str, Any],
-        outputs: ForwardOutputs,
-        parameters: Mapping[str, Any],
-        version: str,
-        callers: str,
-    ) -> Iterator[dict[str, TensorView]]:
-        """Have another model execute an ordinary request, and return what iterates over its responses.
-
-        Parameters
-        ----------
-        model, inputs, outputs, parameters, version, callers
-            As of :meth:`begin`.
-
-        Raises
-        ------
-        ModelError, TensorError
-            As of :meth:`begin`.
-        """
-        _, asked = self._asked(model, inputs, outputs, parameters, version, callers)
-        forwarding = OrdinaryForwarding(asked, self._backend, self._arrays)
-        return self._responses(forwarding, self._backend.execute_stream(forwarding.request))
-
-    def _responses(self, forwarding: Forwarding, responses: Iterable[Any]) -> Iterator[dict[str, TensorView]]:
-        for response in responses:
-            found = self.finish(forwarding, response)
-            if found:  # else it is the end, or tells nothing
-                yield found
-
-    def _asked(
-        self,
-        model: str,
-        inputs: Mapping[str, Any],
-        outputs: ForwardOutputs,
-        parameters: Mapping[str, Any],
-        version: str,
-        callers: str,
-    ) -> tuple[ModelSpec | None, Asked]:
-        """Return what is known of a model, and what is asked of it."""
         chain = [*(callers.split("/") if callers else ()), self._model]
         if model in chain:
             raise ModelError(
@@ -132,9 +80,20 @@ class Forwarder:
                 "itself for ever"
             )
         spec = self._specs.spec(model, version)
+        if spec is not None and spec.is_decoupled:
+            # By exec(decoupled=True), Triton 2.51 waits for ever if the first response is an error, and loses others.
+            raise ModelError(
+                f"model {model!r} is decoupled: it answers with any number of responses, and a model that calls it "
+                "would not hear of its errors; let the client call it (ShmClient.stream), or give it a version that "
+                "answers once"
+            )
         given = {name: Given(name, value, self._arrays) for name, value in inputs.items()}
         names = _names(model, spec, outputs)
-        return spec, Asked(model, version, given, outputs, names, {**parameters, CALLERS_PARAMETER: "/".join(chain)})
+        asked = Asked(model, version, given, outputs, names, {**parameters, CALLERS_PARAMETER: "/".join(chain)})
+        if spec is not None and _takes_lent_memory(spec):
+            learned = {name: self._learned.get((model, name), 0) for name in names}
+            return DirectForwarding(asked, self._backend, self._arrays, spec, learned, Lending(own, self._pool))
+        return OrdinaryForwarding(asked, self._backend, self._arrays)
 
     def execute(self, forwarding: Forwarding, pending: set[Forwarding]) -> dict[str, TensorView]:
         """Have the other model execute a request, and return the outputs.

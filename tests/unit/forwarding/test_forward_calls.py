@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.model import Call
-from tests.unit.forwarding.two_models import BlsResponse, Models, X, config, double, two_models
+from tests.unit.forwarding.two_models import Models, X, config, double, two_models
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
 
@@ -397,62 +396,10 @@ def test_forward_async_that_failed_is_over(models: Models, client: Client) -> No
     assert response.error is None
 
 
-DECOUPLED = {"model_transaction_policy": {"decoupled": True}}
-
-
-def answered(content: Any = None, failure: object = None) -> BlsResponse:
-    response = BlsResponse()
-    response.tensors = {} if content is None else {"Y": content}
-    response.failure = failure
-    return response
-
-
-def test_the_responses_of_a_decoupled_model_come_one_after_another(
-    monkeypatch: pytest.MonkeyPatch, client: Client
-) -> None:
-    made: list[int] = []
-    seen: list[Any] = []
-
-    def stream() -> Iterator[BlsResponse]:
-        for number in range(3):
-            made.append(number)
-            yield answered(X + number)
-        yield answered()  # the end, which carries nothing
-
-    def infer(call: Call) -> None:
-        y = call.output("Y", (4,), np.float32)
-        for found in call.forward_stream("other", {"X": call.input("X")}, {"Y": y}):
-            assert found["Y"] is y
-            seen.append((len(made), y.numpy().tolist()))
-
-    with two_models(monkeypatch, config("other", "", **DECOUPLED)) as models:
-        models.stream = stream
-        assert models.serve(client, infer).error is None
-    assert seen == [(number + 1, (X + number).tolist()) for number in range(3)]
-    assert client.output("Y").tolist() == (X + 2).tolist()
-
-
-def test_a_decoupled_model_that_fails_half_way_has_answered_until_then(
-    monkeypatch: pytest.MonkeyPatch, client: Client
-) -> None:
-    seen: list[Any] = []
-
-    def infer(call: Call) -> None:
-        seen.extend(found["Y"].numpy().tolist() for found in call.forward_stream("other", {"X": X}, ["Y"]))
-
-    with two_models(monkeypatch, config("other", "", **DECOUPLED)) as models:
-        models.stream = lambda: iter([answered(X), answered(failure="no more"), answered()])
-        assert "model 'other', called on behalf of this request, failed: no more" in models.refused(client, infer)
-    assert seen == [X.tolist()]
-
-
-@pytest.mark.parametrize("model", ["m", "other"])
-def test_what_cannot_be_asked_of_a_decoupled_model_is_an_error_at_once(
-    monkeypatch: pytest.MonkeyPatch, client: Client, model: str
-) -> None:
-    def infer(call: Call) -> None:
-        call.forward_stream(model, {"X": np.ones(4, np.complex64)}, ["Y"])
-
-    with two_models(monkeypatch, config("other", "", **DECOUPLED)) as models:
-        message = models.refused(client, infer)
-    assert ("would be called on its own behalf" if model == "m" else "NumPy dtype complex64") in message
+def test_a_decoupled_model_is_not_called(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
+    """The Python backend does not tell a model of the errors of one that it calls for a stream."""
+    decoupled = config("other", model_transaction_policy={"decoupled": True})
+    with two_models(monkeypatch, decoupled) as models:
+        message = models.refused(client, lambda call: call.put("Y", call.forward("other", {"X": X}, ["Y"])["Y"]))
+    assert "model 'other' is decoupled: it answers with any number of responses" in message
+    assert "let the client call it (ShmClient.stream), or give it a version that answers once" in message

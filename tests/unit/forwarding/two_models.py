@@ -55,8 +55,6 @@ class Models:
         Takes each response of the other model, and what it likes to change there.
     gate : asyncio.Event or None
         What an asynchronous call waits for.
-    stream : callable
-        Returns what the other model answers with, if it is decoupled.
     """
 
     def __init__(self) -> None:
@@ -65,7 +63,6 @@ class Models:
         self.answer: Infer | None = double
         self.change: Callable[[BlsResponse], None] = lambda response: None
         self.gate: asyncio.Event | None = None
-        self.stream: Callable[[], Iterator[BlsResponse]]
 
     def execute(self, request: Request) -> BlsResponse:
         made = BlsResponse()
@@ -118,8 +115,8 @@ def two_models(monkeypatch: pytest.MonkeyPatch, other: Mapping[str, Any] | None)
             delivered = {each.name(): each.content for each in inputs}
             self._request = Request(parameters, requested_output_names, delivered)
 
-        def exec(self, *, decoupled: bool = False) -> Any:
-            return models.stream() if decoupled else models.execute(self._request)
+        def exec(self) -> BlsResponse:
+            return models.execute(self._request)
 
         async def async_exec(self) -> BlsResponse:
             if models.gate is not None:
