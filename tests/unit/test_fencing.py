@@ -274,7 +274,10 @@ def test_an_unknown_input_is_refused(session: ShmSession, client: Client) -> Non
 
 def test_an_unknown_output_is_refused_without_a_look_at_the_rest(session: ShmSession, client: Client) -> None:
     said = spans({}, {"Y_": OutputSpan(0, client.data, 16)})
-    assert refused(session, client, said) == "shm:tensor: model 'm' has no output 'Y_'; it has Y, WORDS, B"
+    assert (
+        refused(session, client, said)
+        == "shm:tensor: model 'm' has no output 'Y_'; it has Y, WORDS, B; did you mean 'Y'?"
+    )
 
 
 @pytest.mark.parametrize(("count", "complaint"), [(512, "has no output 'O0'"), (10_000, "expected at most 512")])
