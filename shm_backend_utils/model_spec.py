@@ -126,6 +126,8 @@ class ModelSpec:
         Whether the server may serve several requests as one batch.
     is_decoupled : bool
         Whether the model answers a request with any number of responses, in a stream.
+    is_ensemble : bool
+        Whether it is made of other models, which get its tensors from Triton.
     allowed_uids : str or None
         What ``SHM_ALLOWED_UIDS`` says, unchecked; None where it is not set.
     """
@@ -138,6 +140,7 @@ class ModelSpec:
     has_batch_carrier: bool
     has_batcher: bool
     is_decoupled: bool
+    is_ensemble: bool
     allowed_uids: str | None
 
     @classmethod
@@ -171,6 +174,7 @@ class ModelSpec:
             has_batch_carrier=has_carrier,
             has_batcher=batched and ("dynamic_batching" in config or "sequence_batching" in config),
             is_decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
+            is_ensemble=config.get("platform") == "ensemble",
             allowed_uids=config.get("parameters", {}).get(UIDS_PARAMETER, {}).get("string_value"),
         )
 
@@ -179,7 +183,13 @@ class ModelSpec:
         return self.obstacle_in_paths() or self.obstacle_in_inputs()
 
     def obstacle_in_paths(self) -> str | None:
-        """Return what is wrong if the model does not declare the direct path."""
+        """Return what is wrong if the model does not declare the direct path, or cannot have it."""
+        if self.is_ensemble:
+            return (
+                f"model {self.name!r} is an ensemble: Triton takes its tensors apart for the steps, whatever its "
+                f"{PATHS_PARAMETER} says; for the direct path call a step by its own name, or a model that calls the "
+                "steps by call.forward"
+            )
         if self.paths is not None and "direct" in self.paths:
             return None
         return (

@@ -43,10 +43,14 @@ def _leaves_no_shared_memory() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def triton_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A server with every sample model that this machine can run and every test model, one for all tests here."""
+    """A server with every sample model that this machine can run and every test model, one for all tests here.
+
+    Its models have the NumPy that the tests have, be it one that the server's stub was not built for: those of servers
+    with the other one are tests/server/test_stub_numpy.py's, and all that say nothing of it.
+    """
     folder = tmp_path_factory.mktemp("server")
     repository = copy_sample_models(folder / "models")
     copy_models(models_in(ROOT / "tests" / "models"), repository)
-    with EmbeddedServer.start(repository, log_file=folder / "server.log") as server:
+    with EmbeddedServer.start(repository, log_file=folder / "server.log", numpy="own") as server:
         yield server
     assert list(SHM.glob(f"{server.shm_prefix}*")) == []

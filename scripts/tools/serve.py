@@ -5,22 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import get_args
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.server import Ports
+from shm_backend_utils.server import Ports, StubNumpy
 
 from .common.command_line import Interrupted, raise_on_signals
 from .common.sample_models import copy_sample_models
 from .common.server import temporary_server
 
 
-def serve(model_repository: Path | None, ports: Ports) -> int:
+def serve(model_repository: Path | None, ports: Ports, numpy: StubNumpy) -> int:
     """Serve until the server exits by itself, which is a failure: return a status that says so.
 
     Without a repository, the sample models are served.
     """
     with temporary_server(
-        "serve", lambda folder: model_repository or copy_sample_models(folder), ports=ports
+        "serve", lambda folder: model_repository or copy_sample_models(folder), ports=ports, numpy=numpy
     ) as server:
         addresses = f"grpc={server.grpc_url} http={server.http_url} metrics={server.metrics_url}"
         print(f"READY {addresses}", flush=True)
@@ -40,12 +41,18 @@ def main() -> int:
     )
     for protocol in ("grpc", "http", "metrics"):
         parser.add_argument(f"--{protocol}-port", type=int, metavar="N", default=0, help="a free port if not given")
+    parser.add_argument(
+        "--numpy",
+        choices=get_args(StubNumpy),
+        default="server",
+        help="the models' NumPy: one that the server was built for, with which every model works (default), or this "
+        "environment's own, for packages that need NumPy 2",
+    )
     arguments = parser.parse_args()
     raise_on_signals()
     try:
-        return serve(
-            arguments.model_repository, Ports(arguments.grpc_port, arguments.http_port, arguments.metrics_port)
-        )
+        ports = Ports(arguments.grpc_port, arguments.http_port, arguments.metrics_port)
+        return serve(arguments.model_repository, ports, arguments.numpy)
     except MachineError as error:
         print(error, file=sys.stderr)
         return 1

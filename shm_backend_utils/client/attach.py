@@ -71,7 +71,8 @@ def attach(
     ``client.infer(model, **attach(model, inputs, outputs))`` instead of ``client.infer(model, inputs,
     outputs=outputs)``: the same for ``async_infer``, streams, aio, gRPC and HTTP. What this returns may be used for any
     number of requests, until regions are unregistered; nothing fences one from the next, so do not send the next one
-    before the last one was answered, nor use the memory of one that got no answer.
+    before the last one was answered, nor use the memory of one that got no answer. The server lets a region be
+    unregistered while the model works in it: wait for the answer yourself.
 
     Parameters
     ----------

@@ -268,7 +268,15 @@ class ShmSession:
                 threads.submit(self._serve_stream, request, answer)
 
     def stream(self, request: Any) -> StreamCall:
-        """Return one request of a decoupled model as a context manager.
+        """Return one request of a decoupled model as a context manager: ``with`` begins it.
+
+        ::
+
+            for request in requests:
+                with session.stream(request) as call:
+                    for tile in tiles_of(call.input("IMAGE").numpy()):
+                        call.put("TILE", tile)
+                        call.send()
 
         Parameters
         ----------

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .install import Installation, install
-from .launch import EmbeddedServer, Ports
+from .launch import EmbeddedServer, Ports, StubNumpy
 
-__all__ = ["EmbeddedServer", "Installation", "Ports", "install"]
+__all__ = ["EmbeddedServer", "Installation", "Ports", "StubNumpy", "install"]

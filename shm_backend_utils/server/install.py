@@ -4,6 +4,8 @@ The wheel holds a complete server: the binary, its libraries, the Python backend
 It is fetched without its dependencies, because it pins ``numpy<2``, and it is never imported. What is installed::
 
     DIR/bin/tritonserver          DIR/lib/*.so           DIR/backends/python/   with the stub of this Python's version
+
+and, for servers that are to have it, ``DIR/numpy``: see :mod:`.stub_numpy`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Installation:
     Attributes
     ----------
     folder : pathlib.Path
-        Holds ``bin``, ``lib`` and ``backends``.
+        Holds ``bin``, ``lib`` and ``backends``, and maybe ``numpy``.
     """
 
     folder: Path
@@ -59,19 +61,31 @@ class Installation:
         return self.folder / "backends"
 
     @property
+    def numpy(self) -> Path:
+        """The folder for the NumPy that the stub was built for."""
+        return self.folder / "numpy"
+
+    @property
     def is_complete(self) -> bool:
         """Whether everything is there. An installation appears whole or not at all."""
         return self.binary.is_file()
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, python_environment: Path | None = None) -> dict[str, str]:
         """Return the environment to start the server in.
 
         The stub runs an isolated interpreter, which ignores ``PYTHONPATH`` and finds its packages through ``PATH``; it
         needs the shared library of this interpreter. What is found through ``LD_LIBRARY_PATH`` here, such as CUDA's
         libraries, is found there, too.
+
+        Parameters
+        ----------
+        python_environment : pathlib.Path, optional
+            A virtual environment of this interpreter, for the stub's packages; those of this process if not given.
         """
         environment = dict(os.environ)
-        environment["PATH"] = os.pathsep.join([str(Path(sys.prefix) / "bin"), environment.get("PATH", os.defpath)])
+        prefixes = [prefix for prefix in (python_environment, sys.prefix) if prefix is not None]
+        programs = [str(Path(prefix) / "bin") for prefix in prefixes]
+        environment["PATH"] = os.pathsep.join([*programs, environment.get("PATH", os.defpath)])
         libraries = [str(self.libraries), str(_libpython().parent), environment.get("LD_LIBRARY_PATH")]
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
         return environment

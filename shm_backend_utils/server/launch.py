@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import re
 import secrets
 import shutil
@@ -18,13 +19,20 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, Literal
 
-from ..errors import ClosedError, MachineError
+import numpy as np
+
+from ..errors import CallerError, ClosedError, MachineError
 from .install import Installation, install
+from .stub_numpy import install_numpy, is_there_another, make_environment, reads_own
 
-__all__ = ["EmbeddedServer", "Ports"]
+__all__ = ["EmbeddedServer", "Ports", "StubNumpy"]
 
+StubNumpy = Literal["server", "own"]
+"""Which NumPy the models of a server have: one that its stub was built for, or that of this interpreter."""
+
+_LOG: Final = logging.getLogger(__name__)
 _HOST: Final = "127.0.0.1"
 _LOG_LIMIT: Final = 4 * 1024 * 1024
 _POLL_S: Final = 0.05
@@ -87,6 +95,7 @@ class EmbeddedServer:
         installation: Installation | None = None,
         log_file: Path | None = None,
         timeout_s: float = 120.0,
+        numpy: StubNumpy = "server",
     ) -> EmbeddedServer:
         """Start a server and return when all of its models are ready.
 
@@ -102,17 +111,26 @@ class EmbeddedServer:
             A temporary one, which lasts as long as this process, if not given.
         timeout_s : float
             How long the start may take.
+        numpy : str
+            The NumPy of models. ``"server"``: one that the server's stub was built for, which is NumPy 1.26, so that
+            every model works; all other packages are those of this interpreter. ``"own"``: that of this interpreter,
+            for models whose packages need NumPy 2. With that, only models with a ``ShmSession`` read and give numbers,
+            and none strings, but on the direct path. Where the two are the same, it means nothing; Python 3.13 has no
+            NumPy 1, so that ``"server"`` is ``"own"`` there, with a warning.
 
         Raises
         ------
         MachineError
             The server did not start, or a model did not load; the message holds the reason out of the log.
         """
+        if numpy not in ("server", "own"):
+            raise CallerError(f"numpy is {numpy!r}; expected 'server' or 'own'")
         installation = installation or install()
-        log_file = log_file or _temporary_log_file()
+        environment = installation.environment(_python_environment(installation) if numpy == "server" else None)
+        log_file = log_file or _temporary_folder() / "server.log"
         wanted = ports or Ports()
         for attempt in range(1, _ATTEMPTS + 1):
-            server = cls._launch(installation, model_repository, wanted.resolve(), log_file)
+            server = cls._launch(installation, environment, model_repository, wanted.resolve(), log_file)
             try:
                 server._wait_until_ready(timeout_s)
             except MachineError as error:
@@ -173,7 +191,12 @@ class EmbeddedServer:
 
     @classmethod
     def _launch(
-        cls, installation: Installation, model_repository: Path, ports: Ports, log_file: Path
+        cls,
+        installation: Installation,
+        environment: dict[str, str],
+        model_repository: Path,
+        ports: Ports,
+        log_file: Path,
     ) -> EmbeddedServer:
         shm_prefix = f"{_BACKEND_SHM_PREFIX}{secrets.token_hex(6)}_"
         command = [
@@ -195,7 +218,7 @@ class EmbeddedServer:
         log_file.write_bytes(b"")
         supervisor = subprocess.Popen(
             [sys.executable, "-m", f"{__package__}.supervisor", str(log_file), str(_LOG_LIMIT), shm_prefix, *command],
-            env=installation.environment(),
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C in the terminal is the launcher's to handle
@@ -248,11 +271,27 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _temporary_log_file() -> Path:
-    """Return a file for a log that lasts as long as this process."""
+def _python_environment(installation: Installation) -> Path | None:
+    """Return an environment with the NumPy that the stub was built for; None if this process' has it, or none has."""
+    if reads_own():
+        return None
+    if not is_there_another():
+        _LOG.warning(
+            "the server's stub was built for NumPy 1, which this Python has not: models without a ShmSession get NumPy "
+            "%s's arrays filled with their first element, and give them without contents; use Python 3.12 or older",
+            np.__version__,
+        )
+        return None
+    folder = _temporary_folder() / "environment"
+    make_environment(folder, install_numpy(installation.numpy))
+    return folder
+
+
+def _temporary_folder() -> Path:
+    """Return a folder that lasts as long as this process."""
     folder = Path(tempfile.mkdtemp(prefix="tritonserver-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder / "server.log"
+    return folder
 
 
 def _free_port(sockets: contextlib.ExitStack) -> int:

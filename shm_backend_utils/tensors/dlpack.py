@@ -110,15 +110,21 @@ class _Consumed:
 def export(array: npt.NDArray[Any], max_version: tuple[int, int] | None = None) -> object:
     """Return a capsule over the array's memory: a versioned one, if the consumer asks for it and NumPy (2.1) can.
 
+    If NumPy cannot, a consumer that asks for it gets a read-only array, too, though the capsule does not say so. Those
+    that ask in a process with such a NumPy are like PyTorch, which passes over it anyway.
+
     Raises
     ------
     BufferError
-        The array is read-only, and an unversioned capsule cannot say so.
+        The array is read-only, and the consumer does not ask for a capsule that could say so.
     """
     is_bf16 = array.dtype == dtypes.BF16.numpy
     known = array.view(np.uint16) if is_bf16 else array  # what NumPy takes as one of its own, or as nothing at all
-    if max_version is not None and max_version >= _VERSIONED and _NUMPY_MAKES_VERSIONED:
+    asks_for_versioned = max_version is not None and max_version >= _VERSIONED
+    if asks_for_versioned and _NUMPY_MAKES_VERSIONED:
         capsule = known.__dlpack__(max_version=_VERSIONED)
+    elif asks_for_versioned:
+        capsule = writable_alias(known).__dlpack__()
     else:
         capsule = known.__dlpack__()
     if is_bf16:

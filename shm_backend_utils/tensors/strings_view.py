@@ -50,6 +50,18 @@ class StringsView(TensorView):
         """Return the elements as an array of ``bytes`` objects: a copy, as there is no other way."""
         return self.strings().numpy()
 
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Return what ``np.asarray(view)`` is: the same as :meth:`numpy`.
+
+        Raises
+        ------
+        ValueError
+            There must be no copy.
+        """
+        if copy is False:
+            raise ValueError(f"tensor {self.name!r} holds strings, which become an array by a copy alone")
+        return super().__array__(dtype)
+
     def __dlpack__(self, **_: Any) -> Any:
         """Raise BufferError: DLPack has no strings."""
         raise BufferError(f"tensor {self.name!r} holds strings, which DLPack has no type for; use .strings()")

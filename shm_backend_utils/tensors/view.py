@@ -82,6 +82,20 @@ class TensorView:
         array: npt.NDArray[Any] = self._array.view()
         return array
 
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Return what ``np.asarray(view)`` is: the same as :meth:`numpy`, copied if ``dtype`` or ``copy`` need it.
+
+        Raises
+        ------
+        ValueError
+            There must be no copy, but ``dtype`` is another one.
+        """
+        array = self.numpy()
+        wanted = array.dtype if dtype is None else np.dtype(dtype)
+        if copy is False and wanted != array.dtype:
+            raise ValueError(f"tensor {self.name!r} is {array.dtype}, which cannot become {wanted} without a copy")
+        return array.astype(wanted, copy=bool(copy))
+
     def strings(self) -> Strings:
         """Return the elements of a tensor of strings; a :class:`StringsView` does.
 
@@ -133,7 +147,8 @@ class TensorView:
         ------
         BufferError
             The consumer asks for a copy, for another device, or for a stream that the device does not have; or the view
-            is read-only, which the unversioned capsule that it asks for cannot say.
+            is read-only, which the unversioned capsule that it asks for cannot say. One that asks for a versioned
+            capsule gets it, or from NumPy before 2.1, which makes none, an unversioned one all the same.
         """
         here = self.__dlpack_device__()
         if dl_device not in (None, here):
@@ -153,5 +168,5 @@ class TensorView:
         except BufferError:
             raise BufferError(
                 f"tensor {self.name!r} is read-only, which an unversioned DLPack capsule cannot express; ask for "
-                "max_version=(1, 0) with NumPy 2.1 or later, or use .numpy()"
+                "max_version=(1, 0), or use .numpy()"
             ) from None

@@ -18,30 +18,43 @@ import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
 from tritonclient.utils import triton_to_np_dtype
 
 from ..memory.cuda.memory import CudaAccess
+from . import upstream_calls
 from .leak_probe import ShmLeakProbe
 from .shm_regions import CudaShmHandle, ShmHandle, SystemShmHandle
 from .shm_tensors import InputTensor, NewRegion, OutputTensor, input_tensors, new_regions, output_tensors
+from .upstream_calls import (
+    ShmLeakDetector,
+    create_set_either_shm_region,
+    register_add_either_shm_regions,
+    register_add_shm_regions,
+)
 
 __all__ = [
     "CudaShmHandle",
     "ShmHandle",
+    "ShmLeakDetector",
     "ShmLeakProbe",
     "ShmRegions",
     "SystemShmHandle",
     "cleanup_shm_regions",
     "create_set_cuda_shm_regions",
+    "create_set_either_shm_region",
     "create_set_shm_regions",
+    "register_add_either_shm_regions",
+    "register_add_shm_regions",
     "unregister_cleanup_shm_regions",
 ]
 
 _PROTOCOLS: Final = ("grpc", "http")
+_OWN_ARGUMENTS_TO_CREATE: Final = 6
+_OWN_ARGUMENTS_TO_CLEAN_UP: Final = 3
 
 
 class ShmRegions(NamedTuple):
@@ -61,6 +74,7 @@ class ShmRegions(NamedTuple):
     outputs: list[Any]
 
 
+@overload
 def create_set_shm_regions(
     input_list: Sequence[Any],
     output_list: Sequence[tuple[str, int]],
@@ -68,8 +82,23 @@ def create_set_shm_regions(
     shm_region_byte_sizes: Sequence[int] | None,
     triton_client: Any,
     protocol: str,
-) -> ShmRegions:
+) -> ShmRegions: ...
+@overload
+def create_set_shm_regions(
+    input0_list: Sequence[Any],
+    input1_list: Sequence[Any],
+    output0_byte_size: int,
+    output1_byte_size: int,
+    outputs: Collection[str],
+    shm_region_names: Sequence[str] | None,
+    precreated_shm_regions: Sequence[Any] | None,
+    use_system_shared_memory: bool,
+    use_cuda_shared_memory: bool,
+) -> tuple[Sequence[str], list[Any]]: ...
+def create_set_shm_regions(*arguments: Any, **named: Any) -> Any:  # noqa: D417  # they are the overloads'
     """Make one region of system shared memory for each tensor, fill those of the inputs, and register them all.
+
+    With the nine arguments of the original in Triton's tests it does what that does, as in :mod:`.upstream_calls`.
 
     Parameters
     ----------
@@ -102,16 +131,9 @@ def create_set_shm_regions(
         ``/dev/shm`` has no room.
     tritonclient.utils.InferenceServerException
         The server refuses a region, or is not there. Whatever happens, nothing is left behind.
-    """
-    return _create(
-        input_tensors(input_list, None),
-        output_tensors(output_list),
-        shm_region_names,
-        shm_region_byte_sizes,
-        triton_client,
-        protocol,
-        lambda region: SystemShmHandle(region.name, region.byte_size),
-    )
+    """  # the arguments are those of the overloads
+    is_original = len(arguments) + len(named) > _OWN_ARGUMENTS_TO_CREATE
+    return (upstream_calls.create_set_regions if is_original else _create_on_host)(*arguments, **named)
 
 
 def create_set_cuda_shm_regions(
@@ -162,11 +184,26 @@ def create_set_cuda_shm_regions(
     )
 
 
-def unregister_cleanup_shm_regions(shm_handles: Iterable[ShmHandle | None], triton_client: Any, protocol: str) -> None:
+@overload
+def unregister_cleanup_shm_regions(
+    shm_handles: Iterable[ShmHandle | None], triton_client: Any, protocol: str
+) -> None: ...
+@overload
+def unregister_cleanup_shm_regions(
+    shm_regions: Sequence[str],
+    shm_handles: Sequence[Any],
+    precreated_shm_regions: Sequence[Any] | None,
+    outputs: Collection[str],
+    use_system_shared_memory: bool,
+    use_cuda_shared_memory: bool,
+) -> None: ...
+def unregister_cleanup_shm_regions(*arguments: Any, **named: Any) -> None:  # noqa: D417  # they are the overloads'
     """Unregister each region by its name, and give its memory back. No request must be using them any more.
 
     What fails does not keep the rest from being done. Regions that are unregistered or destroyed already are passed
     over, as are those that the server does not know any more; so it may be called again.
+
+    With the six arguments of the original in Triton's tests it does what that does, as in :mod:`.upstream_calls`.
 
     Parameters
     ----------
@@ -181,11 +218,9 @@ def unregister_cleanup_shm_regions(shm_handles: Iterable[ShmHandle | None], trit
         The client, the protocol or a handle is none; nothing was done.
     Exception
         The first failure, after everything else was done.
-    """
-    _module_of(protocol, triton_client)
-    handles = _those_made(shm_handles)
-    unregistering = [functools.partial(handle.unregister, triton_client) for handle in handles]
-    _do_all([*unregistering, *[handle.destroy for handle in handles]])
+    """  # the arguments are those of the overloads
+    is_original = len(arguments) + len(named) > _OWN_ARGUMENTS_TO_CLEAN_UP
+    (upstream_calls.unregister_cleanup_regions if is_original else _unregister_cleanup)(*arguments, **named)
 
 
 def cleanup_shm_regions(shm_handles: Iterable[ShmHandle | None]) -> None:
@@ -195,6 +230,25 @@ def cleanup_shm_regions(shm_handles: Iterable[ShmHandle | None]) -> None:
     the other does.
     """
     _do_all([handle.destroy for handle in _those_made(shm_handles)])
+
+
+def _create_on_host(
+    input_list: Sequence[Any],
+    output_list: Sequence[tuple[str, int]],
+    shm_region_names: Sequence[str] | None,
+    shm_region_byte_sizes: Sequence[int] | None,
+    triton_client: Any,
+    protocol: str,
+) -> ShmRegions:
+    return _create(
+        input_tensors(input_list, None),
+        output_tensors(output_list),
+        shm_region_names,
+        shm_region_byte_sizes,
+        triton_client,
+        protocol,
+        lambda region: SystemShmHandle(region.name, region.byte_size),
+    )
 
 
 def _create(
@@ -220,9 +274,16 @@ def _create(
         regions.outputs.extend(map(functools.partial(_output, module), outputs, out_handles))
     except BaseException:
         with contextlib.suppress(Exception):  # the first error says why
-            unregister_cleanup_shm_regions(regions.shm_handles, client, protocol)
+            _unregister_cleanup(regions.shm_handles, client, protocol)
         raise
     return regions
+
+
+def _unregister_cleanup(shm_handles: Iterable[ShmHandle | None], triton_client: Any, protocol: str) -> None:
+    _module_of(protocol, triton_client)
+    handles = _those_made(shm_handles)
+    unregistering = [functools.partial(handle.unregister, triton_client) for handle in handles]
+    _do_all([*unregistering, *[handle.destroy for handle in handles]])
 
 
 def _input(module: Any, tensor: InputTensor, handle: ShmHandle) -> Any:

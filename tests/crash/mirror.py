@@ -28,7 +28,9 @@ class Mirror:
         for name in names:
             shutil.copytree(MODEL, folder / "models" / name, ignore=shutil.ignore_patterns("__pycache__"))
         installation = installation_with(["--model-control-mode=explicit"], folder / "installation")
-        self.server = EmbeddedServer.start(folder / "models", installation=installation, log_file=folder / "server.log")
+        self.server = EmbeddedServer.start(
+            folder / "models", installation=installation, log_file=folder / "server.log", numpy="own"
+        )
         self._grpc: Any = tritonclient.grpc.InferenceServerClient(self.server.grpc_url)
 
     def load(

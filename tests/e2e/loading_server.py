@@ -42,7 +42,9 @@ class LoadingServer:
         self._models = folder / "models"
         self._models.mkdir()
         installation = installation_with(["--model-control-mode=explicit"], folder / "installation")
-        self.server = EmbeddedServer.start(self._models, installation=installation, log_file=folder / "server.log")
+        self.server = EmbeddedServer.start(
+            self._models, installation=installation, log_file=folder / "server.log", numpy="own"
+        )
         self.grpc: Any = tritonclient.grpc.InferenceServerClient(self.server.grpc_url)
         self._changes = itertools.count(1)
 

@@ -8,6 +8,8 @@ import os
 import queue
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +29,7 @@ from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from shm_backend_utils.testing.unregistering import unregister_when_free
 
+from ..crash.gate import Gate
 from .fake_gpus import MODEL, Y_OFFSET, GpuRequest, X, hand_made_for
 
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
@@ -254,6 +257,32 @@ def test_memory_of_a_gpu(gpu: GpuRequest) -> None:
     )
     gpu.request.client(gpu.url).infer(MODEL, **attached)
     assert gpu.is_doubled
+
+
+def test_a_region_that_is_unregistered_during_a_call_serves_that_call_and_none_after_it(
+    user: User, tmp_path: Path
+) -> None:
+    """Triton refuses that where it uses a region itself; of the model's use it knows nothing."""
+    gate = Gate(tmp_path)
+    gate.close()
+    x = np.arange(4, dtype=np.float32)
+    user.write(x)
+    inputs, outputs = [user.input("X", [4], "FP32", 16)], [user.output("Y", 16)]
+    attached = attach("crash_stages", inputs, outputs, parameters=gate.parameters("half written"))
+
+    def infer() -> None:
+        with user.module.InferenceServerClient(user.url) as client:  # over HTTP, one belongs to its thread
+            client.infer("crash_stages", **attached)
+
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(infer)
+        gate.wait_for_model()
+        user.client.unregister_system_shared_memory(user.name)
+        gate.let_go()
+        answer.result()
+    assert user.read(SIZE // 2, np.float32, (4,)).tolist() == (x + 1).tolist()
+    with pytest.raises(InferenceServerException, match="shm:gone"):
+        user.client.infer("crash_stages", **attached)
 
 
 class TestWhatIsWrongIsSaidBeforeAnythingIsSent:

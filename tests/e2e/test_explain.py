@@ -108,3 +108,12 @@ def test_a_version_can_be_explained(any_client: AnyClient) -> None:
     assert any_client.explain("request_facts", model_version="1").path == "direct"
     with pytest.raises(InferenceError):
         any_client.explain("request_facts", model_version="7")
+
+
+@pytest.mark.parametrize("model", ["ensemble_pipeline", "two_steps"])
+def test_an_ensemble_is_not_told_to_declare_anything(any_client: AnyClient, model: str) -> None:
+    explanation = any_client.explain(model)
+    assert explanation.path == "triton-shm"
+    assert f"model '{model}' is an ensemble" in explanation.reason
+    assert "set the parameter" not in str(explanation)
+    assert "optional" not in str(explanation)

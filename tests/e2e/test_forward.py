@@ -230,6 +230,12 @@ def test_a_chain_of_different_models_is_no_recursion(client: ShmClient) -> None:
         assert result["Y"].tolist() == (X + 1).tolist()
 
 
+@pytest.mark.parametrize("model", ["countdown", "frames_of"])
+def test_a_decoupled_model_is_not_called(client: ShmClient, model: str) -> None:
+    with pytest.raises(InferenceError, match=f"model '{model}' is decoupled: .*; let the client call it"):
+        delegated(client, "forward", model)
+
+
 def test_scratch_memory_is_used_again(client: ShmClient) -> None:
     pid = delegated(client, "forward_twice", "crash_stages")[1]["pid"]
     delegated(client, "forward_twice", "crash_stages")

@@ -232,3 +232,8 @@ def test_a_view_does_not_copy(cuda: FakeCuda) -> None:
 def test_what_is_so_anyway_may_be_asked_for(cuda: FakeCuda, arguments: dict[str, Any]) -> None:
     view = view_of_numbers(cuda, 2)
     assert cuda.address_of(cuda.adopt(view.__dlpack__(**arguments))) == cuda.address_of(view.array)
+
+
+def test_an_array_of_numpy_is_refused_as_numpy_is(cuda: FakeCuda) -> None:
+    with pytest.raises(DeviceMemoryError, match="which NumPy cannot read; use .cupy()"):
+        np.asarray(view_of_numbers(cuda, 2))

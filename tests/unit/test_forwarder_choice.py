@@ -11,11 +11,13 @@ import pytest
 
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.model.devices.arrays import DeviceArrays
+from shm_backend_utils.model.forward import direct
 from shm_backend_utils.model.forward.direct import DirectForwarding
 from shm_backend_utils.model.forward.forwarder import Forwarder
 from shm_backend_utils.model.forward.ordinary import OrdinaryForwarding
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.protocol import call_layout
 from shm_backend_utils.protocol.spans import MAX_TENSORS
 from shm_backend_utils.testing import fake_backend
 
@@ -49,9 +51,8 @@ def spec_of(output_count: int, **more: Any) -> ModelSpec:
     [
         (spec_of(1), DirectForwarding),
         (spec_of(MAX_TENSORS), OrdinaryForwarding),
-        (spec_of(1, model_transaction_policy={"decoupled": True}), OrdinaryForwarding),
     ],
-    ids=["of two tensors", "of more tensors than a slot tells of", "that answers by a stream"],
+    ids=["of two tensors", "of more tensors than a slot tells of"],
 )
 def test_a_request_to_a_model(
     forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, spec: ModelSpec, kind: type
@@ -60,3 +61,20 @@ def test_a_request_to_a_model(
     forwarding = forwarder.begin("called", {"X": np.ones(3, np.float32)}, ["Y0"], {}, "", "", [])
     assert type(forwarding) is kind
     forwarding.give_up()
+
+
+@pytest.mark.parametrize("hint", [16, np.int64(16), np.uint8(16)])
+def test_room_for_an_output_may_be_an_integer_of_numpy(
+    forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, hint: int
+) -> None:
+    spec = spec_of(1)
+    rooms: list[object] = []
+
+    def looking(*given: Any, **named: Any) -> Any:
+        rooms.append(given[2]["Y0"])
+        return call_layout.lay_out(*given, **named)
+
+    monkeypatch.setattr(direct, "lay_out", looking)
+    monkeypatch.setattr(forwarder._specs, "spec", lambda model, version: spec)
+    forwarder.begin("called", {"X": np.ones(3, np.float32)}, {"Y0": hint}, {}, "", "", []).give_up()
+    assert rooms == [16]

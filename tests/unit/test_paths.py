@@ -203,3 +203,16 @@ def test_the_path_of_a_model_and_its_reason_are_logged_once(
     explained(far_away, known)
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith(f"model 'resize' takes the path inline: {FAR_AWAY} is another machine")
+
+
+@pytest.mark.parametrize("paths", [None, "direct,triton-shm,inline"])
+def test_an_ensemble_has_no_direct_path_whatever_it_declares(far_away: PathChooser, paths: str | None) -> None:
+    """Its steps would not find what lies in shared memory."""
+    explanation = explained(far_away, model(paths, input=[X | {"optional": False}], platform="ensemble"))
+    assert not explanation.open("direct")
+    details = [check.detail for check in explanation.checks if check.needed_by == ("direct",)]
+    assert len(details) == 1
+    assert details[0].startswith(
+        "model 'resize' is an ensemble: Triton takes its tensors apart for the steps, whatever its SHM"
+    )
+    assert "call a step by its own name, or a model that calls the steps by call.forward" in details[0]

@@ -67,7 +67,16 @@ def test_integers_may_be_strings_as_in_protobufs_json() -> None:
 def test_fields_that_protobufs_json_leaves_out_have_their_defaults() -> None:
     spec = ModelSpec.from_config({"name": "empty"})
     assert spec == ModelSpec(
-        "empty", 0, {}, {}, None, has_batch_carrier=False, has_batcher=False, is_decoupled=False, allowed_uids=None
+        "empty",
+        0,
+        {},
+        {},
+        None,
+        has_batch_carrier=False,
+        has_batcher=False,
+        is_decoupled=False,
+        is_ensemble=False,
+        allowed_uids=None,
     )
 
 

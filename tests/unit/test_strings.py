@@ -277,3 +277,10 @@ def test_other_libraries_cannot_take_a_view_of_strings(view: StringsView) -> Non
         view.__dlpack__(max_version=(1, 0))
     with pytest.raises(DeviceMemoryError):
         view.cupy()
+
+
+def test_numpy_makes_an_array_of_a_view_of_strings_by_a_copy_alone() -> None:
+    view = StringsView("WORDS", Strings.of("WORDS", np.array(WORDS, object)), "direct")
+    assert np.asarray(view).tolist() == np.array(view).tolist() == WORDS
+    with pytest.raises(ValueError, match="tensor 'WORDS' holds strings, which become an array by a copy alone"):
+        view.__array__(copy=False)

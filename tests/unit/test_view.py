@@ -142,7 +142,7 @@ def test_a_consumer_of_unversioned_capsules_may_write() -> None:
 @pytest.mark.parametrize("version", [None, (0, 8)])
 def test_a_read_only_view_is_not_given_to_a_consumer_that_could_not_know(version: tuple[int, int] | None) -> None:
     view = view_of(floats(), writable=False)
-    with pytest.raises(BufferError, match=r"'IMAGE' is read-only, .* ask for max_version=\(1, 0\) .*or use .numpy\(\)"):
+    with pytest.raises(BufferError, match=r"'IMAGE' is read-only, .* ask for max_version=\(1, 0\), or use .numpy\(\)"):
         view.__dlpack__(max_version=version)
 
 
@@ -171,3 +171,41 @@ def test_a_view_does_not_copy() -> None:
 @pytest.mark.parametrize("arguments", [{"dl_device": (1, 0)}, {"copy": False}, {"stream": None, "copy": None}])
 def test_what_is_so_anyway_may_be_asked_for(arguments: dict[str, Any]) -> None:
     assert "dltensor" in repr(view_of(floats()).__dlpack__(**arguments))
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_numpy_makes_an_array_of_the_very_memory(writable: bool) -> None:
+    array = floats()
+    view = view_of(array, writable=writable)
+    for made in (np.asarray(view), np.asarray(view, np.float32), np.array(view, copy=False)):
+        assert (made.dtype, made.shape, made.ctypes.data) == (array.dtype, array.shape, array.ctypes.data)
+        assert made.flags.writeable is writable
+    assert np.add(view, view).tolist() == (2 * array).tolist()
+
+
+@every_dtype
+def test_numpy_copies_a_view_where_it_is_told_to(dtype: DType) -> None:
+    array = np.zeros((2, 3), dtype.numpy)
+    made = np.array(view_of(array, writable=False))
+    assert (made.dtype, made.shape, made.flags.writeable) == (dtype.numpy, (2, 3), True)
+    assert made.ctypes.data != array.ctypes.data
+
+
+def test_numpy_converts_a_view() -> None:
+    assert np.asarray(view_of(floats()), np.int64).tolist() == floats().astype(np.int64).tolist()
+    assert np.array(view_of(floats()), np.int64).dtype == np.int64
+
+
+def test_another_type_without_a_copy_there_is_not() -> None:
+    with pytest.raises(ValueError, match="tensor 'IMAGE' is float32, which cannot become int64 without a copy"):
+        view_of(floats()).__array__(np.int64, copy=False)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.BY_NAME["FP32"], dtypes.BF16], ids=["FP32", "BF16"])
+def test_where_numpy_makes_no_versioned_capsules_a_consumer_that_knows_them_reads_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, dtype: DType
+) -> None:
+    monkeypatch.setattr(dlpack, "_NUMPY_MAKES_VERSIONED", False)
+    array = np.ones((2, 3), dtype.numpy)
+    taken = dlpack.consume(view_of(array, writable=False).__dlpack__(max_version=(1, 0)))
+    assert (taken.dtype, taken.shape, taken.ctypes.data) == (dtype.numpy, (2, 3), array.ctypes.data)

@@ -22,7 +22,7 @@ _SAMPLE_MODELS: Final = ("identity", "multiply")
 def bench_server() -> AbstractContextManager[EmbeddedServer]:
     """Start a server with those models, for as long as a block."""
     models = [*(REPOSITORY / name for name in _SAMPLE_MODELS), *models_in(_MODELS)]
-    return temporary_server("bench", lambda folder: copy_models(models, folder))
+    return temporary_server("bench", lambda folder: copy_models(models, folder), numpy="own")
 
 
 def stubs_of(server: EmbeddedServer) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shm_backend_utils.server import EmbeddedServer, Installation, Ports
+from shm_backend_utils.server import EmbeddedServer, Installation, Ports, StubNumpy
 
 from .sample_models import copy_sample_models
 
@@ -21,6 +21,7 @@ def temporary_server(
     *,
     ports: Ports | None = None,
     installation: Installation | None = None,
+    numpy: StubNumpy = "server",
 ) -> Iterator[EmbeddedServer]:
     """Start a server.
 
@@ -30,12 +31,14 @@ def temporary_server(
         Who starts it; the folder's name says so, should it ever be left behind.
     provide_models : callable
         Takes a path to put models at, and returns where they are.
-    ports, installation
+    ports, installation, numpy
         As for :meth:`EmbeddedServer.start`.
     """
     with tempfile.TemporaryDirectory(prefix=f"shm-backend-utils-{tool}-") as name:
         folder = Path(name)
         models = provide_models(folder / "models")
         log_file = folder / "server.log"
-        with EmbeddedServer.start(models, ports=ports, installation=installation, log_file=log_file) as server:
+        with EmbeddedServer.start(
+            models, ports=ports, installation=installation, log_file=log_file, numpy=numpy
+        ) as server:
             yield server

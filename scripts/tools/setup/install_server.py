@@ -1,4 +1,4 @@
-"""Install the embedded server for the Python that runs this."""
+"""Install the embedded server for the Python that runs this, and the NumPy that its models need."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import sys
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import install
+from shm_backend_utils.server.stub_numpy import install_numpy, is_there_another, reads_own
 
 if __name__ == "__main__":
     try:
-        install()
+        installation = install()
+        if not reads_own() and is_there_another():
+            install_numpy(installation.numpy)
     except MachineError as error:
         sys.exit(str(error))

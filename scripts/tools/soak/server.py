@@ -171,6 +171,7 @@ class SoakServer:
                     ports=self._ports,
                     installation=self._installation,
                     log_file=self._folder / "server.log",
+                    numpy="own",  # the harder one for the library
                 )
             except MachineError as error:
                 if attempt == START_ATTEMPTS:

@@ -165,6 +165,8 @@ def _check_model(spec: ModelSpec) -> list[Check]:
             checks.append(Check(f"declares {path}?", False, detail, (path,)))
     obstacle = spec.obstacle_in_paths()
     checks.append(Check("declares direct?", obstacle is None, obstacle or "it does", (_DIRECT,)))
+    if spec.is_ensemble:
+        return checks  # the rest is for its steps
     obstacle = spec.obstacle_in_inputs()
     checks.append(Check("inputs optional?", obstacle is None, obstacle or "they are", (_DIRECT,)))
     obstacle = obstacle_in_tensors(spec)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES, DType
-from ...errors import ClosedError, ModelError, ShmError, TableError, TensorError
+from ...errors import ModelError, ShmError, TableError, TensorError
 from ...protocol import results
 from ...protocol.results import Event, OutputPlace
 from ...tensors.device_view import DeviceView
@@ -81,7 +81,7 @@ class AnsweredRequest(ReceivedRequest):
             The call is over.
         """
         if not self._is_open:
-            raise ClosedError("this call")
+            raise self._not_open()
         try:
             shape = tuple(map(index, shape))
             numpy_dtype = np.dtype(dtype)
@@ -138,7 +138,7 @@ class AnsweredRequest(ReceivedRequest):
             As for :meth:`output`.
         """
         if not self._is_open:
-            raise ClosedError("this call")
+            raise self._not_open()
         spec = self._context.spec
         if type(array) is DeliveredView and name not in self._rooms:  # as it came, so it goes
             dtype = check_output(spec, name, array.dtype, array.shape)

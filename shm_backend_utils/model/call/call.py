@@ -73,7 +73,7 @@ class Call(AnsweredRequest):
     @property
     def is_open(self) -> bool:
         """Whether it has begun, and has not ended."""
-        return self._is_open
+        return bool(self._is_open)
 
     @property
     def spec(self) -> ModelSpec:
@@ -287,7 +287,8 @@ class Call(AnsweredRequest):
         Raises
         ------
         ModelError
-            There is no such model, or it would wait for this call itself, or Triton does not pass on a parameter.
+            There is no such model, or it is decoupled, or it would wait for this call itself, or Triton does not pass
+            on a parameter.
         TensorError
             It does not take these tensors.
         ForwardError

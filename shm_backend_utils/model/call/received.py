@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
-from ...errors import ClosedError, MissingTensorError, RegionGoneError, TableError
+from ...errors import ClosedError, MissingTensorError, ModelError, RegionGoneError, TableError
 from ...model_spec import BATCH_CARRIER
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address, parse_generation
 from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
@@ -72,12 +72,14 @@ class ReceivedRequest:
         "table",
     )
 
+    _made_by = "open"
+
     def __init__(self, context: Context, request: Any) -> None:
         """Set what the classes above this one need as well: one function does it for every request."""
         self._arrived = time.monotonic()
         self._context = context
         self._request = request
-        self._is_open = False
+        self._is_open: bool | None = None  # before it begins
         self._parameters: dict[str, Any] | None = None
         self._tensors: dict[str, Any] | None = None
         self._notice = ""
@@ -169,7 +171,7 @@ class ReceivedRequest:
             The call is over.
         """
         if not self._is_open:
-            raise ClosedError("this call")
+            raise self._not_open()
         table = self.table
         if table is not None:
             span = table.inputs.get(name)
@@ -325,7 +327,13 @@ class ReceivedRequest:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise ClosedError("this call")
+            raise self._not_open()
+
+    def _not_open(self) -> ClosedError | ModelError:
+        """Return why the call can be used no more, or not yet."""
+        if self._is_open is None:
+            return ModelError(f"this call has not begun; enter it first: with session.{self._made_by}(request) as call")
+        return ClosedError("this call")
 
     def _release(self) -> None:
         """Let go of the request's memory, and leave its slot's record as it is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any, Final
 
 import numpy as np
@@ -147,8 +148,8 @@ def _take(pool: SlotPool, need: Need, holder: str) -> Any:
     return taken
 
 
-def _hint(hint: object) -> int | None:
-    return hint if isinstance(hint, int) else None
+def _hint(hint: TensorView | int | None) -> int | None:
+    return None if hint is None or isinstance(hint, TensorView) else index(hint)
 
 
 def _write(memory: Any, span: InputSpan, given: Given) -> None:

@@ -69,7 +69,7 @@ class Forwarder:
         Raises
         ------
         ModelError
-            There is no such model, or it would wait for itself.
+            There is no such model, or it is decoupled, or it would wait for itself.
         TensorError
             It does not take these tensors.
         """
@@ -80,6 +80,13 @@ class Forwarder:
                 "itself for ever"
             )
         spec = self._specs.spec(model, version)
+        if spec is not None and spec.is_decoupled:
+            # By exec(decoupled=True), Triton 2.51 waits for ever if the first response is an error, and loses others.
+            raise ModelError(
+                f"model {model!r} is decoupled: it answers with any number of responses, and a model that calls it "
+                "would not hear of its errors; let the client call it (ShmClient.stream), or give it a version that "
+                "answers once"
+            )
         given = {name: Given(name, value, self._arrays) for name, value in inputs.items()}
         names = _names(model, spec, outputs)
         asked = Asked(model, version, given, outputs, names, {**parameters, CALLERS_PARAMETER: "/".join(chain)})
@@ -156,8 +163,7 @@ def _note_refusal(forwarding: Forwarding, pending: set[Forwarding]) -> None:
 
 
 def _takes_lent_memory(spec: ModelSpec) -> bool:
-    is_declared = not spec.is_decoupled and spec.obstacle_to_direct() is None
-    return is_declared and obstacle_in_tensors(spec) is None
+    return spec.obstacle_to_direct() is None and obstacle_in_tensors(spec) is None
 
 
 def _names(model: str, spec: ModelSpec | None, outputs: ForwardOutputs) -> list[str]:

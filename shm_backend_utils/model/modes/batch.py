@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ class BatchCall:
         name : str
             As in the model's configuration.
         item_shape : sequence of int
-            Of a row.
+            Of a row. Integers of NumPy are fine.
         dtype : numpy.dtype or what makes one
             Of the elements.
 
@@ -98,10 +99,11 @@ class BatchCall:
         ModelError
             The model's configuration has no such output, or not of this dtype and shape.
         """
+        item_shape = tuple(map(index, item_shape))
         if len(self.calls) == 1:
             return self.calls[0].output(name, (self.size, *item_shape), dtype)
         kind = np.dtype(dtype)
-        whole = self._joined_output(name, tuple(item_shape), kind)
+        whole = self._joined_output(name, item_shape, kind)
         if whole is not None:
             return whole
         parts = [

@@ -37,6 +37,8 @@ class StreamCall(Call):
 
     __slots__ = ("_frames", "_index", "_is_frame_open", "_looked", "_sender", "_waited_s")
 
+    _made_by = "stream"
+
     def __init__(self, context: Context, request: Any) -> None:
         super().__init__(context, request)
         self._sender = context.backend.sender(request)

@@ -395,3 +395,12 @@ def test_forward_async_that_failed_is_over(models: Models, client: Client) -> No
     models.change = broken
     (response,) = asyncio.run(models.caller.serve_async([client.request({"X": X}, {"Y": 16})], infer))
     assert response.error is None
+
+
+def test_a_decoupled_model_is_not_called(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
+    """The Python backend does not tell a model of the errors of one that it calls for a stream."""
+    decoupled = config("other", model_transaction_policy={"decoupled": True})
+    with two_models(monkeypatch, decoupled) as models:
+        message = models.refused(client, lambda call: call.put("Y", call.forward("other", {"X": X}, ["Y"])["Y"]))
+    assert "model 'other' is decoupled: it answers with any number of responses" in message
+    assert "let the client call it (ShmClient.stream), or give it a version that answers once" in message

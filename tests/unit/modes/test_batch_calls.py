@@ -250,3 +250,25 @@ def test_what_is_put_after_memory_was_asked_for_is_the_output_of_a_batch(
     assert [response.error for response in responses] == [None, None]
     assert [client.output("Y", slot).tolist() for slot in range(2)] == [[[2] * 4], [[4] * 4]]
     client.close()
+
+
+@pytest.mark.parametrize("requests_of", [rows_apart, lambda client: rows_side_by_side(client, [1, 1])])
+def test_a_row_of_numpys_small_integers_has_as_many_bytes_as_its_shape_says(
+    open_session: Open, requests_of: Callable[[Client], list[Request]]
+) -> None:
+    """16 times 16 is 0 in 8 bits."""
+    client = Client(slots=2)
+    inputs = [tensor("X", dims=[-1]), tensor("SHM", "UINT8")]
+    session = open_session(inputs, [tensor("Y", dims=[-1, -1])], max_batch_size=8)
+    found: list[tuple[int, ...]] = []
+
+    def infer(batch: BatchCall) -> None:
+        y = batch.output("Y", (np.uint8(16), np.uint8(16)), np.float32)
+        found.append(y.shape)
+        y.numpy()[...] = 7
+
+    responses = session.serve_batch(requests_of(client), infer)
+    assert [response.error for response in responses] == [None, None]
+    assert found == [(2, 16, 16)]
+    assert [response.tensors["Y"].tolist() for response in responses] == [[[[7] * 16] * 16]] * 2  # 16 bytes are too few
+    client.close()

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.errors import ClosedError, MissingTensorError, StaleRequestError, TableError, TensorNameError
+from shm_backend_utils.errors import (
+    ClosedError,
+    MissingTensorError,
+    ModelError,
+    StaleRequestError,
+    TableError,
+    TensorNameError,
+)
 from shm_backend_utils.memory import locks
 from shm_backend_utils.model import Call
 from shm_backend_utils.model.mapping import further_regions
@@ -141,7 +148,7 @@ def test_a_call_that_is_over_gives_nothing(open_session: Open, client: Client) -
 
 def test_a_call_that_is_not_begun_gives_nothing(open_session: Open, client: Client) -> None:
     call = open_session().open(client.request({"X": X}, {"Y": 16}))
-    with pytest.raises(ClosedError, match="this call"):
+    with pytest.raises(ModelError, match="this call has not begun; enter it first"):
         call.find_input("X")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shm_backend_utils.errors import ClosedError, ModelError
 from shm_backend_utils.model import ShmSession, StreamCall
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.spans import Ring, frame_number
@@ -219,4 +220,26 @@ def test_what_a_slow_model_takes_is_no_waiting_for_its_client(open_session: Open
     stop.set()
     reader.join()
     assert request.sender.sent[-1] is None
+    client.close()
+
+
+def test_a_stream_that_was_not_entered_says_so(open_session: Open) -> None:
+    client = Client()
+    call = streaming(open_session).stream(client.request({"X": X}, {"Y": 16}))
+    for use in (lambda: call.input("X"), lambda: call.put("Y", X), call.send, lambda: call.forward("other", {})):
+        with pytest.raises(ModelError, match=r"has not begun; enter it first: with session.stream\(request\) as call"):
+            use()
+    with call:
+        assert call.input("X").numpy().tolist() == X.tolist()
+    with pytest.raises(ClosedError, match="this call is closed"):
+        call.input("X")
+    client.close()
+
+
+def test_a_call_that_was_not_entered_says_so(open_session: Open) -> None:
+    client = Client()
+    call = open_session().open(client.request({"X": X}, {"Y": 16}))
+    with pytest.raises(ModelError, match=r"has not begun; enter it first: with session.open\(request\) as call"):
+        call.output("Y", (4,), np.float32)
+    assert not call.is_open
     client.close()

@@ -55,7 +55,7 @@ def running_server(gpu: Gpu, installation: Installation) -> Iterator[ServerClien
     """Run a server as long as the block."""
     models = functools.partial(write_repository, is_fake=gpu.is_fake)
     with (
-        temporary_server("gpu-check", models, installation=installation) as server,
+        temporary_server("gpu-check", models, installation=installation, numpy="own") as server,
         ShmClient(server.grpc_url, cuda=gpu.access) as shm,
         grpcclient.InferenceServerClient(server.grpc_url) as bare,
     ):

@@ -1,0 +1,165 @@
+"""The NumPy of a server's models: by default one with which every model works, also where the tests have another."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client.options import PathName
+from shm_backend_utils.errors import CallerError, MachineError
+from shm_backend_utils.server import EmbeddedServer, install, launch, stub_numpy
+from shm_backend_utils.server.stub_numpy import install_numpy, is_there_another, make_environment
+
+WORDS = Path(__file__).parents[1] / "models" / "words"
+CONFIG = """
+backend: "python"
+input [
+  { name: "X" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "WORDS" data_type: TYPE_STRING dims: [ -1 ] }
+]
+output [
+  { name: "DOUBLED" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "LOUD" data_type: TYPE_STRING dims: [ -1 ] },
+  { name: "IMPORTS" data_type: TYPE_STRING dims: [ -1 ] }
+]
+instance_group [ { kind: KIND_CPU } ]
+"""
+MODEL = """
+import importlib.util
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FOUND = [name for name in ("cv2", "ml_dtypes", "torch") if importlib.util.find_spec(name)]
+for name in FOUND:
+    importlib.import_module(name)
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+        words = pb_utils.get_input_tensor_by_name(request, "WORDS").as_numpy()
+        found = [np.__version__, *FOUND]
+        return pb_utils.InferenceResponse(
+            [
+                pb_utils.Tensor("DOUBLED", x * 2),
+                pb_utils.Tensor("LOUD", np.array([word.upper() for word in words], object)),
+                pb_utils.Tensor("IMPORTS", np.array([word.encode() for word in found], object)),
+            ]
+        )
+"""
+
+needs_another = pytest.mark.skipif(
+    not is_there_another() and not stub_numpy.reads_own(), reason="there is no NumPy 1 for this Python"
+)
+
+
+@pytest.fixture(scope="module")
+def default_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """A server that was told nothing of NumPy, with a model of pb_utils alone and one with a ShmSession."""
+    folder = tmp_path_factory.mktemp("server")
+    model = folder / "models" / "stock" / "1"
+    model.mkdir(parents=True)
+    (model / "model.py").write_text(MODEL)
+    (model.parent / "config.pbtxt").write_text(CONFIG)
+    shutil.copytree(WORDS, folder / "models" / "words", ignore=shutil.ignore_patterns("__pycache__"))
+    with EmbeddedServer.start(folder / "models", log_file=folder / "server.log") as server:
+        yield server
+
+
+@needs_another
+def test_a_model_of_pb_utils_alone_reads_and_gives_numbers_and_strings(default_server: EmbeddedServer) -> None:
+    client: Any = triton.InferenceServerClient(default_server.grpc_url)
+    x, words = np.arange(4, dtype=np.float32), np.array([b"a", "ü".encode(), b""], object)
+    inputs = [triton.InferInput("X", x.shape, "FP32"), triton.InferInput("WORDS", words.shape, "BYTES")]
+    inputs[0].set_data_from_numpy(x)
+    inputs[1].set_data_from_numpy(words)
+    result = client.infer("stock", inputs)
+    client.close()
+    assert result.as_numpy("DOUBLED").tolist() == [0, 2, 4, 6]
+    assert result.as_numpy("LOUD").tolist() == [b"A", "ü".encode(), b""]  # bytes know capitals of ASCII alone
+    assert result.as_numpy("IMPORTS")[0].startswith(b"1.")
+
+
+@needs_another
+@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
+def test_strings_come_and_go_every_way(default_server: EmbeddedServer, path: PathName) -> None:
+    with ShmClient(default_server.grpc_url, path=path) as client:
+        result = client.infer("words", {"WORDS": [["a", "bc"]]})
+        assert result["LOUD"].tolist() == [[b"A", b"BC"]]
+        assert result["LENGTHS"].tolist() == [[1, 2]]
+
+
+def test_an_unknown_word_for_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match="numpy is '2'; expected 'server' or 'own'"):
+        EmbeddedServer.start(tmp_path, numpy="2")  # type: ignore[arg-type]
+
+
+def test_where_no_numpy_fits_the_own_one_serves_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(launch, "reads_own", lambda: False)
+    monkeypatch.setattr(launch, "is_there_another", lambda: False)
+    with caplog.at_level(logging.WARNING):
+        assert launch._python_environment(install()) is None
+    assert "models without a ShmSession get NumPy" in caplog.text
+
+
+def test_an_environment_has_the_other_numpy_and_all_else_of_this_one(tmp_path: Path) -> None:
+    (tmp_path / "other" / "numpy").mkdir(parents=True)
+    (tmp_path / "other" / "numpy" / "__init__.py").write_text("__version__ = 'another'")
+    make_environment(tmp_path / "environment", tmp_path / "other")
+    environment = install().environment(tmp_path / "environment")
+    program = "import numpy, sys, pytest, shm_backend_utils; print(numpy.__version__, sys.prefix, pytest.__file__)"
+    command = ["python3", "-I", "-c", program]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["another", str(tmp_path / "environment"), pytest.__file__]
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only place where pip looks for wheels during the test; it is empty."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def test_numpy_is_installed_once_and_nothing_is_left_beside_it(wheels: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheels / "numpy-1.26.4-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("numpy-1.26.4.dist-info/METADATA", "Metadata-Version: 2.1\nName: numpy\nVersion: 1.26.4\n")
+        wheel.writestr("numpy-1.26.4.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("numpy-1.26.4.dist-info/RECORD", "")
+        wheel.writestr("numpy/__init__.py", "")
+    folder = install_numpy(tmp_path / "server" / "numpy")
+    assert {path.name for path in folder.iterdir()} == {"numpy", "numpy-1.26.4.dist-info"}
+    assert list(folder.parent.iterdir()) == [folder]
+    (wheels / "numpy-1.26.4-py3-none-any.whl").unlink()
+    assert install_numpy(folder) == folder
+
+
+@pytest.mark.usefixtures("wheels")
+def test_a_numpy_that_cannot_be_fetched_is_an_error_that_tells_how_to_do_without(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match='numpy==1.26.4, .*\\(numpy="own" does without\\)'):
+        install_numpy(tmp_path / "numpy")
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "server").touch()
+    with pytest.raises(MachineError, match="cannot be installed in .*/server/numpy: .*; have it installed by who may"):
+        install_numpy(tmp_path / "server" / "numpy")
