@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import logging
 
+from ..errors import (
+    CallerError,
+    ClosedError,
+    MachineError,
+    MissingTensorError,
+    PeerError,
+    ShmError,
+    SlotInDoubtError,
+    TensorError,
+)
 from ..memory.pool.options import PoolOptions
 from ..memory.segment import Access
 from .aio import AsyncShmClient
@@ -38,8 +48,10 @@ __all__ = [
     "AsyncShmClient",
     "Attached",
     "BudgetError",
+    "CallerError",
     "Check",
     "ClientStats",
+    "ClosedError",
     "ConnectionLostError",
     "CudaRegion",
     "DeadlineExceededError",
@@ -47,8 +59,11 @@ __all__ = [
     "ForkedError",
     "InferenceError",
     "InputMissingError",
+    "MachineError",
+    "MissingTensorError",
     "OutputRoomError",
     "PathUnavailableError",
+    "PeerError",
     "PoolExhaustedError",
     "PoolOptions",
     "PreparedCall",
@@ -56,6 +71,9 @@ __all__ = [
     "Result",
     "ServerUnavailableError",
     "ShmClient",
+    "ShmError",
+    "SlotInDoubtError",
+    "TensorError",
     "TimeoutValueError",
     "Tls",
     "TlsError",

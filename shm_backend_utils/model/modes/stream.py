@@ -37,6 +37,8 @@ class StreamCall(Call):
 
     __slots__ = ("_frames", "_index", "_is_frame_open", "_looked", "_sender", "_waited_s")
 
+    _public_name = "StreamCall"
+
     def __init__(self, context: Context, request: Any) -> None:
         super().__init__(context, request)
         self._sender = context.backend.sender(request)
@@ -111,6 +113,9 @@ class StreamCall(Call):
         self._index += 1
         self._is_frame_open = False
         self._look_at_client()
+
+    def _progress(self) -> str:
+        return f" sent={self._index}"
 
     def __enter__(self) -> StreamCall:
         try:
