@@ -5,7 +5,8 @@ Two halves, which never import each other:
 - :mod:`shm_backend_utils.model`, for ``model.py``: numpy and the standard library alone.
 - :mod:`shm_backend_utils.client`, for applications: needs ``tritonclient``.
 
-The public names of both can be imported from here; nothing is loaded before it is asked for.
+The names of both that most users need can be imported from here, and all errors of both halves' own from
+:mod:`shm_backend_utils.errors`; nothing is loaded before it is asked for.
 """
 
 from __future__ import annotations
@@ -14,43 +15,86 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from .client import AsyncShmClient, ShmClient
-    from .errors import ShmError
-    from .model import ShmSession
-    from .tensors.attributes import BufferAttributes, MemoryType
-    from .tensors.view import TensorView
+    from .client import (
+        Access,
+        AsyncPreparedCall,
+        AsyncShmClient,
+        Check,
+        ClientStats,
+        Explanation,
+        PoolOptions,
+        PreparedCall,
+        RequestOptions,
+        Result,
+        ShmClient,
+        Tls,
+    )
+    from .errors import CallerError, ClosedError, MachineError, ModelError, PeerError, ShmError, TensorError
+    from .model import (
+        BatchCall,
+        BufferAttributes,
+        Call,
+        DeviceView,
+        MemoryType,
+        SequencePart,
+        ShmSession,
+        StreamCall,
+        StringsView,
+        TensorView,
+    )
 
 __version__: Final = "0.1.0"
 
-_HOMES: Final = {
-    "AsyncShmClient": "client",
-    "BufferAttributes": "tensors.attributes",
-    "MemoryType": "tensors.attributes",
-    "ShmClient": "client",
-    "ShmError": "errors",
-    "ShmSession": "model",
-    "TensorView": "tensors.view",
-}
-
 __all__ = [
+    "Access",
+    "AsyncPreparedCall",
     "AsyncShmClient",
+    "BatchCall",
     "BufferAttributes",
+    "Call",
+    "CallerError",
+    "Check",
+    "ClientStats",
+    "ClosedError",
+    "DeviceView",
+    "Explanation",
+    "MachineError",
     "MemoryType",
+    "ModelError",
+    "PeerError",
+    "PoolOptions",
+    "PreparedCall",
+    "RequestOptions",
+    "Result",
+    "SequencePart",
     "ShmClient",
     "ShmError",
     "ShmSession",
+    "StreamCall",
+    "StringsView",
+    "TensorError",
     "TensorView",
+    "Tls",
     "__version__",
 ]
 
+_HOMES: Final = {
+    "errors": ("CallerError", "ClosedError", "MachineError", "ModelError", "PeerError", "ShmError", "TensorError"),
+    "model": (
+        *("BatchCall", "BufferAttributes", "Call", "DeviceView", "MemoryType", "SequencePart", "ShmSession"),
+        *("StreamCall", "StringsView", "TensorView"),
+    ),
+}
+"""Where names are to be had, but for those of the client half."""
 
-def __getattr__(name: str) -> Any:
-    try:
-        home = _HOMES[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    return getattr(import_module(f"{__name__}.{home}"), name)
+if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every name, misspelt ones too: each is Any
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = next((home for home, names in _HOMES.items() if name in names), "client")
+        return getattr(import_module(f"{__name__}.{home}"), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOMES]
+    return __all__

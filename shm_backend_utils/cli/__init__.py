@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from importlib import metadata
 from typing import Final
 
+from .. import __version__
 from . import regions
 
 __all__ = ["main"]
@@ -16,7 +16,7 @@ _DISTRIBUTION: Final = "triton-shm-backend-utils"
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(prog="shm-backend-utils", description=__doc__)
-    parser.add_argument("--version", action="version", version=f"{_DISTRIBUTION} {metadata.version(_DISTRIBUTION)}")
+    parser.add_argument("--version", action="version", version=f"{_DISTRIBUTION} {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     regions.add_command(commands)
     chosen = parser.parse_args(arguments)

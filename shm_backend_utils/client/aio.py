@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import CallerError, ClosedError
 from ..memory.cuda.memory import CudaAccess
 from ..memory.pool.options import PoolOptions
+from ..origin import Origin
+from ..unclosed import Unclosed
 from .client_memory import ClientMemory
 from .core import Core
 from .errors import ForkedError
@@ -19,6 +22,8 @@ from .inputs.descriptions import InputDescription, Outputs
 from .options import PathName, RequestOptions, Tls
 from .prepared import AsyncPreparedCall
 from .result import Result
+from .server_calls import start
+from .server_methods import AsyncServerMethods, P, ServerCall, T
 from .settings import CallSettings, ClientSettings
 from .split import infer_split
 from .stats import ClientStats
@@ -30,8 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncShmClient"]
 
+_CLOSE_OR_WITH: Final = "await close(), or use it in an async with statement"
 
-class AsyncShmClient:
+
+class AsyncShmClient(AsyncServerMethods):
     """As :class:`ShmClient`, with ``await``. Belongs to the event loop of its first call.
 
     It connects at the first call, or when its ``async with`` block is entered, which also makes sure that there is a
@@ -39,9 +46,10 @@ class AsyncShmClient:
 
     Parameters
     ----------
-    url, timeout_s, path, pool, tls, cuda
-        As of :class:`ShmClient`. There is less slack: where a thread copies, waits, looks up a host name, or makes
-        memory for a call, it goes on without that, and the memory is in use for so long.
+    url, timeout_s, path, pool, tls, cuda, wait_ready_s
+        As of :class:`ShmClient`; it is entering ``async with`` that waits for the server. There is less slack: where a
+        thread copies, waits, looks up a host name, or makes memory for a call, it goes on without that, and the memory
+        is in use for so long.
 
     Raises
     ------
@@ -60,10 +68,12 @@ class AsyncShmClient:
         pool: PoolOptions | None = None,
         tls: Tls | None = None,
         cuda: CudaAccess | None = None,
+        wait_ready_s: float | None = None,
     ) -> None:
-        self._settings = ClientSettings(url, timeout_s, path, tls)
+        self._settings = ClientSettings(url, timeout_s, path, tls, wait_ready_s)
         self._memory = ClientMemory(pool or PoolOptions(), cuda or CudaAccess())
         self._memory.end_with(self)
+        self._origin = Origin.here("the AsyncShmClient made")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
@@ -244,10 +254,16 @@ class AsyncShmClient:
             await driver.close()
         self._memory.end()
 
+    def __repr__(self) -> str:
+        state = "closed" if vars(self).get("_is_closed", True) else "not connected yet"
+        if self._opened is not None:
+            state = self._opened[1].state
+        return f"<{type(self).__name__} {vars(self).get('_settings', 'of no server')} {state}>"
+
     async def __aenter__(self) -> AsyncShmClient:
         try:
             driver, core = self._open()
-            await driver.run(core.check_server_answers(self._settings.timeout_s))
+            await driver.run(start(core, self._settings))
         except BaseException:
             await self.close()
             raise
@@ -257,11 +273,6 @@ class AsyncShmClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    def __del__(self) -> None:
-        """Complain, as :class:`ShmClient` does."""
-        if self._opened is not None:
-            self._opened[1].complain_unless_closed(self)
 
     async def _infer(self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs, split: bool) -> Result:
         driver, core = self._open()
@@ -280,6 +291,11 @@ class AsyncShmClient:
         call = await driver.run(core.prepare(settings, inputs, outputs))
         return AsyncPreparedCall(core, call, timeout_s, driver)
 
+    async def _ask(self, timeout_s: float | None, call: ServerCall[P, T], *named: P.args, **more: P.kwargs) -> T:
+        deadline = time.monotonic() + self._settings.patience_s(timeout_s)
+        driver, core = self._open()
+        return await driver.run(call(core.codec, deadline, *named, **more))
+
     def _open(self) -> tuple[AsyncioDriver, Core]:
         if self._is_closed:
             raise ClosedError("this client")
@@ -288,7 +304,9 @@ class AsyncShmClient:
         loop = asyncio.get_running_loop()
         if self._opened is None:
             transport = connect_async(self._settings.url, self._settings.tls)
-            self._opened = AsyncioDriver(transport), Core(transport.codec, transport.host, self._memory)
+            core = Core(transport.codec, transport.host, self._memory)
+            self._opened = AsyncioDriver(transport), core
+            self._unclosed = Unclosed(self._origin, _CLOSE_OR_WITH, core.rest_at_server)
             self._loop = loop
         elif self._loop is not loop:
             raise CallerError("this client belongs to another event loop; make one client in each loop")

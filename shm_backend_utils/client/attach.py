@@ -37,6 +37,10 @@ class CudaRegion(NamedTuple):
     device_id: int
     byte_size: int
 
+    def __repr__(self) -> str:
+        """Return it without the handle: who has that can open the memory."""
+        return f"CudaRegion(device_id={self.device_id}, byte_size={self.byte_size})"
+
 
 class Attached(TypedDict):
     """Keyword arguments for any of tritonclient's calls that make a request.

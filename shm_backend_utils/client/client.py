@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -12,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ClosedError
 from ..memory.cuda.memory import CudaAccess
 from ..memory.pool.options import PoolOptions
+from ..origin import Origin
+from ..unclosed import Unclosed
 from .client_memory import ClientMemory
 from .core import Core, OpenCall
 from .errors import ForkedError
 from .explanation import Explanation
 from .inputs.descriptions import InputDescription, Outputs
 from .options import PathName, RequestOptions, Tls
-from .prepared import PreparedCall
+from .prepared import CLOSE_OR_WITH, PreparedCall
 from .result import Result
+from .server_calls import start
+from .server_methods import P, ServerCall, ServerMethods, T
 from .settings import CallSettings, ClientSettings
 from .split import infer_split
 from .stats import ClientStats
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["ShmClient"]
 
 
-class ShmClient:
+class ShmClient(ServerMethods):
     """A client of one server. A context manager. May be used from several threads at once.
 
     Making one removes what this user's clients and models have left in shared memory when they were killed.
@@ -57,11 +62,13 @@ class ShmClient:
         Certificates.
     cuda : CudaAccess, optional
         For tensors on GPUs; by default CuPy's, loaded when a call has one first.
+    wait_ready_s : float, optional
+        How long to wait for a server that is not up yet, or loads its models, in seconds; by default not at all.
 
     Raises
     ------
     ServerUnavailableError
-        No server answers there.
+        No server answers there; or it was not ready in time.
     """
 
     _core: Core | None = None
@@ -75,16 +82,18 @@ class ShmClient:
         pool: PoolOptions | None = None,
         tls: Tls | None = None,
         cuda: CudaAccess | None = None,
+        wait_ready_s: float | None = None,
     ) -> None:
-        self._settings = ClientSettings(url, timeout_s, path, tls)
+        self._settings = ClientSettings(url, timeout_s, path, tls, wait_ready_s)
         self._memory = ClientMemory(pool or PoolOptions(), cuda or CudaAccess())
         self._memory.end_with(self)
         self._submitted = SubmittedCalls()
         transport = connect(url, tls)
         self._driver = BlockingDriver(transport)
         self._core = Core(transport.codec, transport.host, self._memory)
+        self._unclosed = Unclosed(Origin.here("the ShmClient made"), CLOSE_OR_WITH, self._core.rest_at_server)
         try:
-            self._driver.run(self._core.check_server_answers(self._settings.timeout_s))
+            self._driver.run(start(self._core, self._settings))
         except BaseException:
             self.close()
             raise
@@ -340,7 +349,8 @@ class ShmClient:
         """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine.
 
         What the path triton-shm has registered is unregistered here and nowhere else: the server keeps the memory of a
-        client that was not closed for as long as it runs. A ResourceWarning says so when such a client is garbage.
+        client that was not closed for as long as it runs. A ResourceWarning names the line that made such a client,
+        when it is garbage: to ask the server then might take long, which a finalizer must not.
         """
         core, self._core = self._core, None
         if core is not None and not core.is_forked:
@@ -348,6 +358,10 @@ class ShmClient:
             self._driver.run(core.close())
             self._driver.close()
         self._memory.end()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._core is None else self._core.state
+        return f"<{type(self).__name__} {vars(self).get('_settings', 'of no server')} {state}>"
 
     def __enter__(self) -> ShmClient:
         self._open_core()
@@ -358,10 +372,9 @@ class ShmClient:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        """Complain, as asking the server might take long, which a finalizer must not."""
-        if self._core is not None:
-            self._core.complain_unless_closed(self)
+    def _ask(self, timeout_s: float | None, call: ServerCall[P, T], *named: P.args, **more: P.kwargs) -> T:
+        core, deadline = self._open_core(), time.monotonic() + self._settings.patience_s(timeout_s)
+        return self._driver.run(call(core.codec, deadline, *named, **more))
 
     def _responses(
         self,

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Final
 
+from ..origin import Origin
 from .known_model import KnownModel
-from .origin import Origin
 
 __all__ = ["CopyWarning", "tell_overflow", "tell_path"]
 

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import logging
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -26,6 +25,7 @@ from ..errors import (
 from ..memory import reaper
 from ..memory.cuda.memory import CudaAccess
 from ..memory.forks import forsake_in_children
+from ..origin import Origin
 from ..protocol.call_layout import AnyInput, CallInput, lay_out
 from ..protocol.refusals import code_in
 from .client_memory import ClientMemory
@@ -43,7 +43,6 @@ from .inputs.descriptions import InputDescription, Outputs, described_inputs, wa
 from .inputs.devices import device_source
 from .inputs.sources import Source, sources
 from .known_model import Catalog, KnownModel
-from .origin import Origin
 from .paths.choice import PathChooser
 from .paths.direct import DirectExchange, PreparedExchange
 from .paths.exchange import Exchange, is_answer
@@ -137,20 +136,27 @@ class Core:
         """Whether memory of this client is registered at the server."""
         return not self._registrations.is_empty
 
-    def complain_unless_closed(self, client: object) -> None:
-        """Issue a ResourceWarning if the client, which is garbage now, has left memory of its own at the server."""
-        if self.has_registrations and not self._is_closed and not self.is_forked:
-            warnings.warn(
-                f"a {type(client).__name__} was not closed: the server keeps the memory that it has registered there; "
-                "call close(), or use it in a with statement",
-                ResourceWarning,
-                stacklevel=2,
-            )
+    @property
+    def is_closed(self) -> bool:
+        """Whether the client was closed, or begins to be."""
+        return self._is_closed
+
+    @property
+    def state(self) -> str:
+        """In a word, for people: ``"open"``, ``"closed"``, or ``"forked"``."""
+        return "forked" if self.is_forked else "closed" if self._is_closed else "open"
+
+    def rest_at_server(self) -> str | None:
+        """Return, for a warning, what a client that nobody closes leaves at the server; None if it was closed."""
+        if self._is_closed:
+            return None
+        kept = ": the server keeps the memory that it has registered there"
+        return kept if self.has_registrations else ""
 
     def check_server_answers(self, timeout_s: float) -> Steps[None]:
         """Raise ServerUnavailableError or DeadlineExceededError unless there is a server."""
         try:
-            yield Send(self.codec.model_config("", ""), timeout_s)
+            yield Send(self.codec.ask("model config"), timeout_s)
         except InferenceError as error:
             if not is_answer(error):
                 raise  # else it has no model of that name, but it is there

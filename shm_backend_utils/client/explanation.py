@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .text_table import TextTable
+
 __all__ = ["Check", "Explanation"]
 
 
@@ -31,12 +33,16 @@ class Check:
     needed_by: tuple[str, ...]
     is_passing: bool = False
 
+    @property
+    def row(self) -> tuple[str, str, str]:
+        """The check in words."""
+        return self.name, {True: "yes", False: "no", None: "unknown"}[self.outcome], self.detail
+
     def __str__(self) -> str:
-        outcome = {True: "yes", False: "no", None: "unknown"}[self.outcome]
-        return f"{self.name:<28} {outcome:<8} {self.detail}"
+        return "  ".join(self.row)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """Why calls of a model take the path that they take. Its text is a table for people.
 
@@ -63,6 +69,12 @@ class Explanation:
         """Return the checks that close a path."""
         return [check for check in self.checks if check.outcome is False and path in check.needed_by]
 
-    def __str__(self) -> str:
-        lines = [f"model {self.model!r} takes the path {self.path}: {self.reason}", *map(str, self.checks)]
-        return "\n  ".join(lines)
+    def __repr__(self) -> str:
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def _table(self) -> TextTable:
+        title = f"model {self.model!r} takes the path {self.path}: {self.reason}"
+        return TextTable(title, [check.row for check in self.checks])

@@ -150,8 +150,8 @@ class Catalog:
         InferenceError
             The server has no such model.
         """
-        answer = yield Send(self._codec.model_config(model, version), timeout_s)
-        spec = ModelSpec.from_config(self._codec.config(answer))
+        answer = yield Send(self._codec.ask("model config", model, version), timeout_s)
+        spec = ModelSpec.from_config(self._codec.told(answer))
         known = self.known.get((model, version))
         if known is None or known.spec != spec:
             if known is not None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import numpy.typing as npt
 
 from ..errors import CallerError, ClosedError, names_told
+from ..unclosed import Unclosed
 from .core import Core, OpenCall
 from .errors import ForkedError
 from .options import check_timeout
 from .result import Result
 from .steps import AsyncioDriver, BlockingDriver, Steps
 
-__all__ = ["AsyncPreparedCall", "PreparedCall"]
+__all__ = ["CLOSE_OR_WITH", "AsyncPreparedCall", "PreparedCall"]
+
+CLOSE_OR_WITH: Final = "call close(), or use it in a with statement"
 
 Self = TypeVar("Self", bound="_Prepared")
 
@@ -63,6 +66,8 @@ class _Prepared:
         self._timeout_s = timeout_s
         self._inputs: Mapping[str, Any] = _Inputs(call.exchange.arrays())
         self._in_use = threading.Lock()
+        origin = call.settings.origin._replace(what=f"the {type(self).__name__} made")
+        self._unclosed = Unclosed(origin, CLOSE_OR_WITH, lambda: None if core.is_closed else "")
 
     @property
     def inputs(self) -> Mapping[str, npt.NDArray[Any]]:
@@ -88,8 +93,16 @@ class _Prepared:
 
     def close(self) -> None:
         """Give the memory back, as soon as no array needs it. Twice is fine."""
+        self._unclosed.close()
         self._inputs = _Inputs(None)
         self._call.exchange.close()
+
+    def __repr__(self) -> str:
+        exchange = self._call.exchange
+        state = "closed" if exchange.is_closed else self._core.state
+        spans = exchange.layout.table.inputs.items()
+        inputs = "".join(f" {name!r} {span.dtype.name} {list(span.shape)}," for name, span in spans)
+        return f"<{type(self).__name__} {self._call.settings.model!r} path={exchange.path}{inputs} {state}>"
 
     def __enter__(self: Self) -> Self:
         return self

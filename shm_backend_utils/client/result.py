@@ -106,9 +106,12 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         self._arrays = None
 
     def __repr__(self) -> str:
+        """Return, in a line, what came on the path, and what found no room and came with the response."""
         if self._arrays is None:
-            return "<Result released>"
-        return f"<Result path={self.path} { ({name: array.shape for name, array in self._arrays.items()}) }>"
+            return f"<Result path={self.path} released>"
+        outputs = [f" {name!r} {array.dtype} {list(array.shape)}" for name, array in self._arrays.items()]
+        overflowed = f" overflowed={list(self.overflowed)}" if self.overflowed else ""
+        return f"<Result path={self.path}{','.join(outputs)}{overflowed}>"
 
     def _held(self) -> dict[str, npt.NDArray[Any]]:
         if self._arrays is None:

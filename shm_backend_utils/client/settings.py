@@ -7,8 +7,8 @@ import time
 from typing import Final, NamedTuple
 
 from ..errors import CallerError
+from ..origin import NOT_THE_USERS, Origin
 from .options import PathName, RequestOptions, Tls, check_options, check_path, check_timeout, check_tls
-from .origin import NOT_THE_USERS, Origin
 from .transports.messages import split_url
 
 __all__ = ["LEAST_S", "CallSettings", "ClientSettings", "left_until"]
@@ -61,6 +61,8 @@ class ClientSettings:
     url : str
     timeout_s : float
     tls : Tls or None
+    wait_ready_s : float or None
+        How long to wait for a server that is not ready; None for not at all.
 
     Raises
     ------
@@ -68,7 +70,9 @@ class ClientSettings:
         They contradict each other, or cannot be.
     """
 
-    def __init__(self, url: str, timeout_s: float, path: PathName, tls: Tls | None) -> None:
+    def __init__(
+        self, url: str, timeout_s: float, path: PathName, tls: Tls | None, wait_ready_s: float | None = None
+    ) -> None:
         _, is_secure, _, _ = split_url(url)
         if tls is not None and not is_secure:
             raise CallerError(f"tls was given, but URL {url!r} is without TLS; write grpcs:// or https://")
@@ -77,7 +81,14 @@ class ClientSettings:
         self.url = url
         self.timeout_s = check_timeout(timeout_s)
         self.tls = tls
+        self.wait_ready_s = None if wait_ready_s is None else check_timeout(wait_ready_s, "wait_ready_s")
         self._path = check_path(path)
+
+    def __repr__(self) -> str:
+        """Return server and path, without what a URL may say besides: a password, or a token."""
+        scheme, address = self.url.split("://") if "://" in self.url else ("grpc", self.url)
+        shown = address.rpartition("@")[2].partition("?")[0]
+        return f"{f'{scheme}://{shown}'!r} path={self._path}"
 
     def patience_s(self, timeout_s: float | None) -> float:
         """Return how long to wait, in seconds, where a call says so or not."""

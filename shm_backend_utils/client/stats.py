@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..memory.pool.options import PoolStatus
+from .text_table import TextTable
 
 __all__ = ["ClientStats", "Tally"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClientStats:
-    """Figures of a client, from its beginning to now.
+    """Figures of a client, from its beginning to now. Shown, they are a table.
 
     Attributes
     ----------
@@ -49,6 +50,25 @@ class ClientStats:
     quarantined: int
     pool_bytes: int
     pool_max_bytes: int
+
+    def __repr__(self) -> str:
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def _table(self) -> TextTable:
+        rows = []
+        for name, value in vars(self).items():
+            if isinstance(value, Mapping):
+                rows += [(f"{name} {key}", _shown(each)) for key, each in value.items()]
+            else:
+                rows.append((name, _shown(value)))
+        return TextTable("what the client has done", rows)
+
+
+def _shown(value: int | str) -> str:
+    return value if isinstance(value, str) else f"{value:,}"
 
 
 class Tally:

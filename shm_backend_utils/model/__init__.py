@@ -21,6 +21,11 @@ from ..errors import (
     TensorShapeError,
     TensorTypeError,
 )
+from ..tensors.attributes import BufferAttributes, MemoryType
+from ..tensors.device_view import DeviceView
+from ..tensors.strings import Strings
+from ..tensors.strings_view import StringsView
+from ..tensors.view import TensorView
 from .auto_complete import auto_complete
 from .call import Call
 from .context import SequencePart
@@ -31,13 +36,16 @@ from .session import ShmSession
 
 __all__ = [
     "BatchCall",
+    "BufferAttributes",
     "Call",
     "CallerError",
     "ClosedError",
     "DeviceMemoryError",
+    "DeviceView",
     "ForwardError",
     "MachineError",
     "MemoryInfo",
+    "MemoryType",
     "MissingTensorError",
     "ModelError",
     "PeerError",
@@ -51,9 +59,12 @@ __all__ = [
     "ShmSession",
     "StalledStreamError",
     "StreamCall",
+    "Strings",
+    "StringsView",
     "TensorError",
     "TensorNameError",
     "TensorShapeError",
     "TensorTypeError",
+    "TensorView",
     "auto_complete",
 ]

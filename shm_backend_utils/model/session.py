@@ -16,6 +16,8 @@ from ..errors import ClosedError, ModelError, ShmError
 from ..memory import reaper
 from ..memory.cuda.memory import CudaAccess
 from ..model_spec import ModelSpec
+from ..origin import Origin
+from ..unclosed import Unclosed
 from .advice import advice
 from .call import Call
 from .config import Config
@@ -64,6 +66,7 @@ class ShmSession:
         cuda = cuda or CudaAccess()
         context = Context.of_session(spec, config, cuda, device)
         self._context: Context | None = context
+        self._name = spec.name
         self._backend = context.backend
         start, mapped = Metrics.start_or_warn, context.resolver.registry.mapped
         self._metrics = start(self._backend, spec.name, version, mapped) if config.metrics else None
@@ -73,6 +76,7 @@ class ShmSession:
         )
         self._completion = Completion(context.arrays, cuda, by_events=config.gpu_events)
         self._buffers = Buffers(context.pinning)
+        self._unclosed = Unclosed(Origin.here("the ShmSession made"), "call close() in finalize()")
 
     @classmethod
     def from_args(cls, args: Mapping[str, str], cuda: CudaAccess | None = None) -> ShmSession:
@@ -298,6 +302,7 @@ class ShmSession:
 
     def close(self) -> None:
         """Unmap every region. Arrays that still live keep theirs. Closing twice is fine."""
+        self._unclosed.close()
         context, self._context = self._context, None
         if context is not None:
             if self._metrics is not None:
@@ -305,6 +310,10 @@ class ShmSession:
             context.close()
             self._buffers.close()
             self._completion.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if vars(self).get("_context") is None else "open"
+        return f"<{type(self).__name__} {vars(self).get('_name', '')!r} {state}>"
 
     def _infer_batch(self, batch: BatchCall, infer: Callable[[BatchCall], object]) -> None:
         """Run ``infer`` on a batch, and end all of its calls but those that a GPU has work to do for."""

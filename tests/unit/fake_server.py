@@ -19,7 +19,7 @@ import numpy.typing as npt
 from shm_backend_utils import dtypes
 from shm_backend_utils.client.errors import InferenceError, deadline_exceeded
 from shm_backend_utils.dtypes import BYTES
-from shm_backend_utils.errors import ReplayedRequestError, StaleRequestError
+from shm_backend_utils.errors import ReplayedRequestError, StaleRequestError, TableError
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.protocol import layout, results, table
@@ -98,6 +98,12 @@ class FakeServer:
         Called with each order before anything is looked at; may raise, or wait.
     after : callable
         Called with each order before it is answered, when everything is written.
+    is_live, is_ready : bool
+        What it says of itself.
+    loads : list of (str, dict)
+        Models that were to be loaded, with the parameters of that.
+    unloads : list of (str, bool)
+        Models that were to be unloaded, and whether with their dependents.
     """
 
     def __init__(self, *configs: dict[str, Any], compute: Compute = doubled) -> None:
@@ -111,12 +117,35 @@ class FakeServer:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self.frame_limit_s = 5.0
+        self.is_live = self.is_ready = True
+        self.loads: list[tuple[str, dict[str, Any]]] = []
+        self.unloads: list[tuple[str, bool]] = []
 
     def config(self, name: str) -> dict[str, Any]:
         """Return a model's configuration."""
         if name not in self.configs:
             raise InferenceError(f"Request for unknown model: '{name}' is not found", "StatusCode.NOT_FOUND")
         return self.configs[name]
+
+    def metadata(self, name: str) -> dict[str, Any]:
+        """Return what it says of a model, or of itself if the name is empty."""
+        if not name:
+            return {"name": "fake", "version": "1.0", "extensions": ["model_repository"]}
+        described = self.config(name)
+        tensors = {
+            f"{kind}s": [
+                {"name": each["name"], "datatype": each["data_type"][5:], "shape": [int(size) for size in each["dims"]]}
+                for each in described[kind]
+            ]
+            for kind in ("input", "output")
+        }
+        return {"name": name, "versions": ["1"], "platform": "python", **tensors}
+
+    def statistics(self, name: str) -> dict[str, Any]:
+        """Return how often a model, or each, was called."""
+        names = [self.config(name)["name"]] if name else list(self.configs)
+        counts = {each: sum(order.model == each for order in self.orders) for each in names}
+        return {"model_stats": [{"name": each, "inference_count": count} for each, count in counts.items()]}
 
     def register(self, name: str, key: str, byte_size: int) -> None:
         """Map shared memory under a name."""
@@ -200,7 +229,10 @@ class FakeServer:
         return region, record, generation, contents
 
     def _in_slot(self, order: Order) -> Arrays:
-        address = parse_address(order.parameters[SLOT_PARAMETER])
+        try:
+            address = parse_address(order.parameters[SLOT_PARAMETER])
+        except TableError as error:
+            raise InferenceError(refusal(error)) from None
         region = self._region(address.key, address.token)
         lease = region.lease(address.slot)
         deadline = time.monotonic() + 10

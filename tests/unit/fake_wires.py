@@ -12,7 +12,6 @@ from urllib.parse import unquote
 import numpy as np
 import numpy.typing as npt
 import pytest
-from google.protobuf import json_format
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
@@ -24,6 +23,7 @@ from shm_backend_utils.client.transports.messages import Codec
 from shm_backend_utils.client.transports.transport import AsyncTransport, Transport
 from shm_backend_utils.dtypes import BYTES
 from shm_backend_utils.errors import CallerError
+from tests.unit.fake_answers import GRPC_ANSWERS, http_answer, values_of
 from tests.unit.fake_server import Arrays, FakeServer, Order
 
 Wire = Callable[[FakeServer, Any], Any]
@@ -31,32 +31,28 @@ Wire = Callable[[FakeServer, Any], Any]
 
 def grpc_wire(server: FakeServer, message: GrpcMessage) -> Any:
     """Answer a message of gRPC."""
-    procedure, request = message.procedure, message.request
-    if procedure == "ModelConfig":
-        answer = service_pb2.ModelConfigResponse()
-        json_format.ParseDict(server.config(request.name), answer.config)
-        return answer
-    if procedure == "SystemSharedMemoryRegister":
-        return server.register(request.name, request.key, request.byte_size)
-    if procedure == "SystemSharedMemoryUnregister":
-        return server.unregister(request.name)
-    assert procedure == "ModelInfer"
-    return grpc_response(request, server.infer(grpc_order(message)))
+    answer = GRPC_ANSWERS.get(message.procedure)
+    if answer is not None:
+        return answer(server, message.request)
+    assert message.procedure == "ModelInfer"
+    return grpc_response(message.request, server.infer(grpc_order(message)))
 
 
 def grpc_order(message: GrpcMessage) -> Order:
     """Return what a message of gRPC asks for."""
     request = service_pb2.ModelInferRequest.FromString(message.request.SerializeToString())
-    order = Order(request.model_name, request.model_version, _values(request.parameters), dict(message.metadata or ()))
+    order = Order(
+        request.model_name, request.model_version, values_of(request.parameters), dict(message.metadata or ())
+    )
     contents = iter(request.raw_input_contents)
     for tensor in request.inputs:
-        place = _values(tensor.parameters)
+        place = values_of(tensor.parameters)
         shape = tuple(tensor.shape)
         order.inputs[tensor.name] = (
             (*_place(place), tensor.datatype, shape) if place else _array(next(contents), tensor.datatype, shape)
         )
     if request.outputs:
-        places = {tensor.name: _values(tensor.parameters) for tensor in request.outputs}
+        places = {tensor.name: values_of(tensor.parameters) for tensor in request.outputs}
         order.outputs = {name: _place(place) if place else None for name, place in places.items()}
     return order
 
@@ -72,18 +68,9 @@ def grpc_response(request: Any, outputs: Arrays) -> Any:
 
 def http_wire(server: FakeServer, message: HttpMessage) -> Answer:
     """Answer a message of HTTP."""
-    _, _, kind, *rest = message.path.split("/")
-    if kind == "systemsharedmemory":
-        _, name, action = rest
-        if action == "register":
-            told = json.loads(message.body or b"")
-            server.register(unquote(name), told["key"], told["byte_size"])
-        else:
-            server.unregister(unquote(name))
-        return Answer(200, {}, b"{}")
-    name = unquote(rest[0])
-    if rest[-1] == "config":
-        return Answer(200, {}, json.dumps(server.config(name)).encode())
+    if not message.path.endswith("/infer"):
+        return http_answer(server, message)
+    name = unquote(message.path.split("/")[3])
     outputs = server.infer(_http_order(name, message))
     tensors = [_raw(array) for array in outputs.values()]
     described = [
@@ -194,10 +181,6 @@ async def async_client_of(
         patch.setattr(aio, "connect_async", lambda *_: AsyncFakeTransport(server, protocol))
         async with AsyncShmClient("localhost:8001", **named) as made:
             yield made
-
-
-def _values(parameters: Any) -> dict[str, Any]:
-    return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
 
 
 def _place(told: dict[str, Any]) -> tuple[str, int, int]:

@@ -31,11 +31,12 @@ def session_of(
     parameters: Mapping[str, str] | None = None,
     **config: Any,
 ) -> Iterator[ShmSession]:
-    """Make a session of model `m`; ``parameters`` are those of config.pbtxt."""
+    """Make a session of model `m`; ``parameters`` are those of config.pbtxt. What its log says at load is not kept."""
     monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
     said = {name: {"string_value": text} for name, text in (parameters or {}).items()}
     described = {"name": "m", "input": list(inputs), "output": list(outputs), "parameters": said, **config}
     session = ShmSession.from_args({"model_config": json.dumps(described)}, cuda)
+    fake_backend.Logger.lines.clear()
     try:
         yield session
     finally:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Any
 
 import pytest
 
+from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.advice import advice
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.testing.fake_backend import Logger
-from tests.unit.sessions import session_of, tensor
+from shm_backend_utils.testing import fake_backend
+from tests.unit.sessions import tensor
 
 EVERY_PATH = {"SHM_PATHS": "direct,triton-shm,inline"}
 
@@ -54,6 +57,8 @@ def test_strings_on_a_stub_for_another_numpy_are_told_of() -> None:
 
 
 def test_the_servers_log_has_the_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    with session_of(monkeypatch, [tensor("X")], [tensor("Y")]):
-        (line,) = Logger.lines
-        assert line.startswith("no client shares memory with model 'm'")
+    monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
+    config = {"name": "m", "input": [tensor("X")], "output": [tensor("Y")]}
+    ShmSession.from_args({"model_config": json.dumps(config)}).close()
+    (line,) = fake_backend.Logger.lines
+    assert line.startswith("no client shares memory with model 'm'")

@@ -1,32 +1,20 @@
-"""The command line: its version, and that names which others have chosen do nothing to a terminal."""
+"""The command line: names which others have chosen do nothing to a terminal."""
 
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import shm_backend_utils
 from shm_backend_utils import cli
 from shm_backend_utils.cli import regions
 from shm_backend_utils.memory import reaper
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.layout import Header
-
-
-def test_the_module_is_the_command_and_tells_its_version() -> None:
-    for arguments in ([], ["--version"]):
-        run = subprocess.run(
-            [sys.executable, "-m", "shm_backend_utils", *arguments], capture_output=True, text=True, check=False
-        )
-        assert run.returncode == (0 if arguments else 2)
-        assert (shm_backend_utils.__version__ if arguments else "usage: shm-backend-utils") in run.stdout + run.stderr
 
 
 @pytest.fixture

@@ -176,9 +176,9 @@ def test_a_result_that_was_released_cannot_be_used(memory: npt.NDArray[np.uint8]
 
 def test_a_result_shows_its_path_and_shapes_and_that_it_was_released(memory: npt.NDArray[np.uint8]) -> None:
     result = read([ON_HOST], memory)
-    assert repr(result) == "<Result path=direct {'Y': (2, 3)}>"
+    assert repr(result) == "<Result path=direct 'Y' float32 [2, 3]>"
     result.release()
-    assert repr(result) == "<Result released>"
+    assert repr(result) == "<Result path=direct released>"
 
 
 # On GPUs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import time
 import warnings
@@ -14,14 +13,12 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.client.options import PathName
 from shm_backend_utils.memory import forks
 from tests.unit.fake_server import FakeServer, config
-from tests.unit.fake_wires import async_client_of, client_of
+from tests.unit.fake_wires import client_of
 
 X: Final = np.arange(6, dtype=np.float32)
 LONG_S: Final = 20.0
-LEFT: Final = "the server keeps the memory that it has registered there; call close(), or use it in a with statement"
 
 
 @pytest.fixture
@@ -58,39 +55,9 @@ def used(server: FakeServer, *, is_closed: bool) -> list[weakref.ref[Any]]:
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
 def test_a_client_is_garbage(server: FakeServer, is_closed: bool) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # below
+        warnings.simplefilter("ignore", ResourceWarning)  # tests/unit/test_unclosed.py
         parts = used(server, is_closed=is_closed)
         assert eventually(lambda: all(part() is None for part in parts)), [part() for part in parts]
-
-
-@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
-@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
-@pytest.mark.parametrize("kind", ["ShmClient", "AsyncShmClient"])
-def test_who_drops_a_client_that_has_registered_memory_is_told(
-    server: FakeServer, kind: str, is_closed: bool, path: PathName
-) -> None:
-    async def use_async() -> None:
-        async with async_client_of(server) as client:
-            (await client.infer("m", {"IN0": X}, path=path)).release()
-            if not is_closed:
-                client.close = no_close  # type: ignore[method-assign]
-
-    async def no_close() -> None: ...
-
-    def use() -> None:
-        with client_of(server) as client:
-            client.infer("m", {"IN0": X}, path=path).release()
-            if not is_closed:
-                client.close = lambda: None  # type: ignore[method-assign]
-
-    gc.collect()
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always", ResourceWarning)
-        asyncio.run(use_async()) if kind == "AsyncShmClient" else use()
-        gc.collect()
-    told = [str(warning.message) for warning in found if "was not closed" in str(warning.message)]
-    assert told == [f"a {kind} was not closed: {LEFT}"] * (not is_closed and path == "triton-shm")
-    assert bool(server.registered) is bool(told)
 
 
 def test_what_is_done_in_forked_children_keeps_no_client(server: FakeServer) -> None:

@@ -46,11 +46,11 @@ def _switching() -> Iterator[None]:
 
 
 def ask(transport: Transport, model: str = "any") -> Any:
-    return transport.send(transport.codec.model_config(model, ""), PATIENCE_S)
+    return transport.send(transport.codec.ask("model config", model), PATIENCE_S)
 
 
 def ask_async(transport: AsyncTransport, model: str = "any") -> Coroutine[Any, Any, Any]:
-    return transport.send(transport.codec.model_config(model, ""), PATIENCE_S)
+    return transport.send(transport.codec.ask("model config", model), PATIENCE_S)
 
 
 def stream_request(model: str) -> GrpcMessage:

@@ -13,7 +13,7 @@ import gevent
 import pytest
 
 from shm_backend_utils.client.aio import AsyncShmClient
-from shm_backend_utils.client.origin import Origin
+from shm_backend_utils.origin import Origin
 
 
 def here() -> int:

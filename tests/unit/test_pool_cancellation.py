@@ -15,7 +15,6 @@ import pytest
 from shm_backend_utils.client.client_memory import ClientMemory
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.options import RequestOptions
-from shm_backend_utils.client.origin import Origin
 from shm_backend_utils.client.paths.opening import Opening
 from shm_backend_utils.client.settings import CallSettings
 from shm_backend_utils.client.steps import AsyncioDriver
@@ -24,6 +23,7 @@ from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 
 REGION = data_offset(1, PAGE_SIZE) + PAGE_SIZE

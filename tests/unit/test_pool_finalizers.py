@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.client.origin import Origin
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
+from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 
 SHM = Path("/dev/shm")
@@ -144,7 +144,7 @@ def objects_of_this_process() -> list[Path]:
 BEGIN = """
 import contextlib, faulthandler, gc, logging
 from shm_backend_utils.client import PoolOptions
-from shm_backend_utils.client.origin import Origin
+from shm_backend_utils.origin import Origin
 from shm_backend_utils.client.client_memory import ClientMemory
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.pool.need import Need

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from shm_backend_utils.client.origin import Origin
 from shm_backend_utils.memory.locks import SlotLease
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset, record_offset
 
 SHM = Path("/dev/shm")

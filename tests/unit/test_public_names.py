@@ -1,36 +1,37 @@
-"""What the package itself offers: shown to people, known to type checkers, and loaded when it is asked for."""
+"""What the package itself offers: shown to people, and loaded when it is asked for. Its types: tests/typing."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import subprocess
+import sys
+from importlib import import_module
 
 import pytest
 
 import shm_backend_utils
-from shm_backend_utils.client import AsyncShmClient, ShmClient
-from shm_backend_utils.errors import ShmError
-from shm_backend_utils.model import ShmSession
-from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
-from shm_backend_utils.tensors.view import TensorView
 
-if TYPE_CHECKING:
-    from typing_extensions import assert_type
-
-    assert_type(shm_backend_utils.AsyncShmClient, type[AsyncShmClient])
-    assert_type(shm_backend_utils.BufferAttributes, type[BufferAttributes])
-    assert_type(shm_backend_utils.MemoryType, type[MemoryType])
-    assert_type(shm_backend_utils.ShmClient, type[ShmClient])
-    assert_type(shm_backend_utils.ShmError, type[ShmError])
-    assert_type(shm_backend_utils.ShmSession, type[ShmSession])
-    assert_type(shm_backend_utils.TensorView, type[TensorView])
+HALVES = ("client", "model", "errors", "tensors.view")
 
 
-@pytest.mark.parametrize(
-    "known", [AsyncShmClient, BufferAttributes, MemoryType, ShmClient, ShmError, ShmSession, TensorView]
-)
-def test_a_public_name_is_what_it_is_where_it_lives(known: type) -> None:
-    assert getattr(shm_backend_utils, known.__name__) is known
+@pytest.mark.parametrize("name", sorted({*shm_backend_utils.__all__} - {"__version__"}))
+def test_a_public_name_is_the_same_wherever_it_is_to_be_had(name: str) -> None:
+    known = getattr(shm_backend_utils, name)
+    homes = [vars(import_module(f"shm_backend_utils.{half}")).get(name) for half in HALVES]
+    assert {id(each) for each in homes if each is not None} == {id(known)}
 
 
-def test_every_public_name_is_shown() -> None:
-    assert set(dir(shm_backend_utils)) >= set(shm_backend_utils.__all__)
+def test_what_is_shown_is_what_is_public() -> None:
+    assert dir(shm_backend_utils) == sorted(shm_backend_utils.__all__)
+
+
+@pytest.mark.parametrize("half", ["client", "model", "errors"])
+def test_every_public_name_of_a_half_is_there(half: str) -> None:
+    module = import_module(f"shm_backend_utils.{half}")
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+    assert sorted(set(module.__all__)) == sorted(module.__all__)
+
+
+@pytest.mark.parametrize("name", ["ShmError", "ShmSession", "Call", "TensorView"])
+def test_a_name_of_the_model_half_needs_no_client(name: str) -> None:
+    program = f"import sys; sys.modules['tritonclient'] = None; from shm_backend_utils import {name}"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -20,6 +20,7 @@ from ...errors import PeerError, ShmError, TensorNameError, TensorTypeError
 from ...memory.cuda.memory import CudaAccess
 from ...memory.pool.need import Need, region_size
 from ...memory.pool.options import PoolOptions
+from ...origin import Origin
 from ...protocol.call_layout import aligned
 from ...protocol.layout import data_offset
 from ...tensors.strings import Strings
@@ -27,7 +28,6 @@ from ..client_memory import ClientMemory
 from ..core import Core
 from ..errors import ForkedError, InferenceError
 from ..options import RequestOptions
-from ..origin import Origin
 from ..paths.inline import InlineExchange
 from ..settings import CallSettings
 from ..steps import BlockingDriver, Steps, Together, forget_locals

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import urllib.parse
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
 
 from ...errors import CallerError
 from ..options import RequestOptions
 
-__all__ = ["Codec", "InputTensor", "OutputTensor", "Place", "Request", "split_url"]
+__all__ = ["Codec", "InputTensor", "OutputTensor", "Place", "Question", "Request", "split_url"]
+
+Question = Literal[
+    "server live",
+    "server ready",
+    "server metadata",
+    "model ready",
+    "model metadata",
+    "model config",
+    "model statistics",
+]
+"""What a server may be asked of itself and its models."""
 
 
 class Place(NamedTuple):
@@ -77,8 +88,16 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def model_config(self, model: str, version: str) -> Any:
-        """Return the message that asks for a model's configuration."""
+    def ask(self, question: Question, model: str = "", version: str = "") -> Any:
+        """Return the message of a question."""
+
+    @abstractmethod
+    def load(self, model: str, parameters: Mapping[str, str | bytes]) -> Any:
+        """Return the message that has a model loaded, or loaded anew, with what Triton calls the load's parameters."""
+
+    @abstractmethod
+    def unload(self, model: str, *, dependents: bool) -> Any:
+        """Return the message that has a model unloaded."""
 
     @abstractmethod
     def register(self, name: str, key: str, byte_size: int) -> Any:
@@ -93,8 +112,11 @@ class Codec(ABC):
         """Return the answer to a request as tritonclient's ``InferResult``."""
 
     @abstractmethod
-    def config(self, answer: Any) -> dict[str, Any]:
-        """Return a model's configuration in JSON's types."""
+    def told(self, answer: Any) -> dict[str, Any]:
+        """Return the answer to a question in JSON's types, of one shape whatever the protocol.
+
+        Yes is values that are true, or none at all; no is one that is false, or an error that the server answers with.
+        """
 
     @abstractmethod
     def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:

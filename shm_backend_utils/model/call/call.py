@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy.typing as npt
 
@@ -47,6 +47,8 @@ class Call(AnsweredRequest):
 
     __slots__ = ()
 
+    _public_name: ClassVar = "Call"
+
     def __enter__(self: Self) -> Self:
         try:
             self.begin()
@@ -69,6 +71,13 @@ class Call(AnsweredRequest):
             self.fail(own)
             raise
         self.end()
+
+    def __repr__(self) -> str:
+        state = "open" if self._is_open else "closed"
+        return f"<{self._public_name} {self._context.spec.name!r} path={self.path}{self._progress()} {state}>"
+
+    def _progress(self) -> str:
+        return f" outputs={list(self.outputs)}"
 
     @property
     def is_open(self) -> bool:

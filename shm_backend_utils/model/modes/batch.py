@@ -43,6 +43,10 @@ class BatchCall:
         self._inputs: dict[str, TensorView] = {}
         self._scattered: dict[str, tuple[TensorView, list[TensorView]]] = {}
 
+    def __repr__(self) -> str:
+        state = "open" if self.calls[0].is_open else "closed"
+        return f"<BatchCall {self.calls[0].spec.name!r} calls={len(self.calls)} rows={self.size} {state}>"
+
     @property
     def gathered_bytes(self) -> int:
         """Bytes that were copied so far to make one array of several, or several of one."""

@@ -38,6 +38,7 @@ class StreamCall(Call):
     __slots__ = ("_frames", "_index", "_is_frame_open", "_looked", "_sender", "_waited_s")
 
     _made_by = "stream"
+    _public_name = "StreamCall"
 
     def __init__(self, context: Context, request: Any) -> None:
         super().__init__(context, request)
@@ -113,6 +114,9 @@ class StreamCall(Call):
         self._index += 1
         self._is_frame_open = False
         self._look_at_client()
+
+    def _progress(self) -> str:
+        return f" sent={self._index}"
 
     def __enter__(self) -> StreamCall:
         try:

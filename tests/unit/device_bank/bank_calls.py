@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 from shm_backend_utils.client.client_memory import ClientMemory
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.options import RequestOptions
-from shm_backend_utils.client.origin import Origin
 from shm_backend_utils.client.paths.direct import DirectExchange
 from shm_backend_utils.client.paths.opening import Opening
 from shm_backend_utils.client.settings import CallSettings
@@ -21,6 +20,7 @@ from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.call_layout import CallInput
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.fake_gpu_events import PATIENCE_S

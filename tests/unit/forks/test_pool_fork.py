@@ -21,7 +21,7 @@ import asyncio, signal, threading
 from pathlib import Path
 import numpy as np
 from shm_backend_utils.client import AsyncShmClient, ForkedError, PoolOptions
-from shm_backend_utils.client.origin import Origin
+from shm_backend_utils.origin import Origin
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.pool import SlotPool
 

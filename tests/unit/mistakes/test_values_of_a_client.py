@@ -21,6 +21,7 @@ from shm_backend_utils.client.transports.messages import split_url
 from shm_backend_utils.errors import CallerError, ClosedError, TensorShapeError, TensorTypeError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.origin import Origin
 
 IMAGES = {"name": "X", "data_type": "TYPE_FP32", "dims": [3]}
 SPEC = ModelSpec.from_config({"name": "m", "max_batch_size": 4, "input": [IMAGES], "output": [IMAGES]})
@@ -113,9 +114,9 @@ def test_the_timeout_of_tritonclient() -> None:
 
 def test_a_port_that_speaks_http_and_is_not_tritons() -> None:
     with pytest.raises(InferenceError) as error:
-        HttpCodec().config(Answer(200, {}, b"# HELP nv_inference_request_success Number of\n# TYPE"))
+        HttpCodec().told(Answer(200, {}, b"# HELP nv_inference_request_success Number of\n# TYPE"))
     assert str(error.value) == (
-        "[200] the server describes the model by '# HELP nv_inference_request_success Number of\\n# TY', which is not "
+        "[200] the server answers '# HELP nv_inference_request_success Number of\\n# TY', which is not "
         "JSON; is this Triton's HTTP port? By default HTTP is on 8000, and metrics are on 8002"
     )
 
@@ -132,7 +133,9 @@ def test_an_output_that_the_result_does_not_have() -> None:
 def prepared() -> PreparedCall:
     arrays = {"X": np.zeros((1, 3), np.float32)}
     exchange: Any = SimpleNamespace(arrays=lambda: arrays, close=lambda: None)
-    return PreparedCall(SimpleNamespace(is_forked=False), SimpleNamespace(exchange=exchange), 1.0, SimpleNamespace())  # type: ignore[arg-type]
+    call: Any = SimpleNamespace(exchange=exchange, settings=SimpleNamespace(origin=Origin.here("prepare")))
+    core: Any = SimpleNamespace(is_forked=False, is_closed=True)
+    return PreparedCall(core, call, 1.0, SimpleNamespace())  # type: ignore[arg-type]
 
 
 def test_a_prepared_input_that_is_replaced_and_not_filled() -> None:

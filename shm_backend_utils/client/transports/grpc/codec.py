@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Any, Final, NamedTuple
 
 import grpc
 import numpy.typing as npt
-from google.protobuf import json_format
+from google.protobuf.message import Message
 from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
 from ....errors import CallerError
 from ....protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
-from ..messages import Codec, InputTensor, Place, Request
+from ..messages import Codec, InputTensor, Place, Question, Request
 
 __all__ = ["GrpcCodec", "GrpcMessage", "Metadata"]
 
@@ -21,6 +21,15 @@ Metadata = Sequence[tuple[str, str]] | None
 
 _COMPRESSION: Final = {None: None, "gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
 _FIELDS: Final = ((bool, "bool_param"), (int, "int64_param"), (float, "double_param"), (str, "string_param"))
+_PROCEDURES: Final[Mapping[Question, str]] = {
+    "server live": "ServerLive",
+    "server ready": "ServerReady",
+    "server metadata": "ServerMetadata",
+    "model ready": "ModelReady",
+    "model metadata": "ModelMetadata",
+    "model config": "ModelConfig",
+    "model statistics": "ModelStatistics",
+}
 
 
 class GrpcMessage(NamedTuple):
@@ -72,8 +81,24 @@ class GrpcCodec(Codec):
         metadata = None if headers is None else [(name.lower(), value) for name, value in headers.items()]
         return self._message("ModelInfer", message, metadata, _COMPRESSION[request.options.get("compression")])
 
-    def model_config(self, model: str, version: str) -> GrpcMessage:
-        return self._message("ModelConfig", service_pb2.ModelConfigRequest(name=model, version=version))
+    def ask(self, question: Question, model: str = "", version: str = "") -> GrpcMessage:
+        procedure = _PROCEDURES[question]
+        names = {"name": model, "version": version} if procedure.startswith("Model") else {}
+        return self._message(procedure, getattr(service_pb2, f"{procedure}Request")(**names))
+
+    def load(self, model: str, parameters: Mapping[str, str | bytes]) -> GrpcMessage:
+        order = service_pb2.RepositoryModelLoadRequest(model_name=model)
+        for name, value in parameters.items():
+            if isinstance(value, str):
+                order.parameters[name].string_param = value
+            else:
+                order.parameters[name].bytes_param = value
+        return self._message("RepositoryModelLoad", order)
+
+    def unload(self, model: str, *, dependents: bool) -> GrpcMessage:
+        order = service_pb2.RepositoryModelUnloadRequest(model_name=model)
+        order.parameters["unload_dependents"].bool_param = dependents
+        return self._message("RepositoryModelUnload", order)
 
     def register(self, name: str, key: str, byte_size: int) -> GrpcMessage:
         order = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=byte_size)
@@ -86,9 +111,8 @@ class GrpcCodec(Codec):
     def result(self, answer: Any) -> Any:
         return InferResult(answer)
 
-    def config(self, answer: Any) -> dict[str, Any]:
-        config: dict[str, Any] = json_format.MessageToDict(answer.config, preserving_proto_field_name=True)
-        return config
+    def told(self, answer: Any) -> dict[str, Any]:
+        return _plain(answer.config if isinstance(answer, service_pb2.ModelConfigResponse) else answer)
 
     def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:
         output = response.get_output(name)
@@ -98,6 +122,26 @@ class GrpcCodec(Codec):
         if self._complete is not None:
             metadata = self._complete(metadata)
         return GrpcMessage(procedure, request, metadata, compression)
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    """Return a message as Triton writes it in JSON over HTTP: with fields that are 0 or empty, and integers as such."""
+    return {
+        field.name: _plain_value(field, getattr(message, field.name))
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def _plain_value(field: Any, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        of_value = field.message_type.fields_by_name["value"]
+        return {key: _plain_value(of_value, value[key]) for key in value}
+    if isinstance(value, MutableSequence):
+        return [_plain_value(field, each) for each in value]
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    return _plain(value) if isinstance(value, Message) else value
 
 
 def _add_input(message: Any, tensor: InputTensor) -> None:

@@ -5,6 +5,7 @@ Triton's extension for binary tensors wants the size of the JSON in a header of 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import json
@@ -19,7 +20,7 @@ from tritonclient.utils import serialize_byte_tensor
 from ....errors import CallerError, ShmError
 from ....protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...errors import ConnectionLostError, InferenceError, translated
-from ..messages import Codec, InputTensor, OutputTensor, Place, Request
+from ..messages import Codec, InputTensor, OutputTensor, Place, Question, Request
 
 __all__ = ["Answer", "HttpCodec", "HttpMessage"]
 
@@ -29,6 +30,17 @@ _NO_HEADERS: Final[Mapping[str, str]] = {}
 _MAX_INT64: Final = 2**63 - 1
 _BY_THE_SERVER: Final = 500
 _IS_THIS_HTTP: Final = "is this Triton's HTTP port? By default HTTP is on 8000, and metrics are on 8002"
+_PATHS: Final[Mapping[Question, str]] = {
+    "server live": "/v2/health/live",
+    "server ready": "/v2/health/ready",
+    "server metadata": "/v2",
+}
+_PATHS_OF_MODELS: Final[Mapping[Question, str]] = {
+    "model ready": "/ready",
+    "model metadata": "",
+    "model config": "/config",
+    "model statistics": "/stats",
+}
 _OF_GATEWAYS: Final = frozenset({502, 504})  # Triton has no such; what it was asked for it may still be doing
 
 
@@ -106,8 +118,22 @@ class HttpCodec(Codec):
         path = f"{_path_of('models', request.model, options.get('model_version', ''))}/infer"
         return HttpMessage("POST", path, body, headers)
 
-    def model_config(self, model: str, version: str) -> HttpMessage:
-        return HttpMessage("GET", f"{_path_of('models', model, version)}/config")
+    def ask(self, question: Question, model: str = "", version: str = "") -> HttpMessage:
+        path = _PATHS.get(question)
+        if path is None:
+            named = _path_of("models", model, version) if model else "/v2/models"
+            path = f"{named}{_PATHS_OF_MODELS[question]}"
+        return HttpMessage("GET", path)
+
+    def load(self, model: str, parameters: Mapping[str, str | bytes]) -> HttpMessage:
+        told = {
+            name: value if isinstance(value, str) else base64.b64encode(value).decode()
+            for name, value in parameters.items()
+        }
+        return _order(f"{_path_of('repository/models', model)}/load", told)
+
+    def unload(self, model: str, *, dependents: bool) -> HttpMessage:
+        return _order(f"{_path_of('repository/models', model)}/unload", {"unload_dependents": dependents})
 
     def register(self, name: str, key: str, byte_size: int) -> HttpMessage:
         order = json.dumps({"key": key, "offset": 0, "byte_size": byte_size}).encode()
@@ -122,16 +148,18 @@ class HttpCodec(Codec):
         length = None if size is None else int(size)
         return InferResult.from_response_body(answer.body, header_length=length, content_encoding=encoding)
 
-    def config(self, answer: Answer) -> dict[str, Any]:
+    def told(self, answer: Answer) -> dict[str, Any]:
+        if not answer.body:
+            return {}
         try:
-            config: dict[str, Any] = answer.json()
+            told: dict[str, Any] = answer.json()
         except ValueError:
             text = answer.body[:50].decode(errors="replace").strip()
             raise InferenceError(
-                f"the server describes the model by {text!r}, which is not JSON; {_IS_THIS_HTTP}",
+                f"the server answers {text!r}, which is not JSON; {_IS_THIS_HTTP}",
                 str(answer.status),
             ) from None
-        return config
+        return told
 
     def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:
         output = response.get_output(name)
@@ -181,6 +209,10 @@ def _checked(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(value, int) and not -_MAX_INT64 - 1 <= value <= _MAX_INT64:
             raise CallerError(f"parameter {name!r} is {value!r}; expected a str, a bool, an int of 64 bits, or a float")
     return parameters
+
+
+def _order(path: str, parameters: Mapping[str, Any]) -> HttpMessage:
+    return HttpMessage("POST", path, json.dumps({"parameters": parameters}).encode())
 
 
 def _path_of(kind: str, name: str, version: str = "") -> str:

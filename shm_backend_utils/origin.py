@@ -1,4 +1,4 @@
-"""Which line of the user's code began a call."""
+"""Which line of the user's code began a call, or made what is to be closed."""
 
 from __future__ import annotations
 

@@ -1,0 +1,56 @@
+"""What nobody has closed says so when it is garbage, and where it was made."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from .origin import Origin
+
+__all__ = ["Unclosed"]
+
+
+def _nothing_more() -> str:
+    return ""
+
+
+class Unclosed:
+    """A part of something that is to be closed, and garbage when that is. It then issues a ResourceWarning.
+
+    It reads and writes no file, and says nothing in a forked child, whose parent has what is to be closed.
+
+    Parameters
+    ----------
+    origin : Origin
+        What was made, and the line that the warning is of.
+    advice : str
+        How to close it.
+    rest : callable, optional
+        Returns what more is to be said; None if it was closed with something else.
+    """
+
+    __slots__ = ("_advice", "_is_closed", "_origin", "_process", "_rest")
+
+    def __init__(self, origin: Origin, advice: str, rest: Callable[[], str | None] = _nothing_more) -> None:
+        self._origin = origin
+        self._advice = advice
+        self._rest = rest
+        self._is_closed = False
+        self._process = os.getpid()
+
+    def close(self) -> None:
+        """Say nothing. Twice is fine."""
+        self._is_closed = True
+
+    # When the interpreter ends, this module's names may be gone before the last object is.
+    def __del__(self, getpid: Any = os.getpid, warn: Any = warnings.warn_explicit, modules: Any = sys.modules) -> None:
+        if self._is_closed or getpid() != self._process or not modules:
+            return
+        rest = self._rest()
+        if rest is not None:
+            origin = self._origin
+            text = f"{origin} was not closed{rest}; {self._advice}"
+            warn(text, ResourceWarning, origin.code.co_filename, origin.line)

@@ -1,0 +1,173 @@
+"""A client before its server, and what it asks of a server beside inference: over both protocols, in one shape."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import InferenceError, ServerUnavailableError
+from shm_backend_utils.server import EmbeddedServer
+
+from ..crash.ports import free_ports
+from ..crash.processes import eventually, stub_of
+from ..crash.server_options import installation_with
+from .flavours import FLAVOURS, AnyClient, Flavour, LoopedClient
+
+MODELS: Final = Path(__file__).resolve().parents[1] / "models"
+X: Final = np.ones((1, 4), np.float32)
+LONG_S: Final = 120.0
+
+Clients = dict[str, AnyClient]
+
+
+def asked(client: AnyClient, method: str, *values: Any, **named: Any) -> Any:
+    """Return what a method of either client returns."""
+    if isinstance(client, LoopedClient):
+        return client.run(getattr(client.aio, method)(*values, **named))
+    return getattr(client, method)(*values, **named)
+
+
+def early(flavour: Flavour) -> AnyClient:
+    """Make a client, and wait for its server."""
+    client = flavour.client(wait_ready_s=LONG_S)
+    if isinstance(client, LoopedClient):
+        client.run(client.aio.__aenter__())
+    return client
+
+
+class Served:
+    """A server that loads models when it is told to, and clients that were there before it."""
+
+    def __init__(self, folder: Path, until: ExitStack) -> None:
+        models, ports = folder / "models", free_ports()
+        for name in ("rows", "unaware", "countdown"):
+            shutil.copytree(MODELS / name, models / name, ignore=shutil.ignore_patterns("__pycache__"))
+        urls = {"grpc": f"localhost:{ports.grpc}", "http": f"http://localhost:{ports.http}"}
+        self.flavours = flavours = {
+            each: Flavour(urls[each.partition(" ")[0]], each.endswith("aio")) for each in FLAVOURS
+        }
+        with pytest.raises(ServerUnavailableError), flavours["grpc"].client():
+            pass
+        with ThreadPoolExecutor(len(FLAVOURS)) as threads:
+            waiting: dict[str, Future[AnyClient]] = {
+                each: threads.submit(early, flavour) for each, flavour in flavours.items()
+            }
+            self.server = EmbeddedServer.start(
+                models,
+                ports=ports,
+                installation=installation_with(["--model-control-mode=explicit"], folder / "installation"),
+                log_file=folder / "server.log",
+            )
+            until.enter_context(self.server)
+            until.callback(self._kill)
+            self.clients = {each: future.result() for each, future in waiting.items()}
+        for client in self.clients.values():
+            until.enter_context(client)
+
+    def infer(self, name: str) -> None:
+        """Send one request with a client of this kind, which keeps no memory for another test."""
+        with self.flavours[name].client() as client:
+            client.infer("rows", {"X": X}).release()
+
+    def _kill(self) -> None:
+        os.kill(self.server.pid, signal.SIGKILL)  # with a dead stub, it would take half a minute to stop
+        self.server.wait()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with ExitStack() as until:
+        yield Served(tmp_path_factory.mktemp("served"), until)
+
+
+@pytest.fixture(params=FLAVOURS)
+def client(request: pytest.FixtureRequest, served: Served) -> AnyClient:
+    """Each client that was made before the server."""
+    return served.clients[request.param]
+
+
+@pytest.fixture(scope="module")
+def _loaded(served: Served) -> None:
+    for name in ("rows", "unaware", "countdown"):
+        asked(served.clients["grpc"], "load_model", name)
+
+
+def test_a_client_that_was_there_before_its_server_has_one(client: AnyClient) -> None:
+    assert asked(client, "is_server_live") is True
+    assert asked(client, "is_server_ready") is True
+    assert asked(client, "get_server_metadata")["name"] == "triton"
+
+
+def test_a_model_that_is_not_there_is_not_ready(client: AnyClient) -> None:
+    assert asked(client, "is_model_ready", "nobody") is False
+    for method in ("get_model_metadata", "get_model_config", "get_inference_statistics", "load_model"):
+        with pytest.raises(InferenceError):
+            asked(client, method, "nobody")
+
+
+@pytest.mark.usefixtures("_loaded")
+@pytest.mark.parametrize("model", ["rows", "unaware", "countdown"])
+def test_a_model_that_was_loaded_is_ready(client: AnyClient, model: str) -> None:
+    assert asked(client, "is_model_ready", model) is True
+
+
+@pytest.mark.usefixtures("_loaded")
+def test_all_clients_are_told_the_same(served: Served) -> None:
+    for method, values in (
+        ("get_server_metadata", ()),
+        ("get_model_metadata", ("rows",)),
+        ("get_model_metadata", ("rows", "1")),
+        ("get_model_config", ("rows",)),
+        ("get_model_config", ("countdown",)),
+        ("get_inference_statistics", ("rows",)),
+        ("get_inference_statistics", ()),
+    ):
+        first, *others = [asked(client, method, *values) for client in served.clients.values()]
+        assert others == [first] * 3, method
+
+
+@pytest.mark.usefixtures("_loaded")
+def test_figures_count_requests(served: Served, client: AnyClient) -> None:
+    def count() -> int:
+        (model,) = asked(client, "get_inference_statistics", "rows", "1")["model_stats"]
+        found: int = model["inference_count"]
+        return found
+
+    before = count()
+    served.infer("grpc")
+    assert count() == before + 1
+
+
+def test_a_model_is_loaded_with_a_configuration_and_unloaded(served: Served, client: AnyClient) -> None:
+    config = '{"backend": "python", "max_batch_size": 2, "input": [], "output": []}'
+    code = b"class TritonPythonModel:\n    def execute(self, requests): return []\n"
+    asked(client, "load_model", "made_here", config=config, files={"file:1/model.py": code})
+    assert asked(client, "get_model_config", "made_here")["max_batch_size"] == 2
+    asked(client, "unload_model", "made_here")
+    eventually(lambda: not asked(client, "is_model_ready", "made_here"))
+
+
+@pytest.mark.usefixtures("_loaded")
+def test_a_model_whose_process_is_dead_is_not_ready_until_it_is_loaded_anew(served: Served) -> None:
+    stub = stub_of(served.server, "rows")
+    assert stub is not None
+    os.kill(stub, signal.SIGKILL)
+    for client in served.clients.values():
+        assert asked(client, "is_model_ready", "rows") is False
+        assert asked(client, "is_model_ready", "unaware") is True
+    first = served.clients["grpc"]
+    asked(first, "unload_model", "rows")
+    eventually(lambda: not asked(first, "is_model_ready", "rows"))
+    asked(first, "load_model", "rows")
+    for name, client in served.clients.items():
+        assert asked(client, "is_model_ready", "rows") is True
+        served.infer(name)

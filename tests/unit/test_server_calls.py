@@ -1,0 +1,228 @@
+"""What a client asks of its server beside inference: the same for both clients, over both protocols."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pytest
+
+from shm_backend_utils.client import AsyncShmClient, ShmClient, aio, client
+from shm_backend_utils.client.errors import (
+    DeadlineExceededError,
+    InferenceError,
+    ServerUnavailableError,
+    TimeoutValueError,
+)
+from shm_backend_utils.client.server_methods import AsyncServerMethods, ServerMethods
+from shm_backend_utils.errors import ClosedError
+from tests.unit.fake_server import FakeServer, Order, config
+from tests.unit.fake_wires import AsyncFakeTransport, FakeTransport
+
+URL: Final = "localhost:8001"
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer(config("m"), config("b", max_batch_size=8)) as server:
+        yield server
+
+
+@pytest.fixture(params=["grpc", "http"])
+def protocol(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> str:
+    """Each protocol; a client that is made then speaks it to the fake server."""
+    monkeypatch.setattr(client, "connect", lambda *_: FakeTransport(server, request.param))
+    monkeypatch.setattr(aio, "connect_async", lambda *_: AsyncFakeTransport(server, request.param))
+    protocol: str = request.param
+    return protocol
+
+
+@pytest.fixture(params=["threads", "tasks"])
+def call(request: pytest.FixtureRequest, protocol: str) -> Call:
+    """Makes a client, calls one of its methods, and closes it."""
+
+    def in_thread(method: str, *values: Any, wait_ready_s: float | None = None, **named: Any) -> Any:
+        with ShmClient(URL, wait_ready_s=wait_ready_s) as made:
+            return getattr(made, method)(*values, **named)
+
+    async def in_task(method: str, *values: Any, wait_ready_s: float | None = None, **named: Any) -> Any:
+        async with AsyncShmClient(URL, wait_ready_s=wait_ready_s) as made:
+            return await getattr(made, method)(*values, **named)
+
+    if request.param == "threads":
+        return in_thread
+    return lambda *values, **named: asyncio.run(in_task(*values, **named))
+
+
+@pytest.mark.parametrize("question", ["live", "ready"])
+def test_a_server_says_whether_it_is_live_and_ready(server: FakeServer, call: Call, question: str) -> None:
+    assert call(f"is_server_{question}") is True
+    setattr(server, f"is_{question}", False)
+    assert call(f"is_server_{question}") is False
+
+
+def test_a_model_is_ready_if_the_server_has_it_and_its_session_refuses_what_is_no_slot(
+    server: FakeServer, call: Call
+) -> None:
+    assert call("is_model_ready", "m") is True
+    assert call("is_model_ready", "b", "1") is True
+    assert [(order.model, list(order.inputs)) for order in server.orders] == [("m", []), ("b", ["SHM"])]
+    assert call("is_model_ready", "nobody") is False
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Failed to process the request(s) for model instance 'm_0_0', message: Stub process 'm_0_0' is not healthy.",
+        "Stub process is unhealthy and it will be restarted.",
+    ],
+)
+def test_a_model_whose_process_is_dead_is_not_ready_whatever_the_server_says(
+    server: FakeServer, call: Call, said: str
+) -> None:
+    def refuse(_: Order) -> None:
+        raise InferenceError(said, "StatusCode.INTERNAL")
+
+    server.before = refuse
+    assert call("is_model_ready", "m") is False
+
+
+def test_a_model_that_does_not_tell_is_as_ready_as_the_server_says(server: FakeServer, call: Call) -> None:
+    def refuse(_: Order) -> None:
+        raise InferenceError("doesn't support models with decoupled transaction policy", "StatusCode.UNIMPLEMENTED")
+
+    server.before = refuse
+    assert call("is_model_ready", "m") is True
+
+
+def test_a_model_that_does_not_answer_is_neither(server: FakeServer, call: Call) -> None:
+    def refuse(_: Order) -> None:
+        raise DeadlineExceededError("no answer", "StatusCode.DEADLINE_EXCEEDED")
+
+    server.before = refuse
+    with pytest.raises(DeadlineExceededError):
+        call("is_model_ready", "m")
+
+
+def test_a_model_without_a_session_gets_no_request(server: FakeServer, call: Call) -> None:
+    server.configs["m"]["parameters"] = {}
+    assert call("is_model_ready", "m") is True
+    assert server.orders == []
+
+
+def test_what_a_server_says_has_one_shape(server: FakeServer, call: Call) -> None:
+    tensors = [{"datatype": "FP32", "shape": [-1]}]
+    assert call("get_server_metadata") == {"name": "fake", "version": "1.0", "extensions": ["model_repository"]}
+    assert call("get_model_metadata", "m") == {
+        "name": "m",
+        "versions": ["1"],
+        "platform": "python",
+        "inputs": [{"name": "IN0", **tensors[0]}],
+        "outputs": [{"name": "OUT0", **tensors[0]}],
+    }
+    assert call("get_model_config", "b")["max_batch_size"] == 8
+    assert call("get_model_config", "b")["parameters"]["SHM_PATHS"]["string_value"] == "direct,triton-shm,inline"
+    server.orders.append(Order("m"))
+    of_all = [(each["name"], each["inference_count"]) for each in call("get_inference_statistics")["model_stats"]]
+    assert of_all == [("m", 1), ("b", 0)]
+    assert [each["name"] for each in call("get_inference_statistics", "b", "1")["model_stats"]] == ["b"]
+
+
+def test_a_model_is_loaded_as_it_is_or_with_a_configuration_and_files(
+    server: FakeServer, call: Call, protocol: str
+) -> None:
+    call("load_model", "m")
+    call("load_model", "a/b", config="{}", files={"file:1/model.py": b"\xff"})
+    sent = b"\xff" if protocol == "grpc" else base64.b64encode(b"\xff").decode()
+    assert server.loads == [("m", {}), ("a/b", {"config": "{}", "file:1/model.py": sent})]
+
+
+def test_a_model_is_unloaded_alone_or_with_its_dependents(server: FakeServer, call: Call) -> None:
+    call("unload_model", "m")
+    call("unload_model", "m", unload_dependents=True)
+    assert server.unloads == [("m", False), ("m", True)]
+
+
+@pytest.mark.parametrize("method", ["get_model_metadata", "get_model_config", "get_inference_statistics"])
+def test_an_unknown_model_is_an_error(call: Call, method: str) -> None:
+    with pytest.raises(InferenceError, match="'nobody' is not found"):
+        call(method, "nobody")
+
+
+@pytest.mark.usefixtures("protocol")
+def test_a_closed_client_asks_nothing() -> None:
+    made = ShmClient(URL)
+    made.close()
+    with pytest.raises(ClosedError):
+        made.is_server_live()
+
+
+def test_both_clients_offer_the_same() -> None:
+    def offered(kind: type) -> set[str]:
+        return {name for name in vars(kind) if not name.startswith("_")}
+
+    assert offered(ServerMethods) == offered(AsyncServerMethods)
+    assert offered(ShmClient) == offered(AsyncShmClient)
+
+
+# Starting order
+
+
+class Starting:
+    """A server that comes up at its n-th question."""
+
+    def __init__(self, server: FakeServer, ups: int, readies: int) -> None:
+        self.asked = 0
+        self._server, self._ups, self._readies = server, ups, readies
+
+    @property
+    def patched(self) -> Callable[[FakeTransport, Any, float], Any]:
+        """The method in the place of the transport's."""
+        return lambda transport, message, _: self._send(transport, message)
+
+    def _send(self, transport: FakeTransport, message: Any) -> Any:
+        self.asked += 1
+        if self.asked <= self._ups:
+            raise ServerUnavailableError("no Triton server answers", "StatusCode.UNAVAILABLE")
+        self._server.is_ready = self.asked > self._ups + self._readies
+        return transport._wire(self._server, message)
+
+
+@pytest.mark.parametrize(("ups", "readies"), [(0, 0), (3, 0), (0, 3), (2, 2)])
+def test_a_client_waits_until_its_server_is_up_and_ready(
+    server: FakeServer, call: Call, monkeypatch: pytest.MonkeyPatch, ups: int, readies: int
+) -> None:
+    starting = Starting(server, ups, readies)
+    monkeypatch.setattr(FakeTransport, "send", starting.patched)
+    assert call("is_server_ready", wait_ready_s=60.0) is True
+    assert starting.asked == ups + readies + 2
+
+
+@pytest.mark.parametrize(
+    ("ups", "readies", "words"), [(10**9, 0, "no Triton server answers"), (0, 10**9, "it is not ready")]
+)
+def test_it_does_not_wait_for_longer_than_it_was_told(
+    server: FakeServer, call: Call, monkeypatch: pytest.MonkeyPatch, ups: int, readies: int, words: str
+) -> None:
+    starting = Starting(server, ups, readies)
+    monkeypatch.setattr(FakeTransport, "send", starting.patched)
+    with pytest.raises(ServerUnavailableError, match=words):
+        call("is_server_ready", wait_ready_s=0.35)
+    assert starting.asked > 1
+
+
+def test_by_default_it_does_not_wait(server: FakeServer, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    starting = Starting(server, 1, 0)
+    monkeypatch.setattr(FakeTransport, "send", starting.patched)
+    with pytest.raises(ServerUnavailableError):
+        call("is_server_ready")
+    assert starting.asked == 1
+
+
+@pytest.mark.parametrize("wait_ready_s", [0, -1, "3"])
+def test_a_time_that_is_none_is_refused(call: Call, wait_ready_s: Any) -> None:
+    with pytest.raises(TimeoutValueError, match="wait_ready_s is"):
+        call("is_server_ready", wait_ready_s=wait_ready_s)

@@ -1,0 +1,204 @@
+"""What was not closed says so when it is garbage, with the line that made it; and nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import AsyncShmClient, ShmClient, aio, client
+from shm_backend_utils.client.options import PathName
+from shm_backend_utils.model import ShmSession
+from shm_backend_utils.origin import Origin
+from shm_backend_utils.unclosed import Unclosed
+from tests.unit.fake_server import FakeServer, config
+from tests.unit.fake_wires import AsyncFakeTransport, FakeTransport
+from tests.unit.sessions import session_of, tensor
+
+URL: Final = "localhost:8001"
+X: Final = np.arange(6, dtype=np.float32)
+INPUTS: Final[Any] = {"IN0": ((6,), np.float32)}
+AT_SERVER: Final = ": the server keeps the memory that it has registered there"
+SYNC: Final = "call close(), or use it in a with statement"
+ASYNC: Final = "await close(), or use it in an async with statement"
+
+
+@pytest.fixture(autouse=True)
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    """The server of every client here."""
+    with FakeServer(config("m")) as server:
+        monkeypatch.setattr(client, "connect", lambda *_: FakeTransport(server, "grpc"))
+        monkeypatch.setattr(aio, "connect_async", lambda *_: AsyncFakeTransport(server, "grpc"))
+        yield server
+
+
+def here() -> int:
+    """Return the line that the caller is at."""
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert frame.f_back is not None
+    return frame.f_back.f_lineno
+
+
+class Told:
+    """The warnings of what a function leaves behind. It returns the line that made what it leaves."""
+
+    def __init__(self, use: Callable[[], int]) -> None:
+        gc.collect()
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always", ResourceWarning)
+            self.line = use()
+            gc.collect()
+        self.warnings = [each for each in found if "was not closed" in str(each.message)]
+        self.texts = [str(each.message) for each in self.warnings]
+
+    def expected(self, what: str, rest: str, advice: str) -> list[str]:
+        return [f"the {what} made at {__file__}:{self.line} was not closed{rest}; {advice}"]
+
+
+@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
+def test_a_client_that_was_not_closed_names_its_line(server: FakeServer, is_closed: bool, path: PathName) -> None:
+    def use() -> int:
+        made, line = ShmClient(URL), here()
+        made.infer("m", {"IN0": X}, path=path).release()
+        if is_closed:
+            made.close()
+        return line
+
+    told = Told(use)
+    rest = AT_SERVER if path == "triton-shm" else ""
+    assert told.texts == ([] if is_closed else told.expected("ShmClient", rest, SYNC))
+    assert bool(server.registered) is bool(told.texts and rest)
+
+
+@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
+def test_so_does_a_client_for_tasks(server: FakeServer, is_closed: bool, path: PathName) -> None:
+    async def use() -> int:
+        made, line = AsyncShmClient(URL), here()
+        (await made.infer("m", {"IN0": X}, path=path)).release()
+        if is_closed:
+            await made.close()
+        return line
+
+    told = Told(lambda: asyncio.run(use()))
+    rest = AT_SERVER if path == "triton-shm" else ""
+    assert told.texts == ([] if is_closed else told.expected("AsyncShmClient", rest, ASYNC))
+    assert bool(server.registered) is bool(told.texts and rest)
+
+
+def test_the_warning_itself_is_of_that_line() -> None:
+    told = Told(lambda: (ShmClient(URL), here())[1])
+    assert [(each.filename, each.lineno) for each in told.warnings] == [(__file__, told.line)]
+    assert [each.category for each in told.warnings] == [ResourceWarning]
+
+
+def test_a_client_that_was_never_used_by_a_task_has_nothing_to_close() -> None:
+    assert Told(lambda: (AsyncShmClient(URL), here())[1]).texts == []
+
+
+def test_a_client_whose_server_does_not_answer_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise ConnectionError
+
+    def use() -> int:
+        with pytest.raises(ConnectionError):
+            ShmClient(URL)
+        return 0
+
+    monkeypatch.setattr(FakeTransport, "send", refuse)
+    assert Told(use).texts == []
+
+
+@pytest.mark.parametrize("closed", ["nothing", "call", "client"])
+def test_a_prepared_call_that_was_not_closed_names_its_line(closed: str) -> None:
+    with ShmClient(URL) as made:
+
+        def use() -> int:
+            call, line = made.prepare("m", INPUTS), here()
+            if closed == "call":
+                call.close()
+            elif closed == "client":
+                made.close()
+            return line
+
+        told = Told(use)
+    assert told.texts == (told.expected("PreparedCall", "", SYNC) if closed == "nothing" else [])
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
+def test_so_does_a_prepared_call_of_tasks(is_closed: bool) -> None:
+    async def use() -> int:
+        async with AsyncShmClient(URL) as made:
+            call, line = await made.prepare("m", INPUTS), here()
+            if is_closed:
+                call.close()
+            del call
+            gc.collect()
+        return line
+
+    told = Told(lambda: asyncio.run(use()))
+    assert told.texts == ([] if is_closed else told.expected("AsyncPreparedCall", "", SYNC))
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
+def test_a_session_that_was_not_closed_names_its_line(monkeypatch: pytest.MonkeyPatch, is_closed: bool) -> None:
+    def use() -> int:
+        with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as first:
+            session, line = ShmSession(first._open_context().spec, _config_of(first)), here()
+            if is_closed:
+                session.close()
+        return line
+
+    told = Told(use)
+    assert told.texts == ([] if is_closed else told.expected("ShmSession", "", "call close() in finalize()"))
+
+
+def _config_of(_: ShmSession) -> Any:
+    from shm_backend_utils.model.config import Config
+
+    return Config.from_config({"name": "m"})
+
+
+def test_a_forked_child_says_nothing() -> None:
+    guard = [Unclosed(Origin.here("the thing made"), "close it")]
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = len(Told(lambda: len([guard.pop()])).texts)
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    told = Told(lambda: len([guard.pop()]))
+    assert len(told.texts) == 1
+
+
+@pytest.mark.parametrize("advice", ["always", "error", "ignore"])
+def test_at_the_end_of_the_interpreter_nothing_else_goes_wrong(advice: str) -> None:
+    program = (
+        "import sys\n"
+        "from shm_backend_utils.origin import Origin\n"
+        "from shm_backend_utils.unclosed import Unclosed\n"
+        "kept = Unclosed(Origin.here('the thing made'), 'close it')\n"
+        "sys.kept_for_longer = Unclosed(Origin.here('the other thing made'), 'close it')\n"
+        "sys.modules['shm_backend_utils.unclosed'].kept_for_longest = sys.kept_for_longer\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", f"{advice}::ResourceWarning", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    told = [line for line in done.stderr.splitlines() if "Error" in line or "Exception ignored" in line]
+    assert advice == "error" or told == [], done.stderr
+    assert all("ResourceWarning" in line or "Exception ignored" in line for line in told), done.stderr
+    assert ("the thing made at <string>:4 was not closed; close it" in done.stderr) is (advice != "ignore")
