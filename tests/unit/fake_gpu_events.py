@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from shm_backend_utils.memory.cuda.events import Event, EventListener
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 
-__all__ = ["PATIENCE_S", "live_events", "unfinished_work", "wait_on_host"]
+__all__ = ["PATIENCE_S", "live_events", "live_streams", "unfinished_work", "wait_on_host"]
 
 PATIENCE_S = 20.0
 
@@ -20,13 +20,19 @@ def live_events(cuda: FakeCuda) -> int:
     return len(cuda._events)
 
 
+def live_streams(cuda: FakeCuda) -> int:
+    """Return how many streams a runtime has made for the library, and not destroyed."""
+    noted = [name for name, _ in cuda.log]
+    return noted.count("create_stream") - noted.count("destroy_stream")
+
+
 def wait_on_host(listener: EventListener, events: Iterable[Event]) -> None:
     """Wait until events of other processes are done."""
-    given = list(events)
     deadline = time.monotonic() + PATIENCE_S
-    while not listener.are_done(given):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    with listener.watching(events) as are_done:
+        while not are_done():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
 
 @contextlib.contextmanager

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,7 +20,7 @@ from shm_backend_utils.memory.cuda.memory import CudaMappings, device_of
 from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, device_guard
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
 from tests.unit.fake_gpu import BYTES, fails_by, runtime_that_gives_all_back
-from tests.unit.fake_gpu_events import live_events, unfinished_work, wait_on_host
+from tests.unit.fake_gpu_events import PATIENCE_S, live_events, live_streams, unfinished_work, wait_on_host
 
 Wait = Callable[[EventListener, Iterable[Event]], None]
 
@@ -58,6 +60,13 @@ def noted(cuda: FakeCuda, *operations: str) -> list[tuple[str, object]]:
 def current_stream(cuda: FakeCuda, device: int) -> int:
     with device_guard(cuda, device):
         return cuda.current_stream().ptr
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S / 2  # before the work that is unfinished ends by itself
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 # Recording
@@ -161,7 +170,105 @@ def test_the_host_waits_if_it_is_told_to(
         finish.set()
         wait_on_host(listener, [event])
         assert done == ["work"]
-    assert noted(client, "wait_for_event") == []
+    assert ("wait_for_event", client.current_stream().ptr) not in client.log
+
+
+def test_the_host_waits_for_what_was_recorded_when_it_began_and_not_for_what_others_record(
+    model: FakeCuda, recorder: EventRecorder, listener: EventListener
+) -> None:
+    """A model has one event for a stream, and records it for every call."""
+    done: list[str] = []
+    event = recorder.record(0)
+    with listener.watching([event]) as are_done, unfinished_work(model, done):
+        assert recorder.record(0) == event
+        wait_until(are_done)
+        assert done == []
+
+
+def test_a_wait_that_takes_long_holds_up_no_other(
+    model: FakeCuda, recorder: EventRecorder, listener: EventListener
+) -> None:
+    with unfinished_work(model, []), listener.watching([recorder.record(0)]) as is_slow_done:
+        with model.stream():
+            quick = recorder.record(0)
+        with listener.watching([quick]) as is_quick_done:
+            wait_until(is_quick_done)
+        assert not is_slow_done()
+
+
+def test_waits_for_one_event_do_not_disturb_each_other(
+    model: FakeCuda, recorder: EventRecorder, listener: EventListener
+) -> None:
+    event = recorder.record(0)
+    with listener.watching([event]) as is_first_done, unfinished_work(model, []) as finish:
+        recorder.record(0)
+        with listener.watching([event]) as is_second_done:
+            wait_until(is_first_done)
+            assert not is_second_done()
+            finish.set()
+            wait_until(is_second_done)
+
+
+def test_all_events_of_all_devices_must_be_done(
+    model: FakeCuda, recorder: EventRecorder, listener: EventListener
+) -> None:
+    with model.stream() as quick:
+        ended = recorder.record(0)
+    quick.drain()
+    with device_guard(model, 1), unfinished_work(model, []) as finish:
+        unfinished = recorder.record(1)
+        with listener.watching([ended, unfinished]) as first, listener.watching([unfinished, ended]) as second:
+            wait_on_host(listener, [ended])
+            assert not first()
+            assert not second()
+            finish.set()
+            wait_until(first)
+            wait_until(second)
+
+
+def test_a_wait_ends_with_its_block_and_waits_for_nothing_then(
+    model: FakeCuda, client: FakeCuda, recorder: EventRecorder, listener: EventListener
+) -> None:
+    done: list[str] = []
+    with unfinished_work(model, done):
+        with listener.watching([recorder.record(0)]) as are_done:
+            assert (live_events(client), live_streams(client)) == (2, 1)
+            assert not are_done()
+        assert done == []
+    assert (live_events(client), live_streams(client)) == (1, 0)
+    assert noted(client, "synchronize") == []
+
+
+@pytest.mark.parametrize("method", ["create_stream", "create_event", "wait_for_event", "record", "is_event_done"])
+def test_a_wait_that_fails_leaves_nothing(
+    client: FakeCuda, recorder: EventRecorder, listener: EventListener, method: str
+) -> None:
+    client.fail_next(method, "cudaErrorIllegalAddress")
+    with fails_by("cudaErrorIllegalAddress"):
+        wait_on_host(listener, [recorder.record(1)])
+    assert (live_events(client), live_streams(client)) == (1, 0)
+    assert client.current_device() == 0
+
+
+@pytest.mark.parametrize("left", ["destroy_event", "destroy_stream"])
+def test_what_cannot_be_destroyed_after_a_wait_is_no_error_and_keeps_nothing_else(
+    client: FakeCuda, recorder: EventRecorder, listener: EventListener, left: str
+) -> None:
+    client.fail_next(left, "cudaErrorIllegalAddress")
+    wait_on_host(listener, [recorder.record(0)])
+    assert (live_events(client) - 1, live_streams(client)) == ((1, 0) if left == "destroy_event" else (0, 1))
+
+
+def test_a_forked_child_leaves_its_parents_waits_alone(
+    client: FakeCuda, recorder: EventRecorder, listener: EventListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with listener.watching([recorder.record(0)]):
+        pid = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+        noticed: list[str] = []
+        monkeypatch.setattr(client, "current_device", lambda: noticed.append("CUDA"))
+    monkeypatch.undo()
+    assert noticed == []
 
 
 def test_the_stream_that_waits_is_the_users_current_one_of_that_device(
@@ -175,16 +282,17 @@ def test_the_stream_that_waits_is_the_users_current_one_of_that_device(
     ]
 
 
-@pytest.mark.parametrize("wait", [EventListener.wait_on_streams, EventListener.are_done], ids=["stream", "host"])
+@either_way
 def test_a_device_is_found_by_its_uuid_whatever_its_number(
-    model: FakeCuda, recorder: EventRecorder, wait: Callable[[EventListener, Iterable[Event]], object]
+    model: FakeCuda, recorder: EventRecorder, wait: Wait
 ) -> None:
     client = FakeCuda(uuids=[model.device_uuid(1), model.device_uuid(0)])
     listener = EventListener(client)
     wait(listener, [recorder.record(1)])
     assert noted(client, "set_device") == []  # its number is 0 here, and that is current
     wait(listener, [recorder.record(0)])
-    assert noted(client, "set_device") == [("set_device", 1), ("set_device", 0)] * 2  # to open it, and to wait
+    moves = noted(client, "set_device")
+    assert moves == [("set_device", 1), ("set_device", 0)] * (len(moves) // 2) != []
 
 
 def test_without_events_nothing_is_waited_for(client: FakeCuda, listener: EventListener) -> None:
@@ -295,15 +403,12 @@ def test_an_event_that_cannot_be_opened_may_be_tried_again(
     wait(listener, [event])
 
 
-@pytest.mark.parametrize(
-    ("wait", "method"), [(EventListener.wait_on_streams, "wait_for_event"), (wait_on_host, "is_event_done")]
-)
 def test_what_fails_when_it_is_waited_for_is_cudas_error(
-    client: FakeCuda, recorder: EventRecorder, listener: EventListener, wait: Wait, method: str
+    client: FakeCuda, recorder: EventRecorder, listener: EventListener
 ) -> None:
-    client.fail_next(method, "cudaErrorIllegalAddress")
+    client.fail_next("wait_for_event", "cudaErrorIllegalAddress")
     with fails_by("cudaErrorIllegalAddress"):
-        wait(listener, [recorder.record(1)])
+        listener.wait_on_streams([recorder.record(1)])
     assert client.current_device() == 0
 
 

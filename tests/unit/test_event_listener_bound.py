@@ -86,15 +86,15 @@ def test_an_event_that_is_waited_for_is_not_closed_meanwhile(
 ) -> None:
     kept = list(of_models_loaded_anew(model, 10))
     waits, goes_on = threading.Event(), threading.Event()
-    is_done = client.is_event_done
+    wait_for_event = client.wait_for_event
 
-    def wait_long(address: int) -> bool:
+    def wait_long(address: int, stream: int) -> None:
         if not waits.is_set():
             waits.set()
             assert goes_on.wait(LONG_S)
-        return is_done(address)  # raises if it was destroyed
+        wait_for_event(address, stream)  # raises if it was destroyed
 
-    monkeypatch.setattr(client, "is_event_done", wait_long)
+    monkeypatch.setattr(client, "wait_for_event", wait_long)
     listener = EventListener(client)
     errors: list[BaseException] = []
 

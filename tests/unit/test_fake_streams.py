@@ -129,6 +129,33 @@ def test_a_stream_that_there_is_not_is_refused(cuda: FakeCuda, method: str, stre
         getattr(cuda, method)(*streams)
 
 
+def test_work_of_a_stream_that_is_destroyed_is_done_and_waited_for_by_who_frees_memory(cuda: FakeCuda) -> None:
+    done: list[str] = []
+    with cuda.stream() as stream:
+        cuda.launch(stream, lambda: done.append("work"))
+    cuda.destroy_stream(stream.ptr)
+    assert done == []
+    with fails_by(INVALID_HANDLE):
+        cuda.synchronize(stream.ptr)
+    cuda.free(cuda.allocate(1))
+    assert done == ["work"]
+
+
+def test_what_comes_after_a_recording_is_not_done_with_it(cuda: FakeCuda) -> None:
+    """So an event that is recorded again and again need never be done."""
+    done: list[str] = []
+    event, stream = cuda.create_event(), cuda.current_stream()
+    cuda.launch(stream, lambda: done.append("before"))
+    cuda.record(event, stream.ptr)
+    cuda.launch(stream, lambda: done.append("after"))
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join()
+    assert done == ["before"]
+    assert cuda.is_event_done(event)
+    cuda.destroy_event(event)
+
+
 def test_nothing_is_launched_on_the_stream_of_a_device_that_is_not_current(cuda: FakeCuda) -> None:
     stream = cuda.stream()
     with device_guard(cuda, 1):

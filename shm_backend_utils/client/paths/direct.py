@@ -214,10 +214,11 @@ def wait_for_models(listener: EventListener, events: Sequence[Event], deadline: 
     DeadlineExceededError
         They take longer.
     """
-    while not listener.are_done(events):
-        if time.monotonic() > deadline:
-            raise out_of_time("a model's GPU was still at work in its memory")
-        yield Pause(_GPU_ROUND_S)
+    with listener.watching(events) as are_done:
+        while not are_done():
+            if time.monotonic() > deadline:
+                raise out_of_time("a model's GPU was still at work in its memory")
+            yield Pause(_GPU_ROUND_S)
 
 
 class PreparedExchange(DirectExchange):

@@ -112,6 +112,14 @@ class CupyRuntime(CudaRuntime):
         with self._telling("asking for the current stream"):
             return self._cupy.cuda.get_current_stream()
 
+    def create_stream(self) -> int:
+        with self._telling("making a stream"):
+            return int(self._cuda.streamCreateWithFlags(self._cuda.streamNonBlocking))
+
+    def destroy_stream(self, stream: int) -> None:
+        with self._telling("destroying a stream"):
+            self._cuda.streamDestroy(stream)
+
     def stream_address(self, stream: Any) -> int:
         return int(stream.ptr)
 

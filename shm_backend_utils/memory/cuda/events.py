@@ -1,11 +1,14 @@
-"""Interprocess CUDA events: the client's stream waits for the model's, and no host waits for either."""
+"""Interprocess CUDA events: the client's stream waits for the model's, and no host waits for either.
+
+A client that must know whether memory is its own again asks, and asks again.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from ...errors import PeerError, RegionRefusedError
@@ -79,6 +82,7 @@ class EventListener:
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self._runtime = runtime
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._opened: dict[Event, _Opened] = {}  # that which was used last at the end
 
@@ -96,14 +100,46 @@ class EventListener:
             with device_guard(runtime, opened.device):
                 runtime.wait_for_event(opened.address, runtime.stream_address(runtime.current_stream()))
 
-    def are_done(self, events: Iterable[Event]) -> bool:
-        """Return whether what these events stand for is done; raises as :meth:`wait_on_streams`."""
+    @contextlib.contextmanager
+    def watching(self, events: Iterable[Event]) -> Iterator[Callable[[], bool]]:
+        """Give a function that returns whether that is done what these events stand for now.
+
+        Raises as :meth:`wait_on_streams`. What is not done at the end of the block is not waited for.
+        """
+        by_device: dict[int, list[_Opened]] = {}
         for event in events:
             opened = self._open(event)
-            with device_guard(self._runtime, opened.device):
-                if not self._runtime.is_event_done(opened.address):
-                    return False
-        return True
+            by_device.setdefault(opened.device, []).append(opened)
+        with contextlib.ExitStack() as watches:
+            done = [watches.enter_context(self._watching(device, each)) for device, each in by_device.items()]
+            yield lambda: all(is_done() for is_done in done)
+
+    @contextlib.contextmanager
+    def _watching(self, device: int, events: Sequence[_Opened]) -> Iterator[Callable[[], bool]]:
+        # To ask about the model's event would be to ask about its latest recording: while others keep the stream busy,
+        # that is never done. So an event of our own comes after what theirs stand for now, and is recorded once. On a
+        # stream that waits share, one that takes long would hold up the others.
+        runtime = self._runtime
+        with contextlib.ExitStack() as ending:
+            with device_guard(runtime, device):
+                stream = runtime.create_stream()
+                ending.callback(self._end, runtime.destroy_stream, device, stream)
+                mark = runtime.create_event()
+                ending.callback(self._end, runtime.destroy_event, device, mark)
+                for each in events:
+                    runtime.wait_for_event(each.address, stream)
+                runtime.record(mark, stream)
+
+            def is_done() -> bool:
+                with device_guard(runtime, device):
+                    return runtime.is_event_done(mark)
+
+            yield is_done
+
+    def _end(self, destroy: Callable[[int], None], device: int, address: int) -> None:
+        if self._process == os.getpid():  # in a forked child it is not ours
+            with contextlib.suppress(CudaError), device_guard(self._runtime, device):
+                destroy(address)
 
     def _open(self, event: Event) -> _Opened:
         with self._lock:

@@ -118,6 +118,17 @@ class CudaRuntime(ABC):
         """Return the calling thread's current stream, as the array library has it."""
 
     @abstractmethod
+    def create_stream(self) -> int:
+        """Return a new stream of the current device; the default stream and it do not wait for each other.
+
+        That is ``cudaStreamNonBlocking``.
+        """
+
+    @abstractmethod
+    def destroy_stream(self, stream: int) -> None:
+        """Undo :meth:`create_stream`. What is on the stream is still done, and not waited for."""
+
+    @abstractmethod
     def stream_address(self, stream: Any) -> int:
         """Return a stream as an integer."""
 
@@ -143,7 +154,7 @@ class CudaRuntime(ABC):
 
     @abstractmethod
     def destroy_event(self, event: int) -> None:
-        """Undo :meth:`create_event` or :meth:`open_event`."""
+        """Undo :meth:`create_event` or :meth:`open_event`. What the event stands for is not waited for."""
 
     @abstractmethod
     def record(self, event: int, stream: int) -> None:

@@ -1,7 +1,7 @@
 """Interprocess events of the fake GPU.
 
 Work on the fake GPU is done when somebody waits for it; but who waits for an event is in another process. So an event
-that is recorded has its stream done by a thread, a little later, as a GPU would.
+that is recorded has its stream done up to there by a thread, a little later, as a GPU would.
 """
 
 from __future__ import annotations
@@ -96,8 +96,7 @@ class FakeEvents(CudaRuntime):
             counters[_DONE] = max(counters[_DONE], recording)
 
         queue = self._stream(stream, "record")
-        queue.put(be_done)
-        threading.Timer(_DELAY_S, queue.drain).start()
+        threading.Timer(_DELAY_S, queue.run_to, [queue.put(be_done)]).start()
         self.log.append(("record", stream))
 
     def wait_for_event(self, event: int, stream: int) -> None:

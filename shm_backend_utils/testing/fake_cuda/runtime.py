@@ -147,6 +147,15 @@ class FakeCuda(FakeEvents):
     def current_stream(self) -> FakeStream:
         return self._streams.current(self._current("current_stream"))
 
+    def create_stream(self) -> int:
+        stream = self.stream()
+        self.log.append(("create_stream", stream.ptr))
+        return stream.ptr
+
+    def destroy_stream(self, stream: int) -> None:
+        self._streams.destroy(self._stream(stream, "destroy_stream"))
+        self.log.append(("destroy_stream", stream))
+
     def stream_address(self, stream: FakeStream) -> int:
         return stream.ptr
 

@@ -38,16 +38,17 @@ class FakeStream:
         self._putting = threading.RLock()
         self._running = threading.RLock()
 
-    def put(self, work: Callable[[], object]) -> None:
-        """Put work on the stream."""
+    def put(self, work: Callable[[], object]) -> int:
+        """Put work on the stream. Return its number there."""
         with self._putting:
             self._put += 1
             self._queue.append((self._put, work))
+            return self._put
 
     def wait_for(self, first: FakeStream) -> None:
         """Let all that comes later wait for what is on another stream now."""
         count = first._put
-        self.put(lambda: first._run(count))
+        self.put(lambda: first.run_to(count))
 
     def synchronize(self) -> None:
         """Do all that was put on the stream, in order. What fails raises here, and is not done again."""
@@ -56,9 +57,10 @@ class FakeStream:
 
     def drain(self) -> None:
         """Do as :meth:`synchronize`, unseen by the log."""
-        self._run(self._put)
+        self.run_to(self._put)
 
-    def _run(self, count: int) -> None:
+    def run_to(self, count: int) -> None:
+        """Do what was put on the stream up to that number, in order."""
         # Without this look, two streams that wait for each other's past would wait for each other's lock.
         if self._done >= count:
             return
@@ -93,6 +95,7 @@ class FakeStreams:
         self.log = log
         self._numbers = itertools.count(0x1000, 0x100)
         self._all: dict[int, FakeStream] = {}
+        self._destroyed: list[FakeStream] = []
         self._of_thread = _StreamsOfThread()
 
     def create(self, device: int) -> FakeStream:
@@ -100,6 +103,10 @@ class FakeStreams:
         stream = FakeStream(self, next(self._numbers), device)
         self._all[stream.ptr] = stream
         return stream
+
+    def destroy(self, stream: FakeStream) -> None:
+        """Let a stream be found no more. Its work is still done."""
+        self._destroyed.append(self._all.pop(stream.ptr))
 
     def current(self, device: int) -> FakeStream:
         """Return the thread's current stream of a device, which is its default stream unless another was entered."""
@@ -112,7 +119,7 @@ class FakeStreams:
 
     def drain(self) -> None:
         """Do all that is on any stream."""
-        for stream in list(self._all.values()):
+        for stream in [*self._all.values(), *self._destroyed]:
             stream.drain()
 
     def enter(self, stream: FakeStream) -> None:

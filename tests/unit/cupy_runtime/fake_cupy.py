@@ -53,6 +53,7 @@ class FakeCudaCalls:
     CUDARuntimeError = FakeCudaRuntimeError
     cudaIpcMemLazyEnablePeerAccess = 1
     eventDisableTiming = 2
+    streamNonBlocking = 1
     memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = 1, 2, 3
     memoryTypeHost = 1
 

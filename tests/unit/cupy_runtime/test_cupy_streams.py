@@ -39,6 +39,11 @@ def test_a_stream_is_in_order_with_itself(calls: FakeCudaCalls, runtime: CupyRun
     assert calls.noted == []
 
 
+def test_a_stream_of_our_own_does_not_wait_for_the_default_one(calls: FakeCudaCalls, runtime: CupyRuntime) -> None:
+    runtime.destroy_stream(runtime.create_stream())
+    assert calls.noted == [("streamCreateWithFlags", 1), ("streamDestroy", 42)]
+
+
 @pytest.mark.parametrize(("status", "is_done"), [(0, True), (600, False)], ids=["cudaSuccess", "cudaErrorNotReady"])
 def test_an_event_is_looked_at_and_not_waited_for(
     calls: FakeCudaCalls, runtime: CupyRuntime, monkeypatch: pytest.MonkeyPatch, status: int, is_done: bool

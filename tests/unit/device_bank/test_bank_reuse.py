@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 from shm_backend_utils.client.errors import DeadlineExceededError, PoolExhaustedError
-from shm_backend_utils.client.paths.direct import DirectExchange
+from shm_backend_utils.client.paths.direct import DirectExchange, wait_for_models
 from shm_backend_utils.errors import PeerError
-from shm_backend_utils.memory.cuda.events import Event, EventRecorder
+from shm_backend_utils.memory.cuda.events import Event, EventListener, EventRecorder
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol import results, table
 from shm_backend_utils.protocol.results import NO_RESULTS
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.device_bank.bank_calls import SHM, MakeRegion, pool_and_opening, times
-from tests.unit.fake_gpu_events import PATIENCE_S, unfinished_work
+from tests.unit.fake_gpu_events import PATIENCE_S, live_events, live_streams, unfinished_work
 
 
 def leave_events(exchange: DirectExchange, *events: Event) -> SlotRegion:
@@ -58,6 +59,35 @@ def test_a_call_waits_for_a_models_gpu_no_longer_than_it_may(cuda: FakeCuda) -> 
         assert done == []
         assert not (SHM / region.key).exists(), "nobody gets it while the GPU is at work"
         del region
+
+
+def test_a_models_work_for_others_keeps_no_call_waiting(cuda: FakeCuda) -> None:
+    """A model has one event for a stream, and records it for every call."""
+    model = FakeCuda()
+    recorder, listener = EventRecorder(model), EventListener(cuda)
+    of_others: list[str] = []
+    with pool_and_opening(cuda) as calls, unfinished_work(model, []) as finish:
+        event = recorder.record(0)
+        waiting = wait_for_models(listener, [event], time.monotonic() + PATIENCE_S / 2)
+        next(waiting)
+        with unfinished_work(model, of_others):
+            recorder.record(0)
+            finish.set()
+            calls.run(waiting)
+            assert of_others == []
+
+
+def test_a_wait_for_a_models_gpu_that_is_abandoned_leaves_nothing(cuda: FakeCuda) -> None:
+    model = FakeCuda()
+    recorder, listener = EventRecorder(model), EventListener(cuda)
+    done: list[str] = []
+    with unfinished_work(model, done):
+        waiting = wait_for_models(listener, [recorder.record(0)], time.monotonic() + PATIENCE_S)
+        next(waiting)
+        assert live_streams(cuda) == 1
+        del waiting
+        assert (live_events(cuda), live_streams(cuda)) == (1, 0)
+        assert done == []
 
 
 def test_a_prepared_call_waits_for_a_models_gpu_no_longer_than_it_may(cuda: FakeCuda) -> None:

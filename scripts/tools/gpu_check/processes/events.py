@@ -24,6 +24,7 @@ COUNT: Final = 2**19
 TURNS: Final = 3
 TAIL: Final = 64
 _WARM_UP_ROUNDS: Final = 3
+_PATIENCE_S: Final = 60.0
 
 
 def _stream_waits(client: Client) -> str:
@@ -47,6 +48,28 @@ def _stream_waits(client: Client) -> str:
     return f"{ADDITIONS} kernels were under way, {TURNS} times"
 
 
+def _host_asks(client: Client) -> str:
+    gpu, listener = client.gpu, EventListener(client.gpu.runtime)
+    with client.slot("count_up_by_event", COUNT) as slot, client.slot("count_up_by_event", COUNT) as of_others:
+        numbers = np.arange(COUNT, dtype=np.float32) % 1000
+        for each in (slot, of_others):
+            gpu.upload(each.x, numbers)
+        ours = _waits(gpu.counts.so_far())
+        client.infer("count_up_by_event", slot)
+        deadline, calls = time.monotonic() + _PATIENCE_S, 0
+        with listener.watching(slot.events()) as are_done:
+            while not calls or not are_done():
+                require(time.monotonic() < deadline, f"the event is not done after {calls} calls of others")
+                client.infer("count_up_by_event", of_others)  # records the same event anew
+                calls += 1
+        require(_waits(gpu.counts.so_far()) == ours, "the client's host has waited for the event")
+        result = gpu.download(slot.y)  # on a stream that has not waited
+        require(bool((result == numbers + ADDITIONS).all()), "the event was done before the output was written")
+        listener.wait_on_streams(of_others.events())
+        gpu.wait()
+    return f"meanwhile others made {calls} calls"
+
+
 def _host_waits_once(client: Client) -> str:
     with client.slot("count_up", COUNT) as slot:
         client.gpu.upload(slot.x, np.zeros(COUNT, np.float32))
@@ -60,6 +83,7 @@ def _host_waits_once(client: Client) -> str:
 
 CHECKS: Final[Mapping[str, Check]] = {
     "with SHM_GPU_EVENTS the client's stream waits, and no host does": _stream_waits,
+    "a host that asks is told when its own call's work is done, while others' goes on": _host_asks,
     "without it the model's host waits once for a request": _host_waits_once,
 }
 
