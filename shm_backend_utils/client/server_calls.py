@@ -62,7 +62,7 @@ def ask(codec: Codec, deadline: float, question: Question, model: str = "", vers
 def is_so(codec: Codec, deadline: float, question: Question, model: str = "", version: str = "") -> Steps[bool]:
     """Return whether the server says yes."""
     try:
-        return all((yield from ask(codec, deadline, question, model, version)).values())
+        return codec.says_so((yield Send(codec.ask(question, model, version), left_until(deadline))))
     except InferenceError as error:
         if not is_answer(error):
             raise

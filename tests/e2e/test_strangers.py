@@ -74,7 +74,7 @@ def test_an_output_that_was_not_written_is_found_with_shm_debug(loading_server: 
     debug = 'parameters { key: "SHM_DEBUG" value: { string_value: "true" } }\n'
     loading_server.load("debugged", "misbehaving", CONFIG.read_text() + debug)
     with ShmClient(loading_server.server.grpc_url, timeout_s=30) as client:
-        with pytest.raises(InferenceError, match="asked for output 'Y' and has not written 64 of its 64 bytes"):
+        with pytest.raises(InferenceError, match="asked for output 'Y' and has not written 16 of its 16 elements"):
             client.infer("debugged", {"X": X}, outputs=OUTPUTS, parameters={"deed": "forget an output"})
         with client.infer("debugged", {"X": X}, outputs=OUTPUTS, parameters={"deed": "pass it on"}) as result:
             np.testing.assert_array_equal(result["Y"], X)

@@ -113,10 +113,11 @@ class Codec(ABC):
 
     @abstractmethod
     def told(self, answer: Any) -> dict[str, Any]:
-        """Return the answer to a question in JSON's types, of one shape whatever the protocol.
+        """Return the answer to a question in JSON's types, of one shape whatever the protocol."""
 
-        Yes is values that are true, or none at all; no is one that is false, or an error that the server answers with.
-        """
+    @abstractmethod
+    def says_so(self, answer: Any) -> bool:
+        """Return whether the answer to a question is yes. No may be an error, too."""
 
     @abstractmethod
     def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:

@@ -68,6 +68,7 @@ def test_a_client_in_two_event_loops(server: FakeServer) -> None:
     assert asyncio.run(make()) == "this client belongs to another event loop; make one client in each loop"
 
 
+@pytest.mark.filterwarnings("ignore:.* was not closed:ResourceWarning")
 def test_a_cell_that_is_run_twice(server: FakeServer) -> None:
     def names() -> set[str]:
         return {path.name for path in Path("/dev/shm").glob("shmbu-*")}

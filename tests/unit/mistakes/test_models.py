@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +11,8 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.model import Call, ClosedError, ModelError, ShmSession
-from shm_backend_utils.testing.fake_backend import Logger, Request
+from shm_backend_utils.testing import fake_backend
+from shm_backend_utils.testing.fake_backend import Request
 from tests.unit.sessions import session_of, tensor
 
 X = np.arange(4, dtype=np.float32)
@@ -153,8 +156,10 @@ def test_config_pbtxt(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], 
 
 
 def test_no_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    with session_of(monkeypatch, [tensor("X")], [tensor("Y")]):
-        assert Logger.lines == [
-            "no client shares memory with model 'm', though it makes a ShmSession: add to its config.pbtxt: parameters "
-            '{ key: "SHM_PATHS" value: { string_value: "direct,triton-shm,inline" } }'
-        ]
+    monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
+    config = {"name": "m", "input": [tensor("X")], "output": [tensor("Y")]}
+    ShmSession.from_args({"model_config": json.dumps(config)}).close()
+    assert fake_backend.Logger.lines == [
+        "no client shares memory with model 'm', though it makes a ShmSession: add to its config.pbtxt: parameters "
+        '{ key: "SHM_PATHS" value: { string_value: "direct,triton-shm,inline" } }'
+    ]

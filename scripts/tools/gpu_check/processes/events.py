@@ -54,7 +54,7 @@ def _host_asks(client: Client) -> str:
         numbers = np.arange(COUNT, dtype=np.float32) % 1000
         for each in (slot, of_others):
             gpu.upload(each.x, numbers)
-        ours = _waits(gpu.counts.so_far())
+        ours = gpu.counts.so_far()["synchronize"]
         client.infer("count_up_by_event", slot)
         deadline, calls = time.monotonic() + _PATIENCE_S, 0
         with listener.watching(slot.events()) as are_done:
@@ -62,7 +62,7 @@ def _host_asks(client: Client) -> str:
                 require(time.monotonic() < deadline, f"the event is not done after {calls} calls of others")
                 client.infer("count_up_by_event", of_others)  # records the same event anew
                 calls += 1
-        require(_waits(gpu.counts.so_far()) == ours, "the client's host has waited for the event")
+        require(gpu.counts.so_far()["synchronize"] == ours, "the client's host has waited for the GPU")
         result = gpu.download(slot.y)  # on a stream that has not waited
         require(bool((result == numbers + ADDITIONS).all()), "the event was done before the output was written")
         listener.wait_on_streams(of_others.events())

@@ -114,6 +114,9 @@ class GrpcCodec(Codec):
     def told(self, answer: Any) -> dict[str, Any]:
         return _plain(answer.config if isinstance(answer, service_pb2.ModelConfigResponse) else answer)
 
+    def says_so(self, answer: Any) -> bool:
+        return all(self.told(answer).values())
+
     def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:
         output = response.get_output(name)
         return None if output is None else (output.datatype, tuple(output.shape))

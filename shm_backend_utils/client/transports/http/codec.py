@@ -149,8 +149,6 @@ class HttpCodec(Codec):
         return InferResult.from_response_body(answer.body, header_length=length, content_encoding=encoding)
 
     def told(self, answer: Answer) -> dict[str, Any]:
-        if not answer.body:
-            return {}
         try:
             told: dict[str, Any] = answer.json()
         except ValueError:
@@ -160,6 +158,9 @@ class HttpCodec(Codec):
                 str(answer.status),
             ) from None
         return told
+
+    def says_so(self, answer: Answer) -> bool:
+        return True  # else it would be an error
 
     def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:
         output = response.get_output(name)
