@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import queue
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -74,9 +75,15 @@ def test_submit_waits_for_memory_that_earlier_calls_have(url: str) -> None:
 
 def test_a_call_that_was_not_sent_yet_can_be_cancelled(client: ShmClient) -> None:
     with client.prepare("handshake", QUESTION) as blocker:
+        blocker.inputs["QUESTION"][:] = [0, 1]
+        answer = blocker.infer()["ANSWER"]
+        answer[:] = 0
         blocker.inputs["QUESTION"][:] = [7, 0]
         blocked = threading.Thread(target=lambda: blocker.infer().release())
         blocked.start()
+        while answer[0] == 0:  # until the model has it, others would go before it
+            time.sleep(0.001)
+        del answer
         try:
             futures = [client.submit("handshake", ASKED_AND_ANSWERED) for _ in range(WORKERS + 8)]
             assert all(future.cancel() for future in futures[WORKERS + 1 :])
