@@ -140,6 +140,8 @@ class SoakReport:
         console.print(table)
         for word, reason in self.cannot.items():
             console.print(f"Not done on this machine: {word}, as {reason}.")
+        if self.leaks.count:
+            console.print(f"Leaks: {asdict(self.leaks)}")
 
 
 _FINDINGS: Final = ("wrong_bytes", "late_calls", "forks_that_failed", "deaths", "deaths_of_triton", "foreign_errors")
