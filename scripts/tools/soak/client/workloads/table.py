@@ -61,7 +61,7 @@ WORKLOADS: Final = (
     Workload(streams, 6, protocols=("gRPC",)),
     Workload(forward, 8),
     Workload(compat, 1, clients=("ShmClient",), protocols=("gRPC",)),
-    Workload(attached, 2),
+    Workload(attached, 2, may_be_interrupted=False),  # an interrupt would leave memory that is the user's to remove
     Workload(deadlines, 1.5),
     Workload(reconnect, 0.5, may_be_interrupted=False),
     Workload(threads, 1, clients=("ShmClient",), may_be_interrupted=False),
