@@ -14,6 +14,7 @@ from ..memory.cuda.memory import CudaAccess
 from ..memory.pool.options import PoolOptions
 from ..origin import Origin
 from ..unclosed import Unclosed
+from .attempts import finish
 from .client_memory import ClientMemory
 from .core import Core
 from .errors import ForkedError
@@ -28,6 +29,7 @@ from .settings import CallSettings, ClientSettings
 from .split import infer_split
 from .stats import ClientStats
 from .steps import AsyncioDriver
+from .streams import open_stream, reading, responses_of
 from .transports.connect import connect_async
 
 if TYPE_CHECKING:
@@ -194,13 +196,13 @@ class AsyncShmClient(AsyncServerMethods):
         driver, core = self._open()
         avoided = 0
         with core.tally.failures():
-            stream = await driver.run(core.open_stream(settings, inputs, outputs, frames))
-            with core.reading(stream):
+            stream = await driver.run(open_stream(core, settings, inputs, outputs, frames))
+            with reading(stream):
                 message = stream.exchange.message()
                 answers = driver.transport.stream(message, self._settings.patience_s(timeout_s))
                 async with contextlib.aclosing(answers):
                     async for answer in answers:
-                        results = core.responses_of(stream, answer)
+                        results = responses_of(core, stream, answer)
                         avoided += sum(result.bytes_avoided for result in results)
                         while results:
                             yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
@@ -279,7 +281,7 @@ class AsyncShmClient(AsyncServerMethods):
         try:
             if split:
                 return await driver.run(infer_split(core, settings, inputs, outputs))
-            return await driver.run(core.finish(await driver.run(core.begin(settings, inputs, outputs))))
+            return await driver.run(finish(core, await driver.run(core.begin(settings, inputs, outputs))))
         except BaseException:
             core.tally.failed()
             raise

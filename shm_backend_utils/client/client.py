@@ -15,6 +15,7 @@ from ..memory.cuda.memory import CudaAccess
 from ..memory.pool.options import PoolOptions
 from ..origin import Origin
 from ..unclosed import Unclosed
+from .attempts import finish
 from .client_memory import ClientMemory
 from .core import Core, OpenCall
 from .errors import ForkedError
@@ -29,6 +30,7 @@ from .settings import CallSettings, ClientSettings
 from .split import infer_split
 from .stats import ClientStats
 from .steps import BlockingDriver
+from .streams import open_stream, reading, responses_of
 from .submitted import SubmittedCalls
 from .transports.connect import connect
 
@@ -163,7 +165,7 @@ class ShmClient(ServerMethods):
         try:
             if split:
                 return run(infer_split(core, settings, inputs, outputs))
-            return run(core.finish(run(core.begin(settings, inputs, outputs))))
+            return run(finish(core, run(core.begin(settings, inputs, outputs))))
         except BaseException:
             core.tally.failed()
             raise
@@ -389,12 +391,12 @@ class ShmClient(ServerMethods):
             raise ForkedError("this stream")
         avoided = 0
         with core.tally.failures():
-            stream = self._driver.run(core.open_stream(settings, inputs, outputs, frames))
-            with core.reading(stream):
+            stream = self._driver.run(open_stream(core, settings, inputs, outputs, frames))
+            with reading(stream):
                 answers = self._driver.transport.stream(stream.exchange.message(), patience_s)
                 with contextlib.closing(answers):
                     for answer in answers:
-                        results = core.responses_of(stream, answer)
+                        results = responses_of(core, stream, answer)
                         avoided += sum(result.bytes_avoided for result in results)
                         while results:
                             yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
@@ -412,4 +414,4 @@ class ShmClient(ServerMethods):
 
 def _finish(driver: BlockingDriver, core: Core, call: OpenCall) -> Result:
     with core.tally.failures():
-        return driver.run(core.finish(call))
+        return driver.run(finish(core, call))

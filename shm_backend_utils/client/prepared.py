@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..errors import CallerError, ClosedError, names_told
 from ..unclosed import Unclosed
+from .attempts import send_prepared
 from .core import Core, OpenCall
 from .errors import ForkedError
 from .options import check_timeout
@@ -123,7 +124,7 @@ class _Prepared:
             )
         try:
             with self._core.tally.failures():
-                return (yield from self._core.send_prepared(self._call, patience_s))
+                return (yield from send_prepared(self._core, self._call, patience_s))
         finally:
             self._in_use.release()
 

@@ -13,6 +13,7 @@ from ..errors import CallerError, NoSharedMemoryError, PeerError, ShmError
 from ..memory.managed import array_at
 from ..protocol.call_layout import CallLayout, rows_of
 from ..protocol.layout import MAX_SLOT_COUNT
+from .attempts import finish, repair, send
 from .core import Core, OpenCall
 from .errors import out_of_time
 from .inputs.descriptions import Outputs, wanted_outputs
@@ -44,7 +45,7 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
     ranges = _ranges(whole.batch_size, known.spec.max_batch_size)
     if len(ranges) <= 1:
         call = yield from core.begin(settings, inputs, outputs)
-        return (yield from core.finish(call))
+        return (yield from finish(core, call))
     path = yield from core.path_of(known, settings)
     has_strings = any(isinstance(source, StringSource) for source in given.values())
     if path == DirectExchange.path and not has_strings and len(ranges) <= MAX_SLOT_COUNT:
@@ -94,7 +95,7 @@ def _in_one_region(
     if failed:
         call, error = failed[0]
         none_ran = len(failed) == len(calls) and all(call.exchange.did_not_start(error) for call, error in failed)
-        if none_ran and (yield from core.repair(call, error, 0)) is not None:
+        if none_ran and (yield from repair(core, call, error, 0)) is not None:
             core.tally.retried()
             return None
         raise error
@@ -113,7 +114,7 @@ def _together(operations: list[Steps[Any]], settings: CallSettings) -> Steps[lis
 
 def _outcome(core: Core, call: OpenCall) -> Steps[Result | ShmError]:
     try:
-        return (yield from core.send(call, call.settings.left_s))
+        return (yield from send(core, call, call.settings.left_s))
     except ShmError as error:
         forget_locals(error)
         return error
@@ -130,7 +131,7 @@ def _one_by_one(
     def part(rows: range) -> Steps[Result]:
         inputs = {name: array[rows.start : rows.stop] for name, array in whole_inputs.items()}
         call = yield from core.begin(settings, inputs, wanted)
-        result = yield from core.finish(call)
+        result = yield from finish(core, call)
         with result:
             for name, array in result.items():
                 target = whole.setdefault(name, np.empty((ranges[-1].stop, *array.shape[1:]), array.dtype))

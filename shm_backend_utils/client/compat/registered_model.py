@@ -24,6 +24,7 @@ from ...origin import Origin
 from ...protocol.call_layout import aligned
 from ...protocol.layout import data_offset
 from ...tensors.strings import Strings
+from ..attempts import finish
 from ..client_memory import ClientMemory
 from ..core import Core
 from ..errors import ForkedError, InferenceError
@@ -174,7 +175,7 @@ class RegisteredModel:
     ) -> Steps[None]:
         hints = {name: array.nbytes for name, array in targets.items()}
         call = yield from self._core.begin(settings, given, hints)
-        with (yield from self._core.finish(call)) as result:
+        with (yield from finish(self._core, call)) as result:
             for name, target in targets.items():
                 _put(name, result[name], target)
 

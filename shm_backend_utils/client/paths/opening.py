@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -21,11 +22,12 @@ from ...protocol import results
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout, rows_of
 from ...protocol.layout import data_offset
 from ..client_memory import ClientMemory
-from ..errors import DeadlineExceededError
+from ..errors import DeadlineExceededError, PathUnavailableError
 from ..known_model import KnownModel
 from ..settings import CallSettings
 from ..steps import Pause, Steps, Wait, offloaded
 from ..transports.messages import Codec
+from .choice import PathChooser
 from .direct import DirectExchange, wait_for_models
 from .exchange import Exchange
 from .inline import InlineExchange
@@ -36,6 +38,7 @@ __all__ = ["Opening"]
 
 Memory = npt.NDArray[np.uint8]
 
+_LOG: Final = logging.getLogger(__name__)
 _ROUND_S: Final = 0.05
 _MOST_ROWS: Final = 64
 
@@ -48,13 +51,15 @@ class Opening:
     codec : Codec
     memory : ClientMemory
     registrations : Registrations
+    paths : PathChooser
     """
 
-    def __init__(self, codec: Codec, memory: ClientMemory, registrations: Registrations) -> None:
+    def __init__(self, codec: Codec, memory: ClientMemory, registrations: Registrations, paths: PathChooser) -> None:
         self._codec = codec
         self._pool = memory.pool
         self._bank = memory.bank
         self._registrations = registrations
+        self._paths = paths
         self._blocks: RowBlocks[CallLayout] = RowBlocks()
 
     def open(
@@ -90,30 +95,37 @@ class Opening:
             There is not enough shared memory: now, ever, or on this machine.
         """
         options = settings.options
-        if path == DirectExchange.path:
-            if layout.devices:
-                region, memory = yield from self._with_devices(settings, known, layout)
-            elif known.spec.has_batcher and (count := self._row_count(known, layout)) > 1:
-                row = yield from self._beside_others(settings, known, layout, given, wanted, count, kind)
-                return kind(self._codec, known.spec, row.layout, options, row.region, row.slot, row.memory)
-            else:
-                need = Need(layout.end - known.data_begin, 1, known.record_byte_size)
-                region, memory = self._pool.take_idle(need, settings.origin) or (
-                    yield from self._wait(settings, self._pool.request(need, settings.origin))
-                )
-            return kind(self._codec, known.spec, layout, options, region, region.slots[0], memory)
-        input_devices = {name: each.device for name, each in given.items() if each.device is not None}
-        if layout.devices:
-            on_host = {name: CallInput(each.dtype, each.shape, each.byte_size) for name, each in given.items()}
-            layout = known.lay_out(on_host, wanted)
-        exchange: Exchange
-        if path == InlineExchange.path:
-            exchange = InlineExchange(self._codec, known.spec, layout, options)
-        else:
-            region, memory = yield from self.take(settings, known, layout.end, 1, path)
-            yield from self._registrations.drop(self._pool.take_unregistered(), settings.deadline)
-            exchange = RegisteredExchange(self._codec, known.spec, layout, options, region, memory, self._registrations)
-        return StagedExchange(exchange, input_devices, self._bank.cuda) if input_devices else exchange
+        try:
+            if path == DirectExchange.path:
+                if layout.devices:
+                    region, memory = yield from self._with_devices(settings, known, layout)
+                elif known.spec.has_batcher and (count := self._row_count(known, layout)) > 1:
+                    row = yield from self._beside_others(settings, known, layout, given, wanted, count, kind)
+                    return kind(self._codec, known.spec, row.layout, options, row.region, row.slot, row.memory)
+                else:
+                    need = Need(layout.end - known.data_begin, 1, known.record_byte_size)
+                    region, memory = self._pool.take_idle(need, settings.origin) or (
+                        yield from self._wait(settings, self._pool.request(need, settings.origin))
+                    )
+                return kind(self._codec, known.spec, layout, options, region, region.slots[0], memory)
+            if path != InlineExchange.path:
+                return (yield from self._registered(settings, known, path, layout, given, wanted))
+        except NoSharedMemoryError as error:
+            yield from self.inline_instead(settings, known, error)
+        exchange = InlineExchange(self._codec, known.spec, _on_host(known, layout, given, wanted), options)
+        return self._staged(exchange, given)
+
+    def inline_instead(self, settings: CallSettings, known: KnownModel, error: NoSharedMemoryError) -> Steps[None]:
+        """Have a call do without shared memory, which the machine has none of; raise the error if it must not."""
+        if settings.path != "auto":
+            raise error
+        try:
+            yield from self._paths.choose(known, InlineExchange.path, settings.deadline)
+        except PathUnavailableError:
+            raise error from None
+        if not known.is_short_of_memory:
+            known.is_short_of_memory = True
+            _LOG.warning("a call of model %r takes the path inline: %s", known.spec.name, error)
 
     def take(
         self, settings: CallSettings, known: KnownModel, end: int, slot_count: int, group: str
@@ -143,6 +155,27 @@ class Opening:
         return self._pool.take_idle(need, settings.origin) or (
             yield from self._wait(settings, self._pool.request(need, settings.origin))
         )
+
+    def _registered(
+        self,
+        settings: CallSettings,
+        known: KnownModel,
+        path: str,
+        layout: CallLayout,
+        given: Mapping[str, AnyInput],
+        wanted: Mapping[str, int | None] | None,
+    ) -> Steps[Exchange]:
+        layout = _on_host(known, layout, given, wanted)
+        region, memory = yield from self.take(settings, known, layout.end, 1, path)
+        yield from self._registrations.drop(self._pool.take_unregistered(), settings.deadline)
+        registrations, options = self._registrations, settings.options
+        exchange = RegisteredExchange(self._codec, known.spec, layout, options, region, memory, registrations)
+        return self._staged(exchange, given)
+
+    def _staged(self, exchange: Exchange, given: Mapping[str, AnyInput]) -> Exchange:
+        """Return an exchange that takes inputs on GPUs, too, where the call has such."""
+        devices = {name: each.device for name, each in given.items() if each.device is not None}
+        return StagedExchange(exchange, devices, self._bank.cuda) if devices else exchange
 
     def _row_count(self, known: KnownModel, layout: CallLayout) -> int:
         """Return how many calls like this may lie side by side; less than 2 for calls of which no batches are made."""
@@ -259,6 +292,16 @@ class Opening:
         events = [event for slot in used for event in results.decode(slot.copy_results(), sizes).events]
         if events:
             yield from wait_for_models(held[0].listener, events, settings.deadline)
+
+
+def _on_host(
+    known: KnownModel, layout: CallLayout, given: Mapping[str, AnyInput], wanted: Mapping[str, int | None] | None
+) -> CallLayout:
+    """Return a call's layout for paths that have no memory on GPUs."""
+    if not layout.devices:
+        return layout
+    on_host = {name: CallInput(each.dtype, each.shape, each.byte_size) for name, each in given.items()}
+    return known.lay_out(on_host, wanted)
 
 
 def _times(each: AnyInput, count: int) -> CallInput:

@@ -53,7 +53,7 @@ class Calls:
     def __init__(self, cuda: FakeCuda) -> None:
         self.memory = ClientMemory(PoolOptions(max_bytes=2**20, max_device_bytes=LIMIT), CudaAccess(lambda: cuda))
         self._known = KnownModel(SPEC, head_room=1)
-        self._opening = Opening(cast(Any, None), self.memory, cast(Any, None))
+        self._opening = Opening(cast(Any, None), self.memory, cast(Any, None), cast(Any, None))
         self._driver = BlockingDriver(cast(Any, None))
 
     def open(self, timeout_s: float = PATIENCE_S, **devices: int) -> DirectExchange:

@@ -1,0 +1,140 @@
+"""Sending a call that has its memory: once, or again where that is certain to be right."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from ..errors import ClosedError, PeerError, ShmError, SlotInDoubtError, SlotInUseError
+from ..protocol.refusals import code_in
+from .copies import tell_overflow
+from .core import Core, OpenCall
+from .errors import InferenceError, MemoryRefusedError, ServerUnavailableError
+from .known_model import KnownModel
+from .paths.exchange import is_answer
+from .paths.staging import on_devices
+from .result import Result
+from .settings import LEAST_S, left_until
+from .steps import Pause, Steps
+
+__all__ = ["finish", "repair", "send", "send_prepared"]
+
+_LOG: Final = logging.getLogger(__name__)
+_MOST_ATTEMPTS: Final = 3
+_REMEDY: Final = "later calls have room for as much; say it beforehand"
+_REMEDY_OF_PREPARED: Final = "the memory of a prepared call does not grow; prepare it anew, and say so"
+_BUSY_PAUSE_S: Final = 0.005  # a refusal takes less than a millisecond
+
+
+def finish(core: Core, call: OpenCall) -> Steps[Result]:
+    """Send a call that was begun, again where that is certain to be right; the call is over then."""
+    for attempt in range(_MOST_ATTEMPTS):
+        try:
+            # Always a little time, so that what is ready is taken.
+            return (yield from send(core, call, max(call.settings.deadline - time.monotonic(), LEAST_S)))
+        except ShmError as error:
+            known = yield from repair(core, call, error, attempt)
+            if known is None or attempt == _MOST_ATTEMPTS - 1:
+                raise
+            _LOG.info("a request to model %r is sent again, as it had not started: %s", known.spec.name, error)
+            again = yield from _reopen(core, call, known)
+        finally:
+            call.exchange.close()
+        call = again
+    raise AssertionError("the last attempt returns or raises")
+
+
+def send_prepared(core: Core, call: OpenCall, timeout_s: float) -> Steps[Result]:
+    """Make one request of a call that the user has filled; again, in the same memory, where somebody just held it.
+
+    That is a late request, while it is being refused, or the client's own doubt about it: no model is at work.
+    """
+    deadline = time.monotonic() + timeout_s
+    refusal: InferenceError | None = None
+    try:
+        for attempt in range(1, _MOST_ATTEMPTS + 1):
+            try:
+                return (yield from send(core, call, left_until(deadline), _REMEDY_OF_PREPARED))
+            except SlotInDoubtError:
+                if refusal is None:
+                    raise
+                raise refusal from None  # the request was answered: who held its slot then holds it still
+            except InferenceError as error:
+                is_last = attempt == _MOST_ATTEMPTS or time.monotonic() + _BUSY_PAUSE_S > deadline
+                if is_last or not _was_busy(call, error):
+                    raise
+                refusal = error
+                _LOG.info("a request to model %r is sent again, as its slot was in use", call.known.spec.name)
+            yield Pause(_BUSY_PAUSE_S)
+            core.tally.retried()
+    finally:
+        refusal = None  # it has this frame in its traceback
+    raise AssertionError("the last attempt returns or raises")
+
+
+def send(core: Core, call: OpenCall, timeout_s: float, remedy: str = _REMEDY) -> Steps[Result]:
+    """Make one request of a call, and learn from it; ``remedy`` is what to do where an output found no room."""
+    if core.is_closed:
+        raise ClosedError("this client")
+    try:
+        result = yield from call.exchange.send(timeout_s)
+    except ServerUnavailableError:
+        core.catalog.forget()  # when it is back, it may have other models, and other flags
+        core.paths.forget_server()
+        raise
+    except (InferenceError, SlotInDoubtError):
+        raise
+    except PeerError:  # an answer that the known model would not have given: the next call looks what there is
+        core.catalog.drop(call.known)
+        raise
+    if result.overflowed:
+        call.known.learn(result.overflowed, call.exchange.layout.batch_size or 1)
+        tell_overflow(call.known, result.overflowed, remedy, call.settings.origin)
+    if call.output_devices:
+        result = on_devices(result, call.output_devices, core.cuda)
+    core.tally.succeeded(result.path, result.bytes_avoided)
+    return result
+
+
+def repair(core: Core, call: OpenCall, error: ShmError, attempt: int) -> Steps[KnownModel | None]:
+    """Return the model to try again, if the request had certainly not started and something is different now.
+
+    Memory that could not be opened, or not any more, is replaced; if the next one cannot be opened either, another
+    path is taken. Memory that a late request was just being refused in is replaced too.
+    """
+    if not is_answer(error):
+        return None
+    exchange, settings = call.exchange, call.settings
+    if isinstance(error, MemoryRefusedError):
+        if attempt == 0:
+            return call.known
+        core.paths.refuse(call.known, exchange.path, str(error))
+        return call.known if settings.path == "auto" else None
+    if _was_busy(call, error):
+        return call.known
+    renewed = yield from core.look_again(settings)
+    if renewed is call.known:
+        return None
+    refused = renewed.refuses(exchange.sources(), call.wanted, exchange.path)
+    return renewed if exchange.did_not_start(error) or refused else None
+
+
+def _reopen(core: Core, call: OpenCall, known: KnownModel) -> Steps[OpenCall]:
+    """Return the same call, with the same inputs, but of the model as it is now, and in other memory."""
+    given = call.exchange.sources()
+    layout = known.lay_out(given, call.wanted, output_devices=call.output_devices)
+    path = yield from core.path_of(known, call.settings)
+    exchange = yield from core.opening.open(call.settings, known, path, layout, given, call.wanted)
+    try:
+        exchange.write(given)
+    except BaseException:
+        exchange.close()
+        raise
+    core.tally.retried()
+    return OpenCall(call.settings, known, exchange, call.wanted, call.output_devices)
+
+
+def _was_busy(call: OpenCall, error: ShmError) -> bool:
+    """Return whether a request was refused because somebody held its slot, and has not started."""
+    return code_in(str(error)) == SlotInUseError.code and call.exchange.did_not_start(error)
