@@ -48,7 +48,7 @@ class AsyncShmClient(AsyncServerMethods):
 
     Parameters
     ----------
-    url, timeout_s, path, pool, tls, cuda, wait_ready_s
+    url, timeout_s, path, pool, tls, cuda, wait_ready_s, inline_bytes
         As of :class:`ShmClient`; it is entering ``async with`` that waits for the server. There is less slack: where a
         thread copies, waits, looks up a host name, or makes memory for a call, it goes on without that, and the memory
         is in use for so long.
@@ -71,8 +71,9 @@ class AsyncShmClient(AsyncServerMethods):
         tls: Tls | None = None,
         cuda: CudaAccess | None = None,
         wait_ready_s: float | None = None,
+        inline_bytes: int | None = None,
     ) -> None:
-        self._settings = ClientSettings(url, timeout_s, path, tls, wait_ready_s)
+        self._settings = ClientSettings(url, timeout_s, path, tls, wait_ready_s, inline_bytes)
         self._memory = ClientMemory(pool or PoolOptions(), cuda or CudaAccess())
         self._memory.end_with(self)
         self._origin = Origin.here("the AsyncShmClient made")
@@ -306,7 +307,7 @@ class AsyncShmClient(AsyncServerMethods):
         loop = asyncio.get_running_loop()
         if self._opened is None:
             transport = connect_async(self._settings.url, self._settings.tls)
-            core = Core(transport.codec, transport.host, self._memory)
+            core = Core(transport.codec, transport.host, self._memory, self._settings.inline_bytes)
             self._opened = AsyncioDriver(transport), core
             self._unclosed = Unclosed(self._origin, _CLOSE_OR_WITH, core.rest_at_server)
             self._loop = loop

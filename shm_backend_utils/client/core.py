@@ -28,6 +28,7 @@ from .known_model import Catalog, KnownModel
 from .paths.choice import PathChooser
 from .paths.direct import DirectExchange, PreparedExchange
 from .paths.exchange import Exchange, is_answer
+from .paths.inline import InlineExchange
 from .paths.opening import Opening
 from .paths.triton_shm import Registrations
 from .settings import CallSettings
@@ -66,6 +67,8 @@ class Core:
     host : str
         The server's.
     memory : ClientMemory
+    inline_bytes : int or None
+        Up to how many bytes of tensors a call goes in band, not on the direct path; None for what the codec says.
 
     Attributes
     ----------
@@ -75,7 +78,7 @@ class Core:
         Whether the client was closed, or begins to be.
     """
 
-    def __init__(self, codec: Codec, host: str, memory: ClientMemory) -> None:
+    def __init__(self, codec: Codec, host: str, memory: ClientMemory, inline_bytes: int | None) -> None:
         options = memory.pool.options
         self.codec = codec
         self.catalog = Catalog(codec, options.head_room)
@@ -84,7 +87,9 @@ class Core:
         self.cuda: CudaAccess = memory.bank.cuda
         self.on_gpus = functools.partial(device_source, memory.bank.cuda)
         self._registrations = Registrations(codec)
-        self.paths = PathChooser(host, self._registrations, options.access)
+        self.paths = PathChooser(
+            host, self._registrations, options.access, codec.inline_bytes if inline_bytes is None else inline_bytes
+        )
         self.opening = Opening(codec, memory, self._registrations, self.paths)
         self.is_forked = False
         self.is_closed = False
@@ -152,6 +157,13 @@ class Core:
                 known = renewed
         is_direct = settings.path == "auto" and known.path == DirectExchange.path
         path = DirectExchange.path if is_direct else (yield from self.path_of(known, settings))
+        if (
+            layout.end <= known.inline_end
+            and settings.path == "auto"
+            and not layout.devices
+            and len(layout.certain) == len(known.spec.outputs if wanted is None else wanted)
+        ):
+            path = InlineExchange.path  # all tensors are certain to be so small that this is faster
         exchange = yield from self.opening.open(settings, known, path, layout, given, wanted)
         try:
             if layout.devices or layout.end < _LONG_COPY:  # in another thread, a GPU has another current stream

@@ -42,6 +42,8 @@ class KnownModel:
         Which path its calls take, and why; None until somebody has found out.
     path : str or None
         That path.
+    inline_end : int
+        Where the tensors of a call with one slot end at the most that goes in band all the same, as it is small.
     reason : str
         Why its calls take no better path, as it was found last.
     told : set of str
@@ -60,6 +62,7 @@ class KnownModel:
         self.refusals: dict[str, str] = {}
         self.explanation: Explanation | None = None
         self.path: str | None = None
+        self.inline_end = 0
         self.reason = ""
         self.told: set[str] = set()
         self.seen = time.monotonic()

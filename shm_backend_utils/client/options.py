@@ -15,7 +15,7 @@ from ..protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ..protocol.named import PARAMETER
 from .errors import TimeoutValueError
 
-__all__ = ["PathName", "RequestOptions", "Tls", "check_options", "check_path", "check_timeout"]
+__all__ = ["PathName", "RequestOptions", "Tls", "check_inline_bytes", "check_options", "check_path", "check_timeout"]
 
 PathName = Literal["auto", "direct", "triton-shm", "inline"]
 
@@ -169,6 +169,13 @@ def check_tls(tls: Tls) -> None:
     except OSError as error:  # ssl.SSLError is one
         files = ", ".join(str(file) for file in vars(tls).values() if file)
         raise CallerError(f"Tls({files}) cannot be read: {error}; expected files in PEM format") from None
+
+
+def check_inline_bytes(inline_bytes: object) -> int:
+    """Return up to how many bytes calls go in band, or raise CallerError."""
+    if not isinstance(inline_bytes, numbers.Integral) or inline_bytes < 0:
+        raise CallerError(f"inline_bytes is {inline_bytes!r}; expected a whole number of bytes, 0 for none")
+    return int(inline_bytes)
 
 
 def check_timeout(timeout_s: object, name: str = "timeout_s") -> float:

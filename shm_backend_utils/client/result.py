@@ -20,9 +20,9 @@ class Result(Mapping[str, npt.NDArray[Any]]):
     memory serves another call when the result *and* every array taken from it are gone; :meth:`release`, or leaving the
     ``with`` block, gives up the result's own share.
 
-    All arrays are C-contiguous. Those in shared memory are writable, and the client's own. Those that came with the
-    response, on the path inline or as :attr:`overflowed` tells, are read-only. Strings are arrays of ``bytes`` objects,
-    which hold no shared memory.
+    All arrays are C-contiguous. Those in shared memory are writable, and the client's own; so are those of up to 64 KiB
+    on the path inline. Others that came with the response, as :attr:`overflowed` tells too, are read-only. Strings are
+    arrays of ``bytes`` objects, which hold no shared memory.
 
     Attributes
     ----------

@@ -8,7 +8,16 @@ from typing import Final, NamedTuple
 
 from ..errors import CallerError
 from ..origin import NOT_THE_USERS, Origin
-from .options import PathName, RequestOptions, Tls, check_options, check_path, check_timeout, check_tls
+from .options import (
+    PathName,
+    RequestOptions,
+    Tls,
+    check_inline_bytes,
+    check_options,
+    check_path,
+    check_timeout,
+    check_tls,
+)
 from .transports.messages import split_url
 
 __all__ = ["LEAST_S", "CallSettings", "ClientSettings", "left_until"]
@@ -63,6 +72,8 @@ class ClientSettings:
     tls : Tls or None
     wait_ready_s : float or None
         How long to wait for a server that is not ready; None for not at all.
+    inline_bytes : int or None
+        Up to how many bytes of tensors a call goes in band; None for what the protocol's codec says.
 
     Raises
     ------
@@ -71,7 +82,13 @@ class ClientSettings:
     """
 
     def __init__(
-        self, url: str, timeout_s: float, path: PathName, tls: Tls | None, wait_ready_s: float | None = None
+        self,
+        url: str,
+        timeout_s: float,
+        path: PathName,
+        tls: Tls | None,
+        wait_ready_s: float | None = None,
+        inline_bytes: int | None = None,
     ) -> None:
         _, is_secure, _, _ = split_url(url)
         if tls is not None and not is_secure:
@@ -82,6 +99,7 @@ class ClientSettings:
         self.timeout_s = check_timeout(timeout_s)
         self.tls = tls
         self.wait_ready_s = None if wait_ready_s is None else check_timeout(wait_ready_s, "wait_ready_s")
+        self.inline_bytes = None if inline_bytes is None else check_inline_bytes(inline_bytes)
         self._path = check_path(path)
 
     def __repr__(self) -> str:

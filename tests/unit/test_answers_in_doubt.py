@@ -112,7 +112,7 @@ def test_a_model_that_uses_no_slots_any_more_is_noticed_by_one_call(
         return {"OUT0": X} if not self.configs["m"]["parameters"] else in_slot(self, order)
 
     monkeypatch.setattr(FakeServer, "_in_slot", ignore)
-    with client_of(server) as client:
+    with client_of(server, inline_bytes=0) as client:
         client.infer("m", {"IN0": X})
         server.configs["m"] = config("m", dims="6", parameters={})
         assert outcomes(client, IN0=X) == ["PeerError", "triton-shm"]

@@ -52,7 +52,7 @@ def run(operation: Steps[T]) -> T:
 @pytest.fixture
 def far_away() -> PathChooser:
     """Chooses paths to a server on another machine."""
-    return PathChooser(FAR_AWAY, Registrations(HttpCodec()), PRIVATE)
+    return PathChooser(FAR_AWAY, Registrations(HttpCodec()), PRIVATE, 0)
 
 
 def explained(chooser: PathChooser, known: KnownModel) -> Explanation:

@@ -44,10 +44,11 @@ class PathChooser:
     server or the model changes.
     """
 
-    def __init__(self, host: str, registrations: Registrations, access: Access) -> None:
+    def __init__(self, host: str, registrations: Registrations, access: Access, inline_bytes: int) -> None:
         self._host = host
         self._registrations = registrations
         self._access = access
+        self._inline_bytes = inline_bytes
         self._of_server: tuple[Check, ...] | None = None
 
     def choose(self, model: KnownModel, wanted: str, deadline: float) -> Steps[str]:
@@ -79,6 +80,9 @@ class PathChooser:
         reason = "; ".join(
             check.detail for check in checks if check.outcome is False and set(better) & {*check.needed_by}
         )
+        prefers_inline = self._inline_bytes > 0 and path == _DIRECT and unexplained.open(_INLINE)
+        if prefers_inline:
+            checks = (*checks, self._check_small())
         explanation = Explanation(spec.name, path, reason or "nothing stands against it", checks)
         model.reason = explanation.reason
         if model.explanation != explanation:
@@ -87,12 +91,21 @@ class PathChooser:
             self._of_server = of_server
             model.explanation = explanation
             model.path = path
+            model.inline_end = model.data_begin + self._inline_bytes if prefers_inline else 0
         return explanation
+
+    def _check_small(self) -> Check:
+        detail = (
+            f"calls whose tensors take up to {self._inline_bytes:,} bytes together go inline, which is faster then; "
+            "inline_bytes=0 of the client has them go direct"
+        )
+        return Check("small calls?", True, detail, ())
 
     def refuse(self, model: KnownModel, path: str, reason: str) -> None:
         """Take note that a path turned out to be closed for a model."""
         model.refusals[path] = reason
         model.explanation = model.path = None
+        model.inline_end = 0
 
     def forget_server(self) -> None:
         """Forget what was found out about the server: it may be another one by now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy.typing as npt
 
@@ -76,6 +76,9 @@ class Codec(ABC):
 
     A message is what a transport of the same protocol sends; it is sent once.
     """
+
+    inline_bytes: ClassVar[int]
+    """Up to how many bytes of tensors a request in band is faster than one that names a slot; ``docs/bench.md``."""
 
     @abstractmethod
     def infer(self, request: Request) -> Any:

@@ -59,6 +59,8 @@ class GrpcCodec(Codec):
         Takes the metadata of a call, and returns what to send with it instead.
     """
 
+    inline_bytes = 16 * 2**10
+
     def __init__(self, complete: Callable[[Metadata], Metadata] | None = None) -> None:
         self._complete = complete
 

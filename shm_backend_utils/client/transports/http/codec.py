@@ -90,6 +90,8 @@ class Answer(NamedTuple):
 class HttpCodec(Codec):
     """Makes the messages of one client."""
 
+    inline_bytes = 0
+
     def infer(self, request: Request) -> HttpMessage:
         options = request.options
         tensors: list[bytes] = []

@@ -1,0 +1,115 @@
+"""Calls of ``path="auto"`` whose tensors are so small that a request in band is the faster one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import CallerError, PoolOptions, ShmClient
+from tests.unit.fake_server import FakeServer, config
+from tests.unit.fake_wires import client_of
+
+FIXED = config("fixed", dims="16")
+UNKNOWN = config("unknown")
+LIMIT = 4096
+ALIGNMENT = 256
+
+
+def path_of(client: ShmClient, model: str, count: int = 16, **more: Any) -> str | None:
+    """Return the way of a call's tensors, whose values are right."""
+    x = np.arange(count, dtype=np.float32)
+    with client.infer(model, {"IN0": x}, **more) as result:
+        np.testing.assert_array_equal(result["OUT0"], 2 * x)
+        return result.path
+
+
+def hinted(count: int) -> dict[str, Any]:
+    return {"count": count, "outputs": {"OUT0": 4 * count}}
+
+
+def test_small_tensors_of_certain_sizes_go_in_band_over_grpc() -> None:
+    with FakeServer(FIXED, UNKNOWN) as server, client_of(server) as client:
+        assert [path_of(client, "fixed") for _ in range(3)] == ["inline"] * 3
+        assert path_of(client, "unknown", **hinted(16)) == "inline"
+
+
+def test_an_output_that_nobody_knows_the_size_of_is_not_small() -> None:
+    with FakeServer(UNKNOWN) as server, client_of(server) as client:
+        assert [path_of(client, "unknown") for _ in range(3)] == ["direct"] * 3
+
+
+def test_the_limit_counts_inputs_and_outputs_together() -> None:
+    with FakeServer(UNKNOWN) as server, client_of(server, inline_bytes=LIMIT) as client:
+        most = LIMIT // 2 // 4
+        assert path_of(client, "unknown", **hinted(most)) == "inline"
+        assert path_of(client, "unknown", **hinted(most + 1)) == "direct"
+        assert path_of(client, "unknown", count=1, outputs={"OUT0": LIMIT - ALIGNMENT}) == "inline"
+        assert path_of(client, "unknown", count=1, outputs={"OUT0": LIMIT - ALIGNMENT + 1}) == "direct"
+
+
+def test_a_path_by_name_is_taken_at_any_size() -> None:
+    with FakeServer(FIXED) as server, client_of(server) as client:
+        assert path_of(client, "fixed", path="direct") == "direct"
+    with FakeServer(FIXED) as server, client_of(server, path="direct") as client:
+        assert path_of(client, "fixed") == "direct"
+
+
+def test_nothing_is_small_over_http_unless_it_is_said() -> None:
+    with FakeServer(FIXED) as server, client_of(server, "http") as client:
+        assert path_of(client, "fixed") == "direct"
+    with FakeServer(FIXED) as server, client_of(server, "http", inline_bytes=LIMIT) as client:
+        assert path_of(client, "fixed") == "inline"
+
+
+def test_zero_means_none() -> None:
+    with FakeServer(FIXED) as server, client_of(server, inline_bytes=0) as client:
+        assert path_of(client, "fixed") == "direct"
+
+
+def test_a_model_that_takes_nothing_in_band_gets_nothing_in_band() -> None:
+    alone = {**FIXED, "parameters": {"SHM_PATHS": {"string_value": "direct"}}}
+    with FakeServer(alone) as server, client_of(server) as client:
+        assert path_of(client, "fixed") == "direct"
+        assert "small calls?" not in str(client.explain("fixed"))
+
+
+def test_explain_tells_of_small_calls() -> None:
+    with FakeServer(FIXED) as server, client_of(server) as client:
+        found = client.explain("fixed")
+        assert found.path == "direct"
+        assert "small calls?" in str(found)
+        assert "up to 16,384 bytes together go inline" in str(found)
+        assert "inline_bytes=0" in str(found)
+    with FakeServer(FIXED) as server, client_of(server, inline_bytes=0) as client:
+        assert "small calls?" not in str(client.explain("fixed"))
+
+
+def test_prepared_calls_have_memory_at_any_size() -> None:
+    with (
+        FakeServer(FIXED) as server,
+        client_of(server) as client,
+        client.prepare("fixed", {"IN0": ((16,), np.float32)}) as call,
+    ):
+        call.inputs["IN0"][...] = 1
+        with call.infer() as result:
+            assert result.path == "direct"
+
+
+@pytest.mark.filterwarnings("error")
+def test_nobody_is_warned_of_what_is_meant() -> None:
+    with FakeServer(FIXED) as server, client_of(server) as client:
+        assert path_of(client, "fixed") == "inline"
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "16 KiB"])
+def test_what_is_no_number_of_bytes_is_refused(value: Any) -> None:
+    with pytest.raises(CallerError, match="inline_bytes is .*; expected a whole number of bytes"):
+        ShmClient("localhost:1", inline_bytes=value)
+
+
+def test_calls_in_band_take_no_memory_of_the_pool() -> None:
+    with FakeServer(FIXED) as server, client_of(server, pool=PoolOptions(max_bytes=2**20)) as client:
+        path_of(client, "fixed")
+        assert client.stats().pool_bytes == 0
