@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
+from shm_backend_utils.client import CopyWarning
 from shm_backend_utils.errors import MachineError
 
 from ..common.command_line import exit_status, positive
@@ -53,6 +55,7 @@ def _run(
     groups: list[str], amounts: Amounts, json_file: Path | None, document: Path | None, shows_functions: bool
 ) -> int:
     allow_many_descriptors()
+    warnings.simplefilter("ignore", CopyWarning)  # what is copied here is what is measured
     figures: list[Figure] = []
     with Progress(console=Console(stderr=True), transient=True) as progress, bench_server() as server:
         bench = Bench(server, amounts, progress, shows_functions=shows_functions)

@@ -7,9 +7,10 @@ import faulthandler
 import gc
 import sys
 import time
+import warnings
 from typing import Any, Final
 
-from shm_backend_utils.client import ServerUnavailableError
+from shm_backend_utils.client import CopyWarning, ServerUnavailableError
 from shm_backend_utils.errors import ShmError
 
 from ...common.processes import open_files
@@ -94,6 +95,7 @@ def main() -> int:
     parser.add_argument("--board", type=int, required=True, help="the board's inherited descriptor")
     arguments = parser.parse_args()
     faulthandler.enable()
+    warnings.simplefilter("ignore", CopyWarning)  # what overflows here is meant to
     stop = stop_event()
     kit = Kit({"grpc": arguments.grpc, "http": arguments.http}, arguments.seed, Board(arguments.board))
     client = SoakClient(kit)
