@@ -51,7 +51,8 @@ def plain_infer(
     for name, array in inputs.items():
         tensors.append(triton.InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
         tensors[-1].set_data_from_numpy(array)
-    found: npt.NDArray[Any] = client.infer(model, tensors).as_numpy(output)
+    answer: Any = client.infer(model, tensors)
+    found: npt.NDArray[Any] = answer.as_numpy(output)
     return found
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from examples.measuring import PLAIN, RECIPE
+
 from .recipes import EXAMPLES, RECIPES
 
 ROOT = EXAMPLES.parent
@@ -28,7 +30,9 @@ def test_files_have_as_many_lines_as_it_says(recipe: str) -> None:
         EXAMPLES / recipe / file: int(lines)
         for file, lines in re.findall(r"^\| \[.*?\]\((.*?)\) \| (\d+) \|$", readme, re.M)
     }
-    assert len(said) == 2
+    (stock,) = (EXAMPLES / recipe / "stock").glob("*/1/model.py")
+    assert len(said) == 3
+    assert stock in said
     assert said == {file: lines_of(file) for file in said}
 
 
@@ -42,6 +46,23 @@ def test_its_commands_name_what_is_there(recipe: str) -> None:
     assert [name for name in files + modules if not (ROOT / name).exists()] == []
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_its_speed_stands_beside_that_of_tritonclient_with_a_stock_model(recipe: str) -> None:
+    readme = (EXAMPLES / recipe / "README.md").read_text()
+    rows = re.findall(r"^\| (.+) \| ([\d.]+) \| ([\d.]+) \|$", readme, re.M)
+    assert [name for name, _, _ in rows][:2] == [RECIPE, PLAIN]
+    times = {name: (float(time), float(ratio)) for name, time, ratio in rows}
+    for time, ratio in times.values():
+        assert ratio == pytest.approx(time / times[RECIPE][0], rel=0.05)
+
+
 def test_the_projects_readme_lists_every_recipe() -> None:
     listed = re.findall(r"\]\(examples/(\w+)/README.md\)", (ROOT / "README.md").read_text())
     assert sorted(listed) == RECIPES
+
+
+def test_the_page_on_migrating_shows_every_recipes_model_before_and_after() -> None:
+    page = (ROOT / "docs" / "migrating.md").read_text()
+    linked = {(ROOT / "docs" / link).resolve() for link in re.findall(r"\]\((\.\./examples/.*?)\)", page)}
+    models = {model for kind in ("model_repository", "stock") for model in EXAMPLES.glob(f"*/{kind}/*/1/model.py")}
+    assert linked == models | {EXAMPLES / recipe / "README.md" for recipe in RECIPES}

@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ from scripts.tools.bench.document import document_of
 from scripts.tools.bench.figures import COLUMNS, MEASURED_ELSEWHERE, as_json, cells_of
 from scripts.tools.bench.groups.functions import functions_called
 from scripts.tools.bench.memory import resident_bytes, shared_bytes
-from scripts.tools.bench.payloads import endless, varying
+from scripts.tools.bench.payloads import endless, uploads_of, varying
 from scripts.tools.bench.random_requests import RandomRequests
+from scripts.tools.bench.rates import rate_of_threads, rate_ratio
 from scripts.tools.common.figures import Figure
 from shm_backend_utils.client import Result
 from shm_backend_utils.dtypes import from_numpy
@@ -36,7 +39,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What some groups measure, and the document."""
     folder = tmp_path_factory.mktemp("bench")
     options = ["--quick", "--rounds", "2", "--requests", "100"]
-    for group in ("own-time", "stock", "growth", "functions"):
+    for group in ("own-time", "stock", "uploads", "growth", "functions"):
         options += ["--only", group]
     subprocess.run(
         [
@@ -57,6 +60,16 @@ def test_a_short_run_measures_what_it_was_told_to(report: dict[str, Any]) -> Non
     names = " ".join(figure["name"] for figure in report["figures"])
     for words in ("own time in execute, 8 in and 8 out", "infer, around 64 KiB", "growth after 100", "way in infer"):
         assert words in names
+
+
+def test_uploads_are_held_to_a_rate_for_each_size_and_number_of_threads(report: dict[str, Any]) -> None:
+    limits = {figure["name"]: figure["held_to"] for figure in report["figures"] if "uploads" in figure["name"]}
+    assert limits == {
+        f"{protocol}: uploads of around {size}, {threads}, shapes varying": limit
+        for protocol in ("grpc", "http")
+        for size, limit in (("50 KB", "at least 1"), ("1 MB", "at least 1.5"))
+        for threads in ("1 thread", "4 threads")
+    }
 
 
 def test_every_answer_to_requests_at_random_was_right(report: dict[str, Any]) -> None:
@@ -110,6 +123,43 @@ def test_arrays_that_vary_have_lengths_around_the_one_that_was_asked_for() -> No
     assert len(set(lengths)) > 200
     given = endless(arrays, first=len(arrays) - 1)
     assert [next(given).nbytes for _ in range(2)] == [lengths[-1], lengths[0]]
+
+
+def test_no_two_uploads_have_the_same_shape_and_each_has_the_sums_of_its_rows() -> None:
+    uploads = uploads_of(50_000)
+    sizes = [upload.x.nbytes for upload in uploads]
+    assert len({upload.x.shape for upload in uploads}) == len(uploads) > 200
+    assert 25_000 * 0.98 < min(sizes) < max(sizes) <= 75_000
+    assert abs(np.mean(sizes) - 50_000) < 1_000
+    for upload in uploads[:10]:
+        assert upload.sums.tolist() == upload.x.astype(np.int64).sum(axis=1).tolist()
+
+
+def test_a_rate_is_of_all_threads_each_beginning_elsewhere() -> None:
+    together = threading.Barrier(3)
+    firsts: list[int] = []
+
+    def call(x: int) -> None:
+        if len(firsts) < 3:
+            firsts.append(x)
+            together.wait(5)
+
+    with ThreadPoolExecutor(3) as pool:
+        assert rate_of_threads(pool, call, list(range(100)), threads=3, seconds=0.05) > 3
+    assert len(set(firsts)) == 3
+
+
+def test_a_call_that_fails_ends_the_measurement() -> None:
+    def call(x: int) -> None:
+        raise AssertionError("a wrong answer")
+
+    with ThreadPoolExecutor(2) as pool, pytest.raises(AssertionError, match="a wrong answer"):
+        rate_of_threads(pool, call, [1], threads=2, seconds=0.05)
+
+
+def test_rates_are_compared_period_by_period() -> None:
+    figure = rate_ratio("calls", {"ours": [10.0, 40.0, 30.0], "stock": [10.0, 20.0, 10.0]}, "× others", at_least=1.5)
+    assert (figure.figure, figure.basis, figure.is_held) == (2.0, "30 /s / 10 /s", True)
 
 
 def test_functions_of_the_package_are_counted_once_and_no_others() -> None:

@@ -1,12 +1,14 @@
-"""What mypy says of what users write. It sees the library as they have it installed, by its ``py.typed``."""
+"""What mypy and pyright say of what users write. They see the library as installed, by its ``py.typed``."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
@@ -14,41 +16,78 @@ import shm_backend_utils
 
 FOLDER: Final = Path(__file__).parent
 LIBRARY: Final = Path(shm_backend_utils.__file__).parents[1]
-OPTIONS: Final = ("--strict", "--follow-imports=silent", "--config-file=")
-ERROR: Final = re.compile(r"(\w+\.py):(\d+): error: .* \[([a-z-]+)\]$")
-EXPECTED: Final = re.compile(r"  # E: ([a-z-]+)$")
+FILES: Final = ("accepted.py", "refused.py")
+MYPY_OPTIONS: Final = ("--strict", "--follow-imports=silent", "--config-file=")
+MYPY_ERROR: Final = re.compile(r"(\w+\.py):(\d+): error: .* \[([a-z-]+)\]$")
+PYRIGHT_OPTIONS: Final = ("--outputjson", "--pythonpath", sys.executable)
+PYRIGHT_CONFIGURATION: Final = {"typeCheckingMode": "standard", "strict": ["accepted.py"]}
+EXPECTED: Final = re.compile(r"  # E: (?P<mypy>[a-z-]+), (?P<pyright>\w+)$")
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, int, str]]:
-    """File, line and code of each error."""
-    folder = tmp_path_factory.mktemp("user")
-    for name in ("accepted.py", "refused.py"):
-        (folder / name).write_text((FOLDER / name).read_text())
+class Error(NamedTuple):
+    """What a type checker has against a line."""
+
+    file: str
+    line: int
+    code: str
+
+
+def errors_of_mypy(folder: Path) -> list[Error]:
+    command = [sys.executable, "-m", "mypy", *MYPY_OPTIONS, *FILES]
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", *OPTIONS, "accepted.py", "refused.py"],
-        cwd=folder,
-        env={"MYPYPATH": str(LIBRARY)},
-        capture_output=True,
-        text=True,
-        check=False,
+        command, cwd=folder, env={"MYPYPATH": str(LIBRARY)}, capture_output=True, text=True, check=False
     )
     lines = [line for line in done.stdout.splitlines() if ": error:" in line]
     assert lines, done.stderr
-    errors = [ERROR.match(line) for line in lines]
+    errors = [MYPY_ERROR.match(line) for line in lines]
     assert None not in errors, lines
-    return [(error[1], int(error[2]), error[3]) for error in errors if error is not None]
+    return [Error(error[1], int(error[2]), error[3]) for error in errors if error is not None]
 
 
-@pytest.mark.parametrize("name", ["accepted.py", "refused.py"])
+def errors_of_pyright(folder: Path) -> list[Error]:
+    (folder / "pyrightconfig.json").write_text(json.dumps(PYRIGHT_CONFIGURATION))
+    command = [sys.executable, "-m", "pyright", *PYRIGHT_OPTIONS]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    report = json.loads(done.stdout)
+    assert report["summary"]["filesAnalyzed"] == len(FILES)
+    return [
+        Error(Path(error["file"]).name, 1 + error["range"]["start"]["line"], error.get("rule", ""))
+        for error in report["generalDiagnostics"]
+    ]
+
+
+CHECKERS: Final[dict[str, Callable[[Path], list[Error]]]] = {"mypy": errors_of_mypy, "pyright": errors_of_pyright}
+
+
+class Checked(NamedTuple):
+    """What one type checker finds in both files."""
+
+    checker: str
+    errors: list[Error]
+
+
+@pytest.fixture(scope="module", params=CHECKERS)
+def checked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checked:
+    folder = tmp_path_factory.mktemp("user")
+    for name in FILES:
+        (folder / name).write_text((FOLDER / name).read_text())
+    return Checked(request.param, CHECKERS[request.param](folder))
+
+
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.timeout(600)
-def test_the_type_checker_finds_the_errors_that_there_are_and_no_other(
-    found: list[tuple[str, int, str]], name: str
-) -> None:
+def test_the_type_checker_finds_the_errors_that_there_are_and_no_other(checked: Checked, name: str) -> None:
     lines = (FOLDER / name).read_text().splitlines()
     matches = [(number, EXPECTED.search(line)) for number, line in enumerate(lines, 1)]
-    expected = [(number, match[1]) for number, match in matches if match is not None]
-    assert [(number, code) for file, number, code in found if file == name] == expected
+    expected = [Error(name, number, match[checked.checker]) for number, match in matches if match is not None]
+    assert [error for error in checked.errors if error.file == name] == expected
+
+
+def test_every_line_that_is_refused_names_both_checkers_errors() -> None:
+    marked = [line for line in (FOLDER / "refused.py").read_text().splitlines() if "# E:" in line]
+    assert [line for line in marked if not EXPECTED.search(line)] == []
+    assert len(marked) > 10
 
 
 def test_the_user_is_told_that_the_library_has_types() -> None:

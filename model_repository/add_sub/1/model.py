@@ -1,15 +1,17 @@
 """OUTPUT0 is the sum of INPUT0 and INPUT1, OUTPUT1 their difference, computed where the client put them."""
 
+from typing import Any
+
 import numpy as np
 
 from shm_backend_utils.model import Call, ShmSession
 
 
 class TritonPythonModel:
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
         self.session = ShmSession.from_args(args)
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> list[Any]:
         return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:
@@ -19,5 +21,5 @@ class TritonPythonModel:
         np.add(a.numpy(), b.numpy(), out=total.numpy())
         np.subtract(a.numpy(), b.numpy(), out=difference.numpy())
 
-    def finalize(self):
+    def finalize(self) -> None:
         self.session.close()

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -8,10 +9,10 @@ SIZE = 256
 
 
 class TritonPythonModel:
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
         self.session = ShmSession.from_args(args)
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> None:
         self.session.serve_streams(requests, self.answer)  # a decoupled model's execute returns nothing
 
     def answer(self, call: StreamCall) -> Iterator[None]:
@@ -24,5 +25,5 @@ class TritonPythonModel:
                 call.put("PLACE", np.array([top, left], np.int32))
                 yield  # sends what was written; if the client does not want more, the generator is closed here
 
-    def finalize(self):
+    def finalize(self) -> None:
         self.session.close()

@@ -1,9 +1,11 @@
+from typing import Any
+
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.model import Call, ShmSession
 
 
 class TritonPythonModel:
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
         cuda = CudaAccess()
         cuda.runtime.set_device(int(args["model_instance_device_id"]))  # says what is missing: CuPy, or a GPU
         import cupy  # noqa: PLC0415  # only now is it certain that there is one
@@ -11,7 +13,7 @@ class TritonPythonModel:
         self.cupy = cupy
         self.session = ShmSession.from_args(args, cuda)
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> list[Any]:
         return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:
@@ -20,5 +22,5 @@ class TritonPythonModel:
         with self.cupy.cuda.Device(y.device):  # the client's GPU may be another one than the instance's
             self.cupy.multiply(x, 2, out=y.cupy())
 
-    def finalize(self):
+    def finalize(self) -> None:
         self.session.close()

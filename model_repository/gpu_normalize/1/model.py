@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 
 from shm_backend_utils.memory.cuda.memory import CudaAccess
@@ -8,7 +10,7 @@ STD = (0.229, 0.224, 0.225)
 
 
 class TritonPythonModel:
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
         cuda = CudaAccess()
         cuda.runtime.set_device(int(args["model_instance_device_id"]))  # says what is missing: CuPy, or a GPU
         import cupy  # noqa: PLC0415  # only now is it certain that there is one
@@ -19,7 +21,7 @@ class TritonPythonModel:
         )
         self.session = ShmSession.from_args(args, cuda)
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> list[Any]:
         return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:
@@ -31,5 +33,5 @@ class TritonPythonModel:
             for channel, (mean, std) in enumerate(zip(MEAN, STD, strict=True)):
                 self.normalize(images[..., channel], 1 / (255 * std), -mean / std, normalized[:, channel])
 
-    def finalize(self):
+    def finalize(self) -> None:
         self.session.close()

@@ -1,3 +1,5 @@
+from typing import Any
+
 import cv2
 import numpy as np
 
@@ -11,10 +13,10 @@ SHIFT = -MEAN / STD
 
 
 class TritonPythonModel:
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
         self.session = ShmSession.from_args(args)
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> list[Any]:
         return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:
@@ -26,5 +28,5 @@ class TritonPythonModel:
             np.multiply(resized[:, :, channel], SCALE[channel], out=normalized[channel])
             normalized[channel] += SHIFT[channel]
 
-    def finalize(self):
+    def finalize(self) -> None:
         self.session.close()

@@ -1,13 +1,15 @@
+from typing import Any
+
 import numpy as np
 
 from shm_backend_utils.model import Call, ShmSession
 
 
 class TritonPythonModel:
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
         self.session = ShmSession.from_args(args)
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> list[Any]:
         return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:
@@ -15,5 +17,5 @@ class TritonPythonModel:
         y = call.output("OUTPUT0", x.shape, x.dtype)
         np.multiply(x.numpy(), 2, out=y.numpy())  # reads and writes the client's own memory
 
-    def finalize(self):
+    def finalize(self) -> None:
         self.session.close()

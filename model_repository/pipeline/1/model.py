@@ -1,13 +1,15 @@
+from typing import Any
+
 import numpy as np
 
 from shm_backend_utils.model import Call, ShmSession
 
 
 class TritonPythonModel:
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
         self.session = ShmSession.from_args(args)
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> list[Any]:
         return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:
@@ -19,5 +21,5 @@ class TritonPythonModel:
         batch_of_one = normalized.numpy()[np.newaxis]
         call.forward("batch_statistics", {"IMAGE": batch_of_one}, {"MEAN": mean, "STD": std})
 
-    def finalize(self):
+    def finalize(self) -> None:
         self.session.close()

@@ -42,5 +42,5 @@ class Amounts:
 
 
 FULL: Final = Amounts()
-QUICK: Final = Amounts(rounds=30, slow_rounds=3, period_s=0.3, periods=3, requests=2_000)
+QUICK: Final = Amounts(rounds=30, slow_rounds=3, period_s=0.1, periods=2, requests=2_000)
 """To see whether everything works."""

@@ -26,6 +26,7 @@ from .stock import infer_beside_stock, plain_clients
 from .streams import streams
 from .throughput import throughput
 from .triton_shm_client import compat, other_client
+from .uploads import uploads
 
 __all__ = ["GROUPS"]
 
@@ -37,6 +38,7 @@ GROUPS: Final[Mapping[str, Callable[[Bench], list[Figure]]]] = {
     "stock": infer_beside_stock,
     "plain": plain_clients,
     "throughput": throughput,
+    "uploads": uploads,
     "other-client": other_client,
     "compat": compat,
     "batch": batches,

@@ -6,10 +6,8 @@ Both send the same arrays, of different lengths, get them back, and read the end
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from typing import Final
 
@@ -19,7 +17,8 @@ from shm_backend_utils.client import AsyncShmClient, ShmClient
 
 from ...common.figures import Figure
 from ...common.rounds import shuffled
-from ..payloads import Floats, endless, in_band, varying
+from ..payloads import Floats, in_band, varying
+from ..rates import Rates, rate_ratio, rates_of_threads, until
 from ..rounds import Bench
 
 __all__ = ["throughput"]
@@ -30,26 +29,18 @@ LEAST: Final[Mapping[int, float]] = {1: 1.0, 16: 1.15}
 """By KiB."""
 STOCK: Final = "stock_identity"
 OURS: Final = "identity"
-_APART: Final = 7
-
-Rates = dict[str, list[float]]
 
 
 def throughput(bench: Bench) -> list[Figure]:
     """Measure threads and tasks, over gRPC."""
     figures = []
+    unit = "× the calls of tritonclient in band with a stock model"
     for kibibytes, least in LEAST.items():
         arrays = varying(kibibytes << 10)
-        figures.append(_figure(f"{THREADS} threads, around {kibibytes} KiB", _threads(bench, arrays), least))
-        figures.append(_figure(f"{TASKS} tasks, around {kibibytes} KiB", asyncio.run(_tasks(bench, arrays)), least))
+        rates = {f"{THREADS} threads": _threads(bench, arrays), f"{TASKS} tasks": asyncio.run(_tasks(bench, arrays))}
+        for who, found in rates.items():
+            figures.append(rate_ratio(f"{who}, around {kibibytes} KiB, shapes varying", found, unit, at_least=least))
     return figures
-
-
-def _figure(name: str, rates: Rates, least: float) -> Figure:
-    ratio = statistics.median(ours / stock for ours, stock in zip(rates["ours"], rates["stock"], strict=True))
-    ours, stock = (statistics.median(rates[case]) for case in ("ours", "stock"))
-    unit, basis = "× the calls of tritonclient in band with a stock model", f"{ours:,.0f} /s / {stock:,.0f} /s"
-    return Figure(f"{name}, shapes varying", ratio, unit, basis, at_least=least)
 
 
 def _threads(bench: Bench, arrays: list[Floats]) -> Rates:
@@ -57,7 +48,6 @@ def _threads(bench: Bench, arrays: list[Floats]) -> Rates:
         client = stack.enter_context(ShmClient(bench.server.grpc_url))
         plain = bench.plain_client()
         stack.callback(plain.close)
-        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(THREADS))
 
         def infer(x: Floats) -> None:
             with client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
@@ -66,25 +56,8 @@ def _threads(bench: Bench, arrays: list[Floats]) -> Rates:
         def plain_infer(x: Floats) -> None:
             _check(plain.infer(STOCK, in_band(x)).as_numpy("OUTPUT0"), x)
 
-        def rate(call: Callable[[Floats], None]) -> float:
-            begin = time.perf_counter()
-
-            def work(number: int) -> int:
-                count = 0
-                for x in _until(begin + bench.amounts.period_s, arrays, number):
-                    call(x)
-                    count += 1
-                return count
-
-            count = sum(pool.map(work, range(THREADS)))
-            return count / (time.perf_counter() - begin)
-
         cases = {"ours": infer, "stock": plain_infer}
-        rates: Rates = {name: [] for name in cases}
-        for number in bench.shown("throughput of threads", 1 + bench.amounts.periods):
-            for name in shuffled(cases, number):
-                rates[name].append(rate(cases[name]))
-    return {name: values[1:] for name, values in rates.items()}
+        return rates_of_threads(bench, "throughput of threads", cases, arrays, THREADS)
 
 
 async def _tasks(bench: Bench, arrays: list[Floats]) -> Rates:
@@ -104,7 +77,7 @@ async def _tasks(bench: Bench, arrays: list[Floats]) -> Rates:
 
             async def work(number: int) -> int:
                 count = 0
-                for x in _until(begin + bench.amounts.period_s, arrays, number):
+                for x in until(begin + bench.amounts.period_s, arrays, number):
                     await call(x)
                     count += 1
                 return count
@@ -118,14 +91,6 @@ async def _tasks(bench: Bench, arrays: list[Floats]) -> Rates:
             for name in shuffled(cases, number):
                 rates[name].append(await rate(cases[name]))
     return {name: values[1:] for name, values in rates.items()}
-
-
-def _until(end: float, arrays: list[Floats], number: int) -> Iterator[Floats]:
-    """Return the arrays of one thread or task, for some time."""
-    for x in endless(arrays, _APART * number):
-        if time.perf_counter() >= end:
-            return
-        yield x
 
 
 def _check(y: Floats, x: Floats) -> None:

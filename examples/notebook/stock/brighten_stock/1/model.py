@@ -1,3 +1,5 @@
+from typing import Any
+
 import cv2
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -8,13 +10,13 @@ TABLE = ((np.arange(256) / 255) ** 0.5 * 255).astype(np.uint8)
 
 
 class TritonPythonModel:
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
         self.backend = TritonBackend()  # pb_utils' tensors to and from arrays, whatever NumPy there is; no session
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> list[Any]:
         return [self.answer(request) for request in requests]
 
-    def answer(self, request):
+    def answer(self, request: Any) -> Any:
         x = self.backend.input(pb_utils.get_input_tensor_by_name(request, "PICTURE"), None)
         y = cv2.LUT(x, TABLE)
         return self.backend.response([self.backend.output("BRIGHTENED", y)])

@@ -1,3 +1,5 @@
+from typing import Any
+
 import torch
 import triton_python_backend_utils as pb_utils
 
@@ -5,13 +7,13 @@ from shm_backend_utils.model.triton import TritonBackend
 
 
 class TritonPythonModel:
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
         self.backend = TritonBackend()  # pb_utils' tensors to and from arrays, whatever NumPy there is; no session
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> list[Any]:
         return [self.answer(request) for request in requests]
 
-    def answer(self, request):
+    def answer(self, request: Any) -> Any:
         x = self.backend.input(pb_utils.get_input_tensor_by_name(request, "LOGITS"), None)
         y = torch.softmax(torch.from_numpy(x), dim=0).numpy()
         return self.backend.response([self.backend.output("PROBABILITIES", y)])

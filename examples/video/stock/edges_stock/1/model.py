@@ -1,3 +1,5 @@
+from typing import Any
+
 import cv2
 import triton_python_backend_utils as pb_utils
 
@@ -5,13 +7,13 @@ from shm_backend_utils.model.triton import TritonBackend
 
 
 class TritonPythonModel:
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
         self.backend = TritonBackend()  # pb_utils' tensors to and from arrays, whatever NumPy there is; no session
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> list[Any]:
         return [self.answer(request) for request in requests]
 
-    def answer(self, request):
+    def answer(self, request: Any) -> Any:
         x = self.backend.input(pb_utils.get_input_tensor_by_name(request, "FRAME"), None)
         y = cv2.Canny(cv2.cvtColor(x, cv2.COLOR_BGR2GRAY), 50, 150)
         return self.backend.response([self.backend.output("EDGES", y)])

@@ -1,3 +1,5 @@
+from typing import Any
+
 import cv2
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -8,13 +10,13 @@ SMALLEST = 100
 
 
 class TritonPythonModel:
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
         self.backend = TritonBackend()  # pb_utils' tensors to and from arrays, whatever NumPy there is; no session
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> list[Any]:
         return [self.answer(request) for request in requests]
 
-    def answer(self, request):
+    def answer(self, request: Any) -> Any:
         x = self.backend.input(pb_utils.get_input_tensor_by_name(request, "PICTURE"), None)
         _, bright = cv2.threshold(cv2.cvtColor(x, cv2.COLOR_BGR2GRAY), 0, 255, cv2.THRESH_BINARY | cv2.THRESH_OTSU)
         _, _, found, _ = cv2.connectedComponentsWithStats(bright)
