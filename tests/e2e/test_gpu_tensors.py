@@ -91,6 +91,7 @@ def test_a_prepared_call_grows_on_the_host_and_not_on_a_gpu(gpu: Gpu, to: int | 
                 assert content(result["Y"], to) == [2 * factor] * X.size
                 overflows.append(bool(result.overflowed))
         assert overflows == [True, to is not None, to is not None]
+    del x
     all_memory_comes_back(gpu.client)
     with gpu.client.prepare(MODEL, {"X": ON_THE_GPU}, outputs={"Y": 4000}, parameters={"deed": "double"}) as call:
         assert not call.infer().overflowed  # in memory of the same kind
