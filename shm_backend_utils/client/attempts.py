@@ -23,7 +23,7 @@ __all__ = ["finish", "repair", "send", "send_prepared"]
 _LOG: Final = logging.getLogger(__name__)
 _MOST_ATTEMPTS: Final = 3
 _REMEDY: Final = "later calls have room for as much; say it beforehand"
-_REMEDY_OF_PREPARED: Final = "the memory of a prepared call does not grow; prepare it anew, and say so"
+_REMEDY_OF_PREPARED: Final = "the next infer of this call has room for as much on the host; say it beforehand"
 _BUSY_PAUSE_S: Final = 0.005  # a refusal takes less than a millisecond
 
 
@@ -51,6 +51,8 @@ def send_prepared(core: Core, call: OpenCall, timeout_s: float) -> Steps[Result]
     That is a late request, while it is being refused, or the client's own doubt about it: no model is at work.
     """
     deadline = time.monotonic() + timeout_s
+    if call.exchange.lacking:
+        yield from core.opening.grow(call.settings._replace(deadline=deadline), call.known, call.exchange)
     refusal: InferenceError | None = None
     try:
         for attempt in range(1, _MOST_ATTEMPTS + 1):

@@ -251,7 +251,8 @@ class ShmClient(ServerMethods):
         Returns
         -------
         PreparedCall
-            With memory of its own until it is closed. Its arrays are not cleared.
+            With memory of its own until it is closed, and more of it once outputs of unknown size have found no room.
+            Its arrays are not cleared.
 
         Raises
         ------

@@ -9,7 +9,7 @@ from typing import Final
 from ..origin import Origin
 from .known_model import KnownModel
 
-__all__ = ["CopyWarning", "tell_overflow", "tell_path"]
+__all__ = ["CopyWarning", "tell_no_growth", "tell_overflow", "tell_path"]
 
 _COPIES: Final[Mapping[str, str]] = {
     "triton-shm": "which copies its inputs once and its outputs twice",
@@ -45,6 +45,18 @@ def tell_overflow(known: KnownModel, overflowed: Mapping[str, int], remedy: str,
                 f"memory, so it came back through Triton, which copies it; {remedy}: outputs={{{name!r}: {byte_size}}}",
                 origin,
             )
+
+
+def tell_no_growth(known: KnownModel, rooms: Mapping[str, int], origin: Origin) -> None:
+    """Warn that outputs of a prepared call go on to find too little room, as there is no memory to be had for them."""
+    if _is_news(known, "no memory to grow"):
+        _warn(
+            f"a prepared call of model {known.spec.name!r} has too little room for {', '.join(map(repr, rooms))}, and "
+            f"the pool has no {sum(rooms.values())} bytes now, so they come back through Triton, which copies them, "
+            "until it has; release results sooner, raise PoolOptions(max_bytes=...), or say beforehand: "
+            f"outputs={dict(rooms)}",
+            origin,
+        )
 
 
 def _is_news(known: KnownModel, what: str) -> bool:

@@ -26,10 +26,11 @@ from .inputs.devices import device_source
 from .inputs.sources import sources
 from .known_model import Catalog, KnownModel
 from .paths.choice import PathChooser
-from .paths.direct import DirectExchange, PreparedExchange
+from .paths.direct import DirectExchange
 from .paths.exchange import Exchange, is_answer
 from .paths.inline import InlineExchange
 from .paths.opening import Opening
+from .paths.prepared import PreparedExchange
 from .paths.triton_shm import Registrations
 from .settings import CallSettings
 from .stats import ClientStats, Tally

@@ -139,6 +139,9 @@ class PreparedCall(_Prepared):
     def infer(self, *, timeout_s: float | None = None) -> Result:
         """Run the model on what is in :attr:`inputs` now. May be called again; arrays of the last result change then.
 
+        An output that found no room, as one of unknown size may, came back through Triton. Before the next request the
+        call takes memory for as much, if there is some at once; its inputs stay where they are.
+
         Parameters
         ----------
         timeout_s : float, optional
@@ -147,8 +150,8 @@ class PreparedCall(_Prepared):
         Returns
         -------
         Result
-            Its arrays are views of this call's memory: the next :meth:`infer` writes over them. Copy what is to be
-            kept, by :meth:`Result.copy` for example.
+            Its arrays are views of this call's memory: the next :meth:`infer` writes over them, except for those that
+            it takes other memory for. Copy what is to be kept, by :meth:`Result.copy` for example.
 
         Raises
         ------
@@ -184,7 +187,7 @@ class AsyncPreparedCall(_Prepared):
         Returns
         -------
         Result
-            As of :meth:`PreparedCall.infer`: the next one writes over its arrays.
+            As of :meth:`PreparedCall.infer`: the next one may write over its arrays.
 
         Raises
         ------

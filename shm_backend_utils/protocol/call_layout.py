@@ -130,11 +130,11 @@ def obstacle_in_tensors(spec: ModelSpec) -> str | None:
 def _needed_of_record(spec: ModelSpec) -> int:
     """Return the bytes that a half of a record needs for any call of a model."""
     inputs, outputs = _length(spec.inputs.values()), _length(spec.outputs.values())
-    devices = _DEVICES * _CLAIM_LENGTH
-    return max(table.HEAD_LENGTH + inputs + outputs, results.results_length(results.NO_RESULTS) + outputs) + devices
+    further = _FURTHER_REGIONS * _CLAIM_LENGTH
+    return max(table.HEAD_LENGTH + inputs + outputs, results.results_length(results.NO_RESULTS) + outputs) + further
 
 
-_DEVICES: Final = 4  # as many further regions, and events, always find room
+_FURTHER_REGIONS: Final = 5  # as many, and events, always find room: those of four GPUs, and an annex
 _CLAIM_LENGTH: Final = 96
 _LONGEST_NAME: Final = 2**16 - 1
 

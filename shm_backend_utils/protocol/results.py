@@ -34,6 +34,7 @@ __all__ = [
     "broken_results",
     "decode",
     "encode",
+    "events_in",
     "results_length",
     "unused_memory",
 ]
@@ -44,6 +45,7 @@ _EVENT: Final = struct.Struct("<16s64s")
 _IN_RESPONSE: Final = 1
 _OUTPUTS: Final = tuple(struct.Struct(f"{TENSOR.format}{rank}Q") for rank in range(MAX_RANK + 1))
 _BEGIN: Final = _STAMPS.size + _HEAD.size
+_ANY_REGIONS: Final = (2**64,) * (1 + MAX_REGIONS)
 NO_RESULTS: Final = bytes(_HEAD.size)
 """The results of a call that failed."""
 
@@ -193,6 +195,17 @@ def decode(  # noqa: PLR0912  # one function for the loop: the client is called 
     except ValueError as error:
         raise broken_results(error) from None
     return Results(tuple(outputs.values()), events, completed)
+
+
+def events_in(data: bytes) -> tuple[Event, ...]:
+    """Return the events of results, wherever the outputs lie: the request's regions may be others by now.
+
+    Raises
+    ------
+    PeerError
+        They break the protocol.
+    """
+    return decode(data, _ANY_REGIONS).events
 
 
 def _event(uuid: bytes, handle: bytes) -> Event:

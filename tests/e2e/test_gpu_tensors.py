@@ -79,6 +79,24 @@ def test_every_client_sends_from_gpus_and_receives_there(every_gpu: Gpu, source:
         assert content(result["Y"], to) == (X * 2).tolist()
 
 
+@pytest.mark.parametrize("to", [None, 0])
+def test_a_prepared_call_grows_on_the_host_and_not_on_a_gpu(gpu: Gpu, to: int | None) -> None:
+    outputs: Any = {"Y": None if to is None else f"cuda:{to}"}
+    with gpu.client.prepare(MODEL, {"X": ON_THE_GPU}, outputs=outputs, parameters={"deed": "double"}) as call:
+        overflows = []
+        for factor in (1, 2, 3):
+            x: Any = call.inputs["X"]
+            x.fill(factor)
+            with call.infer() as result:
+                assert content(result["Y"], to) == [2 * factor] * X.size
+                overflows.append(bool(result.overflowed))
+        assert overflows == [True, to is not None, to is not None]
+    del x
+    all_memory_comes_back(gpu.client)
+    with gpu.client.prepare(MODEL, {"X": ON_THE_GPU}, outputs={"Y": 4000}, parameters={"deed": "double"}) as call:
+        assert not call.infer().overflowed  # in memory of the same kind
+
+
 def test_inputs_of_one_call_may_be_in_different_places(one_gpu: Gpu) -> None:
     rows = np.arange(16, dtype=np.float32).reshape(4, 4)
     on_the_gpu = (rows.shape, rows.dtype, "cuda:0")

@@ -118,10 +118,10 @@ def test_a_hint_does_not_matter_inline(any_client: AnyClient) -> None:
         np.testing.assert_array_equal(result["Y"], THRICE)
 
 
-def test_a_prepared_call_whose_output_finds_no_room_gives_it_each_time(any_client: AnyClient) -> None:
+def test_a_prepared_call_whose_output_finds_no_room_has_some_the_next_time(any_client: AnyClient) -> None:
     with any_client.prepare("repeat", {"X": ((5,), np.float32)}, outputs={"Y": 4}, parameters=TIMES) as call:
         for value in (1, 2):
             call.inputs["X"][:] = value
             with call.infer() as result:
-                assert result.overflowed == {"Y": THRICE.nbytes}
+                assert result.overflowed == ({"Y": THRICE.nbytes} if value == 1 else {})
                 assert result["Y"].tolist() == [value] * 15

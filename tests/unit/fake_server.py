@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.protocol import layout, results, table
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address, parse_generation
+from shm_backend_utils.protocol.claims import LentRegionClaim
 from shm_backend_utils.protocol.refusals import refusal
 from shm_backend_utils.protocol.results import NO_RESULTS, OutputPlace
 from shm_backend_utils.protocol.spans import OutputSpan, Table, frame_number
@@ -186,7 +187,7 @@ class FakeServer:
                 if index >= ring.frames:
                     self._wait_for(frame, frame_number(generation, index - ring.frames))
                 rooms = ring.outputs(contents.outputs, place)
-                written, travelling = _written(region, rooms, outputs)
+                written, travelling = _written(self._with_further(region, contents), rooms, outputs)
                 frame.complete(frame_number(generation, index), results.encode(written))
                 yield travelling
         finally:
@@ -246,7 +247,7 @@ class FakeServer:
                 outputs = self.compute(order, self._inputs(region, contents))
                 rooms = contents.outputs
                 wanted = outputs if order.outputs is None else {name: outputs[name] for name in order.outputs}
-                written, travelling = _written(region, rooms, wanted)
+                written, travelling = _written(self._with_further(region, contents), rooms, wanted)
                 encoded = results.encode(written)
             finally:
                 record.complete(generation, encoded)
@@ -262,6 +263,12 @@ class FakeServer:
             if key not in self._mapped:
                 self._mapped[key] = ManagedRegion.open(key, token, "region")
             return self._mapped[key]
+
+    def _with_further(self, own: ManagedRegion, contents: Table) -> list[ManagedRegion]:
+        """Return all regions of a request, those that its table names included."""
+        lent = [claim for claim in contents.regions if isinstance(claim, LentRegionClaim)]
+        assert len(lent) == len(contents.regions)
+        return [own, *[self._region(claim.key, claim.token) for claim in lent]]
 
     def _inputs(self, region: ManagedRegion, contents: Table) -> Arrays:
         memory = region.bytes()
@@ -304,10 +311,9 @@ class FakeServer:
 
 
 def _written(
-    region: ManagedRegion, rooms: Mapping[str, OutputSpan], outputs: Arrays
+    regions: Sequence[ManagedRegion], rooms: Mapping[str, OutputSpan], outputs: Arrays
 ) -> tuple[list[OutputPlace], Arrays]:
     """Write outputs to their rooms; return where they are, and those that found none."""
-    memory = region.bytes()
     places, travelling = [], {}
     for name, array in outputs.items():
         dtype = dtypes.from_numpy(array.dtype, name)
@@ -321,7 +327,7 @@ def _written(
             travelling[name] = data if dtype is BYTES else array
             places.append(OutputPlace(name, dtype, array.shape, 0, 0, 0, is_in_response=True))
             continue
-        memory[room.offset : room.offset + data.nbytes] = data
+        regions[room.region].bytes()[room.offset : room.offset + data.nbytes] = data
         places.append(
             OutputPlace(name, dtype, array.shape, room.region, room.offset, data.nbytes, is_in_response=False)
         )

@@ -80,14 +80,14 @@ def test_an_output_that_finds_no_room_is_told_once_with_its_size(client: ShmClie
     )
 
 
-def test_an_output_of_a_prepared_call_that_finds_no_room_is_told_to_prepare_anew(
+def test_an_output_of_a_prepared_call_that_finds_no_room_is_told_that_the_next_does(
     client: ShmClient, told: list[Any]
 ) -> None:
     with client.prepare("m", {"IN0": (X.shape, X.dtype)}) as call:
-        call.infer()
-        call.infer()
+        assert call.infer().overflowed
+        assert not call.infer().overflowed
     (warning,) = told
-    assert "the memory of a prepared call does not grow; prepare it anew" in str(warning.message)
+    assert "the next infer of this call has room for as much on the host; say it beforehand" in str(warning.message)
 
 
 def test_another_configuration_is_told_of_anew(server: FakeServer, client: ShmClient, told: list[Any]) -> None:

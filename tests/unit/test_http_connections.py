@@ -163,6 +163,15 @@ def test_a_large_answer_comes_whole() -> None:
         assert get(connections).body == body
 
 
+def test_a_connection_is_used_again_after_a_large_answer() -> None:
+    with connections_to(
+        lambda stream: stream.sendall(OK + b"Content-Length: 8388608\r\n\r\n" + bytes(8 << 20))
+    ) as made:
+        peer, connections = made
+        assert [len(get(connections).body) for _ in range(2)] == [8 << 20] * 2
+        assert peer.accepted == 1
+
+
 def test_an_answer_in_chunks_comes_whole() -> None:
     def answer(stream: socket.socket) -> None:
         stream.sendall(OK + b"Transfer-Encoding: chunked\r\n\r\n")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
-from ...errors import ClosedError, PeerError, SlotInDoubtError, TensorError
+from ...errors import ClosedError, PeerError, SlotInDoubtError
 from ...memory.cuda.bank import DeviceMemory
 from ...memory.cuda.events import EventListener
 from ...memory.pool.slot import Slot, SlotRegion
@@ -33,9 +33,10 @@ from ..result import Result
 from ..steps import Pause, Send, Steps
 from ..transports.messages import Codec, OutputTensor, Request
 from .exchange import Exchange, batch_carrier, is_answer, missing_output
+from .further import FurtherMemory
 from .inline import no_strings, source_of
 
-__all__ = ["DirectExchange", "PreparedExchange", "result_of", "wait_for_models"]
+__all__ = ["DirectExchange", "result_of", "still_at_work", "wait_for_models"]
 
 Memory = npt.NDArray[np.uint8]
 
@@ -94,6 +95,7 @@ class DirectExchange(Exchange):
             ]
             self._byte_sizes += [claim.byte_size for claim in claims]
             self._table = Table(layout.table.inputs, layout.table.outputs, tuple(claims), layout.table.ring)
+        self._further: Sequence[FurtherMemory] = self._devices
 
     def arrays(self) -> dict[str, Any]:
         memory, inputs = self._memory, self._table.inputs
@@ -136,7 +138,8 @@ class DirectExchange(Exchange):
             yield from self._take_back(time.monotonic() + timeout_s)
         for device in self._devices:
             device.finish_writing()
-        memory = self._memory  # keeps the slot until there is an answer, whoever closes the exchange meanwhile
+        # They keep the slot, and more, until there is an answer, whoever closes the exchange meanwhile.
+        memory, further = self._memory, self._further
         slot.is_in_doubt = True
         generation = slot.begin(encode(self._table))
         try:
@@ -158,7 +161,7 @@ class DirectExchange(Exchange):
                 if name not in names:
                     raise missing_output(spec.name, name)
             response = functools.partial(self._codec.result, answer)
-            result = result_of(outputs, memory, self._devices, response, self._input_bytes)
+            result = result_of(outputs, memory, further, response, self._input_bytes)
         except BaseException as error:
             # A model that has completed the slot may have left the rest to a GPU: its events were not looked at.
             slot.is_in_doubt = bool(self._devices) or not slot.is_completed
@@ -183,13 +186,10 @@ class DirectExchange(Exchange):
     def _take_back(self, deadline: float) -> Steps[None]:
         """Make sure that no model is at work in the slot, after a request that got no answer."""
         if not self._slot.reclaim():
-            raise SlotInDoubtError(
-                "a request of this call got no answer, and a model is still executing it in this call's memory; infer "
-                "again later, or prepare another call"
-            )
+            raise still_at_work()
         if self._devices:  # a model that has ended may have left the rest to its GPU, and said so by events
             self._slot.is_in_doubt = True  # a wait that is broken off leaves the doubt: the next request waits again
-            events = results.decode(self._slot.copy_results(), self._byte_sizes).events
+            events = results.events_in(self._slot.copy_results())
             yield from wait_for_models(self._devices[0].listener, events, deadline)
             self._slot.is_in_doubt = False
 
@@ -204,6 +204,14 @@ class DirectExchange(Exchange):
             self._region.is_spoiled = True
             message = f"{error.message()}; this call's memory is lost: prepare another call"
             raise MemoryRefusedError(message, error.status()) from None
+
+
+def still_at_work() -> SlotInDoubtError:
+    """Return the error for a call whose memory a model uses for an earlier request."""
+    return SlotInDoubtError(
+        "a request of this call got no answer, and a model is still executing it in this call's memory; infer "
+        "again later, or prepare another call"
+    )
 
 
 def wait_for_models(listener: EventListener, events: Sequence[Event], deadline: float) -> Steps[None]:
@@ -221,44 +229,10 @@ def wait_for_models(listener: EventListener, events: Sequence[Event], deadline: 
             yield Pause(_GPU_ROUND_S)
 
 
-class PreparedExchange(DirectExchange):
-    """One whose inputs the user fills. Strings are objects there, and become bytes with each request."""
-
-    is_kept = True
-
-    _filled: Mapping[str, Any] | None = None
-
-    def arrays(self) -> dict[str, Any]:
-        if self._filled is None:
-            self._filled = super().arrays()
-        return dict(self._filled)
-
-    def send(self, timeout_s: float) -> Steps[Result]:
-        self._check_is_open()
-        for name, span in self._table.inputs.items():
-            if span.dtype is BYTES:
-                self._write_strings(name, span)
-        return (yield from super().send(timeout_s))
-
-    def close(self) -> None:
-        super().close()
-        self._filled = {}
-
-    def _write_strings(self, name: str, span: InputSpan) -> None:
-        encoded = Strings.of(name, self.arrays()[name]).encoded
-        if encoded.nbytes > span.byte_size:
-            raise TensorError(
-                name,
-                f"the strings of input {name!r} take {encoded.nbytes} bytes, but the call was prepared for "
-                f"{span.byte_size}; describe them as (shape, 'S100') if 100 is the length of the longest",
-            )
-        self._memory[span.offset : span.offset + encoded.nbytes] = encoded
-
-
 def result_of(
     places: Sequence[results.OutputPlace],
     memory: Memory,
-    devices: Sequence[DeviceMemory],
+    further: Sequence[FurtherMemory],
     response: Callable[[], Any],
     bytes_avoided: int = 0,
 ) -> Result:
@@ -270,8 +244,8 @@ def result_of(
         Where the model left them.
     memory : numpy.ndarray of uint8
         The slot's whole region; the arrays keep it.
-    devices : sequence of DeviceMemory
-        The call's further regions.
+    further : sequence of FurtherMemory
+        The request's further regions, in the table's order.
     response : callable
         Returns tritonclient's result, which holds those that came back through Triton.
     bytes_avoided : int
@@ -293,10 +267,12 @@ def result_of(
                 overflowed[name] = array.nbytes
                 if dtype is BYTES:
                     array = _strings(name, array, shape)
+            elif dtype is BYTES and region:
+                array = _strings(name, further[region - 1].array_at(memory, offset, _BYTE, (byte_size,)), shape)
             elif dtype is BYTES:
                 array = _strings(name, memory[offset : offset + byte_size], shape)
             elif region:
-                array = devices[region - 1].array_at(memory, offset, dtype.numpy, shape)
+                array = further[region - 1].array_at(memory, offset, dtype.numpy, shape)
             else:
                 array = np.ndarray(shape, dtype.numpy, memory, offset)
         except ValueError as error:  # TensorError is one; or more dimensions, or larger ones, than NumPy has
@@ -309,4 +285,6 @@ def result_of(
 def _strings(name: str, encoded: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
     if encoded.dtype != _BYTE:
         raise broken_results(f"{name} as {encoded.dtype}")
+    if is_on_device(encoded):
+        raise broken_results(f"{name}, which are strings, on a GPU")
     return Strings.encoded_as(name, encoded, shape).numpy()

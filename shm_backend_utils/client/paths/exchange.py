@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ class Exchange(ABC):
     layout : CallLayout
     options : RequestOptions
     is_closed : bool
+    lacking : mapping of str to int
+        Outputs that found no room in the last request, with their sizes, where the next one might give them some.
     """
 
     path: str
@@ -40,6 +43,7 @@ class Exchange(ABC):
     layout: CallLayout
     options: RequestOptions
     is_closed = False
+    lacking: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod
     def arrays(self) -> dict[str, Any]:

@@ -12,16 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
-from ...errors import BudgetError, NoSharedMemoryError, PeerError, PoolExhaustedError
+from ...errors import BudgetError, MachineError, NoSharedMemoryError, PeerError, PoolExhaustedError
 from ...memory.cuda.bank import ShortOfMemoryError, rounded_up
 from ...memory.pool.need import Need
 from ...memory.pool.rows import Row, RowBlocks
 from ...memory.pool.slot import SlotRegion
 from ...memory.pool.tickets import Ticket
 from ...protocol import results
-from ...protocol.call_layout import AnyInput, CallInput, CallLayout, rows_of
+from ...protocol.call_layout import AnyInput, CallInput, CallLayout, aligned, rows_of
 from ...protocol.layout import data_offset
 from ..client_memory import ClientMemory
+from ..copies import tell_no_growth
 from ..errors import DeadlineExceededError, PathUnavailableError
 from ..known_model import KnownModel
 from ..settings import CallSettings
@@ -30,7 +31,9 @@ from ..transports.messages import Codec
 from .choice import PathChooser
 from .direct import DirectExchange, wait_for_models
 from .exchange import Exchange
+from .further import HostMemory
 from .inline import InlineExchange
+from .prepared import PreparedExchange
 from .staging import StagedExchange
 from .triton_shm import RegisteredExchange, Registrations
 
@@ -156,6 +159,27 @@ class Opening:
             yield from self._wait(settings, self._pool.request(need, settings.origin))
         )
 
+    def grow(self, settings: CallSettings, known: KnownModel, exchange: Exchange) -> Steps[None]:
+        """Give a prepared call room for the outputs that found none, if there is memory for that now.
+
+        Parameters
+        ----------
+        settings : CallSettings
+            The call's, with the deadline of its next request.
+        known : KnownModel
+            Its model.
+        exchange : Exchange
+            The call's own.
+        """
+        assert isinstance(exchange, PreparedExchange)
+        rooms = exchange.rooms(known.learned)
+        need = Need(sum(map(aligned, rooms.values())), 1, known.record_byte_size)
+        taken = yield from self._at_once(settings, need)
+        if taken is None:
+            tell_no_growth(known, rooms, settings.origin)
+        else:
+            exchange.extend(HostMemory(*taken), rooms)
+
     def _registered(
         self,
         settings: CallSettings,
@@ -229,13 +253,10 @@ class Opening:
         if taken is not None:
             return taken
         try:
-            ticket = self._pool.request(need, settings.origin)
-            if ticket.granted.done():
-                return (yield from self._wait(settings, ticket))
-        except (BudgetError, NoSharedMemoryError):
+            ticket = self._pool.request_at_once(need, settings.origin)
+            return None if ticket is None else (yield from self._wait(settings, ticket))
+        except (BudgetError, MachineError):
             return None
-        self._pool.withdraw(ticket)
-        return None
 
     def _wait(self, settings: CallSettings, ticket: Ticket) -> Steps[tuple[SlotRegion, Memory]]:
         try:
@@ -287,9 +308,8 @@ class Opening:
     def _wait_for_models(self, settings: CallSettings, region: SlotRegion) -> Steps[None]:
         """Wait until no model's GPU works in a region any more: models may leave that to their clients."""
         held: list[Any] = list(region.device_memory.values())
-        sizes = [region.byte_size, *[each.allocation.byte_size for each in held]]
         used = [slot for slot in region.slots if slot.generation]
-        events = [event for slot in used for event in results.decode(slot.copy_results(), sizes).events]
+        events = [event for slot in used for event in results.events_in(slot.copy_results())]
         if events:
             yield from wait_for_models(held[0].listener, events, settings.deadline)
 

@@ -200,11 +200,12 @@ class Inventory:
 
     def forsake(self) -> None:
         """Forget every region, in a forked child: they are the parent's."""
-        for region in self._kinds:
-            region.forsake()
-        self._kinds.clear()
+        regions = list(self._kinds)
+        self._kinds.clear()  # first: what is given back meanwhile is not looked after here
         self.shelves.clear()
         self.quarantined.clear()
+        for region in regions:
+            region.forsake()
 
     def take_unregistered(self) -> list[str]:
         """Return the keys of registered regions that were destroyed since the last time: to be unregistered."""

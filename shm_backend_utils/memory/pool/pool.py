@@ -90,6 +90,24 @@ class SlotPool(HoldingPool):
             raise
         return ticket
 
+    def request_at_once(self, need: Need, holder: object) -> Ticket | None:
+        """Ask for a region, and wait for none: the ticket is granted, or there is none; raises as :meth:`request`."""
+        ticket = Ticket(need, self._size_for(need), holder, concurrent.futures.Future())
+        try:
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("this client")
+                self._tickets.waiting.append(ticket)
+                self._serve()
+                is_granted = ticket.granted.done()
+                if not is_granted:
+                    self._tickets.withdraw(ticket)
+            self._settle()
+        except BaseException:  # an interrupt: the caller has no ticket to give up
+            self.withdraw(ticket)
+            raise
+        return ticket if is_granted else None
+
     def redeem(self, ticket: Ticket, deadline: float = math.inf) -> tuple[SlotRegion, Memory]:
         """Return the region of a granted ticket, which may have to be made, and its memory.
 

@@ -30,9 +30,12 @@ class Slot:
         Of the request that was sent last; 0 before the first.
     is_in_doubt : bool
         Whether a request got no answer, so that a model may be executing it, or may begin to.
+    annex : object
+        Memory in another region that such a request may use as well. It is kept until the request is known to be over:
+        a late one would be executed, and write there too.
     """
 
-    __slots__ = ("_record", "_region", "address_pattern", "generation", "index", "is_in_doubt")
+    __slots__ = ("_record", "_region", "address_pattern", "annex", "generation", "index", "is_in_doubt")
 
     def __init__(self, region: ManagedRegion, index: int) -> None:
         self._region = region
@@ -42,6 +45,7 @@ class Slot:
         self.index = index
         self.generation = 0
         self.is_in_doubt = False
+        self.annex: object = None
 
     @property
     def record(self) -> SlotRecord:
@@ -93,6 +97,7 @@ class Slot:
         finally:
             lease.give_back()
         self.is_in_doubt = False
+        self.annex = None
         return True
 
     def give_up(self) -> None:
@@ -113,6 +118,7 @@ class Slot:
     def forget(self) -> None:
         """Let go of the memory, when the region is destroyed."""
         self._record = None
+        self.annex = None
 
 
 class SlotRegion:

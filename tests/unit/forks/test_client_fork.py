@@ -127,6 +127,31 @@ PROGRAMS = {
             assert (call.infer()["OUT0"] == 2 * X).all()
             call.close()
     """,
+    "a prepared call that has grown, and another one that is in doubt, die there": """
+        from shm_backend_utils.client.errors import deadline_exceeded
+        calls = [client.prepare("m", {"IN0": ((6,), np.float32)}, outputs={"OUT0": 4}) for _ in range(2)]
+        for call in calls:
+            call.inputs["IN0"][:] = X
+            assert [bool(call.infer().overflowed) for _ in range(2)] == [True, False]
+        def lose(order):
+            raise deadline_exceeded()
+        server.before = lose
+        try:
+            calls[1].infer()
+        except TimeoutError:
+            pass
+        server.before = lambda order: None
+        def work():
+            for call in calls:
+                refused(call.infer)
+            call = None
+            calls.clear()
+        harmless(work)
+        for call in calls:
+            assert (call.infer()["OUT0"] == 2 * X).all()
+            call.close()
+        call = None
+    """,
     "a result dies there without harm": """
         results = [client.infer("m", {"IN0": X}, path=path) for path in ("direct", "triton-shm", "inline")]
         views = [result["OUT0"][2:4] for result in results]

@@ -159,4 +159,5 @@ def _read(response: HTTPResponse) -> bytes:
         pieces.append(piece)
     if response.length:  # read1 takes what there is for all
         raise IncompleteRead(b"", response.length)
+    response.close()  # which read1 forgets before Python 3.11.8, and then the connection takes no other request
     return b"".join(pieces)

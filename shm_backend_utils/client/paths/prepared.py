@@ -1,0 +1,136 @@
+"""A call on the direct path that the user fills and makes again and again; its room for outputs grows as they do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from ...dtypes import BYTES
+from ...errors import TensorError
+from ...protocol.call_layout import aligned
+from ...protocol.refusals import code_in
+from ...protocol.spans import InputSpan, OutputSpan, Table
+from ...tensors.strings import Strings
+from ..errors import InferenceError
+from ..result import Result
+from ..settings import left_until
+from ..steps import Steps
+from .direct import DirectExchange, still_at_work
+from .further import FurtherMemory, HostMemory
+
+__all__ = ["PreparedExchange"]
+
+_NONE: Final[Mapping[str, int]] = MappingProxyType({})
+_GONE: Final = "shm:gone"
+_NOT_MAPPED: Final = frozenset({_GONE, "shm:refused", "shm:machine"})
+
+
+class PreparedExchange(DirectExchange):
+    """One whose inputs the user fills. Strings are objects there, and become bytes with each request.
+
+    The user has arrays over the inputs, so they stay where they are. Outputs that found no room get some in a second
+    region, the annex, which the table names as one that is lent.
+    """
+
+    is_kept = True
+
+    _filled: Mapping[str, Any] | None = None
+    _annex: HostMemory | None = None
+    _rooms: Mapping[str, int] = {}  # none yet; never changed
+    _grows = True
+
+    def arrays(self) -> dict[str, Any]:
+        if self._filled is None:
+            self._filled = super().arrays()
+        return dict(self._filled)
+
+    def send(self, timeout_s: float) -> Steps[Result]:
+        self._check_is_open()
+        for name, span in self._table.inputs.items():
+            if span.dtype is BYTES:
+                self._write_strings(name, span)
+        annex = self._annex
+        result = yield from (super().send(timeout_s) if annex is None else self._send_with(annex, timeout_s))
+        if (result.overflowed or self.lacking) and self._grows:
+            rooms = self.layout.table.outputs
+            on_host = {name for name, room in rooms.items() if not room.region}
+            self.lacking = {name: size for name, size in result.overflowed.items() if name in on_host}
+        return result
+
+    def rooms(self, learned: Mapping[str, int]) -> dict[str, int]:
+        """Return how many bytes of an annex outputs should have; ``learned`` is what they need for each row."""
+        rows = self.layout.batch_size or 1
+        return {name: max(size, learned.get(name, 0) * rows) for name, size in {**self._rooms, **self.lacking}.items()}
+
+    def extend(self, annex: HostMemory, rooms: Mapping[str, int]) -> None:
+        """Have an annex instead of the one before, with so many bytes for these outputs."""
+        self._use(annex, rooms)
+        self.lacking = _NONE
+        if self.is_closed:  # meanwhile
+            self.close()
+
+    def close(self) -> None:
+        super().close()
+        self._filled = {}
+        self.lacking = _NONE
+        self._annex, self._further = None, self._devices
+
+    def _send_with(self, annex: HostMemory, timeout_s: float) -> Steps[Result]:
+        deadline = time.monotonic() + timeout_s
+        slot, fence = self._slot, annex.region.slots[0]
+        if slot.is_in_doubt:
+            yield from self._take_back(deadline)
+        slot.annex, fence.is_in_doubt = annex.memory, True
+        try:
+            return (yield from super().send(left_until(deadline)))
+        except InferenceError as error:
+            code = code_in(str(error))
+            if code not in _NOT_MAPPED or not self.did_not_start(error):
+                raise
+            self._grows = code == _GONE
+        finally:
+            if not slot.is_in_doubt:
+                slot.annex, fence.is_in_doubt = None, False
+        annex.region.is_spoiled = True
+        self._use(None, {})
+        return (yield from super().send(left_until(deadline)))
+
+    def _take_back(self, deadline: float) -> Steps[None]:
+        yield from super()._take_back(deadline)
+        annex = self._annex
+        if annex is not None and not annex.region.reclaim():
+            self._slot.is_in_doubt = True  # the next request looks again
+            raise still_at_work()
+
+    def _check_memory_was_opened(self, error: InferenceError) -> None:
+        if self._annex is None:  # else nobody knows which memory it was: the request goes out again without the annex
+            super()._check_memory_was_opened(error)
+
+    def _use(self, annex: HostMemory | None, rooms: Mapping[str, int]) -> None:
+        """Lay the outputs out anew."""
+        inputs, outputs, _, ring = self.layout.table
+        count = len(self._devices)
+        claims, outputs = self._table.regions[:count], dict(outputs)
+        further: Sequence[FurtherMemory] = self._devices
+        sizes = self._byte_sizes[: 1 + count]
+        if annex is not None:
+            claims = (*claims, annex.claim)
+            further, sizes = (*further, annex), [*sizes, annex.region.byte_size]
+            offset = annex.region.data_offset
+            for name, byte_size in rooms.items():
+                outputs[name] = OutputSpan(count + 1, offset, byte_size)
+                offset = aligned(offset + byte_size)
+        self._table, self._byte_sizes = Table(inputs, outputs, claims, ring), sizes
+        self._further, self._annex, self._rooms = further, annex, rooms
+
+    def _write_strings(self, name: str, span: InputSpan) -> None:
+        encoded = Strings.of(name, self.arrays()[name]).encoded
+        if encoded.nbytes > span.byte_size:
+            raise TensorError(
+                name,
+                f"the strings of input {name!r} take {encoded.nbytes} bytes, but the call was prepared for "
+                f"{span.byte_size}; describe them as (shape, 'S100') if 100 is the length of the longest",
+            )
+        self._memory[span.offset : span.offset + encoded.nbytes] = encoded

@@ -1,0 +1,261 @@
+"""Prepared calls whose outputs have sizes that nobody knows: from the second response on they lie in shared memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils.client import CopyWarning, DeadlineExceededError, PoolOptions, Result, ShmClient
+from shm_backend_utils.errors import SlotInDoubtError
+from shm_backend_utils.server import EmbeddedServer
+
+from .eventually import all_memory_comes_back, eventually
+from .flavours import AnyClient
+from .mapped import lies_in_shared_memory
+
+INPUTS = {"COUNT_AND_DELAY_US": ((2,), np.int64)}
+DELAY_US = 500_000
+
+
+def count_to(call: Any, count: int, delay_us: int = 0, **named: Any) -> Result:
+    call.inputs["COUNT_AND_DELAY_US"][:] = count, delay_us
+    result: Result = call.infer(**named)
+    return result
+
+
+def numbers(count: int) -> list[int]:
+    return list(range(count))
+
+
+def words(count: int) -> list[bytes]:
+    return [str(number).encode() for number in range(count)]
+
+
+def is_right(result: Result, count: int) -> bool:
+    return (result["NUMBERS"].tolist(), result["WORDS"].tolist()) == (numbers(count), words(count))
+
+
+@pytest.fixture
+def grpc_client(triton_server: EmbeddedServer) -> Any:
+    with ShmClient(triton_server.grpc_url, timeout_s=30) as client:
+        yield client
+
+
+def test_outputs_that_found_no_room_have_some_the_next_time(any_client: AnyClient) -> None:
+    with any_client.prepare("counting", INPUTS) as call:
+        first = count_to(call, 1000)
+        assert first.overflowed.keys() == {"NUMBERS", "WORDS"}
+        assert is_right(first, 1000)
+        second = count_to(call, 1000)
+        assert second.overflowed == {}
+        assert lies_in_shared_memory(second["NUMBERS"])
+        assert second.bytes_avoided > 4000
+        assert is_right(second, 1000)
+
+
+def test_the_inputs_stay_where_they_are(any_client: AnyClient) -> None:
+    with any_client.prepare("counting", INPUTS) as call:
+        before = call.inputs["COUNT_AND_DELAY_US"]
+        for count in (10, 10, 10_000, 10_000):
+            before[:] = count, 0
+            assert is_right(call.infer(), count)
+        assert call.inputs["COUNT_AND_DELAY_US"] is before
+
+
+def test_sizes_that_grow_again_and_shrink(any_client: AnyClient) -> None:
+    with any_client.prepare("counting", INPUTS) as call:
+        overflows = []
+        for count in (100, 100, 10_000, 10_000, 1_000_000, 1_000_000, 5, 0, 10_000, 1_000_000):
+            with count_to(call, count, timeout_s=60) as result:
+                assert is_right(result, count)
+                overflows.append(bool(result.overflowed))
+    assert overflows == [True, False, True, False, True] + [False] * 5
+
+
+def test_an_array_of_an_earlier_result_keeps_its_memory_when_the_call_grows(any_client: AnyClient) -> None:
+    with any_client.prepare("counting", INPUTS) as call:
+        kept = []
+        for count in (100, 100, 10_000, 10_000, 100_000, 100_000):
+            kept.append((count, count_to(call, count)["NUMBERS"]))
+        for count, array in kept:
+            assert array.tolist() == numbers(count)
+    for count, array in kept:
+        assert array.tolist() == numbers(count)
+    del kept, array
+    all_memory_comes_back(any_client)
+
+
+def test_a_hint_that_was_too_small_is_learned_from_too(any_client: AnyClient) -> None:
+    with any_client.prepare("counting", INPUTS, outputs={"NUMBERS": 4}) as call:
+        assert count_to(call, 100).overflowed == {"NUMBERS": 400}
+        result = count_to(call, 100)
+        assert result.overflowed == {}
+        assert result["NUMBERS"].tolist() == numbers(100)
+
+
+@pytest.mark.parametrize("path", ["triton-shm", "inline"])
+def test_on_other_paths_an_output_of_unknown_size_comes_back_as_ever(any_client: AnyClient, path: Any) -> None:
+    with any_client.prepare("counting", INPUTS, outputs=["NUMBERS"], path=path) as call:
+        for count in (10, 1000, 5):
+            assert count_to(call, count)["NUMBERS"].tolist() == numbers(count)
+
+
+def test_without_memory_to_grow_outputs_go_on_to_come_back_and_it_is_said(triton_server: EmbeddedServer) -> None:
+    with (
+        ShmClient(triton_server.grpc_url, timeout_s=30, pool=PoolOptions(max_bytes=64 * 1024)) as client,
+        warnings.catch_warnings(record=True) as told,
+    ):
+        warnings.simplefilter("always")
+        with client.prepare("counting", INPUTS) as call:
+            for _ in range(3):
+                result = count_to(call, 100_000)
+                assert result.overflowed.keys() == {"NUMBERS", "WORDS"}
+                assert is_right(result, 100_000)
+            result = count_to(call, 10)
+            assert is_right(result, 10)
+            assert client.stats().slot_waits == 0
+    texts = [str(each.message) for each in told if each.category is CopyWarning]
+    assert len(texts) == 3
+    assert "PoolOptions(max_bytes=...)" in texts[2]
+
+
+@pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
+def test_a_call_grows_as_soon_as_there_is_memory(triton_server: EmbeddedServer) -> None:
+    with (
+        ShmClient(triton_server.grpc_url, timeout_s=30, pool=PoolOptions(max_bytes=2**20)) as client,
+        client.prepare("counting", INPUTS, outputs=["NUMBERS"]) as call,
+    ):
+        in_the_way = client.prepare("counting", INPUTS, outputs={"NUMBERS": 700_000})
+        assert count_to(call, 100_000).overflowed
+        assert count_to(call, 100_000).overflowed
+        in_the_way.close()
+        result = count_to(call, 100_000)
+        assert not result.overflowed
+        assert result["NUMBERS"].tolist() == numbers(100_000)
+
+
+def test_a_late_request_keeps_both_regions_until_it_is_over(grpc_client: ShmClient) -> None:
+    with grpc_client.prepare("counting", INPUTS, outputs=["NUMBERS"]) as call:
+        for _ in range(2):
+            count_to(call, 1000).release()
+        with pytest.raises(DeadlineExceededError):
+            count_to(call, 1000, DELAY_US, timeout_s=0.1)
+        with pytest.raises(SlotInDoubtError):
+            count_to(call, 1000)
+
+        def again() -> bool:
+            try:
+                result = count_to(call, 500)
+            except SlotInDoubtError:
+                return False
+            assert result["NUMBERS"].tolist() == numbers(500)
+            return not result.overflowed
+
+        eventually(again)
+    all_memory_comes_back(grpc_client)
+
+
+def test_a_call_that_is_closed_in_doubt_gives_no_memory_to_others_before_it_is_over(grpc_client: ShmClient) -> None:
+    with grpc_client.prepare("counting", INPUTS, outputs=["NUMBERS"]) as call:
+        for _ in range(2):
+            count_to(call, 1000).release()
+        with pytest.raises(DeadlineExceededError):
+            count_to(call, 1000, DELAY_US, timeout_s=0.1)
+    begin = time.monotonic()
+    while time.monotonic() < begin + 2e-6 * DELAY_US:  # others take what is free, and look whether it changes
+        with grpc_client.infer("counting", {"COUNT_AND_DELAY_US": np.array([1000, 1000])}) as result:
+            assert is_right(result, 1000)
+            before = result["NUMBERS"].copy()
+            time.sleep(0.01)
+            np.testing.assert_array_equal(result["NUMBERS"], before)
+    all_memory_comes_back(grpc_client)
+
+
+def test_rounds_of_late_requests_give_not_one_wrong_byte(triton_server: EmbeddedServer) -> None:
+    given_up = 0
+    with ShmClient(f"http://{triton_server.http_url}", timeout_s=30) as client:
+        for round_number in range(300):
+            with client.prepare("counting", INPUTS, outputs=["NUMBERS"]) as call:
+                for _ in range(2):
+                    count_to(call, 300 + round_number).release()
+                try:
+                    count_to(call, 300, 3000, timeout_s=0.002)
+                except DeadlineExceededError:
+                    given_up += 1
+            with client.prepare("counting", INPUTS, outputs={"NUMBERS": 4000}) as call:
+                result = count_to(call, 700, 100)
+                assert result["NUMBERS"].tolist() == numbers(700)
+                kept = result["NUMBERS"].copy()
+                time.sleep(0.002)
+                np.testing.assert_array_equal(result["NUMBERS"], kept)
+            del result
+        assert given_up > 100
+        all_memory_comes_back(client)
+
+
+def shared_objects() -> set[str]:
+    return {each.name for each in Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*")}
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("how", ["call first", "client first", "client alone", "in doubt", "array kept"])
+def test_closing_leaves_nothing(triton_server: EmbeddedServer, how: str) -> None:
+    before, descriptors = shared_objects(), open_descriptors()
+    kept: list[npt.NDArray[Any]] = []
+    for _ in range(2):
+        client = ShmClient(f"http://{triton_server.http_url}", timeout_s=30)
+        call = client.prepare("counting", INPUTS, outputs=["NUMBERS"])
+        for count in (1000, 1000, 10_000, 10_000):
+            result = count_to(call, count)
+        if how == "in doubt":
+            with pytest.raises(DeadlineExceededError):
+                count_to(call, 1000, 20_000, timeout_s=0.005)
+        if how == "array kept":
+            kept.append(result["NUMBERS"])
+        if how in ("call first", "in doubt"):
+            call.close()
+        del result
+        client.close()
+        if how != "client alone":
+            call.close()
+        del call, client
+    assert shared_objects() == before
+    assert [array.tolist() == numbers(10_000) for array in kept] == [True] * len(kept)
+    kept.clear()
+    assert open_descriptors() <= descriptors
+
+
+def test_a_region_that_was_removed_is_done_without_and_replaced(grpc_client: ShmClient) -> None:
+    before = shared_objects()
+    with grpc_client.prepare("counting", INPUTS, outputs=["NUMBERS"]) as call:
+        own = shared_objects() - before
+        count_to(call, 1000).release()
+        count_to(call, 1000).release()
+        (annex,) = shared_objects() - before - own
+        (Path("/dev/shm") / annex).unlink()
+        assert [bool(count_to(call, 1000).overflowed) for _ in range(3)] == [True, False, False]
+        assert count_to(call, 1000)["NUMBERS"].tolist() == numbers(1000)
+
+
+def test_another_model_writes_to_memory_that_the_call_has_grown_by(grpc_client: ShmClient) -> None:
+    named: Any = {"parameters": {"way": "forward_into"}}
+    with grpc_client.prepare("delegate", {"X": ((1000,), np.float32)}, **named) as call:
+        for value in (1, 2, 3):
+            call.inputs["X"][:] = value
+            result = call.infer()
+            assert bool(result.overflowed) == (value == 1)
+            assert result["Y"].tolist() == [value] * 1000
+            told = json.loads(result["FACTS"].tobytes())
+        assert told["path"] == "direct"
+        assert told["is_target"]

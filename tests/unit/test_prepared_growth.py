@@ -1,0 +1,346 @@
+"""Prepared calls that get room for outputs which found none: in a second region, which follows the first one's fate."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import (
+    CopyWarning,
+    DeadlineExceededError,
+    InferenceError,
+    MemoryRefusedError,
+    PoolOptions,
+    PreparedCall,
+    Result,
+    ShmClient,
+)
+from shm_backend_utils.client.errors import deadline_exceeded
+from shm_backend_utils.errors import (
+    ClosedError,
+    MachineError,
+    RegionGoneError,
+    ShmError,
+    SlotInDoubtError,
+)
+from shm_backend_utils.memory.locks import borrow
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.protocol import table
+from shm_backend_utils.protocol.address import SLOT_PARAMETER, parse_address
+from shm_backend_utils.protocol.claims import LentRegionClaim
+from shm_backend_utils.protocol.refusals import refusal
+from tests.unit.fake_server import Arrays, FakeServer, Order, config
+from tests.unit.fake_wires import async_client_of, client_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
+
+INPUTS = {"IN0": ((1,), np.float32)}
+
+
+def counted(_: Order, inputs: Arrays) -> Arrays:
+    return {"OUT0": np.arange(inputs["IN0"][0], dtype=np.float32)}
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer(config("m"), compute=counted) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: FakeServer) -> Iterator[ShmClient]:
+    with client_of(server) as client:
+        yield client
+
+
+def count_to(call: PreparedCall, count: int) -> Result:
+    call.inputs["IN0"][0] = count
+    result = call.infer()
+    assert result["OUT0"].tolist() == list(range(count))
+    return result
+
+
+def grown(client: ShmClient, count: int = 1000) -> PreparedCall:
+    """Return a call that has grown."""
+    call = client.prepare("m", INPUTS)
+    assert count_to(call, count).overflowed
+    assert not count_to(call, count).overflowed
+    return call
+
+
+def lent_to(order: Order) -> list[LentRegionClaim]:
+    """Return the further regions of a request."""
+    address = parse_address(order.parameters[SLOT_PARAMETER])
+    region = ManagedRegion.open(address.key, address.token, "region")
+    _, contents = table.decode(bytes(region.record(address.slot).request), region.data_offset, region.header.byte_size)
+    region.close()
+    return [claim for claim in contents.regions if isinstance(claim, LentRegionClaim)]
+
+
+def refuse_lent(error: ShmError) -> Any:
+    """Return what a server does before an order whose further region it cannot have."""
+
+    def before(order: Order) -> None:
+        if lent_to(order):
+            raise InferenceError(refusal(error))
+
+    return before
+
+
+def lose(order: Order) -> None:
+    raise deadline_exceeded()
+
+
+def test_a_call_that_never_overflows_has_one_region(server: FakeServer, client: ShmClient) -> None:
+    with client.prepare("m", INPUTS, outputs={"OUT0": 4000}) as call:
+        for count in (1000, 1, 0):
+            count_to(call, count).release()
+            assert lent_to(server.orders[-1]) == []
+        assert client.stats().slots_held == 1
+
+
+def test_a_call_grows_and_grows_again_and_stays(server: FakeServer, client: ShmClient) -> None:
+    with client.prepare("m", INPUTS) as call:
+        overflows = [bool(count_to(call, count).overflowed) for count in (10, 10, 12, 1000, 1000, 3, 10**6, 10**6, 0)]
+        assert overflows == [True, False, False, True, False, False, True, False, False]
+        assert client.stats().slots_held == 2
+        assert len(lent_to(server.orders[-1])) == 1
+    assert client.stats().slots_held == 0
+
+
+def test_outputs_that_have_grown_count_as_bytes_avoided(client: ShmClient) -> None:
+    with grown(client) as call:
+        assert count_to(call, 1000).bytes_avoided == 4 + 4000
+
+
+def test_tasks_grow_as_threads_do(server: FakeServer) -> None:
+    async def overflows() -> list[bool]:
+        found = []
+        async with async_client_of(server) as client:
+            with await client.prepare("m", INPUTS) as call:
+                for count in (10, 10, 1000, 1000, 5):
+                    call.inputs["IN0"][0] = count
+                    with await call.infer() as result:
+                        assert result["OUT0"].tolist() == list(range(count))
+                        found.append(bool(result.overflowed))
+        return found
+
+    assert asyncio.run(overflows()) == [True, False, True, False, False]
+
+
+def test_the_array_of_an_earlier_result_stays_when_the_call_grows_and_when_it_is_closed(client: ShmClient) -> None:
+    call = client.prepare("m", INPUTS)
+    kept = [count_to(call, count)["OUT0"] for count in (10, 10, 1000, 1000, 10**5, 10**5)][1::2]
+    assert client.stats().slots_held == 4
+    call.close()
+    assert [array.tolist() == list(range(array.size)) for array in kept] == [True] * 3
+    kept.clear()
+    assert client.stats().slots_held == 0
+
+
+def test_two_calls_side_by_side_grow_each_for_itself() -> None:
+    batched = config("b", max_batch_size=8)
+    server = FakeServer(batched, compute=lambda _, inputs: {"OUT0": np.repeat(inputs["IN0"], 100, 1)})
+    with server, client_of(server) as client:
+        calls = [client.prepare("b", {"IN0": ((2, 1), np.float32)}) for _ in range(3)]
+        for round_number in range(3):
+            results = []
+            for number, call in enumerate(calls):
+                call.inputs["IN0"][:] = [[number], [round_number]]
+                results.append(call.infer())
+            for number, result in enumerate(results):
+                assert result["OUT0"].tolist() == [[number] * 100, [round_number] * 100]
+                assert bool(result.overflowed) == (round_number == 0)
+        del results, result
+        for call in calls:
+            call.close()
+        assert client.stats().slots_held == 0
+
+
+# Where memory is short
+
+
+def test_without_memory_a_call_does_as_before_and_says_so_once(server: FakeServer) -> None:
+    with client_of(server, pool=PoolOptions(max_bytes=2**16)) as client, client.prepare("m", INPUTS) as call:
+        assert count_to(call, 10_000).overflowed
+        with pytest.warns(CopyWarning, match="'OUT0', and the pool has no 50000 bytes now.*raise PoolOptions"):
+            assert count_to(call, 10_000).overflowed
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert count_to(call, 10_000).overflowed
+        assert client.stats().slot_waits == 0
+        assert client.stats().slots_held == 1
+
+
+def test_a_call_grows_when_memory_is_free_again(server: FakeServer) -> None:
+    with client_of(server, pool=PoolOptions(max_bytes=2**17)) as client, client.prepare("m", INPUTS) as call:
+        other = client.prepare("m", {"IN0": ((20_000,), np.float32)})
+        assert [bool(count_to(call, 10_000).overflowed) for _ in range(2)] == [True, True]
+        other.close()
+        assert [bool(count_to(call, 10_000).overflowed) for _ in range(2)] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("error", "after"),
+    [
+        (RegionGoneError("regions[1]", "it does not exist"), [True, False]),
+        (MachineError("too much is mapped already"), [True, True]),
+    ],
+    ids=["gone", "not mapped"],
+)
+def test_a_second_region_that_no_model_opens_is_done_without(
+    server: FakeServer, client: ShmClient, error: ShmError, after: list[bool]
+) -> None:
+    with grown(client) as call:
+        server.before = refuse_lent(error)
+        assert count_to(call, 1000).overflowed
+        server.before = lambda order: None
+        assert [bool(count_to(call, 1000).overflowed) for _ in range(2)] == [after[1], after[1]]
+    assert client.stats().slots_held == client.stats().quarantined == 0
+
+
+def test_a_call_whose_own_region_is_gone_is_lost_as_ever(server: FakeServer, client: ShmClient) -> None:
+    def refuse(order: Order) -> None:
+        raise InferenceError(refusal(RegionGoneError("shm_slot", "it does not exist")))
+
+    with grown(client) as call:
+        server.before = refuse
+        with pytest.raises(MemoryRefusedError, match="prepare another call"):
+            call.infer()
+
+
+# Requests that get no answer
+
+
+def test_after_a_request_without_an_answer_the_call_goes_on_in_both_regions(
+    server: FakeServer, client: ShmClient
+) -> None:
+    with grown(client) as call:
+        server.before = lose
+        with pytest.raises(DeadlineExceededError):
+            call.infer()
+        late = server.orders[-1]
+        server.before = lambda order: None
+        assert not count_to(call, 500).overflowed
+        with pytest.raises(InferenceError, match="shm:stale"):
+            server.infer(late)
+    assert client.stats().slots_held == client.stats().quarantined == 0
+
+
+def test_a_call_waits_for_who_has_borrowed_the_second_region(server: FakeServer, client: ShmClient) -> None:
+    with grown(client) as call:
+        (claim,) = lent_to(server.orders[-1])
+        annex = ManagedRegion.open(claim.key, claim.token, "annex")
+        lease = borrow(annex.segment.fileno(), annex.record_offset(0))
+        assert lease is not None
+        server.before = lose
+        with pytest.raises(DeadlineExceededError):
+            call.infer()
+        server.before = lambda order: None
+        for _ in range(2):
+            with pytest.raises(SlotInDoubtError):
+                call.infer()
+        lease.give_back()
+        annex.close()
+        assert not count_to(call, 500).overflowed
+
+
+@pytest.mark.parametrize("way", ["closed", "garbage"])
+def test_the_second_region_of_a_call_in_doubt_is_nobodys_before_the_request_is_stale(
+    server: FakeServer, client: ShmClient, way: str
+) -> None:
+    call = grown(client)
+    (claim,) = lent_to(server.orders[-1])
+    mine = call.inputs["IN0"]  # keeps the first region: nobody can take it back
+    server.before = lose
+    with pytest.raises(DeadlineExceededError):
+        call.infer()
+    late = server.orders[-1]
+    server.before = lambda order: None
+    call.close()
+    if way == "garbage":
+        del call
+        gc.collect()
+    assert client.stats().slots_held == 2
+    with client.prepare("m", INPUTS, outputs={"OUT0": 4000}) as other:
+        before = count_to(other, 1000)["OUT0"]
+        assert claim.key not in str(server.orders[-1].parameters)
+        server.infer(late)
+        assert before.tolist() == list(range(1000))
+    del mine, before
+    assert client.stats().slots_held == client.stats().quarantined == 0
+
+
+def test_a_second_region_that_is_borrowed_when_its_call_is_closed_waits_in_quarantine(
+    server: FakeServer, client: ShmClient
+) -> None:
+    call = grown(client)
+    (claim,) = lent_to(server.orders[-1])
+    annex = ManagedRegion.open(claim.key, claim.token, "annex")
+    lease = borrow(annex.segment.fileno(), annex.record_offset(0))
+    assert lease is not None
+    server.before = lose
+    with pytest.raises(DeadlineExceededError):
+        call.infer()
+    call.close()
+    assert (client.stats().slots_held, client.stats().quarantined) == (0, 1)
+    lease.give_back()
+    annex.close()
+    assert (client.stats().slots_held, client.stats().quarantined) == (0, 0)
+
+
+def test_a_request_that_failed_leaves_no_doubt(server: FakeServer, client: ShmClient) -> None:
+    def fail(_: Order, inputs: Arrays) -> Arrays:
+        raise InferenceError("the model failed")
+
+    with grown(client) as call:
+        server.compute = fail
+        with pytest.raises(InferenceError, match="the model failed"):
+            call.infer()
+        server.compute = counted
+        assert not count_to(call, 10).overflowed
+    assert client.stats().slots_held == client.stats().quarantined == 0
+
+
+# The end
+
+
+def shared_objects() -> set[str]:
+    return {each.name for each in Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*")}
+
+
+@pytest.mark.parametrize("in_doubt", [False, True], ids=["", "in doubt"])
+@pytest.mark.parametrize("order", ["call, client", "client, call", "client"])
+def test_whatever_is_closed_first_nothing_is_left(server: FakeServer, order: str, in_doubt: bool) -> None:
+    with client_of(server) as client:
+        call = grown(client)
+        server.before = lose
+        if in_doubt:
+            with pytest.raises(DeadlineExceededError):
+                call.infer()
+        for each in order.split(", "):
+            (call if each == "call" else client).close()
+        assert shared_objects() == set()
+        with pytest.raises(ClosedError):
+            call.infer()
+        call.close()
+
+
+def test_a_call_that_is_closed_while_it_is_inferred_gives_everything_back(
+    server: FakeServer, client: ShmClient
+) -> None:
+    call = grown(client)
+    server.before = lambda order: call.close()
+    call.inputs["IN0"][0] = 100
+    result = call.infer()
+    assert result["OUT0"].tolist() == list(range(100))
+    del result
+    assert client.stats().slots_held == client.stats().quarantined == 0
