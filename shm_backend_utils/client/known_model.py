@@ -109,6 +109,11 @@ class KnownModel:
             output_devices=output_devices,
         )
 
+    def lay_out_unlearned(self, inputs: Mapping[str, AnyInput], wanted: Mapping[str, int | None] | None) -> CallLayout:
+        """Lay a call on the host out in a region with one slot, with no room for what nobody has vouched for."""
+        most_rows = self.spec.max_batch_size
+        return lay_out(self.spec, inputs, wanted, self.data_begin, learned=_NO_GUESSES, most_rows=most_rows)
+
     def refuses(self, inputs: Mapping[str, AnyInput], wanted: Mapping[str, int | None] | None, path: str) -> bool:
         """Return whether the model certainly does not run for such a call on such a path."""
         if self.spec.paths is not None and path not in self.spec.paths:

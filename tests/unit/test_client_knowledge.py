@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import InferenceError, PathUnavailableError, ServerUnavailableError, ShmClient
+from shm_backend_utils.client import (
+    BudgetError,
+    InferenceError,
+    PathUnavailableError,
+    PoolOptions,
+    ServerUnavailableError,
+    ShmClient,
+)
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.errors import TensorError
 from shm_backend_utils.model_spec import ModelSpec
@@ -174,3 +181,27 @@ def test_rows_of_a_learned_size_begin_where_an_element_may() -> None:
         rows = np.arange(30, dtype=np.float32).reshape(10, 3)
         for _ in range(2):  # of the first one's outputs nobody knows the size
             assert (client.infer("b", {"IN0": rows}, split=True)["OUT0"] == 2 * rows).all()
+
+
+@pytest.mark.filterwarnings("ignore:a prepared call of model 'm' has too little room")
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_outputs_larger_than_the_budget_come_through_triton_every_time(protocol: str) -> None:
+    def large(_: Order, inputs: Arrays) -> Arrays:
+        return {"OUT0": np.full(2**20, inputs["IN0"][0])}
+
+    pool = PoolOptions(max_bytes=2**20)
+    with FakeServer(config("m"), compute=large) as server, client_of(server, protocol, pool=pool) as client:
+        for number in range(3):
+            result = client.infer("m", {"IN0": np.array([number], np.float32)})
+            assert result.overflowed == {"OUT0": 2**22}
+            assert (result["OUT0"] == number).all()
+        with client.prepare("m", {"IN0": ((1,), np.float32)}) as call:
+            for number in range(3):
+                call.inputs["IN0"][...] = number
+                assert (call.infer()["OUT0"] == number).all()
+
+
+def test_what_the_user_vouched_for_must_fit_into_the_budget() -> None:
+    pool = PoolOptions(max_bytes=2**20)
+    with FakeServer(config("m")) as server, client_of(server, pool=pool) as client, pytest.raises(BudgetError):
+        client.infer("m", {"IN0": X}, outputs={"OUT0": 2**22})

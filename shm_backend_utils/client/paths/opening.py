@@ -113,6 +113,11 @@ class Opening:
                 return kind(self._codec, known.spec, layout, options, region, region.slots[0], memory)
             if path != InlineExchange.path:
                 return (yield from self._registered(settings, known, path, layout, given, wanted))
+        except BudgetError:
+            unlearned = known.lay_out_unlearned(given, wanted)
+            if layout.devices or unlearned.end == layout.end:
+                raise  # else it is what outputs were once that finds no room, and this call's may overflow as those did
+            return (yield from self.open(settings, known, path, unlearned, given, wanted, kind))
         except NoSharedMemoryError as error:
             yield from self.inline_instead(settings, known, error)
         exchange = InlineExchange(self._codec, known.spec, _on_host(known, layout, given, wanted), options)
