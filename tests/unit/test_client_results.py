@@ -194,6 +194,11 @@ def test_an_output_is_where_the_model_wrote_it(memory: npt.NDArray[np.uint8], gp
     assert result.bytes_avoided == 48
 
 
+def test_strings_on_a_gpu_are_the_peers_fault(memory: npt.NDArray[np.uint8], gpu: DeviceMemory) -> None:
+    with pytest.raises(PeerError, match="X, which are strings, on a GPU"):
+        read([OutputPlace("X", dtypes.BYTES, (1,), 1, 1024, 24, False)], memory, devices=[gpu])
+
+
 @pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
 def test_an_output_on_a_gpu_may_be_of_any_type(
     memory: npt.NDArray[np.uint8], gpu: DeviceMemory, dtype: dtypes.DType

@@ -33,6 +33,7 @@ from ..result import Result
 from ..steps import Pause, Send, Steps
 from ..transports.messages import Codec, OutputTensor, Request
 from .exchange import Exchange, batch_carrier, is_answer, missing_output
+from .further import FurtherMemory
 from .inline import no_strings, source_of
 
 __all__ = ["DirectExchange", "PreparedExchange", "result_of", "wait_for_models"]
@@ -258,7 +259,7 @@ class PreparedExchange(DirectExchange):
 def result_of(
     places: Sequence[results.OutputPlace],
     memory: Memory,
-    devices: Sequence[DeviceMemory],
+    further: Sequence[FurtherMemory],
     response: Callable[[], Any],
     bytes_avoided: int = 0,
 ) -> Result:
@@ -270,8 +271,8 @@ def result_of(
         Where the model left them.
     memory : numpy.ndarray of uint8
         The slot's whole region; the arrays keep it.
-    devices : sequence of DeviceMemory
-        The call's further regions.
+    further : sequence of FurtherMemory
+        The request's further regions, in the table's order.
     response : callable
         Returns tritonclient's result, which holds those that came back through Triton.
     bytes_avoided : int
@@ -293,10 +294,12 @@ def result_of(
                 overflowed[name] = array.nbytes
                 if dtype is BYTES:
                     array = _strings(name, array, shape)
+            elif dtype is BYTES and region:
+                array = _strings(name, further[region - 1].array_at(memory, offset, _BYTE, (byte_size,)), shape)
             elif dtype is BYTES:
                 array = _strings(name, memory[offset : offset + byte_size], shape)
             elif region:
-                array = devices[region - 1].array_at(memory, offset, dtype.numpy, shape)
+                array = further[region - 1].array_at(memory, offset, dtype.numpy, shape)
             else:
                 array = np.ndarray(shape, dtype.numpy, memory, offset)
         except ValueError as error:  # TensorError is one; or more dimensions, or larger ones, than NumPy has
@@ -309,4 +312,6 @@ def result_of(
 def _strings(name: str, encoded: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
     if encoded.dtype != _BYTE:
         raise broken_results(f"{name} as {encoded.dtype}")
+    if is_on_device(encoded):
+        raise broken_results(f"{name}, which are strings, on a GPU")
     return Strings.encoded_as(name, encoded, shape).numpy()

@@ -1,0 +1,75 @@
+"""Further regions of a client's own table: memory beside the request's slot, where outputs may lie, too."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ...memory.managed import array_at
+from ...memory.pool.slot import SlotRegion
+from ...protocol.claims import LentRegionClaim
+
+__all__ = ["FurtherMemory", "HostMemory"]
+
+
+class FurtherMemory(Protocol):
+    """What one of a table's further regions is to the client that has made it."""
+
+    def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        """Return an array over the memory, C-contiguous, writable, not cleared.
+
+        Parameters
+        ----------
+        owner : object
+            What the array keeps alive, beside this memory.
+        offset : int
+            Where it begins, in bytes.
+        dtype, shape
+            The array's.
+
+        Raises
+        ------
+        ValueError
+            It would end beyond this memory.
+        """
+
+
+class HostMemory:
+    """A region of the client's pool that a request uses beside the one that its slot is in.
+
+    Attributes
+    ----------
+    region : SlotRegion
+        With one slot, which no request names.
+    memory : numpy.ndarray of uint8
+        The whole region. When it, and every array made from it, are gone, the region is given back.
+    """
+
+    def __init__(self, region: SlotRegion, memory: npt.NDArray[np.uint8]) -> None:
+        self.region = region
+        self.memory = memory
+
+    @property
+    def claim(self) -> LentRegionClaim:
+        """What a table says of it."""
+        return LentRegionClaim(self.region.key, self.region.byte_size, self.region.token, 0)
+
+    def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """As of :class:`FurtherMemory`."""
+        size = self.memory.nbytes - offset
+        array = array_at(np.asarray(_Keeper(self.memory, owner)), offset, dtype, shape, size)
+        if array is None:
+            raise ValueError(f"a tensor of shape {shape} in {size} bytes")
+        return array
+
+
+class _Keeper:
+    """What NumPy makes an array of memory from, which keeps this, and so an owner as well."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, memory: npt.NDArray[np.uint8], owner: object) -> None:
+        self.__array_interface__ = memory.__array_interface__
+        self._owner = memory, owner
