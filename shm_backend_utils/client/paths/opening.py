@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
-from ...errors import BudgetError, NoSharedMemoryError, PeerError, PoolExhaustedError
+from ...errors import BudgetError, MachineError, NoSharedMemoryError, PeerError, PoolExhaustedError
 from ...memory.cuda.bank import ShortOfMemoryError, rounded_up
 from ...memory.pool.need import Need
 from ...memory.pool.rows import Row, RowBlocks
@@ -30,6 +30,7 @@ from ..transports.messages import Codec
 from .choice import PathChooser
 from .direct import DirectExchange, wait_for_models
 from .exchange import Exchange
+from .further import HostMemory
 from .inline import InlineExchange
 from .staging import StagedExchange
 from .triton_shm import RegisteredExchange, Registrations
@@ -155,6 +156,15 @@ class Opening:
         return self._pool.take_idle(need, settings.origin) or (
             yield from self._wait(settings, self._pool.request(need, settings.origin))
         )
+
+    def take_more(self, settings: CallSettings, known: KnownModel, byte_size: int) -> Steps[HostMemory | None]:
+        """Take a region beside a call's own, with so many bytes of data, if there is room for it now; else None."""
+        need = Need(byte_size, 1, known.record_byte_size)
+        try:
+            taken = yield from self._at_once(settings, need)
+        except (MachineError, DeadlineExceededError):
+            return None
+        return None if taken is None else HostMemory(*taken)
 
     def _registered(
         self,
