@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
@@ -145,8 +145,11 @@ class DirectStream:
         place = self._index % len(self._frames)
         number = frame_number(self._slot.generation, self._index)
         frame, rooms = self._frames[place], self._told[place]
-        further = () if rooms is None else (rooms.further,)
-        byte_sizes = [self._byte_size, *[each.region.byte_size for each in further]]
+        further: Sequence[HostMemory] = ()
+        byte_sizes = [self._byte_size]
+        if rooms is not None:
+            further = (rooms.further,)
+            byte_sizes.append(rooms.further.region.byte_size)
         found = results.decode(frame.copy_results(), byte_sizes)
         if found.completed != number:
             raise unused_memory(self.spec.name)

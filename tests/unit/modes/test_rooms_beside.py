@@ -344,3 +344,22 @@ def test_a_table_is_looked_at_once(open_session: Open, client: Client, other: Cl
 
     sent = served(open_session(**DECOUPLED), begun(client), [lambda: give(client, table, 0), spoil])
     assert in_response(sent) == [True, False, False]
+
+
+def test_what_is_not_written_beside_the_ring_is_found_too(open_session: Open, client: Client, other: Client) -> None:
+    table = encode_rooms(claim_of_region(other.region), rooms(other))
+    request = begun(client)
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        for count in (COUNT, COUNT - 1):
+            call.output("Y", LARGE.shape, LARGE.dtype).numpy()[:count] = 1
+            yield
+            give(client, table, 0)
+
+    open_session(parameters={"SHM_DEBUG": "true"}, **DECOUPLED).serve_streams([request], answer)
+    (first, last) = request.sender.sent
+    assert first is not None
+    assert first.error is None
+    assert last is not None
+    assert "has not written 1 of its 100 elements" in str(last.error)
+    assert other.is_free()
