@@ -83,7 +83,8 @@ SHMBU_AT(shmbu_header, token, 24);
 SHMBU_AT(shmbu_header, record_byte_size, 40);
 SHMBU_SIZE(shmbu_header, 48);
 
-/* The first half of a slot's record: the client writes it, the generation last. Regions, inputs and outputs follow. */
+/* The first half of a slot's record: the client writes it, the generation last. Regions, inputs and outputs follow. In the
+ * record of a frame's place the generation is the number of the frame that was released last. */
 struct shmbu_table {
     uint64_t generation;
     uint32_t length;
@@ -188,6 +189,12 @@ static inline uint64_t shmbu_data_offset(uint32_t slot_count, uint32_t record_by
 static inline uint64_t shmbu_padded(uint64_t length)
 {
     return (length + 7) & ~(uint64_t)7;
+}
+
+/* Of the record of a frame's place: the word that says since which response its table is there. Written last. */
+static inline uint64_t shmbu_room_since_offset(uint32_t slot, uint32_t record_byte_size)
+{
+    return shmbu_results_offset(slot, record_byte_size) - 8;
 }
 
 /* The number of a stream's response; the first one has index 0. */

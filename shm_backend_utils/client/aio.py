@@ -29,7 +29,7 @@ from .settings import CallSettings, ClientSettings
 from .split import infer_split
 from .stats import ClientStats
 from .steps import AsyncioDriver
-from .streams import open_stream, reading, responses_of
+from .streams import make_room, open_stream, reading, responses_of
 from .transports.connect import connect_async
 
 if TYPE_CHECKING:
@@ -204,6 +204,8 @@ class AsyncShmClient(AsyncServerMethods):
                 async with contextlib.aclosing(answers):
                     async for answer in answers:
                         results = responses_of(core, stream, answer)
+                        if stream.overflowed:
+                            await driver.run(make_room(core, stream))
                         avoided += sum(result.bytes_avoided for result in results)
                         while results:
                             yield results.pop()  # held by nobody here: its frame is free when the user lets go of it

@@ -30,7 +30,7 @@ from .settings import CallSettings, ClientSettings
 from .split import infer_split
 from .stats import ClientStats
 from .steps import BlockingDriver
-from .streams import open_stream, reading, responses_of
+from .streams import make_room, open_stream, reading, responses_of
 from .submitted import SubmittedCalls
 from .transports.connect import connect
 
@@ -285,6 +285,9 @@ class ShmClient(ServerMethods):
         where its next place is still in use: until the result there is released and its arrays are gone. So keep fewer
         results than there are frames, or copies of them.
 
+        A response that finds too little room comes back through Triton. Then the stream gets more memory, if the client
+        has some left, and responses that the model begins later have room for as much.
+
         Parameters
         ----------
         model, inputs, outputs, path, **options
@@ -403,6 +406,8 @@ class ShmClient(ServerMethods):
                 with contextlib.closing(answers):
                     for answer in answers:
                         results = responses_of(core, stream, answer)
+                        if stream.overflowed:
+                            self._driver.run(make_room(core, stream))
                         avoided += sum(result.bytes_avoided for result in results)
                         while results:
                             yield results.pop()  # held by nobody here: its frame is free when the user lets go of it

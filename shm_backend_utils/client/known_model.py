@@ -23,7 +23,6 @@ _LOG: Final = logging.getLogger(__name__)
 _SECOND_LOOK_S: Final = 30.0
 _ANY_BATCH_SIZE: Final = 2**31
 _BEST: Final = "direct"
-_NO_GUESSES: Final[Mapping[str, int]] = {}
 
 
 class KnownModel:
@@ -79,7 +78,7 @@ class KnownModel:
         output_devices: Mapping[str, int] | None = None,
         slot_count: int = 1,
         is_one_request: bool = True,
-        guesses: Mapping[str, int] = _NO_GUESSES,
+        learned: Mapping[str, int] | None = None,
     ) -> CallLayout:
         """Lay a call out in a region with so many slots.
 
@@ -91,8 +90,8 @@ class KnownModel:
             Of the region.
         is_one_request : bool
             Whether it may have no more rows than the model takes at once.
-        guesses : mapping of str to int
-            Bytes per row for outputs whose size nobody knows yet.
+        learned : mapping of str to int, optional
+            Bytes per row for outputs whose size nobody vouches for; by default :attr:`learned`.
 
         Raises
         ------
@@ -104,15 +103,10 @@ class KnownModel:
             inputs,
             wanted,
             self.data_begin if slot_count == 1 else data_offset(slot_count, self.record_byte_size),
-            learned={**guesses, **self.learned},
+            learned=self.learned if learned is None else learned,
             most_rows=self.spec.max_batch_size if is_one_request else _ANY_BATCH_SIZE,
             output_devices=output_devices,
         )
-
-    def lay_out_unlearned(self, inputs: Mapping[str, AnyInput], wanted: Mapping[str, int | None] | None) -> CallLayout:
-        """Lay a call on the host out in a region with one slot, with no room for what nobody has vouched for."""
-        most_rows = self.spec.max_batch_size
-        return lay_out(self.spec, inputs, wanted, self.data_begin, learned=_NO_GUESSES, most_rows=most_rows)
 
     def refuses(self, inputs: Mapping[str, AnyInput], wanted: Mapping[str, int | None] | None, path: str) -> bool:
         """Return whether the model certainly does not run for such a call on such a path."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..errors import NoSharedMemoryError, PeerError
-from ..origin import Origin
+from ..errors import BudgetError, NoSharedMemoryError, PeerError
 from ..protocol.call_layout import AnyInput, CallInput
 from .copies import tell_overflow
 from .core import Core
@@ -23,19 +23,38 @@ from .result import Result
 from .settings import CallSettings
 from .steps import Steps, forget_locals
 
-__all__ = ["OpenStream", "open_stream", "reading", "responses_of"]
+__all__ = ["OpenStream", "make_room", "open_stream", "reading", "responses_of"]
 
-_REMEDY: Final = "the memory of a stream does not grow; say it beforehand"
+_REMEDY: Final = "later responses have room for as much; say it beforehand"
+_NO_ROOM: Final = "the client's memory has no room for more, see PoolOptions(max_bytes=...); say it beforehand"
+_NEXT_TRY_S: Final = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class OpenStream:
-    """A stream that has its memory."""
+    """A stream that has its memory.
 
+    Attributes
+    ----------
+    settings : CallSettings
+    patience_s : float
+        How long to wait for a response.
+    known : KnownModel
+    exchange : DirectStream or InlineExchange
+    output_devices : mapping of str to int
+    overflowed : mapping of str to int
+        Of the last response: what :func:`make_room` is to look at.
+    next_try : float
+        When the pool may be asked again for more memory, by ``time.monotonic()``.
+    """
+
+    settings: CallSettings
+    patience_s: float
     known: KnownModel
     exchange: DirectStream | InlineExchange
     output_devices: Mapping[str, int]
-    origin: Origin
+    overflowed: Mapping[str, int] = field(default_factory=dict)
+    next_try: float = 0.0
 
 
 def open_stream(
@@ -45,6 +64,7 @@ def open_stream(
 
     Triton's own shared memory has no room for more than one response.
     """
+    patience_s = settings.left_s
     wanted, devices = wanted_outputs(outputs)
     known, given = yield from core.fitting(settings, lambda known: sources(known.spec, inputs, core.on_gpus))
     on_host = {name: _on_host(source) for name, source in given.items()}
@@ -52,17 +72,15 @@ def open_stream(
     frames = check_frames(known.spec, frames)
     exchange: DirectStream | InlineExchange | None = None
     if path == DirectStream.path and known.spec.is_decoupled:
-        unguessed = known.lay_out(on_host, wanted, slot_count=1 + frames)
-        guesses = guessed_rooms(unguessed, frames, core.stream_guess_bytes)
-        layout = known.lay_out(on_host, wanted, slot_count=1 + frames, guesses=guesses)
-        end = ring_end(layout, frames)
         try:
-            region, memory = yield from core.opening.take(settings, known, end, 1 + frames, f"a stream of {frames}")
+            try:
+                exchange = yield from _open_ring(core, settings, known, on_host, wanted, frames, known.learned)
+            except BudgetError:
+                if not known.learned:
+                    raise  # else as many frames as large as those of an earlier stream find no room
+                exchange = yield from _open_ring(core, settings, known, on_host, wanted, frames, {})
         except NoSharedMemoryError as error:
             yield from core.opening.inline_instead(settings, known, error)
-        else:
-            exchange = DirectStream(core.codec, known.spec, layout, settings.options, region, memory)
-            del memory
     elif settings.path not in ("auto", InlineExchange.path):
         raise PathUnavailableError(
             f"a stream of model {known.spec.name!r} cannot take the path {settings.path!r}: "
@@ -76,7 +94,25 @@ def open_stream(
     except BaseException:
         exchange.close()
         raise
-    return OpenStream(known, exchange, devices, settings.origin)
+    return OpenStream(settings, patience_s, known, exchange, devices)
+
+
+def _open_ring(
+    core: Core,
+    settings: CallSettings,
+    known: KnownModel,
+    given: Mapping[str, AnyInput],
+    wanted: Mapping[str, int | None] | None,
+    frames: int,
+    learned: Mapping[str, int],
+) -> Steps[DirectStream]:
+    """Take memory for a stream; ``learned`` is how large its outputs may be expected to be."""
+    unguessed = known.lay_out(given, wanted, slot_count=1 + frames, learned=learned)
+    guesses = guessed_rooms(unguessed, frames, core.stream_guess_bytes)
+    layout = known.lay_out(given, wanted, slot_count=1 + frames, learned={**guesses, **learned})
+    end = ring_end(layout, frames)
+    region, memory = yield from core.opening.take(settings, known, end, 1 + frames, f"a stream of {frames}")
+    return DirectStream(core.codec, known.spec, layout, settings.options, region, memory)
 
 
 @contextlib.contextmanager
@@ -92,9 +128,9 @@ def reading(stream: OpenStream) -> Iterator[None]:
 
 
 def responses_of(core: Core, stream: OpenStream, answer: Any) -> list[Result]:
-    """Return the results of a stream's next answer, one or none, and learn from it.
+    """Return the results of a stream's next answer, one or none. The caller alone holds what is in the list.
 
-    The caller alone holds what is in the list.
+    Where the stream has then ``overflowed``, :func:`make_room` is to be done before the caller lets go of them.
     """
     try:
         result = stream.exchange.result(answer)
@@ -103,13 +139,40 @@ def responses_of(core: Core, stream: OpenStream, answer: Any) -> list[Result]:
             core.catalog.drop(stream.known)
         forget_locals(error)
         raise
-    if result.overflowed:
-        stream.known.learn(result.overflowed, stream.exchange.layout.batch_size or 1)
-        tell_overflow(stream.known, result.overflowed, _REMEDY, stream.origin)
+    stream.overflowed = result.overflowed
     if stream.output_devices:
         result = on_devices(result, stream.output_devices, core.cuda)
     # Triton ends some streams by a response without outputs.
     return [result] if result or stream.exchange.path != InlineExchange.path else []
+
+
+def make_room(core: Core, stream: OpenStream) -> Steps[None]:
+    """Learn how large outputs were that found too little room, and give the frames to come as much."""
+    exchange, known, overflowed = stream.exchange, stream.known, stream.overflowed
+    assert isinstance(exchange, DirectStream)
+    known.learn(overflowed, exchange.layout.batch_size or 1)
+    try:
+        has_room = yield from _grow(core, stream, exchange)
+    finally:
+        exchange.let_go()
+    tell_overflow(known, overflowed, _REMEDY if has_room else _NO_ROOM, stream.settings.origin)
+
+
+def _grow(core: Core, stream: OpenStream, exchange: DirectStream) -> Steps[bool]:
+    """Return whether later frames have room for what the last one needed."""
+    byte_sizes = exchange.needed_rooms(stream.overflowed, stream.known.learned)
+    if not byte_sizes:
+        return True
+    now = time.monotonic()
+    if now < stream.next_try:
+        return False
+    settings = stream.settings._replace(deadline=now + stream.patience_s)
+    further = yield from core.opening.take_more(settings, stream.known, exchange.needed_bytes(byte_sizes))
+    if further is None:
+        stream.next_try = time.monotonic() + _NEXT_TRY_S
+        return False
+    exchange.grow(further, byte_sizes)
+    return True
 
 
 def _on_host(source: Source) -> AnyInput:

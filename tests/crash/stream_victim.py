@@ -1,4 +1,4 @@
-"""A client that reads a stream until it is killed; what it holds of it, the test says."""
+"""A client that reads a stream until it is killed; what it holds of it, and whether the stream grows, the test says."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import sys
 
 import numpy as np
 
-from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client import PoolOptions, ShmClient
 
 
-def main(url: str, keeps: str) -> None:
-    client = ShmClient(url)
-    results = client.stream("frames_of", {"X": np.ones(1000, np.float32)}, outputs={"Y": 4000}, path="direct")
+def main(url: str, keeps: str, grows: bool) -> None:
+    client = ShmClient(url, pool=PoolOptions(stream_guess_bytes=0))
+    room = ["Y"] if grows else {"Y": 4000}
+    results = client.stream("frames_of", {"X": np.ones(1000, np.float32)}, outputs=room, path="direct")
     kept = [next(results)]
+    while kept[0].overflowed:
+        kept[0] = next(results)
     print("here", flush=True)
     if keeps == "everything":
         sys.stdin.read()  # ends, too, if the test does
@@ -25,4 +28,4 @@ def main(url: str, keeps: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], sys.argv[2], "grows" in sys.argv)

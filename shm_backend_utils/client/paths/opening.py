@@ -114,7 +114,7 @@ class Opening:
             if path != InlineExchange.path:
                 return (yield from self._registered(settings, known, path, layout, given, wanted))
         except BudgetError:
-            unlearned = known.lay_out_unlearned(given, wanted)
+            unlearned = known.lay_out(given, wanted, learned={})
             if layout.devices or unlearned.end == layout.end:
                 raise  # else it is what outputs were once that finds no room, and this call's may overflow as those did
             return (yield from self.open(settings, known, path, unlearned, given, wanted, kind))
@@ -178,12 +178,20 @@ class Opening:
         """
         assert isinstance(exchange, PreparedExchange)
         rooms = exchange.rooms(known.learned)
-        need = Need(sum(map(aligned, rooms.values())), 1, known.record_byte_size)
-        taken = yield from self._at_once(settings, need)
-        if taken is None:
+        annex = yield from self.take_more(settings, known, sum(map(aligned, rooms.values())))
+        if annex is None:
             tell_no_growth(known, rooms, settings.origin)
         else:
-            exchange.extend(HostMemory(*taken), rooms)
+            exchange.extend(annex, rooms)
+
+    def take_more(self, settings: CallSettings, known: KnownModel, byte_size: int) -> Steps[HostMemory | None]:
+        """Take a region beside a call's own, with so many bytes of data, if there is room for it now; else None."""
+        need = Need(byte_size, 1, known.record_byte_size)
+        try:
+            taken = yield from self._at_once(settings, need)
+        except DeadlineExceededError:
+            return None
+        return None if taken is None else HostMemory(*taken)
 
     def _registered(
         self,

@@ -44,7 +44,7 @@ class FurtherRegions:
 
 
 def borrow_lent(claim: LentRegionClaim, mapped: MappedRegion) -> SharedLease:
-    """Show the client that memory which another model has lent is in use here too.
+    """Show the client that memory which another model has lent, or the client to its stream, is in use here too.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def borrow_lent(claim: LentRegionClaim, mapped: MappedRegion) -> SharedLease:
     assert region is not None
     lease = borrow(region.segment.fileno(), region.record_offset(claim.slot))
     if lease is None:
-        raise StaleRequestError("the client takes back the memory that another model has lent to this one")
+        raise StaleRequestError("the client takes back the memory that was lent to this model")
     return lease
 
 

@@ -12,12 +12,15 @@ import numpy.typing as npt
 
 from ...errors import ModelError, RequestCancelledError, StalledStreamError, TableError
 from ...protocol import results
+from ...protocol.claims import RegionClaim
 from ...protocol.layout import SlotRecord
+from ...protocol.results import Event
 from ...protocol.spans import OutputSpan, Ring, frame_number
 from ...tensors.view import TensorView
 from ..call import Call
 from ..context import Context
 from ..forward import check_all_are_over
+from .places import Place, RoomsBeside
 
 __all__ = ["StreamCall", "run_stream"]
 
@@ -35,7 +38,7 @@ class StreamCall(Call):
     ring, a frame is overwritten only when the client has released it. Without a ring, responses go through Triton.
     """
 
-    __slots__ = ("_frames", "_index", "_is_frame_open", "_looked", "_sender", "_waited_s")
+    __slots__ = ("_frames", "_index", "_is_frame_open", "_lent", "_looked", "_more_room", "_sender", "_waited_s")
 
     _made_by = "stream"
     _public_name = "StreamCall"
@@ -43,7 +46,9 @@ class StreamCall(Call):
     def __init__(self, context: Context, request: Any) -> None:
         super().__init__(context, request)
         self._sender = context.backend.sender(request)
-        self._frames: list[tuple[SlotRecord, dict[str, OutputSpan]]] = []
+        self._frames: list[Place] = []
+        self._more_room: RoomsBeside | None = None
+        self._lent: Sequence[RegionClaim] = ()  # beside the ring, of the place that was opened last
         self._index = 0
         self._is_frame_open = False
         self._looked = time.monotonic()
@@ -60,6 +65,8 @@ class StreamCall(Call):
         super().begin()
         self._rooms = {}  # each response has its own
         self._has_results = bool(self._frames)
+        for place in self._frames:
+            place.memories = self._memories
 
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
         """Return memory for one output of the next response, to be filled before it is sent.
@@ -79,7 +86,7 @@ class StreamCall(Call):
         ------
         ModelError
             As for :meth:`Call.output`.
-        RequestCancelledError, StalledStreamError
+        RequestCancelledError, StalledStreamError, ShmError
             As for :meth:`send`: it waits until the client has released the frame that was there before.
         """
         self._open_frame()
@@ -100,13 +107,16 @@ class StreamCall(Call):
         StalledStreamError
             It holds all frames of its ring, and has released none within ``SHM_STREAM_PATIENCE_S``; or the stream has
             waited for ``SHM_STREAM_TOTAL_PATIENCE_S`` altogether.
+        ShmError
+            It has given the frame room beside its ring, and what it says of that is wrong; or it has given up the
+            stream.
         """
         self._open_frame()
         self.commit(needs_all=False)
         if self.devices:
             self._context.arrays.synchronize(sorted(self.devices))
         if self._frames:
-            record, _ = self._frames[self._index % len(self._frames)]
+            record = self._frames[self._index % len(self._frames)].record
             record.complete(frame_number(self._generation, self._index), self._results)
         self._context.backend.send(self._sender, self.response)
         self.outputs = {}
@@ -149,6 +159,23 @@ class StreamCall(Call):
             response = self._context.backend.error_response(error)
         self._context.backend.send_last(self._sender, response)
 
+    def end(self, events: Sequence[Event] = ()) -> None:
+        try:
+            super().end(events)
+        finally:
+            self._release_more_room()
+
+    def _release(self) -> None:
+        super()._release()
+        self._release_more_room()
+
+    def _release_more_room(self) -> None:
+        if self._more_room is not None:
+            self._more_room.release()
+
+    def _further_claims(self) -> Sequence[RegionClaim]:
+        return (*super()._further_claims(), *self._lent)
+
     def _take_ring(self, ring: Ring, outputs: Mapping[str, OutputSpan]) -> None:
         """Find the records and the outputs of the ring's frames."""
         slot = self._slot
@@ -162,8 +189,10 @@ class StreamCall(Call):
         for name in outputs:  # what the model does not have is not laid out for every place first
             self.spec.output(name)
         self._frames = [
-            (region.record(ring.slot + place), ring.outputs(outputs, place)) for place in range(ring.frames)
+            Place(region.record(ring.slot + place), ring.outputs(outputs, place), self._generation)
+            for place in range(ring.frames)
         ]
+        self._more_room = RoomsBeside(self._context, slot, self._generation, self._frames)
 
     def _open_frame(self) -> None:
         """Wait until the place of the next response may be written to."""
@@ -171,9 +200,12 @@ class StreamCall(Call):
         if self._is_frame_open:
             return
         if self._frames:
-            record, rooms = self._frames[self._index % len(self._frames)]
-            self._wait_until_released(record)
-            self._rooms = rooms
+            place = self._frames[self._index % len(self._frames)]
+            self._wait_until_released(place.record)
+            if place.room_since < place.record.room_since <= frame_number(self._generation, self._index - 1):
+                assert self._more_room is not None
+                self._more_room.look(place)
+            self._rooms, self._memories, self._lent = place.rooms, place.memories, place.lent
         self._is_frame_open = True
 
     def _wait_until_released(self, record: SlotRecord) -> None:

@@ -1,0 +1,187 @@
+"""A stream whose frames find too little room gets more: later frames lie in another region of the client's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import CopyWarning, DeadlineExceededError, PoolOptions, Result
+from shm_backend_utils.server import EmbeddedServer
+
+from .eventually import all_memory_comes_back
+from .flavours import AnyClient, Flavour, url_of
+from .mapped import lies_in_shared_memory
+
+
+@pytest.fixture(params=[False, True], ids=["blocking", "aio"])
+def client(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[AnyClient]:
+    """It has no room for outputs whose size nobody knows yet."""
+    grpc = Flavour(url_of(triton_server, "grpc"), request.param)
+    with grpc.client(pool=PoolOptions(stream_guess_bytes=0)) as client:
+        yield client
+
+
+def sized(client: AnyClient, lengths: Sequence[int], *, stalls: bool = False, **named: Any) -> Iterator[Result]:
+    parameters = {"way": "sized", "lengths": " ".join(map(str, lengths)), "stalls": stalls}
+    named = {"outputs": ["Y"], "timeout_s": 10, **named}
+    return client.stream("frames_of", {"X": np.ones(4, np.float32)}, parameters=parameters, **named)
+
+
+def is_whole(result: Result, index: int, length: int) -> bool:
+    y = result["Y"]
+    return y.shape == (length,) and bool((y == index).all())
+
+
+def overflows(results: Iterator[Result], lengths: Sequence[int]) -> list[int]:
+    """Return which responses came back through Triton. The others lie in shared memory; all are what they should be."""
+    found = []
+    come = 0
+    for result in results:
+        with result:
+            assert result.path == "direct"
+            assert is_whole(result, come, lengths[come])
+            assert lies_in_shared_memory(result["Y"]) is not bool(result.overflowed) or not lengths[come]
+            if result.overflowed:
+                found.append(come)
+        come += 1
+    assert come == len(lengths)
+    return found
+
+
+def test_every_frame_behind_one_that_did_not_fit_is_direct(client: AnyClient) -> None:
+    lengths = [1000] * 6
+    assert overflows(sized(client, lengths, frames=1), lengths) == [0]
+    assert overflows(sized(client, lengths, frames=1), lengths) == []  # what was learned is for the next stream, too
+    all_memory_comes_back(client)
+
+
+def test_frames_that_were_opened_before_may_overflow_and_no_others(client: AnyClient) -> None:
+    lengths = [1000] * 40
+    found = overflows(sized(client, lengths, frames=4), lengths)
+    assert found[0] == 0
+    assert found[-1] < 4
+    all_memory_comes_back(client)
+
+
+def test_a_stream_grows_as_often_as_its_frames_do(client: AnyClient) -> None:
+    lengths = [10, 10, 1000, 1000, 10, 100_000, 100_000, 1000, 0, 100_000]
+    assert overflows(sized(client, lengths, frames=1), lengths) == [0, 2, 5]
+    all_memory_comes_back(client)
+
+
+@pytest.mark.parametrize("frames", [2, 3, 64])
+def test_in_rings_of_any_size_frames_that_grow_are_what_the_model_wrote(client: AnyClient, frames: int) -> None:
+    lengths = [length for length in (10, 1000, 5000, 100_000) for _ in range(3 * frames)]
+    found = overflows(sized(client, lengths, frames=frames), lengths)
+    steps = [index // (3 * frames) for index in found]
+    assert steps[0] == 0
+    assert all(index % (3 * frames) < 2 * frames for index in found)
+    all_memory_comes_back(client)
+
+
+def test_results_are_kept_while_more_come_and_the_stream_grows(client: AnyClient) -> None:
+    lengths = [10, 10, 10, 1000, 1000, 1000, 50_000, 50_000, 50_000]
+    results = sized(client, lengths, frames=3)
+    kept: list[Result] = []
+    for index, result in enumerate(results):
+        kept.append(result)
+        del result
+        if len(kept) == 3:
+            assert all(is_whole(each, index - 2 + n, lengths[index - 2 + n]) for n, each in enumerate(kept))
+            kept.pop(0)
+    assert [is_whole(each, 7 + n, 50_000) for n, each in enumerate(kept)] == [True, True]
+    kept.clear()
+    all_memory_comes_back(client)
+
+
+def test_arrays_outlive_their_stream_and_the_room_that_it_had_before_it_grew_again(client: AnyClient) -> None:
+    lengths = [10, 10, 5000, 5000, 5000]
+    arrays = []
+    for result in sized(client, lengths, frames=3):
+        if not result.overflowed:
+            arrays.append((result["Y"][0], result["Y"]))
+        elif len(arrays) == 1:
+            break
+        del result
+    assert [bool((array == value).all()) for value, array in arrays] == [True] * len(arrays)
+    assert overflows(sized(client, [10] * 50, frames=1), [10] * 50) == []  # other streams write elsewhere
+    assert [bool((array == value).all()) for value, array in arrays] == [True] * len(arrays)
+    arrays.clear()
+    all_memory_comes_back(client)
+
+
+def test_strings_get_more_room_too(client: AnyClient) -> None:
+    found: list[bool] = []
+    parameters = {"way": "say", "count": 8}
+    for result in client.stream("frames_of", {}, outputs=["WORDS"], parameters=parameters, frames=1, timeout_s=10):
+        with result:
+            index = len(found)
+            assert result["WORDS"].tolist() == [f"größer als {index}".encode(), b"x" * index]
+            found.append(bool(result.overflowed))
+    assert found[:2] == [True, False]
+    assert found.count(True) < 5
+    all_memory_comes_back(client)
+
+
+def test_a_hint_that_was_too_small_is_no_limit(client: AnyClient) -> None:
+    lengths = [4, 100, 100, 4]
+    assert overflows(sized(client, lengths, frames=1, outputs={"Y": 16}), lengths) == [1]
+    all_memory_comes_back(client)
+
+
+def test_stopping_early_gives_all_memory_back(client: AnyClient) -> None:
+    results = sized(client, [1000] * 5, frames=1, stalls=True)
+    for _ in range(3):
+        next(results).release()
+    results.close()  # type: ignore[attr-defined]  # it is a generator
+    all_memory_comes_back(client)
+    assert overflows(sized(client, [1000] * 5), [1000] * 5) == []
+
+
+def test_a_response_that_does_not_come_in_time_leaves_no_memory_in_doubt_for_ever(client: AnyClient) -> None:
+    results = sized(client, [1000] * 2, frames=1, stalls=True, timeout_s=0.5)
+    assert overflows_of(results, 2) == [True, False]
+    with pytest.raises(DeadlineExceededError):
+        next(results)
+    all_memory_comes_back(client)
+
+
+def overflows_of(results: Iterator[Result], count: int) -> list[bool]:
+    found = []
+    for _ in range(count):
+        with next(results) as result:
+            found.append(bool(result.overflowed))
+    return found
+
+
+def told(results: Iterator[Result]) -> tuple[list[bool], list[str]]:
+    """Return which responses overflowed, and what the user was told."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = []
+        for result in results:
+            found.append(bool(result.overflowed))
+            del result
+    return found, [str(each.message) for each in caught if each.category is CopyWarning]
+
+
+def test_who_has_no_memory_left_gets_frames_through_triton_and_is_told(triton_server: EmbeddedServer) -> None:
+    options = PoolOptions(max_bytes=2**16, stream_guess_bytes=0)
+    with Flavour(url_of(triton_server, "grpc"), False).client(pool=options) as client:
+        found, messages = told(sized(client, [20_000] * 5, frames=1))
+        assert found == [True] * 5
+        (message,) = messages
+        assert "the client's memory has no room for more, see PoolOptions(max_bytes=...); say it beforehand" in message
+        all_memory_comes_back(client)
+
+
+def test_who_gets_more_room_is_told_so(client: AnyClient) -> None:
+    found, messages = told(sized(client, [1000] * 5, frames=1))
+    assert found == [True, False, False, False, False]
+    (message,) = messages
+    assert "needs 4000 bytes and found less room" in message
+    assert "later responses have room for as much; say it beforehand: outputs={'Y': 4000}" in message
