@@ -227,3 +227,15 @@ def test_an_interrupt_at_any_line_of_redeeming_leaves_no_promise() -> None:
             status = pool.status
             assert status.byte_size == status.held * REGION, f"a promise is left after an interrupt at line {line}"
         line += 1
+
+
+def test_an_interrupt_at_any_line_of_taking_an_idle_region_loses_none() -> None:
+    was_interrupted, line = True, 1
+    while was_interrupted:
+        with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
+            pool.redeem(pool.request(Need(1), "another"))
+            taken: list[Any] = []  # so that no finalizer is interrupted
+            was_interrupted = interrupted_at(line, lambda: taken.append(pool.take_idle(Need(1), "taker")))  # noqa: B023
+            taken.clear()
+            assert pool.take_idle(Need(1), "next"), f"the region is lost after an interrupt at line {line}"
+        line += 1

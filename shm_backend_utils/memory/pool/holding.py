@@ -50,14 +50,19 @@ class HoldingPool:
             return None
         for capacity, regions in self._inventory.shelves.get(need[1:], ()):
             if capacity >= need.byte_size:
+                region = None
                 try:
                     region = regions.pop()
+                    region.holder = holder  # what follows is :meth:`_hold`, on the way of every call
+                    memory = np.frombuffer(region.buffer, np.uint8)
+                    reference = weakref.ref(memory, self._give_back)
+                    self._watched[id(reference)] = reference, region
                 except IndexError:
                     continue
-                region.holder = holder  # what follows is :meth:`_hold`, on the way of every call
-                memory = np.frombuffer(region.buffer, np.uint8)
-                reference = weakref.ref(memory, self._give_back)
-                self._watched[id(reference)] = reference, region
+                except BaseException:  # an interrupt: nobody else knows that it was taken
+                    if region is not None:
+                        self._return_unless_held(region)
+                    raise
                 return region, memory
         return None
 
