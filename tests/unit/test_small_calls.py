@@ -113,6 +113,15 @@ def test_prepared_calls_have_memory_at_any_size() -> None:
             assert result.path == "direct"
 
 
+@pytest.mark.parametrize("inline_bytes", [0, LIMIT])
+def test_what_comes_back_may_be_written_to_whatever_way_it_came(inline_bytes: int) -> None:
+    with FakeServer(FIXED) as server, client_of(server, inline_bytes=inline_bytes) as client:
+        x = np.arange(16, dtype=np.float32)
+        with client.infer("fixed", {"IN0": x}) as first, client.infer("fixed", {"IN0": x}) as second:
+            first["OUT0"][...] = 7
+            np.testing.assert_array_equal(second["OUT0"], 2 * x)
+
+
 @pytest.mark.filterwarnings("error")
 def test_nobody_is_warned_of_what_is_meant() -> None:
     with FakeServer(FIXED) as server, client_of(server) as client:
