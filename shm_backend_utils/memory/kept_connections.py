@@ -17,6 +17,8 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Final
 from urllib.parse import urlsplit
 
+from .forks import forsake_in_children
+
 __all__ = ["KeptConnections", "connect"]
 
 _MOST: Final = 1 << 16  # bytes of an answer
@@ -41,6 +43,11 @@ class KeptConnections:
         self._url = url
         self._timeout_s = timeout_s
         self._idle: list[_Connection] = []  # a list's append and pop are atomic
+        forsake_in_children(self)
+
+    def forsake(self) -> None:
+        """Forget the parent's connections in a forked child: what was answered to one would be read by the other."""
+        self._idle = []
 
     def get(self, paths: Sequence[str]) -> list[tuple[int, bytes]]:
         """Ask several questions at once; over a connection that the server has closed meanwhile, once more.
@@ -117,6 +124,11 @@ class _Connection:
         self._end = f" HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n"
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
+        forsake_in_children(self)
+
+    def forsake(self) -> None:
+        """Let go of the parent's connection in a forked child, which would keep it from ending."""
+        self.close()
 
     def is_silent(self) -> bool:
         """Return whether the server has neither closed the connection nor spoken unasked."""

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from ..errors import ModelError
 from ..model_spec import PATHS_PARAMETER, UIDS_PARAMETER
+from .backend_pools import USUAL_PREFIX, prefix_of_pools
 from .server_address import url_of_parent
 
 __all__ = ["PARAMETERS", "Config"]
@@ -59,6 +60,8 @@ class Config:
         Where the server tells what is registered, and what its models are; empty if that is not known. Then names mean
         nothing, and calls of other models are copied and must name their outputs.
         ``SHM_SERVER_URL``; by default where the server that has started this process serves HTTP.
+    pool_prefix : str
+        What the names of the Python backend's own shared memory begin with, as this process' command line tells.
     max_mapped_bytes : int or None
         How much may be mapped at once; None for no limit. ``SHM_MAX_MAPPED_BYTES``.
     gpu_events : bool
@@ -83,6 +86,7 @@ class Config:
     foreign_regions: bool = True
     checks_registrations: bool = True
     server_url: str = ""
+    pool_prefix: str = USUAL_PREFIX
     max_mapped_bytes: int | None = None
     gpu_events: bool = False
     pin_host_memory: bool = False
@@ -115,6 +119,7 @@ class Config:
             foreign_regions=_is_first_of(texts, "SHM_FOREIGN_REGIONS", "registered", "off"),
             checks_registrations=_is_first_of(texts, "SHM_REGISTRATIONS", "checked", "trusted"),
             server_url=_server_url(texts),
+            pool_prefix=prefix_of_pools(),
             max_mapped_bytes=_max_mapped_bytes(texts),
             gpu_events=_is_on(texts, "SHM_GPU_EVENTS"),
             pin_host_memory=_is_on(texts, "SHM_PIN_HOST_MEMORY"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -165,3 +166,52 @@ def test_a_head_without_an_end_is_waited_for_until_the_time_is_up() -> None:
     with pytest.raises(TimeoutError):
         answered(drip, timeout_s=0.2)
     assert time.monotonic() - begin < LONG_S
+
+
+def test_a_forked_child_asks_over_connections_of_its_own() -> None:
+    """Over its parent's it would read what is answered to that, and that what is answered to it."""
+    asked: list[int] = []
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(EMPTY)
+        while connection.recv(4096):
+            asked.append(connection.fileno())
+            connection.sendall(EMPTY)
+
+    with listener(answer) as url, contextlib.closing(KeptConnections(url, LONG_S)) as connections:
+        connections.get(["/question"])
+        child = os.fork()
+        if not child:
+            connections._timeout_s = 0.2  # the listener takes one connection
+            with contextlib.suppress(TimeoutError):
+                connections.get(["/child"])
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert asked == []
+        assert connections.get(["/question"]) == [(204, b"")]
+
+
+def test_a_forked_child_keeps_no_connection_of_its_parents_from_ending() -> None:
+    ended: list[bytes] = []
+    may_exit, exits = os.pipe()
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(EMPTY)
+        connection.settimeout(LONG_S)
+        ended.append(connection.recv(4096))
+
+    with listener(answer) as url:
+        connections = KeptConnections(url, LONG_S)
+        connections.get(["/question"])
+        child = os.fork()
+        if not child:
+            os.close(exits)
+            os.read(may_exit, 1)
+            os._exit(0)
+        connections.close()
+        time.sleep(0.2)
+        found = list(ended)
+        os.close(exits)
+        os.waitpid(child, 0)
+        os.close(may_exit)
+    assert found == [b""]

@@ -7,7 +7,9 @@ import json
 import os
 import secrets
 import threading
+import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -92,7 +94,7 @@ def open_it(region: ManagedRegion, config: Config | None = None, token: str = ""
 def resolve(name: str, config: Config) -> Registration:
     with contextlib.closing(StatusEndpoint(config.server_url)) as endpoint:
         found = policy.ask([name], endpoint.find, config, FIELD)
-        return policy.resolve(NamedRegionClaim(name), found, FIELD)
+        return policy.resolve(NamedRegionClaim(name), found, config, FIELD)
 
 
 def entry(name: str, key: str, offset: int = 0, byte_size: int = PAGE) -> dict[str, Any]:
@@ -295,6 +297,17 @@ def test_a_registered_key_that_must_not_be_reached_is_refused(
     with pytest.raises(RegionRefusedError) as refusal:
         resolve("mine", config)
     assert refusal.value.reason == reason
+
+
+@pytest.mark.parametrize("prefix", ["mine_", ""])
+def test_memory_of_the_backend_is_refused_whatever_the_operator_calls_it(
+    config: Config, registered: list[Any], prefix: str
+) -> None:
+    registered.append(entry("pool", f"/{prefix}{uuid.uuid4()}"))
+    registered.append(entry("other", f"/{prefix}other"))
+    called = replace(config, pool_prefix=prefix)
+    assert "it is memory of Triton's Python backend" in refused(lambda: resolve("pool", called), prefix or "-")
+    assert resolve("other", called).key == f"/{prefix}other"
 
 
 def test_more_slashes_do_not_hide_a_key(config: Config, registered: list[Any]) -> None:

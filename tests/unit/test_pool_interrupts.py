@@ -227,3 +227,29 @@ def test_an_interrupt_at_any_line_of_redeeming_leaves_no_promise() -> None:
             status = pool.status
             assert status.byte_size == status.held * REGION, f"a promise is left after an interrupt at line {line}"
         line += 1
+
+
+def test_an_interrupt_at_any_line_of_taking_an_idle_region_loses_none() -> None:
+    was_interrupted, line = True, 1
+    while was_interrupted:
+        with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
+            pool.redeem(pool.request(Need(1), "another"))
+            taken: list[Any] = []  # so that no finalizer is interrupted
+            was_interrupted = interrupted_at(line, lambda: taken.append(pool.take_idle(Need(1), "taker")))  # noqa: B023
+            taken.clear()
+            assert pool.take_idle(Need(1), "next"), f"the region is lost after an interrupt at line {line}"
+        line += 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finalizer
+def test_an_interrupt_at_any_line_of_a_finalizer_loses_no_region() -> None:
+    lines = 40  # more than it has; Python swallows what is raised there
+    for line in range(1, lines):
+        with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
+            held = [pool.redeem(pool.request(Need(1), "another"))]
+            interrupted_at(line, held.clear)
+            ticket = pool.request(Need(1), "next")
+            assert ticket.granted.done(), f"the region is lost after an interrupt at line {line}"
+            region, memory = pool.redeem(ticket)
+            assert pool.take_idle(Need(1), "third") is None, f"it is in use twice after an interrupt at line {line}"
+            assert (region.byte_size, memory.nbytes, pool.status.held) == (REGION, REGION, 1)

@@ -75,6 +75,22 @@ def test_a_model_that_takes_nothing_in_band_gets_nothing_in_band() -> None:
         assert "small calls?" not in str(client.explain("fixed"))
 
 
+def test_strings_do_not_go_in_band_where_they_can_be_shared() -> None:
+    """A stub that was built for NumPy 1 dies of those that come with a request, if the model has NumPy 2."""
+    words = config("words", dims="2", dtype="TYPE_STRING")
+    numbers_of_words = {**FIXED, "input": words["input"]}
+    words_of_numbers = {**FIXED, "output": words["output"], "name": "words"}
+    with FakeServer(numbers_of_words, words_of_numbers) as server, client_of(server) as client:
+        server.compute = lambda order, _: {
+            "OUT0": np.zeros(16, np.float32) if order.model == "fixed" else np.array([b"a", b"b"], object)
+        }
+        with client.infer("fixed", {"IN0": np.array([b"a", b"b"], object)}) as result:
+            assert result.path == "direct"
+        with client.infer("words", {"IN0": np.zeros(16, np.float32)}, outputs={"OUT0": 100}) as result:
+            assert result.path == "direct"
+        assert "small calls?" not in str(client.explain("fixed"))
+
+
 def test_explain_tells_of_small_calls() -> None:
     with FakeServer(FIXED) as server, client_of(server) as client:
         found = client.explain("fixed")
@@ -95,6 +111,15 @@ def test_prepared_calls_have_memory_at_any_size() -> None:
         call.inputs["IN0"][...] = 1
         with call.infer() as result:
             assert result.path == "direct"
+
+
+@pytest.mark.parametrize("inline_bytes", [0, LIMIT])
+def test_what_comes_back_may_be_written_to_whatever_way_it_came(inline_bytes: int) -> None:
+    with FakeServer(FIXED) as server, client_of(server, inline_bytes=inline_bytes) as client:
+        x = np.arange(16, dtype=np.float32)
+        with client.infer("fixed", {"IN0": x}) as first, client.infer("fixed", {"IN0": x}) as second:
+            first["OUT0"][...] = 7
+            np.testing.assert_array_equal(second["OUT0"], 2 * x)
 
 
 @pytest.mark.filterwarnings("error")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -50,14 +52,19 @@ class HoldingPool:
             return None
         for capacity, regions in self._inventory.shelves.get(need[1:], ()):
             if capacity >= need.byte_size:
+                region = None
                 try:
                     region = regions.pop()
+                    region.holder = holder  # what follows is :meth:`_hold`, on the way of every call
+                    memory = np.frombuffer(region.buffer, np.uint8)
+                    reference = weakref.ref(memory, self._give_back)
+                    self._watched[id(reference)] = reference, region
                 except IndexError:
                     continue
-                region.holder = holder  # what follows is :meth:`_hold`, on the way of every call
-                memory = np.frombuffer(region.buffer, np.uint8)
-                reference = weakref.ref(memory, self._give_back)
-                self._watched[id(reference)] = reference, region
+                except BaseException:  # an interrupt: nobody else knows that it was taken
+                    if region is not None:
+                        self._return_unless_held(region)
+                    raise
                 return region, memory
         return None
 
@@ -81,19 +88,35 @@ class HoldingPool:
         return memory
 
     def _give_back(self, memory: weakref.ref[Memory]) -> None:
-        watched = self._watched.pop(id(memory), None)
+        # Python swallows what is raised in here, an interrupt too. Until it lies in its place the region is watched, so
+        # that :meth:`_find_dropped` finds it; one line does both.
+        number = id(memory)
+        watched = self._watched.get(number)
         if watched is None:
             return  # its taker was interrupted before it was watched, and has given the region back
         region = watched[1]
         region.holder = None
-        if region.is_spoiled or region.is_in_doubt or self._closed:
-            self._inventory.returned.append(region)
+        is_ready = not (region.is_spoiled or region.is_in_doubt or self._closed)
+        place = region.shelf if is_ready else self._inventory.returned
+        assert place is not None
+        region.idle_since = time.monotonic()
+        try:
+            place.append(self._watched.pop(number)[1])
+        except KeyError:
+            return  # it was found before
+        if not is_ready:
             self._settle()
-            return
-        self._inventory.put_back(region)
-        if self._tickets.waiting:
+        elif self._tickets.waiting:
             self._is_due = True
             self._settle()
+
+    def _find_dropped(self) -> None:
+        """Have back what no finalizer has given back, as it was interrupted."""
+        for number, (reference, region) in list(self._watched.items()):
+            if reference() is None:
+                region.holder = None
+                with contextlib.suppress(KeyError):  # it was given back meanwhile
+                    self._inventory.returned.append(self._watched.pop(number)[1])
 
     def _settle(self) -> None:
         """Look at what was given back, unless somebody else has the lock: that one looks when it has let go."""
@@ -106,6 +129,7 @@ class HoldingPool:
     def _serve(self) -> None:
         """Grant what can be granted, in order. Locked."""
         self._is_due = False
+        self._find_dropped()
         self._inventory.sort_returned()
         if self._closed:
             self._clear()

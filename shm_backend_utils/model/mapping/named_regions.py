@@ -66,7 +66,7 @@ class NamedRegions:
             What :func:`.policy.resolve` and :func:`.policy.open_registered` raise.
         """
         try:
-            registration = policy.resolve(claim, found, field)
+            registration = policy.resolve(claim, found, self._config, field)
         except RegionGoneError:
             self._forget(claim.name)
             raise

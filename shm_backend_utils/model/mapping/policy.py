@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from ...errors import MachineError, RegionGoneError, RegionRefusedError, TableError
 from ...memory.cuda.memory import CudaAccess, CudaMapping, device_of
@@ -29,11 +28,10 @@ from ...memory.registrations import Registration
 from ...memory.segment import SystemSegment
 from ...memory.shared_file import SharedFile
 from ...protocol.claims import CudaRegionClaim, NamedRegionClaim
+from ..backend_pools import is_pool
 from ..config import Config
 
 __all__ = ["ask", "check_slot", "open_cuda", "open_managed", "open_registered", "resolve"]
-
-_RESERVED_PREFIX: Final = "triton_python_backend_shm_region_"
 
 Find = Callable[[Sequence[str]], dict[str, Registration]]
 """As :meth:`.StatusEndpoint.find`."""
@@ -109,7 +107,7 @@ def ask(names: Sequence[str], find: Find, config: Config, field: str) -> dict[st
         ) from None
 
 
-def resolve(claim: NamedRegionClaim, found: Mapping[str, Registration], field: str) -> Registration:
+def resolve(claim: NamedRegionClaim, found: Mapping[str, Registration], config: Config, field: str) -> Registration:
     """Return what a name stands for, of what :func:`ask` has found.
 
     Raises
@@ -123,7 +121,7 @@ def resolve(claim: NamedRegionClaim, found: Mapping[str, Registration], field: s
     if registration is None:
         raise RegionGoneError(f"{field} is not registered at the server; register it as system shared memory first")
     key = registration.key.removeprefix("/")
-    if key.startswith(_RESERVED_PREFIX):
+    if is_pool(key, config.pool_prefix):
         raise RegionRefusedError(field, "it is memory of Triton's Python backend")
     if key.startswith(KEY_PREFIX):
         raise RegionRefusedError(field, "it is a managed region; name it by its key and token")
