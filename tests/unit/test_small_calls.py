@@ -75,6 +75,15 @@ def test_a_model_that_takes_nothing_in_band_gets_nothing_in_band() -> None:
         assert "small calls?" not in str(client.explain("fixed"))
 
 
+@pytest.mark.parametrize("kind", ["input", "output"])
+def test_no_call_of_a_model_with_strings_goes_in_band_for_being_small(kind: str) -> None:
+    strings = {"name": "WORDS", "data_type": "TYPE_STRING", "dims": ["-1"]}
+    model = {**FIXED, kind: [*FIXED[kind], strings | ({"optional": True} if kind == "input" else {})]}
+    with FakeServer(model) as server, client_of(server) as client:
+        assert path_of(client, "fixed", outputs={"OUT0": 64}) == "direct"
+        assert "small calls?" not in str(client.explain("fixed"))
+
+
 def test_explain_tells_of_small_calls() -> None:
     with FakeServer(FIXED) as server, client_of(server) as client:
         found = client.explain("fixed")

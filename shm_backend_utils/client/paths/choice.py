@@ -8,6 +8,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Final
 
+from ...dtypes import BYTES
 from ...errors import MachineError
 from ...memory.pool.slot import SlotRegion
 from ...memory.segment import Access
@@ -80,7 +81,9 @@ class PathChooser:
         reason = "; ".join(
             check.detail for check in checks if check.outcome is False and set(better) & {*check.needed_by}
         )
-        prefers_inline = self._inline_bytes > 0 and path == _DIRECT and unexplained.open(_INLINE)
+        prefers_inline = (
+            self._inline_bytes > 0 and path == _DIRECT and unexplained.open(_INLINE) and not _has_strings(spec)
+        )
         if prefers_inline:
             checks = (*checks, self._check_small())
         explanation = Explanation(spec.name, path, reason or "nothing stands against it", checks)
@@ -187,6 +190,11 @@ def _check_model(spec: ModelSpec) -> list[Check]:
         checks.append(Check("tensors fit a slot?", False, obstacle, (_DIRECT,)))
     checks.append(_check_user(spec))
     return checks
+
+
+def _has_strings(spec: ModelSpec) -> bool:
+    """Return whether a model has strings, by which a stub of Triton 2.51 ends that come in band and find NumPy 2."""
+    return any(tensor.dtype is BYTES for tensor in (*spec.inputs.values(), *spec.outputs.values()))
 
 
 def _refused(model: KnownModel) -> list[Check]:
