@@ -68,8 +68,8 @@ class ShmClient(ServerMethods):
         How long to wait for a server that is not up yet, or loads its models, in seconds; by default not at all.
     inline_bytes : int, optional
         Small tensors are faster in band: calls of ``path="auto"`` whose inputs and outputs take up to so many bytes
-        together, each rounded up to 256, go so, if all their sizes are known. 0 for none; by default what was measured,
-        16,384 over gRPC and 0 over HTTP.
+        together, each rounded up to 256, go so, if all their sizes are known and the model has no strings. 0 for none;
+        by default what was measured, 16,384 over gRPC and 0 over HTTP.
 
     Raises
     ------

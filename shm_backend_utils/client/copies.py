@@ -1,4 +1,4 @@
-"""It is said aloud when tensors are copied on their way, once for each model and reason, at the user's own line."""
+"""Warnings of tensors that are copied on their way: once for each model and reason, at the user's own line."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ class CopyWarning(UserWarning):
 
 def tell_path(known: KnownModel, path: str, origin: Origin) -> None:
     """Warn that a call does not take the direct path, though it might take any."""
-    reason = known.reason
     if _is_news(known, f"path {path}"):
         _warn(
-            f"model {known.spec.name!r} is called on the path {path}, {_COPIES[path]}: {reason}; if that is meant, say "
-            f"path={path!r}",
+            f"model {known.spec.name!r} is called on the path {path}, {_COPIES[path]}: {known.reason}; "
+            f"if that is meant, say path={path!r}",
             origin,
         )
 

@@ -135,6 +135,7 @@ class Core:
     def begin(self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs) -> Steps[OpenCall]:
         """Take memory for a call and copy its inputs there."""
         wanted, devices = wanted_outputs(outputs)
+        # What :meth:`fitting` does, without the functions that it calls: this is on the way of every call.
         known = self.catalog.known.get((settings.model, settings.version))
         if known is None or (known.path != DirectExchange.path and known.is_worth_another_look):
             known = yield from self.look_again(settings)

@@ -54,11 +54,11 @@ class CurrentRegistrations:
         if all(name in answers for name in names):
             return {name: answers[name] for name in names}
         found = self._endpoint.find(names)
-        answers.update(found)  # if there were news meanwhile, the next look drops them, or has dropped all of them
+        answers.update(found)  # if something happened meanwhile, the next look drops them, or has dropped all
         return found
 
     def _look(self) -> dict[str, Registration]:
-        """Forget all answers if there are news; return those that hold, to which others may be added."""
+        """Forget all answers if there is news; return those that hold, to which others may be added."""
         with self._lock:
             if self._watch is None:
                 self._watch = self._new_watch()

@@ -2,7 +2,7 @@
 
 Triton opens and maps an object when it registers it, and unmaps it when it unregisters it
 (``src/shared_memory_manager.cc``). The kernel tells of both (inotify(7)) before those system calls return: a mapping
-holds the open file, which is closed with its last mapping. So the news are there before the server has answered.
+holds the open file, which is closed with its last mapping. So the news is there before the server has answered.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["ObjectWatch"]
 
 _IN_OPEN: Final = 0x20  # linux/inotify.h
 _IN_CLOSE_WRITE: Final = 0x08
-_MOST: Final = 1 << 16  # bytes of news that are read at once
+_MOST: Final = 1 << 16  # bytes of events that are read at once
 _NONE: Final = bytes(4)  # an int
 
 
 class ObjectWatch:
     """Tells of everything that is opened in /dev/shm, or closed by somebody who could write. Not thread-safe.
 
-    It costs one of the user's inotify instances and a file descriptor; the kernel keeps 16,384 news, and then tells
+    It costs one of the user's inotify instances and a file descriptor; the kernel keeps 16,384 events, and then tells
     that it lost some.
 
     Raises
@@ -51,7 +51,7 @@ class ObjectWatch:
     def has_news(self) -> bool:
         """Return whether anything happened since the last look; a closed watch cannot say that nothing did.
 
-        Less than a microsecond. More news than are read at once are news at the next look, too.
+        Less than a microsecond. Events beyond one read are news at the next look, too.
         """
         if self._fd < 0:
             return True
@@ -61,7 +61,7 @@ class ObjectWatch:
         return True
 
     def forsake(self) -> None:
-        """Let go of the parent's news in a forked child, which would take them from it."""
+        """Let go of the parent's events in a forked child, which would take them from it."""
         self.close()
 
     def close(self) -> None:

@@ -6,23 +6,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any, Final
-from urllib.error import HTTPError
-from urllib.parse import urlsplit
 
 from ..errors import MachineError
-from .kept_connections import KeptConnections, connect
-from .reply_in_time import ReplyInTime
+from ..http.json_answers import fetch_json
+from ..http.kept_connections import KeptConnections
 
-__all__ = ["Registration", "StatusEndpoint", "fetch_json", "fetch_registrations"]
+__all__ = ["Registration", "StatusEndpoint", "fetch_registrations"]
 
 _TIMEOUT_S: Final = 5.0
 _SPELT_AS_IT_IS: Final = re.compile(r"[\w.~-]+", re.ASCII)  # in a URL, which Triton does not decode
@@ -119,30 +115,10 @@ def fetch_registrations(server_url: str) -> dict[str, Registration]:
     try:
         return {
             region["name"]: _registration_of(region)
-            for region in fetch_json(f"{server_url}/v2/systemsharedmemory/status")
+            for region in fetch_json(f"{server_url}/v2/systemsharedmemory/status", _TIMEOUT_S)
         }
     except (OSError, HTTPException, ValueError, KeyError, TypeError):
         raise _no_answer() from None
-
-
-def fetch_json(url: str) -> Any:
-    """Return what the server answers, as JSON, within some 5 s after it was reached.
-
-    Raises
-    ------
-    urllib.error.HTTPError
-        The server refuses.
-    OSError, http.client.HTTPException, ValueError
-        Nobody answers there, or not in JSON.
-    """
-    with contextlib.closing(connect(url, _TIMEOUT_S)) as connection:
-        deadline = time.monotonic() + _TIMEOUT_S
-        connection.request("GET", urlsplit(url).path, headers={"Connection": "close"})
-        reply = ReplyInTime(connection.sock, deadline)
-        reply.begin()
-        if reply.status != HTTPStatus.OK:
-            raise HTTPError(url, reply.status, reply.reason, reply.headers, reply)
-        return json.loads(reply.read())
 
 
 def _registration_of(region: Any) -> Registration:

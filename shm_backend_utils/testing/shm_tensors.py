@@ -15,10 +15,10 @@ from ..errors import TensorError, TensorShapeError, TensorTypeError
 from ..memory.cuda.memory import CudaAccess
 from ..tensors.strings import Strings
 
-__all__ = ["InputTensor", "NewRegion", "OutputTensor", "input_tensors", "new_regions", "output_tensors"]
+__all__ = ["GivenInput", "NewRegion", "OutputRoom", "given_inputs", "new_regions", "output_rooms"]
 
 
-class InputTensor(NamedTuple):
+class GivenInput(NamedTuple):
     """An input.
 
     Attributes
@@ -39,7 +39,7 @@ class InputTensor(NamedTuple):
     data: npt.NDArray[np.uint8] | DeviceSource
 
 
-class OutputTensor(NamedTuple):
+class OutputRoom(NamedTuple):
     """An output, and how many bytes it may have."""
 
     name: str
@@ -53,7 +53,7 @@ class NewRegion(NamedTuple):
     byte_size: int
 
 
-def input_tensors(input_list: Sequence[Any], cuda: CudaAccess | None) -> list[InputTensor]:
+def given_inputs(input_list: Sequence[Any], cuda: CudaAccess | None) -> list[GivenInput]:
     """Return the inputs.
 
     Parameters
@@ -79,20 +79,20 @@ def input_tensors(input_list: Sequence[Any], cuda: CudaAccess | None) -> list[In
     return tensors
 
 
-def output_tensors(output_list: Sequence[tuple[str, int]]) -> list[OutputTensor]:
+def output_rooms(output_list: Sequence[tuple[str, int]]) -> list[OutputRoom]:
     """Return the outputs, given as ``(name, byte size)``; ValueError if one is not."""
     _check_is_list("output_list", output_list, "(name, byte size) pairs")
     for entry in output_list:
         if not _is_pair(entry):
             raise ValueError(f"output_list holds {entry!r}; expected a pair of a name and a byte size")
-    tensors = [OutputTensor(name, _byte_size(size, f"output {name!r}")) for name, size in output_list]
+    tensors = [OutputRoom(name, _byte_size(size, f"output {name!r}")) for name, size in output_list]
     _check_differ("output_list", [tensor.name for tensor in tensors])
     return tensors
 
 
 def new_regions(
-    inputs: Sequence[InputTensor],
-    outputs: Sequence[OutputTensor],
+    inputs: Sequence[GivenInput],
+    outputs: Sequence[OutputRoom],
     names: Sequence[str] | None,
     byte_sizes: Sequence[int] | None,
 ) -> list[NewRegion]:
@@ -124,7 +124,7 @@ def new_regions(
     return found
 
 
-def _on_device(name: str, value: Any, cuda: CudaAccess | None) -> InputTensor:
+def _on_device(name: str, value: Any, cuda: CudaAccess | None) -> GivenInput:
     if cuda is None:
         raise TensorError(
             name,
@@ -133,10 +133,10 @@ def _on_device(name: str, value: Any, cuda: CudaAccess | None) -> InputTensor:
         )
     source = device_source(cuda, name, value)
     assert source is not None  # as the caller has seen
-    return InputTensor(name, source.dtype, source.shape, source.byte_size, source)
+    return GivenInput(name, source.dtype, source.shape, source.byte_size, source)
 
 
-def _on_host(name: str, value: Any) -> InputTensor:
+def _on_host(name: str, value: Any) -> GivenInput:
     array = _array(name, value)
     native = array.dtype.newbyteorder("=")
     dtype = dtypes.from_numpy(native, name)
@@ -144,7 +144,7 @@ def _on_host(name: str, value: Any) -> InputTensor:
         data = Strings.of(name, array).encoded
     else:
         data = np.ascontiguousarray(array, native).reshape(-1).view(np.uint8)
-    return InputTensor(name, dtype, array.shape, data.nbytes, data)
+    return GivenInput(name, dtype, array.shape, data.nbytes, data)
 
 
 def _array(name: str, value: Any) -> npt.NDArray[Any]:

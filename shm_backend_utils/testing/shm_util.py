@@ -28,7 +28,7 @@ from ..memory.cuda.memory import CudaAccess
 from . import upstream_calls
 from .leak_probe import ShmLeakProbe
 from .shm_regions import CudaShmHandle, ShmHandle, SystemShmHandle
-from .shm_tensors import InputTensor, NewRegion, OutputTensor, input_tensors, new_regions, output_tensors
+from .shm_tensors import GivenInput, NewRegion, OutputRoom, given_inputs, new_regions, output_rooms
 from .upstream_calls import (
     ShmLeakDetector,
     create_set_either_shm_region,
@@ -174,8 +174,8 @@ def create_set_cuda_shm_regions(
     """
     access = cuda or CudaAccess()
     return _create(
-        input_tensors(input_list, access),
-        output_tensors(output_list),
+        given_inputs(input_list, access),
+        output_rooms(output_list),
         shm_region_names,
         shm_region_byte_sizes,
         triton_client,
@@ -241,8 +241,8 @@ def _create_on_host(
     protocol: str,
 ) -> ShmRegions:
     return _create(
-        input_tensors(input_list, None),
-        output_tensors(output_list),
+        given_inputs(input_list, None),
+        output_rooms(output_list),
         shm_region_names,
         shm_region_byte_sizes,
         triton_client,
@@ -252,8 +252,8 @@ def _create_on_host(
 
 
 def _create(
-    inputs: list[InputTensor],
-    outputs: list[OutputTensor],
+    inputs: list[GivenInput],
+    outputs: list[OutputRoom],
     names: Sequence[str] | None,
     byte_sizes: Sequence[int] | None,
     client: Any,
@@ -286,7 +286,7 @@ def _unregister_cleanup(shm_handles: Iterable[ShmHandle | None], triton_client: 
     _do_all([*unregistering, *[handle.destroy for handle in handles]])
 
 
-def _input(module: Any, tensor: InputTensor, handle: ShmHandle) -> Any:
+def _input(module: Any, tensor: GivenInput, handle: ShmHandle) -> Any:
     described = module.InferInput(tensor.name, list(tensor.shape), tensor.dtype.name)
     if tensor.byte_size:
         described.set_shared_memory(handle.name, tensor.byte_size)
@@ -295,7 +295,7 @@ def _input(module: Any, tensor: InputTensor, handle: ShmHandle) -> Any:
     return described
 
 
-def _output(module: Any, tensor: OutputTensor, handle: ShmHandle) -> Any:
+def _output(module: Any, tensor: OutputRoom, handle: ShmHandle) -> Any:
     described = module.InferRequestedOutput(tensor.name)
     described.set_shared_memory(handle.name, tensor.byte_size)
     return described

@@ -33,7 +33,7 @@ SIZE, ROW, COPIED, IN_PLACE = range(4)
 
 @pytest.fixture
 def grpc_client(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
-    with ShmClient(triton_server.grpc_url, timeout_s=30) as client:
+    with ShmClient(triton_server.grpc_url, timeout_s=30, inline_bytes=0) as client:
         yield client
 
 

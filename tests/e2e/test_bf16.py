@@ -74,10 +74,10 @@ def test_a_prepared_call_lies_in_shared_memory_both_ways(any_client: AnyClient) 
 
 
 def test_an_output_that_finds_no_room_comes_back_in_the_response(any_client: AnyClient) -> None:
-    with any_client.infer("brain_floats", {"X": BITS}, outputs={"SAME": 0, "Y": 0}) as result:
+    with any_client.infer("brain_floats", {"X": BITS}, outputs={"SAME": 0, "Y": 0}, path="direct") as result:
         assert result.overflowed == {"Y": BITS.nbytes}  # the other is an input's memory, and needs no room
         assert result["Y"].dtype == BF16
-    with any_client.infer("brain_floats", {"X": X}, outputs=["Y"]) as result:
+    with any_client.infer("brain_floats", {"X": X}, outputs=["Y"], path="direct") as result:
         assert result.overflowed == {}
 
 

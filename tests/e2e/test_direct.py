@@ -109,11 +109,13 @@ def test_only_the_requested_outputs_come_back(client: ShmClient) -> None:
 
 def test_an_output_that_finds_no_room_comes_back_through_triton_and_the_model_runs_once(client: ShmClient) -> None:
     x = np.arange(5, dtype=np.float32)
-    with client.infer("repeat", {"X": x}, outputs={"Y": 4, "RUNS": 8}, parameters={"times": 3}) as result:
+    wanted = {"Y": 4, "RUNS": 8}
+    with client.infer("repeat", {"X": x}, outputs=wanted, parameters={"times": 3}, path="direct") as result:
         assert result.overflowed == {"Y": 60}
         np.testing.assert_array_equal(result["Y"], np.tile(x, 3))
         runs = int(result["RUNS"][0])
-    with client.infer("repeat", {"X": x}, outputs={"Y": 60, "RUNS": 8}, parameters={"times": 3}) as result:
+    wanted = {"Y": 60, "RUNS": 8}
+    with client.infer("repeat", {"X": x}, outputs=wanted, parameters={"times": 3}, path="direct") as result:
         assert not result.overflowed
         assert int(result["RUNS"][0]) == runs + 1
 

@@ -41,7 +41,7 @@ SHAPES: Final = [(3, 4), (1, 4), (3, 1), (1, 1), (0, 4), (3, 0)]
 @pytest.fixture
 def client(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
     """A client of one protocol, with time for the model to import PyTorch: what the model does is the same for all."""
-    with ShmClient(triton_server.grpc_url, timeout_s=60) as client:
+    with ShmClient(triton_server.grpc_url, timeout_s=60, inline_bytes=0) as client:
         yield client
 
 

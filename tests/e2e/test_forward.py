@@ -29,7 +29,7 @@ SHM = Path("/dev/shm")
 
 @pytest.fixture
 def client(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
-    with ShmClient(triton_server.grpc_url, timeout_s=60) as client:
+    with ShmClient(triton_server.grpc_url, timeout_s=60, inline_bytes=0) as client:
         yield client
 
 

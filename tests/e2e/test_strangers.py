@@ -27,7 +27,7 @@ CONFIG = Path(__file__).resolve().parents[1] / "models" / "misbehaving" / "confi
 
 @pytest.fixture
 def grpc_client(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
-    with ShmClient(triton_server.grpc_url, timeout_s=30) as client:
+    with ShmClient(triton_server.grpc_url, timeout_s=30, inline_bytes=0) as client:
         yield client
 
 
@@ -73,7 +73,7 @@ def test_strings_whose_lengths_lie_fail_no_stranger_of_the_same_batch(
 def test_an_output_that_was_not_written_is_found_with_shm_debug(loading_server: LoadingServer) -> None:
     debug = 'parameters { key: "SHM_DEBUG" value: { string_value: "true" } }\n'
     loading_server.load("debugged", "misbehaving", CONFIG.read_text() + debug)
-    with ShmClient(loading_server.server.grpc_url, timeout_s=30) as client:
+    with ShmClient(loading_server.server.grpc_url, timeout_s=30, inline_bytes=0) as client:
         with pytest.raises(InferenceError, match="asked for output 'Y' and has not written 16 of its 16 elements"):
             client.infer("debugged", {"X": X}, outputs=OUTPUTS, parameters={"deed": "forget an output"})
         with client.infer("debugged", {"X": X}, outputs=OUTPUTS, parameters={"deed": "pass it on"}) as result:

@@ -1,6 +1,6 @@
 """Stands in for the server where tests say themselves what is registered.
 
-Nobody opens an object when they say so, which is how a model hears of a registration. So to it there are always news.
+Nobody opens an object when they say so, which is how a model hears of a registration. So to it there is always news.
 """
 
 from __future__ import annotations

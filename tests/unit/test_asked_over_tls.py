@@ -12,7 +12,8 @@ from http.client import HTTPSConnection
 import pytest
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.memory import kept_connections, registrations
+from shm_backend_utils.http import kept_connections
+from shm_backend_utils.memory import registrations
 from shm_backend_utils.memory.registrations import StatusEndpoint
 
 

@@ -21,7 +21,7 @@ SECOND: Final = Registration("/second", 0, 4096)
 
 
 class Watch:
-    """Has the news that a test says there are."""
+    """Has the news that a test says there is."""
 
     news = False
     made = 0

@@ -12,8 +12,8 @@ from http.client import HTTPException
 
 import pytest
 
-from shm_backend_utils.memory import kept_connections as module
-from shm_backend_utils.memory.kept_connections import KeptConnections
+from shm_backend_utils.http import kept_connections as module
+from shm_backend_utils.http.kept_connections import KeptConnections
 
 LONG_S = 30.0
 """Longer than anything here takes unless it hangs."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shm_backend_utils.memory.reply_in_time import ReplyInTime
+from shm_backend_utils.http.reply_in_time import ReplyInTime
 
 LONG_S = 30.0
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -28,6 +28,7 @@ from .trial import Verdict, try_mutant
 SHM_BYTES: Final = 512 << 20
 SLOWER: Final = 3  # than when the tests were recorded: the machine may be busy
 FOLDERS: Final = (
+    "shm_backend_utils/http/*.py",
     "shm_backend_utils/protocol/*.py",
     "shm_backend_utils/memory/*.py",
     "shm_backend_utils/memory/pool/*.py",

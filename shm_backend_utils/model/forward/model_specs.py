@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import urllib.error
 from http.client import HTTPException
+from typing import Final
 from urllib.parse import quote
 
 from ...errors import ModelError
-from ...memory.registrations import fetch_json
+from ...http.json_answers import fetch_json
 from ...model_spec import ModelSpec
 
 __all__ = ["ModelSpecs"]
+
+_TIMEOUT_S: Final = 5.0
 
 
 class ModelSpecs:
@@ -47,7 +50,7 @@ class ModelSpecs:
     def _ask(self, model: str, version: str) -> ModelSpec | None:
         place = quote(model, safe="") + (f"/versions/{quote(version, safe='')}" if version else "")
         try:
-            return ModelSpec.from_config(fetch_json(f"{self._server_url}/v2/models/{place}/config"))
+            return ModelSpec.from_config(fetch_json(f"{self._server_url}/v2/models/{place}/config", _TIMEOUT_S))
         except urllib.error.HTTPError as error:
             with error:
                 raise ModelError(f"model {model!r} cannot be called: the server has no such model ready") from None

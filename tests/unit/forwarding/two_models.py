@@ -123,7 +123,7 @@ def two_models(monkeypatch: pytest.MonkeyPatch, other: Mapping[str, Any] | None)
                 await models.gate.wait()
             return models.execute(self._request)
 
-    def fetch_json(url: str) -> Any:
+    def fetch_json(url: str, timeout_s: float) -> Any:
         found = told[url.split("/")[-2]]
         if found is None:
             raise OSError("nobody answers")

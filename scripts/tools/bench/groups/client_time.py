@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import tritonclient.grpc.aio
 
-from shm_backend_utils.client import AsyncShmClient, ShmClient
+from shm_backend_utils.client import AsyncShmClient
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import table
@@ -78,7 +78,7 @@ def _blocking(bench: Bench) -> list[Figure]:
         slot = ReadySlot(stack)
         bare = bench.plain_client()
         stack.callback(bare.close)
-        client = stack.enter_context(ShmClient(bench.server.grpc_url))
+        client = stack.enter_context(bench.direct_client())
         call = stack.enter_context(client.prepare(MODEL, {"INPUT0": (tensor.shape, tensor.dtype)}))
         cases = {
             "bare": lambda: bare.infer(MODEL, [], parameters=slot.parameters()),
@@ -95,7 +95,7 @@ async def _async(bench: Bench) -> list[Figure]:
     async with AsyncExitStack() as stack:
         slot = ReadySlot(stack)
         bare = await stack.enter_async_context(tritonclient.grpc.aio.InferenceServerClient(bench.server.grpc_url))
-        client = await stack.enter_async_context(AsyncShmClient(bench.server.grpc_url))
+        client = await stack.enter_async_context(AsyncShmClient(bench.server.grpc_url, inline_bytes=0))
         call = stack.enter_context(await client.prepare(MODEL, {"INPUT0": (tensor.shape, tensor.dtype)}))
         cases: AsyncCases = {
             "bare": lambda: bare.infer(MODEL, [], parameters=slot.parameters()),
@@ -122,7 +122,7 @@ def _figures(medians: Medians, client: str, call: str) -> list[Figure]:
 
 def _other_shapes(bench: Bench) -> Figure:
     """Measure `infer` where every request has another shape, beside the same where all have one."""
-    with ShmClient(bench.server.grpc_url) as client:
+    with bench.direct_client() as client:
 
         def infers(arrays: list[Any]) -> Callable[[], object]:
             given = endless(arrays)

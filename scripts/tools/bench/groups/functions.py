@@ -9,7 +9,6 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 import shm_backend_utils
-from shm_backend_utils.client import ShmClient
 
 from ...common.figures import Figure
 from ..rounds import Bench
@@ -28,10 +27,12 @@ def functions(bench: Bench) -> list[Figure]:
     """Count the functions, each once, of a request with one input and one output."""
     inputs = tensors(1)
     outputs = {"Y0": inputs["X0"].nbytes}
-    with ShmClient(bench.server.grpc_url) as client:
+    with bench.direct_client() as client:
 
         def infer() -> None:
-            client.infer(MODEL, inputs, outputs=outputs).release()
+            with client.infer(MODEL, inputs, outputs=outputs) as result:
+                if result.path != "direct":
+                    raise AssertionError(f"{MODEL} is called on the path {result.path}, whose way is another one")
 
         for _ in range(_WARM_UP):
             infer()

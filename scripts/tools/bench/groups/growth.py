@@ -10,8 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from shm_backend_utils.client import ShmClient
-
 from ...common.figures import Figure
 from ..memory import resident_bytes, shared_bytes
 from ..rounds import Bench
@@ -34,7 +32,7 @@ def _by_a_request(bench: Bench) -> list[Figure]:
     """Make requests of 1 GiB and look at Triton's pools, and at what memory of its own the server has."""
     server = bench.server
     grown: list[int] = []
-    with ShmClient(server.grpc_url) as client:
+    with bench.direct_client() as client:
         client.infer("identity", {"INPUT0": np.ones(16, np.float32)}, outputs={"OUTPUT0": 64}).release()
         pools = shared_bytes(server.shm_prefix)
         with client.prepare("identity", {"INPUT0": ((LARGE_BYTES // 4,), np.float32)}) as call:

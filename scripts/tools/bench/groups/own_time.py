@@ -46,7 +46,7 @@ def own_time(bench: Bench) -> list[Figure]:
 
     Between two requests the caches are filled with the code of whatever else runs on the core, so it matters where.
     """
-    with models_on_a_core_of_their_own(bench.server), ShmClient(bench.server.grpc_url) as client:
+    with models_on_a_core_of_their_own(bench.server), bench.direct_client() as client:
         bare = bench.plain_client()
         try:
             return _figures(*_times_us(bench, client, bare))

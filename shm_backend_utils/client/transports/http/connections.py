@@ -13,7 +13,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Final
 
 from ....errors import ClosedError
-from ....memory.reply_in_time import ReplyInTime
+from ....http.reply_in_time import ReplyInTime
 from ...errors import deadline_exceeded, unavailable
 from .codec import Answer
 

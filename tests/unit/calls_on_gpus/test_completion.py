@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,29 +21,14 @@ from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.modes.completion import complete
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
-from tests.unit.device_calls import DEVICE, HOST, LONG_NAME, LONG_SHAPE, SHORTER_NAME, Client, session_on
-from tests.unit.fake_gpu import objects_of, runtime_that_gives_all_back, that_nobody_loads
+from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, LONG_NAME, LONG_SHAPE, SHORTER_NAME, Client, session_on
+from tests.unit.fake_gpu import that_nobody_loads
 from tests.unit.fake_gpu_events import PATIENCE_S, wait_on_host
 
 ON_GPU = {"Y": DEVICE, "Z": DEVICE}
 ILLEGAL = "cudaErrorIllegalAddress"
 
 Infer = Callable[[Call], None]
-
-
-@pytest.fixture
-def client_cuda() -> Iterator[FakeCuda]:
-    with runtime_that_gives_all_back() as cuda:
-        yield cuda
-    assert objects_of(os.getpid()) == []
-
-
-@pytest.fixture
-def cuda(client_cuda: FakeCuda) -> Iterator[FakeCuda]:
-    """The CUDA of the model's process."""
-    with runtime_that_gives_all_back() as cuda:
-        yield cuda
-        assert cuda.current_device() == 0
 
 
 def noted(cuda: FakeCuda, *operations: str) -> list[str]:
@@ -116,20 +100,6 @@ def test_what_the_device_fails_by_is_every_calls_error_and_is_not_raised(cuda: F
 
 
 # In a session
-
-
-@pytest.fixture
-def client(client_cuda: FakeCuda) -> Iterator[Client]:
-    client = Client(client_cuda)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def session(cuda: FakeCuda, client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
-    session = session_on(cuda, monkeypatch)
-    yield session
-    session.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,38 +13,9 @@ from shm_backend_utils.model import Call, ShmSession, StreamCall
 from shm_backend_utils.tensors.device_view import DeviceView
 from shm_backend_utils.testing.fake_backend import Request, Tensor
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
-from tests.unit.device_calls import DEVICE, HOST, Client, session_on
-from tests.unit.fake_gpu import objects_of, runtime_that_gives_all_back
+from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, Client, session_on
 
 GIVEN = [1, 2, 3, 4]
-
-
-@pytest.fixture
-def client_cuda() -> Iterator[FakeCuda]:
-    with runtime_that_gives_all_back() as cuda:
-        yield cuda
-    assert objects_of(os.getpid()) == []
-
-
-@pytest.fixture
-def cuda(client_cuda: FakeCuda) -> Iterator[FakeCuda]:
-    """The CUDA of the model's process."""
-    with runtime_that_gives_all_back() as cuda:
-        yield cuda
-
-
-@pytest.fixture
-def client(client_cuda: FakeCuda) -> Iterator[Client]:
-    client = Client(client_cuda)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def session(cuda: FakeCuda, client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
-    session = session_on(cuda, monkeypatch)
-    yield session
-    session.close()
 
 
 def array_on(cuda: FakeCuda, values: list[int]) -> Any:
