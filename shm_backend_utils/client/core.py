@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ..errors import TensorError
+from ..forks import forsake_in_children
 from ..memory import reaper
 from ..memory.cuda.memory import CudaAccess
-from ..memory.forks import forsake_in_children
 from ..protocol.call_layout import lay_out
 from .client_memory import ClientMemory
 from .copies import tell_path

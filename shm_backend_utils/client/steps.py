@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ..errors import ClosedError
-from ..memory.forks import forsake_in_children, never_destroy
+from ..forks import forsake_in_children, never_destroy
 from .errors import out_of_time
 from .transports.transport import AsyncTransport, Transport
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ..memory.forks import forsake_in_children
+from ..forks import forsake_in_children
 from ..memory.repeater import Repeater
 from .errors import ForkedError, out_of_time
 from .result import Result

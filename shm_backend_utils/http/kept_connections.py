@@ -17,7 +17,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Final
 from urllib.parse import urlsplit
 
-from .forks import forsake_in_children
+from ..forks import forsake_in_children
 
 __all__ = ["KeptConnections", "connect"]
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from .forks import forsake_in_children
+from ..forks import forsake_in_children
 from .object_watch import ObjectWatch
 from .registrations import Registration, StatusEndpoint
 

@@ -13,7 +13,7 @@ import os
 import termios
 from typing import Final
 
-from .forks import forsake_in_children
+from ..forks import forsake_in_children
 from .shared_file import DIRECTORY
 
 __all__ = ["ObjectWatch"]

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..errors import ClosedError, NoSharedMemoryError, RegionGoneError, RegionRefusedError
+from ..forks import forsake_in_children
 from .descriptors import NO_DESCRIPTORS, lack_of_descriptors_told
-from .forks import forsake_in_children
 from .shared_file import BLOCK_SIZE, DIRECTORY, MORE_ROOM, NO_SPACE, SharedFile, allocate, free_bytes, total_bytes
 
 __all__ = ["PRIVATE", "Access", "SystemSegment"]

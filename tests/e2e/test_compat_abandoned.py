@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import pytest
 
+from shm_backend_utils import forks
 from shm_backend_utils.client.compat import TritonSHMClient
-from shm_backend_utils.memory import forks
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import eventually

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shm_backend_utils import forks
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError, ShmClient
 from shm_backend_utils.client.errors import MemoryRefusedError
 from shm_backend_utils.client.inputs.sources import Source
 from shm_backend_utils.client.paths import direct
 from shm_backend_utils.client.result import Result
 from shm_backend_utils.errors import CallerError, ClosedError, PeerError, RegionGoneError, SlotInDoubtError
-from shm_backend_utils.memory import forks
 from shm_backend_utils.memory.pool.slot import Slot
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.refusals import refusal

@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from shm_backend_utils import forks
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.memory import forks
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
 

@@ -21,7 +21,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from ...errors import CallerError, ClosedError
-from ...memory.forks import forsake_in_children, never_destroy
+from ...forks import forsake_in_children, never_destroy
 from ..errors import ForkedError
 from ..options import RequestOptions, Tls, check_options
 from ..transports.grpc.address import CHANNEL_OPTIONS, GrpcAddress, tls_credentials

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ...errors import BudgetError, MachineError
+from ...forks import forsake_in_children
 from .. import locks
-from ..forks import forsake_in_children
 from ..pool.slot import SlotRegion
 from ..repeater import Repeater
 from ..rounding import roomy

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 from ...errors import BudgetError, ClosedError, MachineError, NoSharedMemoryError, PoolExhaustedError
+from ...forks import forsake_in_children
 from ...protocol.layout import data_offset
-from ..forks import forsake_in_children
 from ..repeater import Repeater
 from ..shared_file import MORE_ROOM, total_bytes
 from .holding import HoldingPool, Memory
