@@ -22,8 +22,8 @@ def url(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> str:
 
 @pytest.fixture
 def client(url: str) -> Iterator[ShmClient]:
-    """The blocking client, over each protocol."""
-    with ShmClient(url, timeout_s=30) as client:
+    """The blocking client, over each protocol; as most tests are about shared memory, no call is too small for it."""
+    with ShmClient(url, timeout_s=30, inline_bytes=0) as client:
         yield client
 
 

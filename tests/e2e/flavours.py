@@ -133,8 +133,8 @@ class Flavour:
     is_aio: bool
 
     def client(self, **options: Any) -> AnyClient:
-        """Return a client to be closed by whoever asked."""
-        options = {"timeout_s": 30, **options}
+        """Return a client to be closed by whoever asked. Unless told otherwise, no call is too small for a slot."""
+        options = {"timeout_s": 30, "inline_bytes": 0, **options}
         return LoopedClient(self.url, **options) if self.is_aio else ShmClient(self.url, **options)
 
     @property

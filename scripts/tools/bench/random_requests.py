@@ -12,13 +12,14 @@ import json
 import math
 import random
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from shm_backend_utils.client import Result, ShmClient
+from shm_backend_utils.client import CopyWarning, Result, ShmClient
 
 __all__ = ["RandomRequests"]
 
@@ -127,6 +128,7 @@ def main() -> int:
     parser.add_argument("url")
     parser.add_argument("--requests", type=int, required=True)
     arguments = parser.parse_args()
+    warnings.simplefilter("ignore", CopyWarning)  # what overflows here is meant to
     with ShmClient(arguments.url) as client:
         requests = RandomRequests(client)
         requests.send(max(arguments.requests // WARM_UP_SHARE, LEAST_WARM_UP))

@@ -89,6 +89,7 @@ class Kit:
         words = ["overflows"] if result.overflowed else []
         words += ["parameters"] if said.has_parameters else []
         words += ["headers"] if said.headers else []
+        words += ["small calls"] if result.path == "inline" else []
         words += ["forward"] if model.name == "relay" else []
         words += ["varying shapes"] if self._last_shapes.get(model.name, payload.shape) != payload.shape else []
         self._last_shapes[model.name] = payload.shape

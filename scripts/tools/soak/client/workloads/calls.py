@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from shm_backend_utils.client import DeadlineExceededError, PreparedCall, Result
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import SlotInDoubtError
 
 from ..board import Phase
@@ -21,6 +22,7 @@ __all__ = ["batches", "bursts", "deadlines", "forward", "infer", "prepare", "rec
 CALLED: Final = [MODELS[name] for name in ("identity", "multiply", "halves", "rows")]
 SMALL: Final = [MODELS[name] for name in ("identity", "halves")]
 SMALL_BYTES: Final = 4096
+PATHS_OF_SMALL: Final[tuple[PathName, ...]] = ("direct", "direct", "auto")
 LONGEST_BURST: Final = 200
 MOST_SUBMITTED: Final = 4
 MOST_SPLIT_ROWS: Final = 20
@@ -38,11 +40,15 @@ def infer(kit: Kit, connection: Connection) -> None:
 
 
 def bursts(kit: Kit, connection: Connection) -> None:
-    """Small requests one after another, no two alike: most of all requests, at the least cost for each."""
+    """Small requests one after another, no two alike: most of all requests, at the least cost for each.
+
+    Some clients take the path that is the fastest for each: in band, where that is it.
+    """
+    path = kit.chance.choice(PATHS_OF_SMALL)
     for _ in range(kit.chance.randint(1, LONGEST_BURST)):
         model = kit.chance.choice(SMALL)
         said = Said.random(kit.chance) if model.reads_parameters else Said()
-        _infer(kit, connection, model, said, model.payload(kit.noise, SMALL_BYTES))
+        _infer(kit, connection, model, said, model.payload(kit.noise, SMALL_BYTES), path)
 
 
 def forward(kit: Kit, connection: Connection) -> None:
@@ -150,11 +156,22 @@ def reconnect(kit: Kit, connection: Connection) -> None:
         connection.close()
 
 
-def _infer(kit: Kit, connection: Connection, model: Model, said: Said, payload: npt.NDArray[Any]) -> None:
+def _infer(
+    kit: Kit,
+    connection: Connection,
+    model: Model,
+    said: Said,
+    payload: npt.NDArray[Any],
+    path: PathName = "direct",
+) -> None:
     kit.board.phase = Phase.IN_FLIGHT
     with kit.bounded("infer"):
         result = connection.caller.infer(
-            model.name, {model.source: payload}, outputs=kit.room(model.sink, payload.nbytes), **said.options()
+            model.name,
+            {model.source: payload},
+            outputs=kit.room(model.sink, payload.nbytes),
+            path=path,
+            **said.options(),
         )
     kit.pass_call(kit.check(connection, model, payload, said, result, "infer"))
 
