@@ -85,7 +85,9 @@ def every_client(mirror: Mirror) -> Iterator[dict[str, EitherClient]]:
     """Make one client of each flavour."""
     with contextlib.ExitStack() as stack:
         yield {
-            flavour: stack.enter_context(open_client(flavour, url_of(mirror.server, flavour), timeout_s=20))
+            flavour: stack.enter_context(
+                open_client(flavour, url_of(mirror.server, flavour), timeout_s=20, inline_bytes=0)
+            )
             for flavour in FLAVOURS
         }
 

@@ -17,7 +17,8 @@ def test_a_small_call_is_answered_as_a_large_one_is(flavour: Flavour, rows: int)
         with client.infer("rows", {"X": x}, outputs=["DOUBLED"]) as by_default:
             np.testing.assert_array_equal(by_default["DOUBLED"], 2 * x)
             assert by_default.path == ("inline" if flavour.has_streams else "direct")
-            by_default["DOUBLED"] += 1  # what comes back in band may be written to, as shared memory may
+            doubled = by_default["DOUBLED"]
+            doubled += 1  # what comes back in band may be written to, as shared memory may
         with client.infer("rows", {"X": x}, outputs=["DOUBLED"], path="direct") as direct:
             np.testing.assert_array_equal(direct["DOUBLED"], 2 * x)
 
