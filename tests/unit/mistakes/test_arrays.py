@@ -88,7 +88,7 @@ def takes(dtype: str) -> str:
             [1, 256],
             "input 'IN0' holds 256, which is no value of TYPE_UINT8; pass numbers that are, or an array",
         ),
-        ("text", ["a", 1], "input 'IN0' holds 1, which is no value of TYPE_STRING; pass strings that are, or an array"),
+        ("text", ["a", 1], "input 'IN0' holds 1, which is no value of TYPE_STRING; pass str or bytes, or an array"),
         ("vector", None, "input 'IN0' holds None, which is no value of TYPE_FP32; pass numbers that are, or an array"),
         (
             "vector",
