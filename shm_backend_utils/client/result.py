@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy.typing as npt
 
 from ..errors import ClosedError, names_told
 
 __all__ = ["Result"]
+
+_REMEDY: Final = "take arrays from it before its with block ends, or release(): they stay valid"
 
 
 class Result(Mapping[str, npt.NDArray[Any]]):
@@ -85,7 +87,7 @@ class Result(Mapping[str, npt.NDArray[Any]]):
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         arrays = self._arrays
         if arrays is None:
-            raise ClosedError("this result")
+            raise ClosedError("this result", _REMEDY)
         try:
             return arrays[name]
         except KeyError:
@@ -124,5 +126,5 @@ class Result(Mapping[str, npt.NDArray[Any]]):
 
     def _held(self) -> dict[str, npt.NDArray[Any]]:
         if self._arrays is None:
-            raise ClosedError("this result")
+            raise ClosedError("this result", _REMEDY)
         return self._arrays
