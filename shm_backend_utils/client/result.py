@@ -93,6 +93,10 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         except KeyError:
             raise KeyError(f"the result has no output {name!r}; it has {names_told(name, arrays)}") from None
 
+    def __setitem__(self, name: str, array: object) -> None:
+        if array is not self[name]:  # an operator in place puts back what it has changed
+            raise TypeError(f"output {name!r} cannot be replaced; write result[{name!r}][...] = array")
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._held())
 
