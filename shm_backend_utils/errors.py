@@ -201,8 +201,8 @@ class ClosedError(CallerError, RuntimeError):
 
     code = "shm:closed"
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} is closed; make a new one")
+    def __init__(self, what: str, remedy: str = "make a new one") -> None:
+        super().__init__(f"{what} is closed; {remedy}")
 
 
 class PeerError(ShmError):

@@ -93,9 +93,11 @@ class TensorSpec:
         if self.is_batched and len(shape) == len(self.shape) - 1:
             remedy = f"; the first dimension is the batch: one row has shape {[1, *shape]}, as array[np.newaxis] has"
         elif not shape:
-            remedy = "; give it its dimensions, by array.reshape(...), or pass a plain number"
+            takes_one = all(size in (-1, 1) for size in self.shape)
+            remedy = f"; give it its dimensions, by array.reshape(...){', or pass a plain number' if takes_one else ''}"
+        legend = " (-1 is any size)" if -1 in self.shape else ""
         raise TensorShapeError(
-            self.name, f"{found}, but the model's configuration says {list(self.shape)} (-1 is any size){remedy}"
+            self.name, f"{found}, but the model's configuration says {list(self.shape)}{legend}{remedy}"
         )
 
     def _remedy_of_dtype(self, dtype: DType) -> str:

@@ -24,7 +24,7 @@ def serve(model_repository: Path | None, ports: Ports, numpy: StubNumpy) -> int:
         "serve", lambda folder: model_repository or copy_sample_models(folder), ports=ports, numpy=numpy
     ) as server:
         addresses = f"grpc={server.grpc_url} http={server.http_url} metrics={server.metrics_url}"
-        print(f"READY {addresses}", flush=True)
+        print(f"READY {addresses} log={server.log_file}", flush=True)
         status = server.wait()
         print(f"{server.log_tail()}\nthe server exited by itself, with status {status}", file=sys.stderr)
         return 1

@@ -24,6 +24,9 @@ _LOG: Final = logging.getLogger(__name__)
 _MOST_ATTEMPTS: Final = 3
 _REMEDY: Final = "later calls have room for as much; say it beforehand"
 _REMEDY_OF_PREPARED: Final = "the next infer of this call has room for as much on the host; say it beforehand"
+_NOT_DONE: Final = ("StatusCode.UNIMPLEMENTED", "501")
+"""What the server says over gRPC, and over HTTP, of one answer from a decoupled model."""
+
 _BUSY_PAUSE_S: Final = 0.005  # a refusal takes less than a millisecond
 
 
@@ -85,7 +88,15 @@ def send(core: Core, call: OpenCall, timeout_s: float, remedy: str = _REMEDY) ->
         core.catalog.forget()  # when it is back, it may have other models, and other flags
         core.paths.forget_server()
         raise
-    except (InferenceError, SlotInDoubtError):
+    except InferenceError as error:
+        if call.known.spec.is_decoupled and error.status() in _NOT_DONE:
+            raise InferenceError(
+                f"model {call.known.spec.name!r} is decoupled, so it answers with any number of responses: ask for "
+                f"them by stream(), over gRPC ({error.message()})",
+                error.status(),
+            ) from None
+        raise
+    except SlotInDoubtError:
         raise
     except PeerError:  # an answer that the known model would not have given: the next call looks what there is
         core.catalog.drop(call.known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
 
@@ -38,10 +38,11 @@ class _Inputs(Mapping[str, npt.NDArray[Any]]):
         except KeyError:
             raise KeyError(f"this call has no input {name!r}; it has {names_told(name, arrays)}") from None
 
-    def __setitem__(self, name: str, array: object) -> NoReturn:
-        raise TypeError(
-            f"input {name!r} is memory to be filled, and cannot be replaced; write inputs[{name!r}][...] = array"
-        )
+    def __setitem__(self, name: str, array: object) -> None:
+        if array is not self[name]:  # an operator in place puts back what it has changed
+            raise TypeError(
+                f"input {name!r} is memory to be filled, and cannot be replaced; write inputs[{name!r}][...] = array"
+            )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._held())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy.typing as npt
 
 from ..errors import ClosedError, names_told
 
 __all__ = ["Result"]
+
+_REMEDY: Final = "take arrays from it before its with block ends, or release(): they stay valid"
 
 
 class Result(Mapping[str, npt.NDArray[Any]]):
@@ -20,9 +22,9 @@ class Result(Mapping[str, npt.NDArray[Any]]):
     memory serves another call when the result *and* every array taken from it are gone; :meth:`release`, or leaving the
     ``with`` block, gives up the result's own share.
 
-    All arrays are C-contiguous. Those in shared memory are writable, and the client's own; so are those of up to 64 KiB
-    on the path inline. Others that came with the response, as :attr:`overflowed` tells too, are read-only. Strings are
-    arrays of ``bytes`` objects, which hold no shared memory.
+    All arrays are C-contiguous. Those in shared memory are writable, and the client's own. Those that came with the
+    response, as :attr:`in_response` tells, are writable up to 64 KiB, and read-only beyond. Strings are arrays of
+    ``bytes`` objects, which hold no shared memory.
 
     Attributes
     ----------
@@ -30,6 +32,9 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         ``"direct"``, ``"triton-shm"`` or ``"inline"``: the way that this request went.
     overflowed : mapping of str to int
         Outputs that found too little room in the slot and came back through Triton, with their sizes in bytes.
+    in_response : tuple of str
+        Outputs that came with the response: on the path inline all of them; on triton-shm those whose size nobody could
+        tell beforehand; on the direct path those that overflowed.
     bytes_avoided : int
         Bytes of tensors that neither the request nor its response carried.
     read_response : callable
@@ -43,11 +48,13 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         read_response: Callable[[], Any],
         overflowed: Mapping[str, int] | None = None,
         bytes_avoided: int = 0,
+        in_response: tuple[str, ...] = (),
     ) -> None:
         self._arrays: dict[str, npt.NDArray[Any]] | None = arrays
         self.path = path
         self.read_response = read_response
         self.overflowed = overflowed or {}
+        self.in_response = in_response or tuple(self.overflowed)
         self.bytes_avoided = bytes_avoided
 
     @property
@@ -80,11 +87,15 @@ class Result(Mapping[str, npt.NDArray[Any]]):
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         arrays = self._arrays
         if arrays is None:
-            raise ClosedError("this result")
+            raise ClosedError("this result", _REMEDY)
         try:
             return arrays[name]
         except KeyError:
             raise KeyError(f"the result has no output {name!r}; it has {names_told(name, arrays)}") from None
+
+    def __setitem__(self, name: str, array: object) -> None:
+        if array is not self[name]:  # an operator in place puts back what it has changed
+            raise TypeError(f"output {name!r} cannot be replaced; write result[{name!r}][...] = array")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._held())
@@ -106,14 +117,18 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         self._arrays = None
 
     def __repr__(self) -> str:
-        """Return, in a line, what came on the path, and what found no room and came with the response."""
+        """Return, in a line, what came on the path, and what came with the response though the path shares memory."""
         if self._arrays is None:
             return f"<Result path={self.path} released>"
         outputs = [f" {name!r} {array.dtype} {list(array.shape)}" for name, array in self._arrays.items()]
-        overflowed = f" overflowed={list(self.overflowed)}" if self.overflowed else ""
-        return f"<Result path={self.path}{','.join(outputs)}{overflowed}>"
+        copied = ""
+        if self.overflowed:
+            copied = f" overflowed={list(self.overflowed)}"
+        elif self.in_response and self.path != "inline":
+            copied = f" in_response={list(self.in_response)}"
+        return f"<Result path={self.path}{','.join(outputs)}{copied}>"
 
     def _held(self) -> dict[str, npt.NDArray[Any]]:
         if self._arrays is None:
-            raise ClosedError("this result")
+            raise ClosedError("this result", _REMEDY)
         return self._arrays

@@ -25,6 +25,7 @@ __all__ = ["ask", "is_model_ready", "is_so", "load", "start", "unload"]
 _ATTEMPT_S: Final = 2.0
 _PAUSE_S: Final = 0.1
 _NO_SLOT: Final = (f"{VERSION}/nowhere", 1)
+_NOT_CONTROLLED: Final = "explicit model load / unload is not allowed"
 _DEAD: Final = re.compile(r"(?i)stub process .*(not healthy|unhealthy)")
 
 
@@ -96,9 +97,22 @@ def load(codec: Codec, deadline: float, model: str, config: str | None, files: M
     parameters: dict[str, str | bytes] = {**files}
     if config is not None:
         parameters["config"] = config
-    yield Send(codec.load(model, parameters), left_until(deadline))
+    yield from _control(Send(codec.load(model, parameters), left_until(deadline)))
 
 
 def unload(codec: Codec, deadline: float, model: str, dependents: bool) -> Steps[None]:
     """Have a model unloaded; with ``dependents``, also those that it is made of."""
-    yield Send(codec.unload(model, dependents=dependents), left_until(deadline))
+    yield from _control(Send(codec.unload(model, dependents=dependents), left_until(deadline)))
+
+
+def _control(message: Send) -> Steps[None]:
+    try:
+        yield message
+    except InferenceError as error:
+        if _NOT_CONTROLLED not in str(error):
+            raise
+        raise InferenceError(
+            "this server lets nobody load and unload models; start it with --model-control-mode=explicit "
+            f"({error.message()})",
+            error.status(),
+        ) from None

@@ -101,8 +101,7 @@ def _in_one_region(
         raise error
     results = [result for result in outcomes if isinstance(result, Result)]
     arrays = {name: _joined(name, [result[name] for result in results], memory) for name in results[0]}
-    avoided = sum(result.bytes_avoided for result in results)
-    return Result(arrays, DirectExchange.path, results[0].read_response, bytes_avoided=avoided)
+    return _whole_result(arrays, results)
 
 
 def _together(operations: list[Steps[Any]], settings: CallSettings) -> Steps[list[Any]]:
@@ -140,8 +139,13 @@ def _one_by_one(
         return result
 
     results = yield from _together([part(rows) for rows in ranges], settings)
-    avoided = sum(result.bytes_avoided for result in results)
-    return Result(whole, results[0].path, results[0].read_response, bytes_avoided=avoided)
+    return _whole_result(whole, results)
+
+
+def _whole_result(arrays: dict[str, npt.NDArray[Any]], parts: Sequence[Result]) -> Result:
+    avoided = sum(part.bytes_avoided for part in parts)
+    in_response = tuple(name for name in arrays if any(name in part.in_response for part in parts))
+    return Result(arrays, parts[0].path, parts[0].read_response, bytes_avoided=avoided, in_response=in_response)
 
 
 def _ranges(row_count: int | None, most: int) -> list[range]:

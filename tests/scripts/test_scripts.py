@@ -133,8 +133,9 @@ def failing_repository(tmp_path: Path) -> Path:
 def test_serve_prints_one_line_when_every_model_is_ready(start: Callable[..., Program]) -> None:
     serve = start("serve")
     line = serve.first_line()
-    ready = re.fullmatch(r"READY grpc=(\S+:\d+) http=\S+:\d+ metrics=\S+:\d+\n", line)
+    ready = re.fullmatch(r"READY grpc=(\S+:\d+) http=\S+:\d+ metrics=\S+:\d+ log=(\S+)\n", line)
     assert ready is not None
+    assert "Started GRPCInferenceService" in Path(ready[2]).read_text()
     with grpcclient.InferenceServerClient(ready[1]) as client:
         assert client.is_model_ready("identity")
     serve.signal(signal.SIGTERM)

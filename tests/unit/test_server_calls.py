@@ -146,6 +146,25 @@ def test_a_model_is_unloaded_alone_or_with_its_dependents(server: FakeServer, ca
     assert server.unloads == [("m", False), ("m", True)]
 
 
+class Refusing(list[Any]):
+    """What a server keeps of the models that it is told to load, if it loads none."""
+
+    SAID: Final = "explicit model load / unload is not allowed if polling is enabled"
+
+    def append(self, _: object) -> None:
+        raise InferenceError(self.SAID, "StatusCode.UNAVAILABLE")
+
+
+@pytest.mark.parametrize("method", ["load_model", "unload_model"])
+def test_who_asks_a_server_that_loads_nothing_is_told_how_to_start_it(
+    server: FakeServer, call: Call, method: str
+) -> None:
+    server.loads = server.unloads = Refusing()
+    with pytest.raises(InferenceError, match=f"start it with --model-control-mode=explicit .{Refusing.SAID}") as error:
+        call(method, "m")
+    assert error.value.status() == "StatusCode.UNAVAILABLE"
+
+
 @pytest.mark.parametrize("method", ["get_model_metadata", "get_model_config", "get_inference_statistics"])
 def test_an_unknown_model_is_an_error(call: Call, method: str) -> None:
     with pytest.raises(InferenceError, match="'nobody' is not found"):

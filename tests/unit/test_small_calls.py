@@ -102,6 +102,12 @@ def test_explain_tells_of_small_calls() -> None:
         assert "small calls?" not in str(client.explain("fixed"))
 
 
+def test_explain_tells_what_a_call_must_say_to_be_small() -> None:
+    with FakeServer(FIXED, UNKNOWN) as server, client_of(server) as client:
+        assert "if the call's outputs= has the size of OUT0" in str(client.explain("unknown"))
+        assert "outputs=" not in str(client.explain("fixed"))
+
+
 def test_prepared_calls_have_memory_at_any_size() -> None:
     with (
         FakeServer(FIXED) as server,

@@ -35,7 +35,7 @@ def array_of_numbers(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
             raise TensorTypeError(
                 tensor.name,
                 f"input {tensor.name!r} holds {_short(element)}, which is no value of {tensor.config_dtype}; pass "
-                f"{'strings' if dtype is None else 'numbers'} that are, or an array",
+                f"{'str or bytes' if dtype is None else 'numbers that are'}, or an array",
             )
     if dtype == BF16.numpy:
         return elements.astype(np.float64).astype(dtype)  # it takes no large integers

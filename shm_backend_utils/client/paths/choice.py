@@ -85,7 +85,7 @@ class PathChooser:
             self._inline_bytes > 0 and path == _DIRECT and unexplained.open(_INLINE) and not _has_strings(spec)
         )
         if prefers_inline:
-            checks = (*checks, self._check_small())
+            checks = (*checks, self._check_small(spec))
         explanation = Explanation(spec.name, path, reason or "nothing stands against it", checks)
         model.reason = explanation.reason
         if model.explanation != explanation:
@@ -97,10 +97,12 @@ class PathChooser:
             model.inline_end = model.data_begin + self._inline_bytes if prefers_inline else 0
         return explanation
 
-    def _check_small(self) -> Check:
+    def _check_small(self, spec: ModelSpec) -> Check:
+        open_sizes = [name for name, output in spec.outputs.items() if output.row_byte_size is None]
+        condition = f", if the call's outputs= has the size of {', '.join(open_sizes)}" if open_sizes else ""
         detail = (
-            f"calls whose tensors take up to {self._inline_bytes:,} bytes together go inline, which is faster then; "
-            "inline_bytes=0 of the client has them go direct"
+            f"calls whose tensors take up to {self._inline_bytes:,} bytes together go inline{condition}, which is "
+            "faster then; inline_bytes=0 of the client has them go direct"
         )
         return Check("small calls?", True, detail, ())
 

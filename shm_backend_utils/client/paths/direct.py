@@ -32,7 +32,7 @@ from ..options import RequestOptions
 from ..result import Result
 from ..steps import Pause, Send, Steps
 from ..transports.messages import Codec, OutputTensor, Request
-from .exchange import Exchange, batch_carrier, is_answer, missing_output
+from .exchange import Exchange, batch_carrier, is_answer, missing_output, output_in
 from .further import FurtherMemory
 from .inline import no_strings, source_of
 
@@ -261,7 +261,7 @@ def result_of(
     for name, dtype, shape, region, offset, byte_size, is_in_response in places:
         try:
             if is_in_response:
-                array = response().as_numpy(name)
+                array = output_in(response(), name)
                 if array is None:
                     raise broken_results(name)
                 overflowed[name] = array.nbytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,9 @@ from ..result import Result
 from ..steps import Steps
 from ..transports.messages import InputTensor, OutputTensor
 
-__all__ = ["Exchange", "batch_carrier", "is_answer", "missing_output", "requested_outputs"]
+__all__ = ["Exchange", "batch_carrier", "is_answer", "missing_output", "output_in", "requested_outputs"]
+
+_CHEAP_TO_COPY: Final = 64 * 2**10
 
 
 class Exchange(ABC):
@@ -102,6 +104,19 @@ _NO_ROWS: npt.NDArray[np.uint8] = np.empty((0, 0), np.uint8)
 def requested_outputs(layout: CallLayout) -> list[OutputTensor] | None:
     """Return the outputs that a request names; None for all."""
     return None if layout.requested is None else [OutputTensor(name) for name in layout.requested]
+
+
+def output_in(response: Any, name: str) -> npt.NDArray[Any] | None:
+    """Return an output that came with a response, writable if that costs little; None if it did not.
+
+    What is in shared memory is writable, and sizes decide what is there: they should not decide whether a line of the
+    caller's fails.
+    """
+    array: npt.NDArray[Any] | None = response.as_numpy(name)
+    if array is None or array.flags.writeable or array.nbytes > _CHEAP_TO_COPY:
+        return array
+    copy: npt.NDArray[Any] = array.copy()
+    return copy
 
 
 def missing_output(model: str, name: str) -> PeerError:

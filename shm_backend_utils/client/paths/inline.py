@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,9 @@ from ..options import RequestOptions
 from ..result import Result
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, Request
-from .exchange import Exchange, missing_output, requested_outputs
+from .exchange import Exchange, missing_output, output_in, requested_outputs
 
 __all__ = ["InlineExchange", "in_band", "no_strings", "source_of"]
-
-
-_CHEAP_TO_COPY: Final = 64 * 2**10
 
 
 class InlineExchange(Exchange):
@@ -56,9 +53,9 @@ class InlineExchange(Exchange):
         """Return a response's outputs; those that it does not have are left out."""
         response = self._codec.result(answer)
         wanted = self.spec.outputs if self.layout.requested is None else self.layout.requested
-        arrays = {name: response.as_numpy(name) for name in wanted}
-        found = {name: _writable(array) for name, array in arrays.items() if array is not None}
-        return Result(found, self.path, lambda: response)
+        arrays = {name: output_in(response, name) for name in wanted}
+        found = {name: array for name, array in arrays.items() if array is not None}
+        return Result(found, self.path, lambda: response, in_response=tuple(found))
 
     def send(self, timeout_s: float) -> Steps[Result]:
         self._check_is_open()
@@ -79,11 +76,6 @@ def in_band(name: str, array: npt.NDArray[Any], layout: CallLayout) -> InputTens
     if dtype is BYTES:
         array = Strings.of(name, array).numpy()  # tritonclient would send whatever else as it prints
     return InputTensor(name, dtype.name, array.shape, array)
-
-
-def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array of a response, writable if that costs little: with ``"auto"`` its size decides on the path."""
-    return array.copy() if array.nbytes <= _CHEAP_TO_COPY and not array.flags.writeable else array
 
 
 def no_strings(layout: CallLayout) -> dict[str, npt.NDArray[Any]]:

@@ -77,7 +77,9 @@ def on_devices(result: Result, devices: Mapping[str, int], cuda: CudaAccess) -> 
         if isinstance(array, np.ndarray):
             arrays[name] = _empty_like(cuda.runtime, array, device)
             copy_on_device(cuda.runtime, device, arrays[name], array)
-    return Result(arrays, result.path, result.read_response, result.overflowed, result.bytes_avoided)
+    return Result(
+        arrays, result.path, result.read_response, result.overflowed, result.bytes_avoided, result.in_response
+    )
 
 
 def _empty_like(runtime: CudaRuntime, array: npt.NDArray[Any], device: int) -> Any:

@@ -24,7 +24,7 @@ from ..result import Result
 from ..settings import left_until
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, OutputTensor, Place, Request
-from .exchange import Exchange, is_answer
+from .exchange import Exchange, is_answer, output_in
 from .inline import in_band, no_strings, source_of
 
 __all__ = ["RegisteredExchange", "Registrations"]
@@ -174,7 +174,8 @@ class RegisteredExchange(Exchange):
         arrays = {name: self._output(name, response, memory) for name in self._wanted}
         placed = sum(array.nbytes for name, array in arrays.items() if self._is_placed(name))
         placed += sum(span.byte_size for span in self.layout.table.inputs.values() if span.dtype is not BYTES)
-        return Result(arrays, self.path, lambda: response, bytes_avoided=placed)
+        in_response = tuple(name for name in arrays if not self._is_placed(name))
+        return Result(arrays, self.path, lambda: response, bytes_avoided=placed, in_response=in_response)
 
     def did_not_start(self, error: BaseException) -> bool:
         return isinstance(error, MemoryRefusedError)
@@ -238,7 +239,7 @@ class RegisteredExchange(Exchange):
             room = self.layout.table.outputs[name]
             array = array_at(memory, room.offset, dtypes.BY_NAME[datatype].numpy, shape, room.byte_size)
         elif described is not None:
-            array = response.as_numpy(name)
+            array = output_in(response, name)
         if array is None:
             raise PeerError(f"model {self.spec.name!r} answered without output {name!r}, or with too much of it")
         return array

@@ -20,6 +20,7 @@ IMAGE = np.ones((2, 2, 3), np.float32)
 def client() -> Iterator[ShmClient]:
     models = [
         config("vector"),
+        config("triple", dims="3"),
         config("image", dims="-1,-1,3"),
         config("rows", dims="3", max_batch_size=4),
         config("text", dtype="TYPE_STRING"),
@@ -65,6 +66,18 @@ def takes(dtype: str) -> str:
             f"tensor 'IN0' has shape [], {takes('[-1]')} (-1 is any size); give it its dimensions, by "
             "array.reshape(...), or pass a plain number",
         ),
+        ("triple", 3.0, f"tensor 'IN0' has shape [], {takes('[3]')}; give it its dimensions, by array.reshape(...)"),
+        (
+            "triple",
+            np.ones(4, np.float32),
+            f"tensor 'IN0' has shape [4], {takes('[3]')}",
+        ),
+        (
+            "image",
+            5.0,
+            f"tensor 'IN0' has shape [], {takes('[-1, -1, 3]')} (-1 is any size); give it its dimensions, by "
+            "array.reshape(...)",
+        ),
         (
             "rows",
             ROW,
@@ -88,7 +101,7 @@ def takes(dtype: str) -> str:
             [1, 256],
             "input 'IN0' holds 256, which is no value of TYPE_UINT8; pass numbers that are, or an array",
         ),
-        ("text", ["a", 1], "input 'IN0' holds 1, which is no value of TYPE_STRING; pass strings that are, or an array"),
+        ("text", ["a", 1], "input 'IN0' holds 1, which is no value of TYPE_STRING; pass str or bytes, or an array"),
         ("vector", None, "input 'IN0' holds None, which is no value of TYPE_FP32; pass numbers that are, or an array"),
         (
             "vector",

@@ -51,7 +51,9 @@ def test_a_result_that_is_released_and_arrays_that_were_kept(server: FakeServer)
             kept = result["OUT0"]
         with pytest.raises(ClosedError) as error:
             result["OUT0"]
-        assert str(error.value) == "this result is closed; make a new one"
+        assert str(error.value) == (
+            "this result is closed; take arrays from it before its with block ends, or release(): they stay valid"
+        )
     assert kept.tolist() == [2, 2, 2], "an array is valid as long as it lives, also when all is closed"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import CallerError, DeadlineExceededError, ShmClient
+from shm_backend_utils.client import CallerError, DeadlineExceededError, InferenceError, ShmClient
 from shm_backend_utils.client.errors import deadline_exceeded
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
 from tests.unit.fake_wires import async_client_of, client_of
@@ -93,3 +93,22 @@ def test_frames_that_are_no_number_of_them(server: FakeServer, frames: Any) -> N
     with client_of(server) as client, pytest.raises(CallerError) as error:
         list(ask(client, frames=frames))
     assert str(error.value) == f"frames is {frames!r}; expected a whole number, 1 to 64"
+
+
+@pytest.mark.parametrize(("protocol", "status"), [("grpc", "StatusCode.UNIMPLEMENTED"), ("http", "501")])
+def test_a_decoupled_model_is_not_asked_for_one_answer(protocol: Any, status: str) -> None:
+    def refuse(_: Order) -> None:
+        raise InferenceError("ModelInfer RPC doesn't support models with decoupled transaction policy", status)
+
+    decoupled = config("m", model_transaction_policy={"decoupled": True})
+    with FakeServer(decoupled, config("single")) as server, client_of(server, protocol) as client:
+        server.before = refuse
+        x = np.zeros(3, np.float32)
+        with pytest.raises(InferenceError, match=r"model 'm' is decoupled, .*: ask for them by stream\(\), over gRPC"):
+            client.infer("m", {"IN0": x})
+        with client.prepare("m", {"IN0": ((3,), np.float32)}) as call:
+            with pytest.raises(InferenceError, match=r"ask for them by stream\(\)") as error:
+                call.infer()
+            assert error.value.status() == status
+        with pytest.raises(InferenceError, match="^((?!by stream).)*$"):
+            client.infer("single", {"IN0": x})
