@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -79,6 +80,41 @@ def test_memory_that_dies_before_it_is_watched_gives_its_region_back_once() -> N
         with pytest.raises(KeyboardInterrupt):
             pool.redeem(pool.request(Need(1), "taker"))
         assert (pool.status.held, pool.status.idle) == (0, 1)
+
+
+def test_an_idle_region_whose_taker_is_interrupted_comes_back() -> None:
+    class Interrupted(dict[Any, Any]):
+        def __setitem__(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
+        region, memory = pool.redeem(pool.request(Need(1), "another"))
+        del memory
+        watched = pool._watched
+        pool._watched = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            pool.take_idle(Need(1), "taker")
+        pool._watched = watched
+        assert (pool.status.held, pool.status.idle) == (0, 1)
+        taken = pool.take_idle(Need(1), "the next")
+        assert taken is not None
+        assert taken[0] is region
+
+
+def test_an_interrupt_before_an_idle_region_is_taken_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(deque[SlotRegion]):
+        def pop(self) -> SlotRegion:  # type: ignore[override]
+            raise KeyboardInterrupt
+
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
+        pool.redeem(pool.request(Need(1), "another"))
+        ((kind, shelves),) = pool._inventory.shelves.items()
+        with monkeypatch.context() as patch:
+            patch.setitem(pool._inventory.shelves, kind, [(size, Interrupted(each)) for size, each in shelves])
+            with pytest.raises(KeyboardInterrupt):
+                pool.take_idle(Need(1), "taker")
+        assert (pool.status.held, pool.status.idle) == (0, 1)
+        assert not pool._inventory.returned
 
 
 def test_an_interrupt_before_memory_is_made_promises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
