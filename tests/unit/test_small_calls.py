@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import CallerError, PoolOptions, ShmClient
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from tests.unit.fake_gpu import runtime_that_gives_all_back
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
 
@@ -144,3 +146,19 @@ def test_calls_in_band_take_no_memory_of_the_pool() -> None:
     with FakeServer(FIXED) as server, client_of(server, pool=PoolOptions(max_bytes=2**20)) as client:
         path_of(client, "fixed")
         assert client.stats().pool_bytes == 0
+
+
+def test_a_small_output_on_a_gpu_is_written_there() -> None:
+    x = np.zeros(16, np.float32)
+    with (
+        runtime_that_gives_all_back() as cuda,
+        FakeServer(FIXED) as server,
+        client_of(server, cuda=CudaAccess(lambda: cuda)) as client,
+    ):
+        core = client._core
+        assert core is not None
+        settings = client._settings.of_call("infer", "fixed", None, None, {})
+        call = client._driver.run(core.begin(settings, {"IN0": x}, {"OUT0": ((16,), np.float32, "cuda:0")}))
+        assert call.exchange.path == "direct"
+        call.exchange.close()
+        del call
