@@ -33,12 +33,12 @@ _CAPTURED: Final = (
 _ADVICE: Final = {
     "CUDA_ERROR_OUT_OF_MEMORY": "the GPU has not that much memory left; use smaller or fewer calls at once",
     "CUDA_ERROR_INVALID_VALUE": "the memory was freed by its owner, or the handle is none of this machine's GPUs",
-    "CUDA_ERROR_INVALID_HANDLE": "the handle is not valid here: its owner has freed the memory or is dead, or owner and "
-    "user do not share IPC and process ids (containers: --ipc=host --pid=host)",
+    "CUDA_ERROR_INVALID_HANDLE": "the handle is not valid here: its owner has freed the memory or is dead, or owner "
+    "and user do not share IPC and process ids (containers: --ipc=host --pid=host)",
     "CUDA_ERROR_INVALID_CONTEXT": "the handle was exported by this very process; or by one of another PID namespace "
     "that has the same process id there (containers: --pid=host --ipc=host)",
-    "CUDA_ERROR_MAP_FAILED": "the memory cannot be mapped: it was freed, or is on a GPU that this process cannot reach; "
-    "with MIG, both processes must use the same instance",
+    "CUDA_ERROR_MAP_FAILED": "the memory cannot be mapped: it was freed, or is on a GPU that this process cannot "
+    "reach; with MIG, both processes must use the same instance",
     "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED": "the memory is on another GPU, to which this one has no peer access; give "
     "model and client the same GPU",
     "CUDA_ERROR_NOT_SUPPORTED": "this GPU or platform cannot do that: WSL2 and some virtual GPUs have no CUDA IPC; use "
@@ -51,8 +51,8 @@ _ADVICE: Final = {
     "CUDA_ERROR_NO_DEVICE": "no GPU is visible here; see nvidia-smi, CUDA_VISIBLE_DEVICES and --gpus",
     "CUDA_ERROR_DEVICE_UNAVAILABLE": "another process has the GPU for itself (its compute mode), or it is being reset; "
     "see nvidia-smi",
-    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the kernel's NVIDIA driver and its library are of different versions; restart "
-    "the machine, or the container with the driver that the host has",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the kernel's NVIDIA driver and its library are of different versions; "
+    "restart the machine, or the container with the driver that the host has",
     "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "the forward-compatible driver library does not serve this GPU; use "
     "the driver's own libcuda.so.1",
     "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED": "the memory is pinned already",

@@ -1,4 +1,4 @@
-"""Work of GPUs put in order: streams that wait for streams, or for a whole device, and marks that a host can look at."""
+"""Work of GPUs put in order: streams that wait for streams or for a whole device, and marks for a host to look at."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def order_after(runtime: CudaRuntime, first: Named, device: int, stream: int) ->
     Parameters
     ----------
     runtime : CudaRuntime
+        This process'.
     first : sequence of NamedStream and NamedEvent
         Of any device; if it is empty, all that ``device`` has to do now comes first.
     device : int

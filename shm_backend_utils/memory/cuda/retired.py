@@ -1,7 +1,7 @@
 """Memory of GPUs that nobody uses any more in this process: it is freed or unmapped when its GPU has finished with it.
 
-What lets go of memory is often a finalizer, and those wait for nothing. So they put here what is to be done, and somebody
-who may take his time does it.
+What lets go of memory is often a finalizer, and those wait for nothing. So they put here what is to be done, and
+somebody who may take his time does it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Retired:
             device, work = self._busy.popleft()
             by_device.setdefault(device, []).append(work)
         runtime = self._runtime
-        for device, work in by_device.items():
+        for device, works in by_device.items():
             try:
                 event = runtime.create_event(device)
                 try:
@@ -101,9 +101,9 @@ class Retired:
                     runtime.destroy_event(event, device)
                     raise
             except CudaError:  # for example, a stream is being captured into a graph: next time it may not be
-                self._busy.extend([(device, each) for each in work])
+                self._busy.extend([(device, each) for each in works])
             else:
-                self._waiting.append(_Waiting(device, event, work))
+                self._waiting.append(_Waiting(device, event, works))
 
     def _is_reached(self, waiting: _Waiting) -> bool:
         runtime = self._runtime

@@ -45,15 +45,15 @@ class PointerFacts(NamedTuple):
     Attributes
     ----------
     kind : str
-        ``"device"``; ``"managed"``, which moves between GPUs and the host; ``"pinned"``, of the host and known to CUDA; or
-        ``"host"``.
+        ``"device"``; ``"managed"``, which moves between GPUs and the host; ``"pinned"``, of the host and known to CUDA;
+        or ``"host"``.
     device : int
         The GPU that it is on; of memory of the host, 0.
     base, byte_size : int
         The allocation that it lies in; of memory of the host, both are 0.
     is_exportable : bool
-        Whether another process can open the allocation by an IPC handle: it was made by cuMemAlloc or cudaMalloc, and not
-        by a pool of the driver (cudaMallocAsync), by virtual memory management or as managed memory.
+        Whether another process can open the allocation by an IPC handle: it was made by cuMemAlloc or cudaMalloc,
+        and not by a pool of the driver (cudaMallocAsync), by virtual memory management or as managed memory.
     """
 
     kind: Literal["device", "managed", "pinned", "host"]
@@ -271,7 +271,7 @@ class CudaRuntime:
         return _bytes_of(self._ask("exporting an event", "cuIpcGetEventHandle", event))
 
     def open_event(self, handle: bytes, device: int) -> int:
-        """Return another process' event (``cuIpcOpenEventHandle``). It is of no use when that process has destroyed it."""
+        """Return another process' event (``cuIpcOpenEventHandle``); of no use when that process has destroyed it."""
         with self.on(device):
             found = self._filled("CUipcEventHandle", handle)
             return int(self._ask("opening another process' event", "cuIpcOpenEventHandle", found))
@@ -331,7 +331,7 @@ class CudaRuntime:
         return self._ask("asking about an address", "cuPointerGetAttribute", attribute, address)
 
     def _filled(self, kind: str, content: bytes) -> Any:
-        """Return a handle of the driver's with these bytes, which its Python type of 12 and 13 have in different ways."""
+        """Return a handle of the driver's type; what is in those is reached in different ways with 12 and 13."""
         handle = getattr(self._driver, kind)()
         ctypes.memmove(handle.getPtr(), content, HANDLE_LENGTH)
         return handle
@@ -355,7 +355,7 @@ def _bytes_of(handle: Any) -> bytes:
 
 def _imported_driver() -> Any:
     try:
-        import cuda.bindings.driver as driver  # noqa: PLC0415  # only where a GPU is used
+        from cuda.bindings import driver  # noqa: PLC0415  # only where a GPU is used
     except ImportError as error:
         raise MachineError(
             f"GPU memory needs NVIDIA's cuda-bindings, which cannot be imported ({error}); install "

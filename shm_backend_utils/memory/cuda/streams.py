@@ -55,8 +55,8 @@ def named_stream(value: Any) -> NamedStream:
     Parameters
     ----------
     value : object
-        What has ``__cuda_stream__``; a ``torch.cuda.Stream``, a ``cupy.cuda.Stream``, a ``CUstream``, or its number: 0 and
-        1 are the legacy default stream, 2 the thread's own default stream.
+        What has ``__cuda_stream__``; a ``torch.cuda.Stream``, a ``cupy.cuda.Stream``, a ``CUstream``, or its number: 0
+        and 1 are the legacy default stream, 2 the thread's own default stream.
 
     Raises
     ------
@@ -66,8 +66,8 @@ def named_stream(value: Any) -> NamedStream:
     handle, device = _handle_of(value), None
     if handle is None:
         raise CallerError(
-            f"{value!r} is no stream of a GPU; expected what has __cuda_stream__, as streams of torch, CuPy and cuda-core "
-            "have, or a CUstream as a number"
+            f"{value!r} is no stream of a GPU; expected what has __cuda_stream__, as streams of torch, CuPy and "
+            "cuda-core have, or a CUstream as a number"
         )
     if handle in _DEFAULT_STREAMS or handle < 0:
         device = _device_of(value)
