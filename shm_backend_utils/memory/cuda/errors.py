@@ -40,8 +40,8 @@ _ADVICE: Final = {
     "and user do not share IPC and process ids (containers: --ipc=host --pid=host)",
     "CUDA_ERROR_INVALID_CONTEXT": "the handle was exported by this very process; or by one of another PID namespace "
     "that has the same process id there (containers: --pid=host --ipc=host)",
-    "CUDA_ERROR_MAP_FAILED": "the memory cannot be mapped: its owner has freed it or is dead, or it is on a GPU that this "
-    "process cannot reach; with MIG, both processes must use the same instance",
+    "CUDA_ERROR_MAP_FAILED": "the memory cannot be mapped: its owner has freed it or is dead, or it is on a GPU that "
+    "this process cannot reach; with MIG, both processes must use the same instance",
     "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED": "the memory is on another GPU, to which this one has no peer access; give "
     "model and client the same GPU",
     "CUDA_ERROR_NOT_SUPPORTED": "this GPU or platform cannot do that: WSL2 and some virtual GPUs have no CUDA IPC; use "
