@@ -57,6 +57,14 @@ def test_violations_of_other_processes_are_written_down(tmp_path: Path) -> None:
     assert (tmp_path / "told").read_text().endswith(": a stream was used that is destroyed, or never was\n")
 
 
+def test_errors_on_demand_in_other_processes() -> None:
+    program = """
+    print([name_of(cuda.cuMemAlloc(4)) for _ in range(2)], name_of(cuda.cuStreamCreate(0)))
+    """
+    demanded = "cuMemAlloc:CUDA_ERROR_OUT_OF_MEMORY:2,cuStreamCreate:CUDA_ERROR_UNKNOWN:1"
+    assert told(program, SHM_FAKE_CUDA_FAIL=demanded) == "['OUT_OF_MEMORY', 'OUT_OF_MEMORY'] UNKNOWN"
+
+
 def test_the_names_of_errors_are_the_bindings(cuda: Any) -> None:
     named = re.findall(r"X\((CUDA_\w+), (\d+),", (SOURCES / "driver.h").read_text())
     assert {(name, int(number)) for name, number in named} == {
