@@ -144,7 +144,8 @@ class CudaRuntime:
 
     def export(self, address: int) -> bytes:
         """Return the IPC handle of an allocation (``cuIpcGetMemHandle``)."""
-        return _bytes_of(self._ask("exporting GPU memory", "cuIpcGetMemHandle", address))
+        with self.on(self.pointer(address).device):
+            return _bytes_of(self._ask("exporting GPU memory", "cuIpcGetMemHandle", address))
 
     def open(self, handle: bytes, device: int) -> int:
         """Map another process' allocation and return its address here (``cuIpcOpenMemHandle``).
@@ -327,7 +328,7 @@ class CudaRuntime:
         return context
 
     def _attribute(self, name: str, address: int) -> Any:
-        attribute = self._driver.CUpointer_attribute[f"CU_POINTER_ATTRIBUTE_{name}"]
+        attribute = getattr(self._driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}")
         return self._ask("asking about an address", "cuPointerGetAttribute", attribute, address)
 
     def _filled(self, kind: str, content: bytes) -> Any:
