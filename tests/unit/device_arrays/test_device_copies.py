@@ -11,6 +11,7 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import TensorError
 from shm_backend_utils.memory.cuda.errors import CudaError
+from shm_backend_utils.tensors import device_array
 from shm_backend_utils.tensors.device_array import DeviceArray
 from shm_backend_utils.tensors.device_copy import MAX_PIECES, copy
 from tests.unit.device_arrays.gpu import Array, Gpu, numbers
@@ -162,7 +163,17 @@ def test_cudas_interface_is_read_when_the_array_is_written(gpu: Gpu) -> None:
     same_bytes(gpu.read(array), numbers((50,)))
 
 
-def test_waiting_leaves_no_event_and_no_device_current(gpu: Gpu) -> None:
+def test_cupys_current_stream_waits_for_who_writes_the_array(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    read, current = np.zeros(50, np.int32), gpu.stream()
+    monkeypatch.setattr(device_array, "cupy_stream", lambda device: {0: current}[device])
+    array = uploaded_late(gpu, numbers((50,)), says_so=True)
+    assert array.cupy().data.ptr == array.address
+    copy(gpu.runtime, read, DeviceArray(gpu.runtime, array.address, (50,), array.dtype, 0, None), current)
+    same_bytes(read, numbers((50,)))
+
+
+def test_waiting_leaves_no_event(gpu: Gpu) -> None:
     array, stream = uploaded_late(gpu, numbers((50,)), says_so=True), gpu.stream()
     before = gpu.driver.live().events
     array.let_wait(stream, 0)
