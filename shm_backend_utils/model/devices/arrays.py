@@ -20,7 +20,7 @@ from ...memory.cuda.memory import CudaAccess
 from ...memory.cuda.ordering import OwnStreams, order_after
 from ...memory.cuda.runtime import CudaRuntime
 from ...memory.cuda.streams import NamedStream, named_stream
-from ...tensors.device_array import DeviceArray
+from ...tensors.device_array import LEGACY_STREAM, DeviceArray
 from ...tensors.device_copy import copy
 from ...tensors.device_import import imported
 from ...tensors.device_view import DeviceView
@@ -81,6 +81,10 @@ class DeviceArrays:
             array = imported(self.runtime, value, stream)
             self._order_behind(stream, device, _streams_on(device, uses))
         return array
+
+    def adopt_capsule(self, capsule: object) -> DeviceArray | StridedArray:
+        """Return a DLPack capsule of a GPU's memory, which is complete, as an array of ours."""
+        return imported(self.runtime, capsule, LEGACY_STREAM)
 
     def view(
         self,
