@@ -51,7 +51,9 @@ _SPEC: Final = ModelSpec.from_config(
 )
 
 
-def session_on(cuda: CudaRuntime | Callable[[], CudaRuntime], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ShmSession:
+def session_on(
+    cuda: CudaRuntime | Callable[[], CudaRuntime], monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> ShmSession:
     """Return a session of model `m`, with input X and outputs Y and Z of FP32, and WORDS; its instance is on GPU 0."""
     monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
     load = (lambda: cuda) if isinstance(cuda, CudaRuntime) else cuda

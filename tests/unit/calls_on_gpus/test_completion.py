@@ -1,4 +1,4 @@
-"""The end of an execute: GPUs are waited for once, or left to the client by its events; and an error is every call's."""
+"""The end of an execute: GPUs are waited for once, or left to the client by its events; an error is every call's."""
 
 from __future__ import annotations
 
