@@ -66,10 +66,11 @@ def stream(cuda: CudaRuntime) -> Iterator[int]:
 
 
 @pytest.fixture
-def uses(arrays: DeviceArrays) -> Iterator[DeviceUses]:
+def uses(cuda: CudaRuntime, arrays: DeviceArrays) -> Iterator[DeviceUses]:
     uses = DeviceUses(arrays)
     yield uses
-    uses.wait()
+    for device in uses:
+        cuda.synchronize_device(device)
     uses.release()
 
 
