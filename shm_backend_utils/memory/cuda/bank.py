@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
-
-import numpy as np
 
 from ...errors import BudgetError, MachineError
 from ...forks import forsake_in_children
@@ -16,75 +14,44 @@ from .. import locks
 from ..pool.slot import SlotRegion
 from ..repeater import Repeater
 from ..rounding import roomy
-from .events import EventListener
+from .errors import CudaError
 from .memory import CudaAccess, CudaAllocation
-from .runtime import CudaError, device_guard
+from .runtime import BLOCK_BYTES
 
-__all__ = ["DeviceBank", "DeviceMemory", "ShortOfMemoryError", "rounded_up"]
+__all__ = ["DeviceBank", "ShortOfMemoryError", "rounded_up"]
 
 _ROUND_S: Final = 0.05
-_GRANULARITY: Final = 4096
 _FINALIZERS_PATIENCE_S: Final = 0.5
 
 
 def rounded_up(byte_size: int) -> int:
     """Return a size that is up to an eighth larger: similar calls then find memory of the same size."""
-    return roomy(byte_size, _GRANULARITY)
+    return roomy(byte_size, BLOCK_BYTES)
 
 
 class ShortOfMemoryError(MachineError):
     """There is not enough device memory now; later there may be."""
 
 
-class DeviceMemory:
-    """What a region has on a GPU beside its own memory.
+class _GivenUp(NamedTuple):
+    """What models may still have mapped.
 
     Attributes
     ----------
-    allocation : CudaAllocation
-    listener : EventListener
-        Waits for what models do there.
+    fd : int
+        Of the region by which its users are seen; closed when there are none.
+    is_in_use : callable
+        Takes the descriptor.
+    allocations : tuple of CudaAllocation
+        Freed then.
+    kept : object
+        Let go of then.
     """
 
-    def __init__(self, allocation: CudaAllocation, listener: EventListener) -> None:
-        self.allocation = allocation
-        self.listener = listener
-
-    def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-        """Return an array of CuPy over the memory, C-contiguous, writable, not cleared.
-
-        Parameters
-        ----------
-        owner : object
-            What the array keeps alive, beside this memory.
-        offset : int
-            Where it begins, in bytes.
-        dtype, shape
-            The array's.
-
-        Raises
-        ------
-        ValueError
-            It would end beyond this memory.
-        """
-        size = self.allocation.byte_size - offset
-        array = self.allocation.array_at(offset, dtype, shape, size, owner)
-        if array is None:
-            raise ValueError(f"a tensor of shape {shape} in {size} bytes")
-        return array
-
-    def finish_writing(self) -> None:
-        """Wait until the inputs that were put on the thread's current stream are written."""
-        runtime = self.allocation.runtime
-        with device_guard(runtime, self.allocation.device):
-            runtime.synchronize(runtime.stream_address(runtime.current_stream()))
-
-
-class _GivenUp(NamedTuple):
-    """Memory of a slot that was destroyed, and the descriptor of its region, by which its users are seen."""
-
     fd: int
+    is_in_use: Callable[[int], bool]
     allocations: tuple[CudaAllocation, ...]
+    kept: object
 
 
 class DeviceBank:
@@ -105,7 +72,6 @@ class DeviceBank:
         self._byte_sizes: Counter[int] = Counter()
         self._given_up: deque[_GivenUp] = deque()  # appended to by finalizers, which wait for no lock
         self._collector: Repeater | None = None
-        self._events: EventListener | None = None
         forsake_in_children(self)
 
     def provide(self, region: SlotRegion, devices: Iterable[int], byte_sizes: Iterable[int]) -> None:
@@ -114,7 +80,8 @@ class DeviceBank:
         Parameters
         ----------
         region : SlotRegion
-            Its ``device_memory`` has it then; when the region is destroyed, it is freed.
+            Its ``device_memory`` has it then, a :class:`.CudaAllocation` for each device; when the region is destroyed,
+            it is freed as soon as no model uses it.
         devices, byte_sizes : iterable of int
             In this process' numbers; as :func:`rounded_up` returns sizes.
 
@@ -125,26 +92,44 @@ class DeviceBank:
         BudgetError
             There never will be.
         MachineError
-            CuPy or a GPU is missing.
+            The bindings, the driver or a GPU are missing.
         """
         for device, byte_size in zip(devices, byte_sizes, strict=True):
             if device not in region.device_memory:
-                region.device_memory[device] = DeviceMemory(self._allocate(device, byte_size), self._listener())
-        held = region.device_memory
-        region.on_destroy = lambda fd: self._give_up(fd, held)
+                region.device_memory[device] = self._allocate(device, byte_size)
+        self._take_care_of(region)
+
+    def keep(self, region: SlotRegion, what: object) -> None:
+        """Keep memory of the user's that a region's slot fences, until that is destroyed and no model uses it."""
+        region.lent.append(what)
+        self._take_care_of(region)
+
+    def keep_while(self, fd: int, is_in_use: Callable[[int], bool], what: object) -> None:
+        """Keep something as long as a region's lock shows that a model uses it.
+
+        Parameters
+        ----------
+        fd : int
+            Of the region; not kept.
+        is_in_use : callable
+            Takes a descriptor of it, and returns whether that is so. Asked from time to time.
+        what : object
+            Let go of then.
+        """
+        self._given_up.append(_GivenUp(os.dup(fd), is_in_use, (), what))
+        self._free_later()
 
     def collect(self) -> bool:
         """Free what nobody uses any more. Return whether something is left to be freed."""
         if self._given_up:
             with self._lock:
                 self._collect()
-        return bool(self._given_up)
+        return self.cuda.collect() or bool(self._given_up)
 
     def close(self) -> None:
         """Free what can be freed; the rest as soon as models have let go of it, or with this process."""
-        if self._given_up:
-            self.collect()
-        self._free_later()
+        if self.collect():
+            self._free_later()
 
     def abandon(self) -> None:
         """Close, from a finalizer: if that has interrupted its own thread's locked section, it cannot wait for it."""
@@ -153,7 +138,8 @@ class DeviceBank:
                 self._collect()
             finally:
                 self._lock.release()
-        self._free_later()
+        if self.cuda.collect() or self._given_up:
+            self._free_later()
 
     def forsake(self) -> None:
         """Forget everything, in a forked child, which cannot use its parent's device memory."""
@@ -161,18 +147,24 @@ class DeviceBank:
         while self._given_up:
             os.close(self._given_up.popleft().fd)
 
-    def _give_up(self, fd: int, held: dict[int, DeviceMemory]) -> None:
-        """Take over the memory of a region that was destroyed, to be freed when nobody uses it.
+    def _take_care_of(self, region: SlotRegion) -> None:
+        """Have a region hand over what it has on GPUs when it is destroyed."""
+        held, lent = region.device_memory, region.lent
+        region.on_destroy = lambda fd: self._give_up(fd, held, lent)
+
+    def _give_up(self, fd: int, held: dict[int, CudaAllocation], lent: list[Any]) -> None:
+        """Take over what a region that was destroyed had on GPUs, to be freed when nobody uses it.
 
         ``fd`` is the region's, and is closed then. Waits for nothing: finalizers call this.
         """
-        self._given_up.append(_GivenUp(fd, tuple([each.allocation for each in held.values()])))
+        self._given_up.append(_GivenUp(fd, locks.has_users, tuple(held.values()), lent[:]))
         held.clear()
+        lent.clear()
 
     def _collect(self) -> None:
         for _ in range(len(self._given_up)):
             each = self._given_up.popleft()
-            if locks.has_users(each.fd):
+            if each.is_in_use(each.fd):
                 self._given_up.append(each)
                 continue
             os.close(each.fd)
@@ -181,14 +173,8 @@ class DeviceBank:
                 self._byte_sizes[allocation.device] -= allocation.byte_size
 
     def _free_later(self) -> None:
-        if self._given_up and self._collector is None:
+        if self._collector is None:
             self._collector = Repeater(self._collect_until_all_is_free, _ROUND_S, "shm device memory")
-
-    def _listener(self) -> EventListener:
-        with self._lock:
-            if self._events is None:
-                self._events = EventListener(self.cuda.runtime)
-            return self._events
 
     def _allocate(self, device: int, byte_size: int) -> CudaAllocation:
         limit = self._max_bytes
@@ -207,14 +193,14 @@ class DeviceBank:
         except BaseException as error:
             with self._lock:
                 self._byte_sizes[device] -= byte_size
-            if isinstance(error, CudaError) and error.name == "cudaErrorMemoryAllocation":
+            if isinstance(error, CudaError) and error.name == "CUDA_ERROR_OUT_OF_MEMORY":
                 raise ShortOfMemoryError(str(error)) from None
             raise
 
     def _collect_until_all_is_free(self) -> float:
-        self.collect()
+        is_left = self.collect()
         collector = self._collector
-        if not self._given_up and collector is not None:
+        if not is_left and collector is not None:
             self._collector = None
             collector.stop_some_time()
         return _ROUND_S

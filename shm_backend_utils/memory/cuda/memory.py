@@ -1,24 +1,21 @@
 """CUDA IPC: device memory that one process allocates and others map.
 
 The memory is the exporter's. CUDA gives an importer an address of its own; it must be closed before the exporter frees
-the memory, or what the importer does is undefined (CUDA's documentation of ``cudaIpcOpenMemHandle``).
+the memory, or what the importer does is undefined (CUDA's documentation of ``cuIpcOpenMemHandle``).
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
-
-import numpy as np
+from typing import Final
 
 from ...errors import ClosedError, RegionRefusedError
 from ..locks import SharedLease
-from .runtime import HANDLE_LENGTH, CudaError, CudaRuntime, device_guard
+from .errors import CudaError
+from .runtime import HANDLE_LENGTH, CudaRuntime, whole_blocks
 
 __all__ = ["CudaAccess", "CudaAllocation", "CudaMapping", "CudaMappings", "device_of"]
 
@@ -26,153 +23,183 @@ __all__ = ["CudaAccess", "CudaAllocation", "CudaMapping", "CudaMappings", "devic
 _NO_FILE_SYSTEM: Final = -1
 
 
-class DeviceSpan:
-    """Device memory from an address on. Arrays over it keep it alive, also when it was closed.
+class CudaAllocation:
+    """Device memory of this process, with the handle by which others map it, and an event for what they do there.
 
-    Parameters
-    ----------
-    runtime : CudaRuntime
-    address, byte_size, device : int
-        Where it is, and how much.
-    keeper : object
-        Frees or unmaps the memory, when nothing refers to it any more.
-    """
-
-    _what = "this device memory"
-
-    def __init__(self, runtime: CudaRuntime, address: int, byte_size: int, device: int, keeper: object) -> None:
-        self.runtime = runtime
-        self.address = address
-        self.byte_size = byte_size
-        self.device = device
-        self._keeper: object | None = keeper
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed."""
-        return self._keeper is None
-
-    def array_at(
-        self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], byte_size: int, owner: object = None
-    ) -> Any | None:
-        """Return a C-contiguous array, of CuPy, at an offset; None if it would need more than ``byte_size`` bytes.
-
-        Parameters
-        ----------
-        offset, byte_size : int
-            Inside this memory.
-        dtype : numpy.dtype
-            Of the elements.
-        shape : tuple of int
-            Of the array.
-        owner : object
-            What the array keeps alive, beside this memory.
-
-        Raises
-        ------
-        ClosedError
-            The memory was closed.
-        """
-        if self._keeper is None:
-            raise ClosedError(self._what)
-        if math.prod(shape) * dtype.itemsize > byte_size:
-            return None
-        with device_guard(self.runtime, self.device):
-            return self.runtime.array(self.address + offset, shape, dtype, self.device, (self._keeper, owner))
-
-    def close(self) -> None:
-        """Let go of the memory, as soon as no array over it is left here. Twice is fine."""
-        self._keeper = None
-
-
-class CudaAllocation(DeviceSpan):
-    """Device memory of this process, with the handle by which others map it.
-
-    It is freed when it was closed *and* no array over it is left here; others must have unmapped it.
+    It is freed when it was let go of *and* nothing keeps it any more here; others must have unmapped it. It takes whole
+    blocks, so that nobody who opens it sees anything else.
 
     Attributes
     ----------
+    runtime : CudaRuntime
+    address, byte_size, device : int
     handle : bytes
-        64 bytes, CUDA's ``cudaIpcMemHandle_t``.
+        64 bytes, CUDA's ``CUipcMemHandle``.
     device_uuid : str
+    event : int
+        Others record it on their streams; this process waits for it.
+    event_handle : bytes
+        64 bytes, CUDA's ``CUipcEventHandle``.
     """
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
         block = _Block(runtime, byte_size, device)
-        super().__init__(runtime, block.address, byte_size, device, block)
-        with device_guard(runtime, device):
-            self.handle = runtime.export(self.address)
-            self.device_uuid = runtime.device_uuid(device)
+        self.runtime = runtime
+        self.device = device
+        self.byte_size = whole_blocks(byte_size)
+        self.address = block.address
+        self.event = block.event
+        self._block: _Block | None = block
+        with runtime.on(device):
+            self.handle = runtime.export(block.address)
+            self.event_handle = runtime.export_event(block.event)
+        self.device_uuid = runtime.device_uuid(device)
 
-    free = DeviceSpan.close
+    @property
+    def keeper(self) -> object:
+        """What keeps the memory, for arrays over it; ClosedError if it was freed."""
+        if self._block is None:
+            raise ClosedError("this device memory")
+        return self._block
+
+    def free(self) -> None:
+        """Let go of the memory. Twice is fine."""
+        self._block = None
 
 
 class _Block:
-    """One ``cudaMalloc``, freed when the last one that refers to it has gone."""
+    """One ``cuMemAlloc`` and one event, freed when the last one that refers to it has gone, and the device is done."""
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
         self._runtime = runtime
         self._device = device
         self._process = 0
-        with device_guard(runtime, device):
-            self.address = runtime.allocate(byte_size)
+        self.event = runtime.create_shared_event(device)
+        try:
+            self.address = runtime.allocate(byte_size, device)
+        except BaseException:
+            runtime.destroy_event(self.event, device)
+            raise
         self._process = os.getpid()
 
     def __del__(self) -> None:
         if self._process == os.getpid():  # in a forked child it is not ours
-            with contextlib.suppress(CudaError), device_guard(self._runtime, self._device):
-                self._runtime.free(self.address)
+            runtime, address, event, device = self._runtime, self.address, self.event, self._device
+
+            def free() -> None:
+                runtime.destroy_event(event, device)
+                runtime.free(address, device)
+
+            runtime.retired.add(device, free)
 
 
-class CudaMapping(DeviceSpan):
-    """Another process' allocation, mapped. It is unmapped when it was closed *and* no array over it is left.
+class _Opened:
+    """One ``cuIpcOpenMemHandle``, and the uses of it that are left."""
+
+    def __init__(self, runtime: CudaRuntime, handle: bytes, device: int) -> None:
+        self.handle = handle
+        self.device = device
+        self.address = runtime.open(handle, device)
+        self.event_handle = b""
+        self.event = 0
+        self.uses = 0
+        self.byte_size = 0
+
+    def close(self, runtime: CudaRuntime) -> None:
+        """Let go of the event first: what it is of goes with the memory."""
+        event, self.event = self.event, 0
+        if event:
+            runtime.destroy_event(event, self.device)
+        runtime.close(self.address, self.device)
+
+
+class CudaMapping:
+    """Another process' allocation, mapped. It is unmapped when it was closed *and* nothing keeps it any more.
 
     Attributes
     ----------
+    runtime : CudaRuntime
+    address, byte_size, device : int
+        From the address on there is so much memory.
     identity : tuple of int
         What memory it is: equal for mappings of the same allocation, and for nothing else, also no file.
     handle : bytes
+    event : int
+        Of the owner's, to be recorded on streams of this process; 0 if there is none.
     """
 
     key = ""
     is_unlinked = False
-    _what = "this region"
 
-    def __init__(self, opened: _Opened) -> None:
-        super().__init__(opened.runtime, opened.address, opened.byte_size, opened.device, opened)
+    def __init__(self, runtime: CudaRuntime, opened: _Opened, use: _Use) -> None:
+        self.runtime = runtime
+        self.address = opened.address
+        self.byte_size = opened.byte_size
+        self.device = opened.device
         self.handle = opened.handle
+        self.event = opened.event
         self.identity = (_NO_FILE_SYSTEM, int.from_bytes(opened.handle, "big"))
+        self._use: _Use | None = use
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._use is None
+
+    @property
+    def keeper(self) -> object:
+        """What keeps the memory, for arrays over it; ClosedError if it was closed."""
+        if self._use is None:
+            raise ClosedError("this region")
+        return self._use
 
     def check(self, byte_size: int, field: str) -> None:
         """Raise RegionRefusedError unless the memory has so many bytes."""
         if byte_size > self.byte_size:
             raise RegionRefusedError(field, f"it claims {byte_size} bytes of an allocation of {self.byte_size}")
 
+    def close(self) -> None:
+        """Let go of the memory, as soon as nothing keeps it and the device is done. Twice is fine."""
+        self._use = None
 
-class _Opened:
-    """One ``cudaIpcOpenMemHandle``; closed when the last one that refers to it has gone."""
+    def close_idle(self) -> None:
+        """Close it after the device was waited for. If nothing keeps it, the next ``retired.collect()`` unmaps it."""
+        use, self._use = self._use, None
+        if use is not None:
+            use.is_idle = True
+            watched = weakref.ref(use)
+            del use
+            kept = watched()
+            if kept is not None:
+                kept.is_idle = False  # nobody knows what will be done with what is left
 
-    def __init__(self, runtime: CudaRuntime, handle: bytes, device: int, lease: SharedLease | None) -> None:
-        self.runtime = runtime
-        self.handle = handle
-        self.device = device
+
+class _Use:
+    """One use of a mapped allocation. When it is over, the mapping goes if it was the last; then the lease does."""
+
+    def __init__(self, mappings: CudaMappings, opened: _Opened, lease: SharedLease | None) -> None:
+        self._mappings = mappings
+        self._opened = opened
         self._lease = lease
-        self._process = 0
-        with device_guard(runtime, device):
-            self.address = runtime.open(handle)
-            self._process = os.getpid()
-            begin, byte_size = runtime.extent(self.address)
-        self.byte_size = begin + byte_size - self.address
+        self._process = os.getpid()
+        self.is_idle = False
 
     def __del__(self) -> None:
-        if self._process == os.getpid():
-            try:
-                with device_guard(self.runtime, self.device):
-                    self.runtime.close(self.address)
-            except CudaError:
-                return  # it is still mapped, so that its owner must not free it: the lease goes with this process
-        if self._lease is not None:
-            self._lease.give_back()  # last: from now on the owner may free the memory
+        if self._process != os.getpid():  # in a forked child, nothing of this is its own but the descriptor
+            if self._lease is not None:
+                self._lease.give_back()
+            return
+        mappings, opened, lease = self._mappings, self._opened, self._lease
+
+        def end() -> None:
+            mappings.end_use(opened)
+            if lease is not None:
+                lease.give_back()  # last, and not if that has failed: from now on the owner may free the memory
+
+        if self.is_idle:
+            mappings.runtime.retired.add_idle(end)
+        else:
+            mappings.runtime.retired.add(opened.device, end)
 
 
 class CudaMappings:
@@ -181,10 +208,16 @@ class CudaMappings:
     def __init__(self, runtime: CudaRuntime) -> None:
         self.runtime = runtime
         self._lock = threading.Lock()
-        self._opened: weakref.WeakValueDictionary[bytes, _Opened] = weakref.WeakValueDictionary()
+        self._opened: dict[bytes, _Opened] = {}
 
     def map(
-        self, handle: bytes, byte_size: int, device: int, field: str, lease: SharedLease | None = None
+        self,
+        handle: bytes,
+        byte_size: int,
+        device: int,
+        field: str,
+        lease: SharedLease | None = None,
+        event: bytes = b"",
     ) -> CudaMapping:
         """Map an allocation of another process.
 
@@ -199,29 +232,72 @@ class CudaMappings:
         field : str
             What to call it in messages.
         lease : SharedLease, optional
-            Given back when the memory is no longer mapped, or was mapped before.
+            Given back when the memory is no longer mapped for this use, and never if the unmapping fails.
+        event : bytes
+            The IPC handle of its owner's event; empty if there is none.
 
         Raises
         ------
         RegionRefusedError
             It cannot be mapped here, or is smaller than claimed.
         """
-        if len(handle) != HANDLE_LENGTH:
+        try:
+            _check_length(handle, field)
+            if event:
+                _check_length(event, f"{field}.event")
+            with self._lock:
+                opened = self._used(handle, device)
+                mapping = CudaMapping(self.runtime, opened, _Use(self, opened, lease))
+        except CudaError as error:
             _give_back(lease)
-            raise RegionRefusedError(field, f"its handle has {len(handle)} bytes; expected {HANDLE_LENGTH}")
+            raise RegionRefusedError(field, str(error)) from None
+        except BaseException:
+            _give_back(lease)
+            raise
+        mapping.check(byte_size, field)
+        if event:
+            mapping.event = self._event_of(opened, event, field)
+        return mapping
+
+    def end_use(self, opened: _Opened) -> None:
+        """Count one use less, and unmap the allocation after the last; CudaError if that fails."""
         with self._lock:
-            opened = self._opened.get(handle)
-            if opened is not None:
-                _give_back(lease)
-            else:
+            opened.uses -= 1
+            if opened.uses:
+                return
+            del self._opened[opened.handle]
+            opened.close(self.runtime)
+
+    def _used(self, handle: bytes, device: int) -> _Opened:
+        opened = self._opened.get(handle)
+        if opened is None:
+            opened = _Opened(self.runtime, handle, device)
+            try:
+                begin, byte_size = self.runtime.extent(opened.address, device)
+            except BaseException:
+                opened.close(self.runtime)
+                raise
+            opened.byte_size = begin + byte_size - opened.address
+            self._opened[handle] = opened
+        opened.uses += 1
+        return opened
+
+    def _event_of(self, opened: _Opened, handle: bytes, field: str) -> int:
+        with self._lock:
+            if not opened.event:
                 try:
-                    opened = self._opened[handle] = _Opened(self.runtime, handle, device, lease)
+                    opened.event = self.runtime.open_event(handle, opened.device)
                 except CudaError as error:
-                    _give_back(lease)
-                    raise RegionRefusedError(field, str(error)) from None
-        if opened.byte_size < byte_size:
-            raise RegionRefusedError(field, f"it claims {byte_size} bytes of an allocation of {opened.byte_size}")
-        return CudaMapping(opened)
+                    raise RegionRefusedError(f"{field}.event", str(error)) from None
+                opened.event_handle = handle
+            if opened.event_handle != handle:
+                raise RegionRefusedError(f"{field}.event", "it is not the one that this memory came with before")
+            return opened.event
+
+
+def _check_length(handle: bytes, field: str) -> None:
+    if len(handle) != HANDLE_LENGTH:
+        raise RegionRefusedError(field, f"its handle has {len(handle)} bytes; expected {HANDLE_LENGTH}")
 
 
 def _give_back(lease: SharedLease | None) -> None:
@@ -243,15 +319,9 @@ def device_of(runtime: CudaRuntime, uuid: str, field: str) -> int:
             return device
     raise RegionRefusedError(
         field,
-        f"it is on a GPU that this model does not see (it sees {count}); see CUDA_VISIBLE_DEVICES, --gpus and the "
-        "model's instance_group",
+        f"it is on a GPU, or an instance of one (MIG), that this model does not see (it sees {count}); see "
+        "CUDA_VISIBLE_DEVICES, --gpus and the model's instance_group",
     )
-
-
-def _load_cupy() -> CudaRuntime:
-    from .cupy_runtime import CupyRuntime  # noqa: PLC0415  # only where a GPU is used
-
-    return CupyRuntime()
 
 
 class CudaAccess:
@@ -260,10 +330,10 @@ class CudaAccess:
     Parameters
     ----------
     load : callable, optional
-        Returns the runtime; by default CuPy's. It raises MachineError where there is no GPU.
+        Returns the runtime. It raises MachineError where there is no GPU.
     """
 
-    def __init__(self, load: Callable[[], CudaRuntime] = _load_cupy) -> None:
+    def __init__(self, load: Callable[[], CudaRuntime] = CudaRuntime) -> None:
         self._load = load
         self._lock = threading.Lock()
         self._mappings: CudaMappings | None = None
@@ -275,7 +345,7 @@ class CudaAccess:
         Raises
         ------
         MachineError
-            CuPy, the driver or the GPU is missing.
+            cuda-bindings, the driver or the GPU is missing.
         """
         with self._lock:
             if self._mappings is None:
@@ -286,3 +356,8 @@ class CudaAccess:
     def runtime(self) -> CudaRuntime:
         """The runtime; raises as :attr:`mappings`."""
         return self.mappings.runtime
+
+    def collect(self) -> bool:
+        """Free and unmap what is due, if CUDA was used at all. Return whether something is left."""
+        mappings = self._mappings
+        return mappings is not None and mappings.runtime.retired.collect()

@@ -1,215 +1,364 @@
-"""What this package needs of CUDA, as one small interface: all that is decided above it is tested without a GPU.
+"""What this package needs of CUDA, by NVIDIA's own bindings of the driver API: ``cuda-bindings``, 12.x or 13.x.
 
-``cupy_runtime`` implements it with CuPy; ``testing.fake_cuda`` with POSIX shared memory.
+What the methods do and promise is CUDA's: each names the function that it calls. NVIDIA's documentation of the driver
+API says the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
+import ctypes
+import threading
 from collections.abc import Iterator
-from typing import Any, Final
-
-import numpy as np
+from typing import Any, Final, Literal, NamedTuple
 
 from ...errors import MachineError
+from .errors import CudaError
+from .retired import Retired
 
-__all__ = ["HANDLE_LENGTH", "CudaError", "CudaRuntime", "device_guard"]
+__all__ = ["BLOCK_BYTES", "HANDLE_LENGTH", "CudaRuntime", "PointerFacts", "whole_blocks"]
 
 HANDLE_LENGTH: Final = 64
-"""Bytes of ``cudaIpcMemHandle_t`` and of ``cudaIpcEventHandle_t`` (``CUDA_IPC_HANDLE_SIZE``)."""
+"""Bytes of ``CUipcMemHandle`` and of ``CUipcEventHandle`` (``CU_IPC_HANDLE_SIZE``)."""
+
+BLOCK_BYTES: Final = 2 * 2**20
+"""CUDA allocates in such blocks, and an IPC handle opens whole ones. So what is shared should fill them."""
+
+_NOT_READY: Final = "CUDA_ERROR_NOT_READY"
+_INVALID_VALUE: Final = "CUDA_ERROR_INVALID_VALUE"
+_LAZY_PEER_ACCESS: Final = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+_PORTABLE: Final = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for every GPU's context
+_NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
+_WITHOUT_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING
+_BLOCKING_SYNC: Final = 1  # CU_EVENT_BLOCKING_SYNC: who waits for it sleeps
+_INTERPROCESS: Final = 4  # CU_EVENT_INTERPROCESS
+_DEFAULT_STREAMS: Final = frozenset({0, 1, 2})  # of the current context: both legacy ones, and the thread's own
+_OF_THE_HOST: Final = 1  # CU_MEMORYTYPE_HOST
+_UNIFIED: Final = 4  # CU_MEMORYTYPE_UNIFIED
+_NOT_CAPTURING: Final = 0  # CU_STREAM_CAPTURE_STATUS_NONE
+_RECORDS_CONTEXTS: Final = 12050  # since CUDA 12.5, the driver has cuCtxRecordEvent
 
 
-class CudaError(MachineError):
-    """A call of the CUDA runtime failed. The message says what probably is the matter, and what to do.
+class PointerFacts(NamedTuple):
+    """What CUDA knows of an address.
 
     Attributes
     ----------
-    name : str
-        CUDA's name of the error, for example ``"cudaErrorInvalidValue"``.
+    kind : str
+        ``"device"``; ``"managed"``, which moves between GPUs and the host; ``"pinned"``, of the host and known to CUDA;
+        or ``"host"``.
+    device : int
+        The GPU that it is on; of memory of the host, 0.
+    base, byte_size : int
+        The allocation that it lies in; of memory of the host, both are 0.
+    is_exportable : bool
+        Whether another process can open the allocation by an IPC handle: it was made by cuMemAlloc or cudaMalloc,
+        and not by a pool of the driver (cudaMallocAsync), by virtual memory management or as managed memory.
     """
 
-    def __init__(self, doing: str, name: str) -> None:
-        self.name = name
-        advice = _ADVICE.get(name, "see CUDA's documentation of this error")
-        super().__init__(f"{doing} failed with {name}: {advice}")
+    kind: Literal["device", "managed", "pinned", "host"]
+    device: int = 0
+    base: int = 0
+    byte_size: int = 0
+    is_exportable: bool = False
 
 
-_ADVICE: Final = {
-    "cudaErrorMemoryAllocation": "the device has not that much memory left; use smaller or fewer calls at once",
-    "cudaErrorInvalidValue": "the memory was freed by its owner, or the handle is none of this machine's GPUs",
-    "cudaErrorInvalidResourceHandle": "the handle is not valid here: its owner has freed the memory, or owner and user "
-    "do not share process ids and IPC (containers: --ipc=host --pid=host), or it was exported by this very process",
-    "cudaErrorDeviceUninitialized": "the handle was exported by this very process, which has the memory already",
-    "cudaErrorMapBufferObjectFailed": "the memory cannot be mapped: it was freed, or is on a GPU that this process "
-    "cannot reach; with MIG, both processes must use the same instance",
-    "cudaErrorPeerAccessUnsupported": "the memory is on another GPU, to which this one has no peer access; give model "
-    "and client the same GPU",
-    "cudaErrorNotSupported": "this platform has no CUDA IPC, as WSL2 and some virtual GPUs have none; use CPU regions",
-    "cudaErrorInvalidDevice": "there is no such device here; see CUDA_VISIBLE_DEVICES and --gpus",
-    "cudaErrorNoDevice": "no GPU is visible here; see nvidia-smi, CUDA_VISIBLE_DEVICES and --gpus",
-    "cudaErrorInsufficientDriver": "the NVIDIA driver is missing, or older than CuPy's CUDA; update it, or install the "
-    "CuPy for its CUDA version",
-    "cudaErrorHostMemoryAlreadyRegistered": "the memory is pinned already",
-    "cudaErrorIllegalAddress": "a kernel has accessed memory that is not its own; this process can use CUDA no more",
-}
+class CudaRuntime:
+    """CUDA in this process. Thread-safe. Addresses, streams and events are integers.
 
+    Every method raises :class:`.CudaError`. Streams and events belong to a device, which must be current where they are
+    used: see :meth:`on`.
 
-class CudaRuntime(ABC):
-    """CUDA in this process. Thread-safe. Addresses are device pointers; streams are ``cudaStream_t`` as integers.
+    Parameters
+    ----------
+    driver : module, optional
+        By default ``cuda.bindings.driver``.
 
-    Every method raises :class:`CudaError`, and must be called with the device current that it is about.
-    "Array" is an array of CuPy, or what stands for it; it has ``shape``, ``dtype`` (NumPy's) and ``nbytes``.
+    Attributes
+    ----------
+    retired : Retired
+        Memory that is to be freed or unmapped when its device has finished with it.
+
+    Raises
+    ------
+    MachineError
+        The bindings, the driver or a GPU are missing.
     """
 
-    @abstractmethod
+    def __init__(self, driver: Any | None = None) -> None:
+        self._driver = _imported_driver() if driver is None else driver
+        self._lock = threading.RLock()  # a finalizer may need a context inside it
+        self._contexts: dict[int, Any] = {}
+        self._uuids: dict[int, str] = {}
+        try:
+            self._ask("starting CUDA", "cuInit", 0)
+        except RuntimeError as error:  # the bindings' own, where there is no library
+            raise MachineError(
+                f"GPU memory needs NVIDIA's driver, and its library libcuda.so.1 was not found ({error}); install the "
+                "driver, or start the container with --gpus; see LD_LIBRARY_PATH"
+            ) from None
+        self._version: int = self._ask("asking for the driver's version", "cuDriverGetVersion")
+        self.retired = Retired(self)
+
     def device_count(self) -> int:
-        """Return how many devices this process sees."""
+        """Return how many devices this process sees (``cuDeviceGetCount``)."""
+        return int(self._ask("counting the GPUs", "cuDeviceGetCount"))
 
-    @abstractmethod
     def device_uuid(self, device: int) -> str:
-        """Return a device's UUID: 32 lowercase hexadecimal digits. Device numbers differ between processes, this not.
+        """Return a device's UUID: 32 lowercase hexadecimal digits (``cuDeviceGetUuid``, the second version of it).
 
-        With MIG it is the UUID of the whole GPU.
+        Device numbers differ between processes, this not. With MIG it is the instance's.
         """
+        uuid = self._uuids.get(device)
+        if uuid is None:
+            doing = f"asking for the UUID of GPU {device}"
+            has_second = hasattr(self._driver, "cuDeviceGetUuid_v2")  # which bindings from 13 on call by the plain name
+            name = "cuDeviceGetUuid_v2" if has_second else "cuDeviceGetUuid"
+            found = self._ask(doing, name, self._ask(doing, "cuDeviceGet", device))
+            uuid = self._uuids[device] = bytes(found.bytes).hex()
+        return uuid
 
-    @abstractmethod
-    def current_device(self) -> int:
-        """Return the calling thread's device."""
+    @contextlib.contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        """Make a device the calling thread's for the block, and then the former one again (``cuCtxPushCurrent``)."""
+        self._ask(f"making GPU {device} current", "cuCtxPushCurrent", self._context(device))
+        try:
+            yield
+        finally:
+            self._ask("going back to the former GPU", "cuCtxPopCurrent")
 
-    @abstractmethod
-    def set_device(self, device: int) -> None:
-        """Set the calling thread's device."""
+    def make_current(self, device: int) -> None:
+        """Make a device the calling thread's from now on (``cuCtxSetCurrent``)."""
+        self._ask(f"making GPU {device} current", "cuCtxSetCurrent", self._context(device))
 
-    @abstractmethod
-    def allocate(self, byte_size: int) -> int:
-        """Allocate by plain ``cudaMalloc``: memory of pools (``cudaMallocAsync``, VMM) has no legacy IPC handle."""
+    def allocate(self, byte_size: int, device: int) -> int:
+        """Allocate whole blocks, which :func:`whole_blocks` tells (``cuMemAlloc``). They are not cleared."""
+        byte_size = whole_blocks(byte_size)
+        with self.on(device):
+            return int(self._ask(f"allocating {byte_size} bytes on GPU {device}", "cuMemAlloc", byte_size))
 
-    @abstractmethod
-    def free(self, address: int) -> None:
-        """Free what :meth:`allocate` returned; waits until the device has finished with it."""
+    def free(self, address: int, device: int) -> None:
+        """Free what :meth:`allocate` returned, when the device has finished with it (``cuMemFree``)."""
+        with self.on(device):
+            self._ask("freeing GPU memory", "cuMemFree", address)
 
-    @abstractmethod
     def export(self, address: int) -> bytes:
-        """Return the IPC handle of an allocation (``cudaIpcGetMemHandle``)."""
+        """Return the IPC handle of an allocation (``cuIpcGetMemHandle``)."""
+        return _bytes_of(self._ask("exporting GPU memory", "cuIpcGetMemHandle", address))
 
-    @abstractmethod
-    def open(self, handle: bytes) -> int:
-        """Map another process' allocation and return its address here (``cudaIpcOpenMemHandle``)."""
+    def open(self, handle: bytes, device: int) -> int:
+        """Map another process' allocation and return its address here (``cuIpcOpenMemHandle``).
 
-    @abstractmethod
-    def close(self, address: int) -> None:
-        """Undo :meth:`open`, after waiting until the current device, which the memory is on, has done all its work."""
+        Two of the same handle return the same address, and are closed twice.
+        """
+        with self.on(device):
+            found = self._filled("CUipcMemHandle", handle)
+            return int(self._ask("opening another process' GPU memory", "cuIpcOpenMemHandle", found, _LAZY_PEER_ACCESS))
 
-    @abstractmethod
-    def extent(self, address: int) -> tuple[int, int]:
+    def close(self, address: int, device: int) -> None:
+        """Undo :meth:`open`, when the device has finished with the memory (``cuIpcCloseMemHandle``)."""
+        with self.on(device):
+            self._ask("closing another process' GPU memory", "cuIpcCloseMemHandle", address)
+
+    def extent(self, address: int, device: int) -> tuple[int, int]:
         """Return beginning and byte size of the allocation that an address is in (``cuMemGetAddressRange``)."""
+        with self.on(device):
+            begin, byte_size = self._ask("asking for the extent of GPU memory", "cuMemGetAddressRange", address)
+        return int(begin), int(byte_size)
 
-    @abstractmethod
+    def pointer(self, address: int) -> PointerFacts:
+        """Return what CUDA knows of an address (``cuPointerGetAttribute``)."""
+        try:
+            kind = int(self._attribute("MEMORY_TYPE", address))
+        except CudaError as error:
+            if error.name == _INVALID_VALUE:  # "not allocated by, mapped by, or registered with" a context
+                return PointerFacts("host")
+            raise
+        is_managed = bool(self._attribute("IS_MANAGED", address))
+        if kind == _OF_THE_HOST and not is_managed:
+            return PointerFacts("pinned")
+        device = int(self._attribute("DEVICE_ORDINAL", address))
+        base, byte_size = int(self._attribute("RANGE_START_ADDR", address)), int(self._attribute("RANGE_SIZE", address))
+        if is_managed or kind == _UNIFIED:
+            return PointerFacts("managed", device, base, byte_size)
+        is_exportable = bool(self._attribute("IS_LEGACY_CUDA_IPC_CAPABLE", address))
+        return PointerFacts("device", device, base, byte_size, is_exportable)
+
     def pin(self, address: int, byte_size: int) -> None:
-        """Register host memory with CUDA (``cudaHostRegister``): copies then need no staging buffer."""
+        """Register host memory with CUDA (``cuMemHostRegister``): copies then need no staging buffer."""
+        with self.on(0):
+            self._ask(f"pinning {byte_size} bytes of host memory", "cuMemHostRegister", address, byte_size, _PORTABLE)
 
-    @abstractmethod
     def unpin(self, address: int) -> None:
-        """Undo :meth:`pin`."""
+        """Undo :meth:`pin` (``cuMemHostUnregister``)."""
+        with self.on(0):
+            self._ask("unpinning host memory", "cuMemHostUnregister", address)
 
-    @abstractmethod
-    def current_stream(self) -> Any:
-        """Return the calling thread's current stream, as the array library has it."""
+    def copy(self, target: int, source: int, byte_size: int, stream: int) -> None:
+        """Copy between addresses of any device or of the host, on a stream (``cuMemcpyAsync``).
 
-    @abstractmethod
-    def create_stream(self) -> int:
-        """Return a new stream of the current device; the default stream and it do not wait for each other.
-
-        That is ``cudaStreamNonBlocking``.
+        Host memory that is not pinned may be used again when the stream has been synchronized, as pinned memory may.
         """
+        self._ask(f"copying {byte_size} bytes", "cuMemcpyAsync", target, source, byte_size, stream)
 
-    @abstractmethod
-    def destroy_stream(self, stream: int) -> None:
-        """Undo :meth:`create_stream`. What is on the stream is still done, and not waited for."""
+    def copy_rows(
+        self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int, stream: int
+    ) -> None:
+        """Copy rows of ``width`` bytes that lie so many bytes apart, on a stream (``cuMemcpy2DAsync``)."""
+        unified = self._driver.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+        plan = self._driver.CUDA_MEMCPY2D()
+        plan.srcMemoryType = plan.dstMemoryType = unified
+        plan.srcDevice, plan.srcPitch = source, source_pitch
+        plan.dstDevice, plan.dstPitch = target, target_pitch
+        plan.WidthInBytes, plan.Height = width, height
+        self._ask(f"copying {height} rows of {width} bytes", "cuMemcpy2DAsync", plan, stream)
 
-    @abstractmethod
-    def stream_address(self, stream: Any) -> int:
-        """Return a stream as an integer."""
+    def create_stream(self, device: int) -> int:
+        """Return a new stream (``cuStreamCreate``); the default streams and it do not wait for each other."""
+        with self.on(device):
+            return int(self._ask(f"making a stream of GPU {device}", "cuStreamCreate", _NON_BLOCKING))
 
-    @abstractmethod
-    def synchronize(self, stream: int) -> None:
-        """Wait until the device has done all that was put on a stream."""
+    def destroy_stream(self, stream: int, device: int) -> None:
+        """Undo :meth:`create_stream` (``cuStreamDestroy``). What is on the stream is still done, and not waited for."""
+        with self.on(device):
+            self._ask("destroying a stream", "cuStreamDestroy", stream)
 
-    @abstractmethod
-    def order(self, first: int, then: int) -> None:
-        """Let all that comes later on stream ``then`` wait for what is on stream ``first`` now. The host does not."""
+    def stream_device(self, stream: int, current: int) -> int:
+        """Return whose a stream is (``cuStreamGetCtx``); the default streams 0, 1 and 2 are device ``current``'s."""
+        if stream in _DEFAULT_STREAMS:
+            return current
+        doing = f"asking which GPU stream {stream:#x} is of"
+        with self.on(current):
+            context = self._ask(doing, "cuStreamGetCtx", stream)
+        self._ask(doing, "cuCtxPushCurrent", context)
+        try:
+            return int(self._ask(doing, "cuCtxGetDevice"))
+        finally:
+            self._ask(doing, "cuCtxPopCurrent")
 
-    @abstractmethod
-    def create_event(self) -> int:
-        """Return a new event that other processes can wait for, without timing (``cudaEventInterprocess``)."""
+    def is_capturing(self, stream: int) -> bool:
+        """Return whether a stream of the current device is being captured into a graph (``cuStreamIsCapturing``)."""
+        return int(self._ask("looking at a stream", "cuStreamIsCapturing", stream)) != _NOT_CAPTURING
 
-    @abstractmethod
+    def synchronize_stream(self, stream: int, device: int) -> None:
+        """Wait until all is done that is on a stream (``cuStreamSynchronize``)."""
+        with self.on(device):
+            self._ask("waiting for a stream", "cuStreamSynchronize", stream)
+
+    def synchronize_device(self, device: int) -> None:
+        """Wait until a device has done all that this process has given it (``cuCtxSynchronize``)."""
+        with self.on(device):
+            self._ask(f"waiting for GPU {device}", "cuCtxSynchronize")
+
+    def create_event(self, device: int) -> int:
+        """Return a new event, without timing (``cuEventCreate``)."""
+        return self._create_event(device, _WITHOUT_TIMING | _BLOCKING_SYNC)
+
+    def create_shared_event(self, device: int) -> int:
+        """Return a new event, without timing, that other processes can open (``cuEventCreate``)."""
+        return self._create_event(device, _WITHOUT_TIMING | _BLOCKING_SYNC | _INTERPROCESS)
+
+    def destroy_event(self, event: int, device: int) -> None:
+        """Undo the making or opening of an event (``cuEventDestroy``). What it stands for is not waited for.
+
+        A stream that waits for what it stood for goes on doing so.
+        """
+        with self.on(device):
+            self._ask("destroying an event", "cuEventDestroy", event)
+
     def export_event(self, event: int) -> bytes:
-        """Return the IPC handle of an event (``cudaIpcGetEventHandle``)."""
+        """Return the IPC handle of a shared event (``cuIpcGetEventHandle``)."""
+        return _bytes_of(self._ask("exporting an event", "cuIpcGetEventHandle", event))
 
-    @abstractmethod
-    def open_event(self, handle: bytes) -> int:
-        """Return another process' event (``cudaIpcOpenEventHandle``)."""
+    def open_event(self, handle: bytes, device: int) -> int:
+        """Return another process' event (``cuIpcOpenEventHandle``); of no use when that process has destroyed it."""
+        with self.on(device):
+            found = self._filled("CUipcEventHandle", handle)
+            return int(self._ask("opening another process' event", "cuIpcOpenEventHandle", found))
 
-    @abstractmethod
-    def destroy_event(self, event: int) -> None:
-        """Undo :meth:`create_event` or :meth:`open_event`. What the event stands for is not waited for."""
-
-    @abstractmethod
     def record(self, event: int, stream: int) -> None:
-        """Let an event stand for all that is on a stream now."""
+        """Let an event stand for all that is on a stream now (``cuEventRecord``). Both are the current device's."""
+        self._ask("recording an event", "cuEventRecord", event, stream)
 
-    @abstractmethod
-    def wait_for_event(self, event: int, stream: int) -> None:
-        """Let all that comes later on a stream wait for what the event stands for now. The host does not."""
+    def record_device(self, event: int, device: int) -> None:
+        """Let an event stand for all that a device has to do for this process now (``cuCtxRecordEvent``).
 
-    @abstractmethod
-    def is_event_done(self, event: int) -> bool:
-        """Return whether the device has done what the event stands for now (``cudaEventQuery``)."""
-
-    @abstractmethod
-    def array(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object) -> Any:
-        """Return a C-contiguous array over memory that ``owner`` keeps alive."""
-
-    @abstractmethod
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return an array in memory of its own on the current device."""
-
-    @abstractmethod
-    def adopt(self, value: Any) -> Any:
-        """Return what has ``__dlpack__``, or a capsule, as an array over the same memory."""
-
-    @abstractmethod
-    def address_of(self, array: Any) -> int:
-        """Return where an array begins."""
-
-    @abstractmethod
-    def is_contiguous(self, array: Any) -> bool:
-        """Return whether an array is C-contiguous."""
-
-    @abstractmethod
-    def capsule(self, array: Any, stream: int | None, max_version: tuple[int, int] | None) -> Any:
-        """Return a DLPack capsule over an array; ``stream`` by the array API standard."""
-
-    @abstractmethod
-    def copy(self, target: Any, source: Any, stream: int) -> None:
-        """Copy an array to another of its shape and dtype, on a stream; either may be NumPy's, not both.
-
-        Host memory that is not pinned may be reused when this returns; pinned memory, when the stream has been
-        synchronized.
+        A driver before CUDA 12.5 cannot: then the device is waited for, here.
         """
+        if self._version < _RECORDS_CONTEXTS:
+            self.synchronize_device(device)
+            with self.on(device):
+                self.record(event, 0)
+        else:
+            self._ask(f"recording what GPU {device} does", "cuCtxRecordEvent", self._context(device), event)
+
+    def wait_for_event(self, event: int, stream: int) -> None:
+        """Let what comes later on a stream wait for what an event stands for now (``cuStreamWaitEvent``)."""
+        self._ask("letting a stream wait", "cuStreamWaitEvent", stream, event, 0)
+
+    def synchronize_event(self, event: int) -> None:
+        """Wait until what an event stands for now is done (``cuEventSynchronize``)."""
+        self._ask("waiting for the GPU", "cuEventSynchronize", event)
+
+    def is_event_done(self, event: int) -> bool:
+        """Return whether what an event stands for now is done (``cuEventQuery``)."""
+        try:
+            self._ask("looking at an event", "cuEventQuery", event)
+        except CudaError as error:
+            if error.name != _NOT_READY:
+                raise
+            return False
+        return True
+
+    def _create_event(self, device: int, flags: int) -> int:
+        with self.on(device):
+            return int(self._ask("making an event", "cuEventCreate", flags))
+
+    def _context(self, device: int) -> Any:
+        """Return a device's primary context, which this process and all libraries in it share."""
+        context = self._contexts.get(device)
+        if context is None:
+            with self._lock:
+                doing = f"making GPU {device} ready"
+                context = self._contexts.get(device) or self._ask(
+                    doing, "cuDevicePrimaryCtxRetain", self._ask(doing, "cuDeviceGet", device)
+                )
+                self._contexts[device] = context
+        return context
+
+    def _attribute(self, name: str, address: int) -> Any:
+        attribute = self._driver.CUpointer_attribute[f"CU_POINTER_ATTRIBUTE_{name}"]
+        return self._ask("asking about an address", "cuPointerGetAttribute", attribute, address)
+
+    def _filled(self, kind: str, content: bytes) -> Any:
+        """Return a handle of the driver's type; what is in those is reached in different ways with 12 and 13."""
+        handle = getattr(self._driver, kind)()
+        ctypes.memmove(handle.getPtr(), content, HANDLE_LENGTH)
+        return handle
+
+    def _ask(self, doing: str, name: str, *arguments: Any) -> Any:
+        """Call a function of the driver, and return what it returns beside its error."""
+        error, *found = getattr(self._driver, name)(*arguments)
+        if error:
+            raise CudaError(doing, error.name)
+        return found[0] if len(found) == 1 else found
 
 
-@contextlib.contextmanager
-def device_guard(runtime: CudaRuntime, device: int) -> Iterator[None]:
-    """Make a device the calling thread's for the block, and then the former one again."""
-    former = runtime.current_device()
-    if former == device:
-        yield
-        return
-    runtime.set_device(device)
+def whole_blocks(byte_size: int) -> int:
+    """Return the size of the blocks that have so many bytes."""
+    return -(-byte_size // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _bytes_of(handle: Any) -> bytes:
+    return ctypes.string_at(handle.getPtr(), HANDLE_LENGTH)
+
+
+def _imported_driver() -> Any:
     try:
-        yield
-    finally:
-        runtime.set_device(former)
+        from cuda.bindings import driver  # noqa: PLC0415  # only where a GPU is used
+    except ImportError as error:
+        raise MachineError(
+            f"GPU memory needs NVIDIA's cuda-bindings, which cannot be imported ({error}); install "
+            "triton-shm-backend-utils[gpu], or cuda-bindings of your CUDA's major version"
+        ) from None
+    return driver

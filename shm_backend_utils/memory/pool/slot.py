@@ -150,6 +150,8 @@ class SlotRegion:
         Whether the server may know it by its key.
     device_memory : dict of int to object
         What it has on GPUs, by device.
+    lent : list
+        Memory of users that its slot fences: it lives until no model uses it.
     on_destroy : callable or None
         Takes a descriptor of the region, which it then owns, when the region is destroyed.
     holder : object or None
@@ -171,6 +173,7 @@ class SlotRegion:
         "idle_since",
         "is_registered",
         "is_spoiled",
+        "lent",
         "on_destroy",
         "shelf",
         "slots",
@@ -188,6 +191,7 @@ class SlotRegion:
         self.is_spoiled = False
         self.is_registered = False
         self.device_memory: dict[int, Any] = {}
+        self.lent: list[Any] = []
         self.on_destroy: Callable[[int], None] | None = None
         self.holder: object = None
         self.idle_since = 0.0

@@ -1,0 +1,69 @@
+"""Errors of CUDA's driver, by their names, with what probably is the matter and what to do."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...errors import MachineError
+
+__all__ = ["CudaError"]
+
+
+class CudaError(MachineError):
+    """A call of the CUDA driver failed. The message says what probably is the matter, and what to do.
+
+    Attributes
+    ----------
+    name : str
+        CUDA's name of the error, for example ``"CUDA_ERROR_INVALID_VALUE"``.
+    """
+
+    def __init__(self, doing: str, name: str) -> None:
+        self.name = name
+        advice = _ADVICE.get(name, "see CUresult in CUDA's documentation of the driver API")
+        super().__init__(f"{doing} failed with {name}: {advice}")
+
+
+_LOST: Final = "no call of this process can use CUDA any more: end it; a model must be loaded anew"
+_CAPTURED: Final = (
+    "a stream is being captured into a graph, and what waits for a GPU cannot be captured: end the capture first, or "
+    "name a stream that is not part of it"
+)
+
+_ADVICE: Final = {
+    "CUDA_ERROR_OUT_OF_MEMORY": "the GPU has not that much memory left; use smaller or fewer calls at once",
+    "CUDA_ERROR_INVALID_VALUE": "the memory was freed by its owner, or the handle is none of this machine's GPUs",
+    "CUDA_ERROR_INVALID_HANDLE": "the handle is not valid here: its owner has freed the memory or is dead, or owner "
+    "and user do not share IPC and process ids (containers: --ipc=host --pid=host)",
+    "CUDA_ERROR_INVALID_CONTEXT": "the handle was exported by this very process; or by one of another PID namespace "
+    "that has the same process id there (containers: --pid=host --ipc=host)",
+    "CUDA_ERROR_MAP_FAILED": "the memory cannot be mapped: it was freed, or is on a GPU that this process cannot "
+    "reach; with MIG, both processes must use the same instance",
+    "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED": "the memory is on another GPU, to which this one has no peer access; give "
+    "model and client the same GPU",
+    "CUDA_ERROR_NOT_SUPPORTED": "this GPU or platform cannot do that: WSL2 and some virtual GPUs have no CUDA IPC; use "
+    "memory of the host",
+    "CUDA_ERROR_NOT_PERMITTED": "the operating system or a container does not allow it; compare the users of both "
+    "processes, and the container's security options",
+    "CUDA_ERROR_NOT_INITIALIZED": "this process was forked from one that uses CUDA, which CUDA does not allow; start "
+    "it anew (multiprocessing: the start method spawn)",
+    "CUDA_ERROR_INVALID_DEVICE": "there is no such GPU here; see CUDA_VISIBLE_DEVICES and --gpus",
+    "CUDA_ERROR_NO_DEVICE": "no GPU is visible here; see nvidia-smi, CUDA_VISIBLE_DEVICES and --gpus",
+    "CUDA_ERROR_DEVICE_UNAVAILABLE": "another process has the GPU for itself (its compute mode), or it is being reset; "
+    "see nvidia-smi",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the kernel's NVIDIA driver and its library are of different versions; "
+    "restart the machine, or the container with the driver that the host has",
+    "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "the forward-compatible driver library does not serve this GPU; use "
+    "the driver's own libcuda.so.1",
+    "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED": "the memory is pinned already",
+    "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": _CAPTURED,
+    "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED": _CAPTURED,
+    "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT": _CAPTURED,
+    "CUDA_ERROR_CAPTURED_EVENT": _CAPTURED,
+    "CUDA_ERROR_ILLEGAL_ADDRESS": f"a kernel has accessed memory that is not its own; {_LOST}",
+    "CUDA_ERROR_LAUNCH_FAILED": f"a kernel has failed; {_LOST}",
+    "CUDA_ERROR_LAUNCH_TIMEOUT": f"a kernel took longer than this GPU allows; {_LOST}",
+    "CUDA_ERROR_ASSERT": f"an assertion in a kernel has failed; {_LOST}",
+    "CUDA_ERROR_ECC_UNCORRECTABLE": f"the GPU's memory has an error; {_LOST}",
+    "CUDA_ERROR_CONTEXT_IS_DESTROYED": "CUDA was reset in this process (cudaDeviceReset); nothing may do that here",
+}

@@ -1,0 +1,121 @@
+"""Memory of GPUs that nobody uses any more in this process: it is freed or unmapped when its GPU has finished with it.
+
+What lets go of memory is often a finalizer, and those wait for nothing. So they put here what is to be done, and
+somebody who may take his time does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...forks import forsake_in_children
+from .errors import CudaError
+
+if TYPE_CHECKING:
+    from .runtime import CudaRuntime
+
+__all__ = ["Retired"]
+
+Work = Callable[[], None]
+
+
+class _Waiting(NamedTuple):
+    """What is done when a GPU has reached an event."""
+
+    device: int
+    event: int
+    work: list[Work]
+
+
+class Retired:
+    """What is to be done with memory of GPUs when those have finished with it. Thread-safe.
+
+    Parameters
+    ----------
+    runtime : CudaRuntime
+    """
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self._runtime = runtime
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: deque[Work] = deque()  # this and the next are appended to by finalizers, which wait for no lock
+        self._busy: deque[tuple[int, Work]] = deque()
+        self._waiting: deque[_Waiting] = deque()
+        forsake_in_children(self)
+
+    def add(self, device: int, work: Work) -> None:
+        """Have something done when a device has finished with all that it has to do then. Waits for nothing."""
+        self._busy.append((device, work))
+
+    def add_idle(self, work: Work) -> None:
+        """Have something done about memory that no device works on: somebody has waited for it. Waits for nothing."""
+        self._idle.append(work)
+
+    def collect(self) -> bool:
+        """Do what can be done now, and wait for nothing. Return whether something is left.
+
+        What fails by a CudaError is left as it is, for ever: nobody knows what the memory is used for. A driver before
+        CUDA 12.5 cannot be asked without waiting, so that there this waits for the devices.
+        """
+        if not self._lock.acquire(blocking=False):
+            return True  # another thread is at it
+        try:
+            self._do_all(self._idle)
+            self._mark()
+            for _ in range(len(self._waiting)):
+                waiting = self._waiting.popleft()
+                if self._is_reached(waiting):
+                    self._do_all(deque(waiting.work))
+                else:
+                    self._waiting.append(waiting)
+        finally:
+            self._lock.release()
+        return bool(self._idle or self._busy or self._waiting)
+
+    def forsake(self) -> None:
+        """Forget everything, in a forked child, whose parent's memory this is."""
+        self._lock = threading.Lock()
+        self._idle.clear()
+        self._busy.clear()
+        self._waiting.clear()
+
+    def _mark(self) -> None:
+        """Let an event of each device stand for what it has to do now: then the memory is nobody's any more."""
+        by_device: dict[int, list[Work]] = {}
+        for _ in range(len(self._busy)):
+            device, work = self._busy.popleft()
+            by_device.setdefault(device, []).append(work)
+        runtime = self._runtime
+        for device, works in by_device.items():
+            try:
+                event = runtime.create_event(device)
+                try:
+                    runtime.record_device(event, device)
+                except BaseException:
+                    runtime.destroy_event(event, device)
+                    raise
+            except CudaError:  # for example, a stream is being captured into a graph: next time it may not be
+                self._busy.extend([(device, each) for each in works])
+            else:
+                self._waiting.append(_Waiting(device, event, works))
+
+    def _is_reached(self, waiting: _Waiting) -> bool:
+        runtime = self._runtime
+        try:
+            if not runtime.is_event_done(waiting.event):
+                return False
+            runtime.destroy_event(waiting.event, waiting.device)
+        except CudaError:
+            waiting.work.clear()  # the device is lost
+        return True
+
+    def _do_all(self, work: deque[Work]) -> None:
+        while work:
+            with contextlib.suppress(CudaError):
+                work.popleft()()
