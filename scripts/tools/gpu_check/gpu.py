@@ -17,7 +17,7 @@ from shm_backend_utils.tensors.device_array import DeviceArray
 
 from .kernels import Kernels, load_kernels
 
-__all__ = ["CallCounts", "Gpu", "LoadGpu", "load_gpu"]
+__all__ = ["WAITS", "CallCounts", "Gpu", "LoadGpu", "load_gpu"]
 
 _COUNTED: Final = (
     "open",
@@ -32,6 +32,7 @@ _COUNTED: Final = (
     "record_device",
 )
 WAITS: Final = ("synchronize_stream", "synchronize_device", "synchronize_event")
+"""How a host waits for a GPU without a bound."""
 
 
 class CallCounts:
