@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
+from ..memory.cuda.ordering import order_after
 from ..memory.cuda.runtime import CudaRuntime
+from ..memory.cuda.streams import NamedStream
 from . import dlpack
 from .cupy_arrays import cupy_array, cupy_stream
 from .device_capsule import CapsuleTensor, capsule_over
@@ -19,10 +21,11 @@ from .dlpack_structures import c_strides
 
 __all__ = ["LEGACY_STREAM", "PER_THREAD_STREAM", "DeviceArray"]
 
-LEGACY_STREAM = 1
-"""The default stream that waits for most others, and they for it, in the words of CUDA, DLPack and array interfaces."""
+LEGACY_STREAM: Final = 1
+"""CUDA's default stream, which streams that are not "non-blocking" wait for, and it for them."""
 
-PER_THREAD_STREAM = 2
+PER_THREAD_STREAM: Final = 2
+"""The default stream of the thread. It waits for the legacy one alone."""
 
 
 class DeviceArray:
@@ -153,16 +156,8 @@ class DeviceArray:
         CudaError
             There is no such stream.
         """
-        if self.written_on is None or stream == self.written_on:
-            return
-        runtime, device = self.runtime, self.device
-        with runtime.on(device):
-            event = runtime.create_event(device)
-            try:
-                runtime.record(event, self.written_on)
-                runtime.wait_for_event(event, stream)
-            finally:
-                runtime.destroy_event(event, device)  # CUDA keeps what is still waited for
+        if self.written_on is not None and stream != self.written_on:
+            order_after(self.runtime, (NamedStream(self.written_on, self.device),), self.device, stream)
 
     def cupy(self) -> Any:
         """Return an array of CuPy over this very memory; CuPy's current stream waits until it is written.
