@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.tensors.device_array import DeviceArray
 
-__all__ = ["device_bytes", "device_name", "driver_version", "used_bytes"]
+__all__ = ["device_bytes", "device_name", "driver_version", "pool_memory", "used_bytes"]
 
 
 def device_name(device: int) -> str:
@@ -33,6 +36,14 @@ def driver_version() -> str:
     """Return the version of CUDA that the driver is for."""
     number = int(_ask("cuDriverGetVersion"))
     return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def pool_memory(runtime: CudaRuntime, count: int) -> DeviceArray:
+    """Return FP32 in memory of GPU 0's pool (``cuMemAllocAsync``), which has no IPC handle. It is never freed."""
+    with runtime.on(0):
+        address = int(_ask("cuMemAllocAsync", count * 4, 0))
+        runtime.synchronize_stream(0, 0)
+    return DeviceArray(runtime, address, (count,), np.dtype(np.float32), 0, None)
 
 
 def _ask(name: str, *arguments: Any) -> Any:
