@@ -1,0 +1,246 @@
+"""A CUDA driver without a GPU, on which NVIDIA's own ``cuda-bindings`` run: in as many processes as one likes.
+
+It keeps CUDA's rules where code can break them, as NVIDIA documents them: what is on streams is done late, by threads;
+new memory is full of rubbish; host code that touches device memory crashes; a handle opens as CUDA says, or does not.
+What CUDA leaves undefined is counted (:meth:`FakeDriver.violations`). It measures nothing, and is no GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import MachineError
+from .build import library
+from .tensor import Tensor, new_tensor
+
+__all__ = ["FakeDriver", "LiveCounts", "Tensor"]
+
+_ALL: Final = -1
+_PROCESSES: Final = 16
+_HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class LiveCounts(NamedTuple):
+    """What was not given back: ``LiveCounts()`` is nothing.
+
+    Attributes
+    ----------
+    allocations : int
+        Memory of devices, managed memory and mappings of virtual memory.
+    opened : int
+        How often handles of memory were opened and not closed.
+    events, streams : int
+        Those that were made or opened, and not destroyed.
+    pinned : int
+        Ranges of host memory.
+    """
+
+    allocations: int = 0
+    opened: int = 0
+    events: int = 0
+    streams: int = 0
+    pinned: int = 0
+
+
+class FakeDriver:
+    """The fake driver in this process, and what tests ask of it. Its state is the operating-system process' own.
+
+    A virtual process is a number from 0 to 15: objects of one are to another what those of another process are.
+
+    Parameters
+    ----------
+    native : ctypes.CDLL
+        See :meth:`load`.
+    """
+
+    def __init__(self, native: ctypes.CDLL) -> None:
+        self._native = native
+        self._native.fake_cuda_memory.restype = ctypes.c_void_p
+        self._native.fake_cuda_count.restype = ctypes.c_uint64
+        self._launched: dict[int, Callable[[], object]] = {}
+        self._number = itertools.count(1)
+        self._run = _HostFunction(self._call_launched)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._run))  # a stream may need it whenever this object ends
+
+    @classmethod
+    def load(cls) -> FakeDriver:
+        """Load the fake as this process' CUDA driver, before ``cuda.bindings.driver`` is used for the first time.
+
+        Raises
+        ------
+        MachineError
+            It cannot be built, or this process has another driver loaded already.
+        """
+        other = _loaded_driver()
+        native = other if other is not None else ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
+        if not hasattr(native, "fake_cuda_live"):
+            raise MachineError("this process has loaded another libcuda.so.1; load the fake one before CUDA is used")
+        return cls(native)
+
+    def bindings(self, process: int = 0) -> Any:
+        """Return what is to a virtual process as ``cuda.bindings.driver`` is to one."""
+        return _Bindings(self._native, process)
+
+    def runtime(self, process: int = 0) -> Any:
+        """Return a new :class:`.CudaRuntime` of a virtual process."""
+        from ...memory.cuda.runtime import CudaRuntime  # noqa: PLC0415  # which tests of the driver itself do not need
+
+        return CudaRuntime(driver=self.bindings(process))
+
+    def delay(self, seconds: float) -> None:
+        """Set how late each piece of work on a stream begins. Records of events and waits for them take no time."""
+        self._native.fake_cuda_set_delay(ctypes.c_uint64(round(seconds * 1e6)))
+
+    def namespace(self, process: int, name: str, pid: int = 0) -> None:
+        """Put a virtual process into a PID namespace, where it has a process id; 0 is the real one."""
+        self._native.fake_cuda_set_namespace(process, name.encode(), pid)
+
+    def fail_next(self, function: str, error: str, times: int = 1, process: int | None = None) -> None:
+        """Let the next calls of a function of the driver, in one virtual process or in any, fail by an error's name.
+
+        Raises
+        ------
+        ValueError
+            There is no such function here, or no such error.
+        """
+        known = self._native.fake_cuda_fail_next(
+            function.encode(), error.encode(), times, _ALL if process is None else process
+        )
+        if not known:
+            raise ValueError(f"the fake driver has no function {function!r} that could fail by {error!r}")
+
+    def count(self, function: str, process: int | None = None) -> int:
+        """Return how often a function was called, failures included."""
+        return int(self._native.fake_cuda_count(function.encode(), _ALL if process is None else process))
+
+    def live(self, process: int | None = None) -> LiveCounts:
+        """Return what was not given back, by one virtual process or all."""
+        counts = (ctypes.c_int * 5)()
+        self._native.fake_cuda_live(_ALL if process is None else process, counts)
+        return LiveCounts(*counts)
+
+    def violations(self) -> list[str]:
+        """Return what was done that CUDA leaves undefined, in this operating-system process.
+
+        Processes with ``SHM_FAKE_CUDA_VIOLATIONS`` in their environment append theirs to the file of that name, too.
+        """
+        found = []
+        text = ctypes.create_string_buffer(300)
+        while self._native.fake_cuda_violation(len(found), text, ctypes.c_size_t(len(text))):
+            found.append(text.value.decode())
+        return found
+
+    def forget(self) -> None:
+        """Forget failures that were asked for, counts of calls, and violations."""
+        self._native.fake_cuda_forget()
+
+    def launch(self, stream: int, function: Callable[[], object], process: int = 0) -> None:
+        """Put a Python function on a stream, as a kernel (``cuLaunchHostFunc``). It must not call CUDA.
+
+        Without a current context, device 0 is meant.
+        """
+
+        number = next(self._number)
+        self._launched[number] = function
+        bindings = self.bindings(process)
+        address = ctypes.cast(self._run, ctypes.c_void_p).value
+        with bindings.context():
+            (error,) = bindings.cuLaunchHostFunc(stream, bindings.CUhostFn(address), number)
+        if error:
+            del self._launched[number]
+            raise RuntimeError(f"cuLaunchHostFunc: {error.name}")
+
+    def _call_launched(self, number: int) -> None:
+        self._launched.pop(number)()
+
+    def memory(self, address: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return device memory as a writable NumPy array, as it is now, whatever is on streams. Not to be kept.
+
+        Raises
+        ------
+        ValueError
+            There is no such memory.
+        """
+        kind = np.dtype(dtype)
+        byte_size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        if not byte_size:
+            return np.empty(shape, kind)
+        found = self._native.fake_cuda_memory(ctypes.c_size_t(address), ctypes.c_size_t(byte_size))
+        if not found:
+            raise ValueError(f"there is no device memory of {byte_size} bytes at {address:#x}")
+        content = (ctypes.c_ubyte * byte_size).from_address(found)
+        return np.frombuffer(content, np.uint8).view(kind).reshape(shape)
+
+    def tensor(self, values: npt.ArrayLike, **options: Any) -> Tensor:
+        """Return a tensor of an array library that is nobody's, with these values; see :func:`.new_tensor`."""
+        return new_tensor(self, values, **options)
+
+
+class _Bindings:
+    """``cuda.bindings.driver`` for a virtual process: the calling thread is of that one for the time of each call."""
+
+    def __init__(self, native: ctypes.CDLL, process: int) -> None:
+        from cuda.bindings import driver  # noqa: PLC0415  # the fake has to be loaded before
+
+        if not 0 <= process < _PROCESSES:
+            raise ValueError(f"process {process}: expected a number from 0 to {_PROCESSES - 1}")
+        self._native = native
+        self._process = process
+        self._driver = driver
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._driver, name)
+        if not name.startswith("cu"):
+            return found
+
+        def call(*arguments: Any) -> Any:
+            before = self._native.fake_cuda_process()
+            self._native.fake_cuda_set_process(self._process)
+            try:
+                return found(*arguments)
+            finally:
+                self._native.fake_cuda_set_process(before)
+
+        setattr(self, name, call)
+        return call
+
+    def context(self, device: int | None = None) -> _Current:
+        """Return a context manager that makes a device current; None: device 0, if none is."""
+        return _Current(self, device)
+
+
+class _Current:
+    def __init__(self, bindings: _Bindings, device: int | None) -> None:
+        self._bindings = bindings
+        self._device = device
+        self._is_pushed = False
+
+    def __enter__(self) -> None:
+        bindings = self._bindings
+        bindings.cuInit(0)
+        if self._device is None and not bindings.cuCtxGetDevice()[0]:
+            return
+        error, context = bindings.cuDevicePrimaryCtxRetain(self._device or 0)
+        if not error:
+            (error,) = bindings.cuCtxPushCurrent(context)
+        if error:
+            raise RuntimeError(f"the fake driver's device {self._device or 0}: {error.name}")
+        self._is_pushed = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_pushed:
+            self._bindings.cuCtxPopCurrent()
+
+
+def _loaded_driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL | os.RTLD_NOLOAD)
+    except OSError:
+        return None
