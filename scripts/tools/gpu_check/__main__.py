@@ -3,8 +3,8 @@
 Level 1 is a client's and a model's process; level 2 is a real server, which needs tritonclient as well. Kernels are
 CuPy's, PyTorch's, or, with neither, the driver's own copies.
 
-What is asked for by name and cannot be run here has failed. The exit status is 0 if all held, 1 if something failed, and
-2 if there is no GPU or no cuda-bindings.
+What is asked for by name and cannot be run here has failed. The exit status is 0 if all held, 1 if something failed,
+and 2 if there is no GPU or no cuda-bindings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from .check import LEVELS, Wanted, check
-from .fake import load_fake_gpu
+from .fakes.gpu import load_fake_gpu
 from .gpu import load_gpu
 from .kernels import LIBRARIES
 from .measuring import FULL, SMALL

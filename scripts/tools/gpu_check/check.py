@@ -80,7 +80,7 @@ def check(load: Callable[[str], Gpu], amounts: Amounts, folder: Path | None, wan
     gpus = _loaded(report, load, wanted.libraries)
     for library, each in gpus.items():
         if 1 in wanted.levels:
-            check_processes(report, f"two processes, with {_IN_WORDS[library]}", each, partial(load, library))
+            check_processes(report, f"two processes, with {each.kernels.in_words}", each, partial(load, library))
     for library, each in list(gpus.items())[:1]:  # what is measured depends little on the library
         if 1 in wanted.levels:
             measure_processes(report, "two processes", each, partial(load, library), amounts)

@@ -14,8 +14,10 @@ import numpy.typing as npt
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.tensors.device_import import imported
 
 from .kernels import Kernels, load_kernels
+from .report import require
 
 __all__ = ["WAITS", "CallCounts", "Gpu", "LoadGpu", "load_gpu"]
 
@@ -93,6 +95,13 @@ class Gpu:
     def stream_of(self, device: int) -> int:
         """Return :attr:`stream`, or a new one of another GPU."""
         return self.stream if device == 0 else self.runtime.create_stream(device)
+
+    def described(self, value: Any) -> DeviceArray:
+        """Return what an array of any library is; :attr:`stream` waits for what that library has on its own."""
+        found = imported(self.runtime, value, self.stream)
+        require(isinstance(found, DeviceArray), f"an array is not contiguous: {found}")
+        assert isinstance(found, DeviceArray)
+        return found
 
     def upload(self, array: DeviceArray, values: npt.NDArray[Any]) -> None:
         """Fill an array; it is complete then."""

@@ -24,15 +24,17 @@ Numbers = npt.NDArray[np.float32]
 
 
 class Kernels(Protocol):
-    """Work for a GPU. Arrays are one-dimensional, of FP32; streams are CUstreams as integers.
+    """Work for a GPU. Arrays are one-dimensional, of FP32; streams are what users of the library hold.
 
     Attributes
     ----------
     name : str
         One of :data:`LIBRARIES`.
+    in_words : str
     """
 
     name: str
+    in_words: str
 
     def stream(self, device: int) -> Any:
         """Return a new stream, as users of this library hold one."""
@@ -64,6 +66,7 @@ def load_kernels(name: str, runtime: CudaRuntime) -> Kernels:
 
 class _CupyKernels:
     name = "cupy"
+    in_words = "CuPy"
 
     def __init__(self) -> None:
         import cupy  # noqa: PLC0415  # only where it was asked for
@@ -98,6 +101,7 @@ class _CupyKernels:
 
 class _TorchKernels:
     name = "torch"
+    in_words = "PyTorch"
 
     def __init__(self) -> None:
         import torch  # noqa: PLC0415  # takes seconds
@@ -132,6 +136,7 @@ class _TorchKernels:
 
 class _PlainKernels:
     name = "neither"
+    in_words = "neither CuPy nor PyTorch"
 
     def __init__(self, runtime: CudaRuntime) -> None:
         from cuda.bindings import driver  # noqa: PLC0415  # where the runtime is, it is too

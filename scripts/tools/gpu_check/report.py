@@ -13,7 +13,7 @@ from typing import Final
 from .. import ROOT
 from ..common import figures as common
 
-__all__ = ["CheckFailedError", "Figure", "Outcome", "Report", "NotOnAFakeError", "require"]
+__all__ = ["CheckFailedError", "Figure", "NotOnAFakeError", "Outcome", "Report", "require"]
 
 TEXT_FILE: Final = "report.txt"
 JSON_FILE: Final = "report.json"
@@ -37,8 +37,8 @@ def require(condition: bool, otherwise: str) -> None:
 class Outcome:
     """How one check ended; ``trace`` is there if it raised.
 
-    ``status`` is PASS or FAIL, or PART if it was rehearsed as far as a fake GPU goes. Nothing is skipped: what was asked
-    for and cannot be run has failed.
+    ``status`` is PASS or FAIL, or PART if it was rehearsed as far as a fake GPU goes. Nothing is skipped: what was
+    asked for and cannot be run has failed.
     """
 
     group: str

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from shm_backend_utils.tensors.device_import import imported
-from shm_backend_utils.tensors.libraries import as_library
-
 from shm_backend_utils.model import DeviceView
 from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.tensors.device_import import imported
+from shm_backend_utils.tensors.libraries import as_library
 
 from ..gpu import Gpu
 
@@ -34,8 +33,7 @@ def hand_over(gpu: Gpu, x: DeviceArray, y: DeviceView) -> dict[str, Any]:
         runtime.copy(y.array.address, x.address, y.array.nbytes, first)
     written = DeviceArray(runtime, y.array.address, y.array.shape, y.array.dtype, device, y.array, written_on=first)
     consumed = imported(runtime, _ByDlpack(written), second)
-    result = kernels.tensor(x.size, device)
-    target = imported(runtime, result, second)
+    target = gpu.described(kernels.tensor(x.size, device))
     with runtime.on(device):
         runtime.copy(target.address, consumed.address, x.nbytes, second)
     runtime.synchronize_stream(second, device)

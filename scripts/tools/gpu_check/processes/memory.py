@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from shm_backend_utils.tensors.device_import import imported
 
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.protocol.results import OutputPlace
@@ -102,7 +101,7 @@ def _dlpack(client: Client) -> str:
 def _lent(client: Client) -> str:
     """A tensor of the library's own, from the middle of its allocation: used where it is, and unmapped at once."""
     gpu = client.gpu
-    own = imported(gpu.runtime, gpu.kernels.tensor(2 * COUNT, 0), gpu.stream)
+    own = gpu.described(gpu.kernels.tensor(2 * COUNT, 0))
     tensor, values = own[COUNT // 2 :][:COUNT], numbers(COUNT)
     require(gpu.runtime.pointer(tensor.address).is_exportable, "the library's memory cannot be exported")
     gpu.upload(tensor, values)

@@ -19,7 +19,7 @@ from ..report import CheckFailedError, NotOnAFakeError, Report, require
 if TYPE_CHECKING:
     from shm_backend_utils.server import EmbeddedServer
 
-    from .client import ServerClient
+    from .client import ServerCheck, ServerClient
 
 __all__ = ["check_server", "checks_of", "find_server"]
 
@@ -37,7 +37,9 @@ def find_server(folder: Path | None) -> Installation:
     """
     installation = Installation(folder or default_folder())
     if not installation.is_complete:
-        where = "in the folder that --server names" if folder else "where this package installs one; --server says where"
+        where = (
+            "in the folder that --server names" if folder else "where this package installs one; --server says where"
+        )
         raise CheckFailedError(f"there is no server {where}{_WITHOUT}")
     try:
         installation.environment()
@@ -66,7 +68,9 @@ def check_server(report: Report, gpus: Mapping[str, Gpu], amounts: Amounts, fold
         report.run(_GROUP, "a server starts with the models", start)
         report.learned("server", clients[0].server_version() if clients else "none")
         for server in servers:
-            report.run(_GROUP, "its models see the GPU", functools.partial(_models_see, server, next(iter(gpus.values()))))
+            report.run(
+                _GROUP, "its models see the GPU", functools.partial(_models_see, server, next(iter(gpus.values())))
+            )
         for client in clients:
             _check(report, client)
         for client in clients[:1]:
@@ -81,7 +85,7 @@ def _models_see(server: EmbeddedServer, gpu: Gpu) -> str:
     return finding.text
 
 
-def checks_of(gpu: Gpu) -> dict[str, object]:
+def checks_of(gpu: Gpu) -> dict[str, ServerCheck]:
     """Return all checks that there are with the library."""
     from . import calls, native, shm_util  # noqa: PLC0415  # need tritonclient
 

@@ -58,9 +58,7 @@ def write_repository(folder: Path, *, libraries: Sequence[str], is_fake: bool) -
     return folder
 
 
-def _copy_as(
-    folder: Path, model: str, name: str, replaced: Mapping[str, str], parameters: Mapping[str, str]
-) -> None:
+def _copy_as(folder: Path, model: str, name: str, replaced: Mapping[str, str], parameters: Mapping[str, str]) -> None:
     """Copy a model under another name, with other words in its configuration, and more parameters."""
     shutil.copytree(folder / model, folder / name)
     config = folder / name / "config.pbtxt"
