@@ -148,8 +148,8 @@ class DeviceArray:
             self._refuse_shape(sizes)
         return self._part(self.address, tuple(sizes))
 
-    def let_wait(self, stream: int) -> None:
-        """Let a stream wait until the elements are written. The host does not wait.
+    def let_wait(self, stream: int, device: int) -> None:
+        """Let a stream, of any device, wait until the elements are written. The host does not wait.
 
         Raises
         ------
@@ -157,7 +157,7 @@ class DeviceArray:
             There is no such stream.
         """
         if self.written_on is not None and stream != self.written_on:
-            order_after(self.runtime, (NamedStream(self.written_on, self.device),), self.device, stream)
+            order_after(self.runtime, (NamedStream(self.written_on, self.device),), device, stream)
 
     def cupy(self) -> Any:
         """Return an array of CuPy over this very memory; CuPy's current stream waits until it is written.
@@ -171,7 +171,7 @@ class DeviceArray:
         """
         with self.runtime.on(self.device):
             if self.written_on is not None:
-                self.let_wait(cupy_stream(self.device))
+                self.let_wait(cupy_stream(self.device), self.device)
             return cupy_array(self.address, self.shape, self.dtype, self.device, self)
 
     def to_host(self) -> npt.NDArray[Any]:
@@ -231,7 +231,7 @@ class DeviceArray:
                 "cudaStream_t above 2, or -1 for no synchronization"
             )
         if stream > 0:
-            self.let_wait(stream)
+            self.let_wait(stream, self.device)
         tensor = CapsuleTensor(
             self.address, self.shape, self.strides, self.dtype, dlpack.CUDA, self.device, self.is_read_only
         )

@@ -87,11 +87,12 @@ def _put_on(runtime: CudaRuntime, target: Array, source: Array, stream: int, dev
             f"{source.strides}) that it takes {planned.count} copies, more than {MAX_PIECES}; make it contiguous, "
             "for example by tensor.contiguous() or cupy.ascontiguousarray(array)",
         )
+    own = runtime.stream_device(stream, device)
     for array in (target, source):
         if isinstance(array, DeviceArray):
-            array.let_wait(stream)
+            array.let_wait(stream, own)
     target_address, source_address = _address_of(target), _address_of(source)
-    with runtime.on(runtime.stream_device(stream, device)):
+    with runtime.on(own):
         for piece in planned.pieces():
             to, by = target_address + piece.target, source_address + piece.source
             if planned.height == 1:

@@ -63,7 +63,7 @@ def imported(runtime: CudaRuntime, value: Any, stream: int, *, tensor: str = "")
     if isinstance(value, DeviceView):
         value = value.array
     if isinstance(value, DeviceArray):
-        value.let_wait(stream)
+        value.let_wait(stream, runtime.stream_device(stream, value.device))
         return value
     try:
         return _by_dlpack(runtime, value, stream)
