@@ -327,7 +327,7 @@ class CudaRuntime:
         return context
 
     def _attribute(self, name: str, address: int) -> Any:
-        attribute = self._driver.CUpointer_attribute[f"CU_POINTER_ATTRIBUTE_{name}"]
+        attribute = getattr(self._driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}")
         return self._ask("asking about an address", "cuPointerGetAttribute", attribute, address)
 
     def _filled(self, kind: str, content: bytes) -> Any:

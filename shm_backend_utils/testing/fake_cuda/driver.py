@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import MachineError
+from ...memory.cuda.runtime import CudaRuntime
 from .build import library
 from .tensor import Tensor, new_tensor
 
@@ -88,10 +89,8 @@ class FakeDriver:
         """Return what is to a virtual process as ``cuda.bindings.driver`` is to one."""
         return _Bindings(self._native, process)
 
-    def runtime(self, process: int = 0) -> Any:
+    def runtime(self, process: int = 0) -> CudaRuntime:
         """Return a new :class:`.CudaRuntime` of a virtual process."""
-        from ...memory.cuda.runtime import CudaRuntime  # noqa: PLC0415  # which tests of the driver itself do not need
-
         return CudaRuntime(driver=self.bindings(process))
 
     def delay(self, seconds: float) -> None:
@@ -131,7 +130,7 @@ class FakeDriver:
 
         Processes with ``SHM_FAKE_CUDA_VIOLATIONS`` in their environment append theirs to the file of that name, too.
         """
-        found = []
+        found: list[str] = []
         text = ctypes.create_string_buffer(300)
         while self._native.fake_cuda_violation(len(found), text, ctypes.c_size_t(len(text))):
             found.append(text.value.decode())
@@ -146,7 +145,6 @@ class FakeDriver:
 
         Without a current context, device 0 is meant.
         """
-
         number = next(self._number)
         self._launched[number] = function
         bindings = self.bindings(process)
@@ -176,7 +174,8 @@ class FakeDriver:
         if not found:
             raise ValueError(f"there is no device memory of {byte_size} bytes at {address:#x}")
         content = (ctypes.c_ubyte * byte_size).from_address(found)
-        return np.frombuffer(content, np.uint8).view(kind).reshape(shape)
+        seen: npt.NDArray[Any] = np.ndarray(shape, kind, memoryview(content))
+        return seen
 
     def tensor(self, values: npt.ArrayLike, **options: Any) -> Tensor:
         """Return a tensor of an array library that is nobody's, with these values; see :func:`.new_tensor`."""

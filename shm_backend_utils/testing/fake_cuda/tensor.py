@@ -2,20 +2,315 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import ctypes
+import math
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+import numpy as np
 import numpy.typing as npt
+
+from ... import dtypes
 
 if TYPE_CHECKING:
     from .driver import FakeDriver
 
-__all__ = ["Tensor", "new_tensor"]
+__all__ = ["Kind", "Tensor", "new_tensor"]
+
+Kind = Literal["device", "pool", "managed", "vmm"]
+
+_LEGACY_STREAM: Final = 1
+_CUDA, _CUDA_MANAGED = 2, 13  # device types of DLPack
+_BF16_CODE: Final = 4
+_OFFSET_OF_VERSIONED: Final = 32  # where the tensor begins in a versioned capsule's structure
+_capsule_pointer: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+class Memory:
+    """Memory of a device, freed with the last tensor over it.
+
+    Attributes
+    ----------
+    driver : FakeDriver
+    kind : str
+    device, process : int
+    address, byte_size : int
+    """
+
+    def __init__(self, driver: FakeDriver, kind: Kind, device: int, process: int, byte_size: int) -> None:
+        bindings = driver.bindings(process)
+        with bindings.context(device):
+            self.address, give_back = _ALLOCATORS[kind](bindings, byte_size, device)
+        self.driver, self.kind, self.device, self.process, self.byte_size = driver, kind, device, process, byte_size
+
+        def free() -> None:
+            with bindings.context(device):
+                give_back()
+
+        self.free = weakref.finalize(self, free)
+        self.free.atexit = False
 
 
 class Tensor:
-    """A tensor on the fake driver."""
+    """A tensor on the fake driver. A slice shares its memory.
+
+    Attributes
+    ----------
+    memory : Memory
+    address : int
+    shape, strides : tuple of int
+        Strides are in bytes.
+    dtype : numpy.dtype
+    stream : int or None
+        What it was written on, late.
+    exports_bool : bool
+        Whether a capsule may hold bool; older releases of torch refuse.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        address: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        stream: int | None = None,
+        exports_bool: bool = True,
+    ) -> None:
+        self.memory, self.address, self.shape, self.strides, self.dtype = memory, address, shape, strides, dtype
+        self.stream, self.exports_bool = stream, exports_bool
+
+    @property
+    def device(self) -> int:
+        """The number of its GPU."""
+        return self.memory.device
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes its elements have."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def get(self) -> npt.NDArray[Any]:
+        """Return a copy on the host, after all that is on its stream; of a tensor without one, at once."""
+        if self.stream is not None:
+            bindings = self.memory.driver.bindings(self.memory.process)
+            with bindings.context(self.device):
+                bindings.cuStreamSynchronize(self.stream)
+        return np.array(self.peek(), order="C")
+
+    def peek(self) -> npt.NDArray[Any]:
+        """Return the memory as it is now, whatever is on streams, as a writable view. It must not be kept."""
+        return _peek(self.memory.driver, self.address, self.shape, self.strides, self.dtype)
+
+    def write(self, values: npt.ArrayLike, stream: int) -> None:
+        """Write all elements, late, on a stream."""
+        driver, place = self.memory.driver, (self.address, self.shape, self.strides, self.dtype)
+        content = np.array(values, self.dtype)
+
+        def kernel() -> None:  # keeps no memory alive, as one of a GPU does not
+            _peek(driver, *place)[...] = content
+
+        with driver.bindings(self.memory.process).context(self.device):
+            driver.launch(stream, kernel, self.memory.process)
+        self.stream = stream
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> Tensor:
+        """Return a view: integers, slices with positive steps, None and ``...``."""
+        strides = tuple(0 if 0 in self.shape else stride for stride in self.strides)
+        like = np.lib.stride_tricks.as_strided(np.empty(1, np.uint8), self.shape, strides, writeable=False)
+        view = like[
+            key if isinstance(key, tuple) and ... in key else (*(key if isinstance(key, tuple) else (key,)), ...)
+        ]
+        address = self.address + (view.ctypes.data - like.ctypes.data)
+        kinds = {"stream": self.stream, "exports_bool": self.exports_bool}
+        return Tensor(self.memory, address, view.shape, view.strides, self.dtype, **kinds)  # type: ignore[arg-type]
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The CUDA array interface, version 3; AttributeError for BF16, which it does not know."""
+        if self.dtype == dtypes.BF16.numpy:
+            raise AttributeError("BF16 has no __cuda_array_interface__")
+        interface: dict[str, Any] = {"version": 3, "shape": self.shape, "typestr": self.dtype.str}
+        interface |= {"data": (self.address, False), "strides": None if self._is_contiguous() else self.strides}
+        if self.stream is not None:
+            interface["stream"] = self.stream or _LEGACY_STREAM
+        return interface
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the device type (managed memory has its own) and the device's number."""
+        return (_CUDA_MANAGED if self.memory.kind == "managed" else _CUDA), self.device
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """Return a capsule. The consumer's stream waits for what this tensor is written on."""
+        if copy or dl_device not in {None, self.__dlpack_device__()}:
+            raise BufferError("this tensor is lent where it is, and not copied")
+        if self.dtype == np.bool_ and not self.exports_bool:
+            raise BufferError("this library does not put bool into capsules")
+        if stream != -1 and self.stream is not None:
+            self._order(_LEGACY_STREAM if stream is None else stream)
+        interface = {"shape": self.shape, "strides": self.strides, "data": (self.address, False), "version": 3}
+        is_bf16 = self.dtype == dtypes.BF16.numpy
+        lent = np.asarray(_Lent(self, {**interface, "typestr": "<u2" if is_bf16 else self.dtype.str}))
+        has_versions = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+        is_versioned = has_versions and max_version is not None and max_version >= (1, 0)
+        capsule = lent.__dlpack__(max_version=(1, 0)) if is_versioned else lent.__dlpack__()
+        at = _capsule_pointer(capsule, b"dltensor_versioned" if is_versioned else b"dltensor")
+        at += _OFFSET_OF_VERSIONED if is_versioned else 0
+        kind, device = self.__dlpack_device__()
+        ctypes.c_int32.from_address(at + 8).value = kind
+        ctypes.c_int32.from_address(at + 12).value = device
+        if is_bf16:
+            ctypes.c_uint8.from_address(at + 20).value = _BF16_CODE
+        return capsule
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.dtype} {list(self.shape)} fake device {self.device} at {self.address:#x}>"
+
+    def _is_contiguous(self) -> bool:
+        step = self.dtype.itemsize
+        for length, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if length != 1 and stride != step:
+                return 0 in self.shape
+            step *= length
+        return True
+
+    def _order(self, consumer: int) -> None:
+        bindings = self.memory.driver.bindings(self.memory.process)
+        with bindings.context(self.device):
+            _, event = bindings.cuEventCreate(2)
+            bindings.cuEventRecord(event, self.stream)
+            bindings.cuStreamWaitEvent(consumer, event, 0)
+            bindings.cuEventDestroy(event)
 
 
-def new_tensor(driver: FakeDriver, values: npt.ArrayLike, **options: Any) -> Tensor:
-    """Return a tensor with these values."""
-    raise NotImplementedError
+class _Lent:
+    """A tensor's memory, in the words of NumPy's array interface. NumPy makes a capsule of it, untouched."""
+
+    def __init__(self, owner: Tensor, interface: dict[str, Any]) -> None:
+        self.owner = owner
+        self.__array_interface__ = interface
+
+
+def new_tensor(
+    driver: FakeDriver,
+    values: npt.ArrayLike,
+    *,
+    device: int = 0,
+    kind: Kind = "device",
+    stream: int | None = None,
+    process: int = 0,
+    offset: int = 0,
+    capsule_bool: bool = True,
+) -> Tensor:
+    """Return a tensor with these values.
+
+    Parameters
+    ----------
+    driver : FakeDriver
+        Which has the memory.
+    values : array-like
+        They are copied.
+    device : int
+        The number of its GPU.
+    kind : str
+        What its memory is: ``"device"`` (cuMemAlloc), ``"pool"`` (cuMemAllocAsync), ``"managed"`` or ``"vmm"``.
+    stream : int, optional
+        What it is written on, late; until then it is rubbish. By default it is written when this returns.
+    process : int
+        Whose it is: a virtual process.
+    offset : int
+        At which byte of its allocation it begins, as tensors do that lie in a library's own pool.
+    capsule_bool : bool
+        Whether a capsule may hold bool.
+    """
+    content = np.array(values, order="C")
+    memory = Memory(driver, kind, device, process, offset + max(content.nbytes, 1))
+    address = memory.address + offset
+    tensor = Tensor(memory, address, content.shape, content.strides, content.dtype, exports_bool=capsule_bool)
+    if stream is None:
+        tensor.peek()[...] = content
+    else:
+        tensor.write(content, stream)
+    return tensor
+
+
+def _peek(
+    driver: FakeDriver, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]
+) -> npt.NDArray[Any]:
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    extent = sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True)) + dtype.itemsize
+    content = driver.memory(address, (extent,), np.uint8)
+    seen: npt.NDArray[Any] = np.ndarray(shape, dtype, content.data, 0, strides)
+    return seen
+
+
+_Allocated = tuple[int, Callable[[], object]]
+
+
+def _done(result: tuple[Any, ...]) -> Any:
+    error, *found = result
+    if error:
+        raise MemoryError(f"a tensor on the fake driver: {error.name}")
+    return found[0] if found else None
+
+
+def _on_device(bindings: Any, byte_size: int, _: int) -> _Allocated:
+    address = _done(bindings.cuMemAlloc(byte_size))
+    return int(address), lambda: bindings.cuMemFree(address)
+
+
+def _in_pool(bindings: Any, byte_size: int, _: int) -> _Allocated:
+    address = _done(bindings.cuMemAllocAsync(byte_size, 0))
+    return int(address), lambda: bindings.cuMemFreeAsync(address, 0)
+
+
+def _managed(bindings: Any, byte_size: int, _: int) -> _Allocated:
+    address = _done(bindings.cuMemAllocManaged(byte_size, 1))
+    return int(address), lambda: bindings.cuMemFree(address)
+
+
+def _virtual(bindings: Any, byte_size: int, device: int) -> _Allocated:
+    plan = bindings.CUmemAllocationProp()
+    plan.type = bindings.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    plan.location.type = bindings.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    plan.location.id = device
+    unit = _done(bindings.cuMemGetAllocationGranularity(plan, 0))
+    size = -(-byte_size // unit) * unit
+    address = _done(bindings.cuMemAddressReserve(size, 0, 0, 0))
+    handle = _done(bindings.cuMemCreate(size, plan, 0))
+    _done(bindings.cuMemMap(address, size, 0, handle, 0))
+    _done(bindings.cuMemRelease(handle))  # the mapping keeps it
+    access = bindings.CUmemAccessDesc()
+    access.location.type = plan.location.type
+    access.location.id = device
+    access.flags = bindings.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    _done(bindings.cuMemSetAccess(address, size, [access], 1))
+
+    def give_back() -> None:
+        bindings.cuMemUnmap(address, size)
+        bindings.cuMemAddressFree(address, size)
+
+    return int(address), give_back
+
+
+_ALLOCATORS: Final[dict[str, Callable[[Any, int, int], _Allocated]]] = {
+    "device": _on_device,
+    "pool": _in_pool,
+    "managed": _managed,
+    "vmm": _virtual,
+}
