@@ -92,6 +92,10 @@ class Gpu:
         """A stream of GPU 0, for what the check itself copies."""
         return self.runtime.create_stream(0)
 
+    def forget_stream(self) -> None:
+        """Have another :attr:`stream` from now on."""
+        vars(self).pop("stream", None)
+
     def stream_of(self, device: int) -> int:
         """Return :attr:`stream`, or a new one of another GPU."""
         return self.stream if device == 0 else self.runtime.create_stream(device)

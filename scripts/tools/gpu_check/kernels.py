@@ -148,10 +148,12 @@ class _PlainKernels:
         return self._runtime.create_stream(device)  # lives as long as the process
 
     def quick(self, x: DeviceArray, y: DeviceArray, stream: Any) -> None:
+        x.let_wait(stream, y.device)
         with self._runtime.on(y.device):
             self._runtime.copy(y.address, x.address, y.nbytes, stream)
 
     def late(self, x: DeviceArray, y: DeviceArray, stream: Any) -> None:
+        x.let_wait(stream, y.device)
         with self._runtime.on(y.device):
             for step in range(LATE_STEPS - 1):
                 (error,) = self._driver.cuMemsetD32Async(y.address, step, y.size, stream)

@@ -40,7 +40,7 @@ class _Cupy:
     """Its attributes are the module's."""
 
     def __init__(self, library: FakeLibrary) -> None:
-        self.__version__ = "14 (a fake)"
+        self.__version__ = "14.0, a fake"
         self._library = library
         self._device = 0
         self.multiply: Any = lambda x, factor, out: self._compute(np.multiply, x, factor, out)

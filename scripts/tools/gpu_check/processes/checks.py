@@ -34,16 +34,14 @@ def checks_of(gpu: Gpu) -> dict[str, Check]:
 
 def check_processes(report: Report, group: str, gpu: Gpu, load_gpu: LoadGpu) -> None:
     """Run all checks of this level."""
-    with ModelProcess(load_gpu) as model:
-        client = Client(gpu, model)
+    with ModelProcess(load_gpu) as model, Client(gpu, model) as client:
         for name, check in checks_of(gpu).items():
             report.run(group, name, functools.partial(check, client))
 
 
 def measure_processes(report: Report, group: str, gpu: Gpu, load_gpu: LoadGpu, amounts: Amounts) -> None:
     """Make many requests, and measure."""
-    with ModelProcess(load_gpu) as model:
-        client = Client(gpu, model)
+    with ModelProcess(load_gpu) as model, Client(gpu, model) as client:
         report.run(
             group,
             f"{amounts.requests} requests over {amounts.regions} regions leave nothing behind",

@@ -97,7 +97,7 @@ class ModelProcess:
 
 
 class Client:
-    """Calls of the check.
+    """Calls of the check. A context manager.
 
     Attributes
     ----------
@@ -109,6 +109,21 @@ class Client:
     def __init__(self, gpu: Gpu, model: ModelProcess) -> None:
         self.gpu = gpu
         self.model = model
+        self._given_up: list[Slot] = []
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Free all slots: models let go of them some seconds after they were given up."""
+        try:
+            self.wait_until_unmapped("identity", self._given_up)
+        except BaseException:
+            self.model.kill()  # whoever has the memory mapped must be gone before it is freed
+            raise
+        finally:
+            for slot in self._given_up:
+                slot.free()
 
     @contextlib.contextmanager
     def slot(self, model: str, count: int, **more: Any) -> Iterator[DeviceSlot]:
@@ -181,15 +196,16 @@ class Client:
 
     @contextlib.contextmanager
     def _kept(self, model: str, slot: _AnySlot) -> Iterator[_AnySlot]:
+        self._given_up.append(slot)
         try:
             yield slot
-            self.wait_until_unmapped(model, [slot])
+            slot.unlink()
+            self.let_go(model)
         except BaseException:
-            self.model.kill()  # whoever has the memory mapped must be gone before it is freed
+            self.model.kill()
+            self.gpu.forget_stream()  # it may wait for what the model will never do
             slot.unlink()
             raise
-        finally:
-            slot.free()
 
 
 Check = Callable[[Client], str]

@@ -29,7 +29,7 @@ def hand_over(gpu: Gpu, x: DeviceArray, y: DeviceView) -> dict[str, Any]:
     runtime, kernels, device = gpu.runtime, gpu.kernels, y.device
     first, second = runtime.create_stream(device), runtime.create_stream(device)
     with runtime.on(device):
-        x.let_wait(first)
+        x.let_wait(first, device)
         runtime.copy(y.array.address, x.address, y.array.nbytes, first)
     written = DeviceArray(runtime, y.array.address, y.array.shape, y.array.dtype, device, y.array, written_on=first)
     consumed = imported(runtime, _ByDlpack(written), second)

@@ -79,6 +79,7 @@ def many_requests(client: Client, amounts: Amounts) -> str:
     with client.slot("quick", 1) as warm_up:  # what CUDA itself allocates at first use is no leak
         client.infer("quick", warm_up)
         gpu.download(warm_up.y)
+        client.wait_until_unmapped("quick", [warm_up])
     before, used_before = model.counts(), used_bytes(gpu.runtime, 0)
     slots: list[DeviceSlot] = []
     try:

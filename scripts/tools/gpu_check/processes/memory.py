@@ -15,6 +15,7 @@ from shm_backend_utils.protocol.results import OutputPlace
 from .. import photographs
 from ..report import require
 from .client import Check, Client
+from .model import BATCH_ROWS
 
 __all__ = ["CHECKS", "COUNT", "OF_CUPY", "OF_SEVERAL_GPUS", "numbers"]
 
@@ -114,8 +115,8 @@ def _lent(client: Client) -> str:
                 bool((gpu.download(slot.y) == gpu.kernels.after_quick(values)).all()),
                 f"the output is wrong in turn {turn}",
             )
-        closed = client.model.counts()["close"] - before["close"]
-        require(closed == 3, f"the model unmapped the tensor {closed} times for 3 requests")
+        opened = client.model.counts()["open"] - before["open"]
+        require(opened == 4, f"the model opened {opened} handles; expected 3 times the tensor's, and once the output's")
         return f"it lies {slot.offset} bytes behind the beginning of its allocation"
 
 
@@ -141,7 +142,7 @@ def _bool(client: Client) -> str:
 
 def _batch(client: Client) -> str:
     """Two slots of one client and one device: their rows are gathered there, and none crosses to the host."""
-    gpu, rows, width = client.gpu, 2, COUNT // 2
+    gpu, rows, width = client.gpu, BATCH_ROWS, COUNT // 2
     with contextlib.ExitStack() as stack:
         slots = [stack.enter_context(client.batch_slot("batch", rows, width)) for _ in range(2)]
         for number, slot in enumerate(slots):
@@ -160,10 +161,10 @@ def _other_gpus(client: Client) -> str:
     with contextlib.ExitStack() as stack:
         slots = [stack.enter_context(client.slot("late", COUNT, device=device)) for device in devices]
         for slot in slots:
-            gpu.upload(slot.x, numbers(COUNT) + np.float32(slot.x.device))
+            gpu.upload(slot.x, np.full(COUNT, slot.x.device, np.float32))
         client.infer("late", *slots)  # one execute, with a stream of each
         for slot in slots:
-            expected = gpu.kernels.after_late(numbers(COUNT) + np.float32(slot.x.device))
+            expected = gpu.kernels.after_late(np.full(COUNT, slot.x.device, np.float32))
             require(bool((gpu.download(slot.y) == expected).all()), f"the output on GPU {slot.x.device} is wrong")
     return f"{len(devices)} GPUs in one execute"
 

@@ -11,6 +11,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.model import BatchCall, Call, ShmSession
 from shm_backend_utils.tensors.attributes import MemoryType
@@ -20,10 +22,12 @@ from ...common.sample_models import REPOSITORY
 from ..gpu import Gpu, LoadGpu
 from .consumers import hand_over, library_arrays
 
-__all__ = ["Answer", "serve"]
+__all__ = ["BATCH_ROWS", "Answer", "serve"]
 
 _OWN_MODELS: Final = Path(__file__).resolve().parents[1] / "models"
 _OUTPUT: Final = ("OUTPUT0",)
+BATCH_ROWS: Final = 2
+"""How many rows each request to the model for batches has."""
 
 
 class Answer(NamedTuple):
@@ -89,7 +93,8 @@ class _Models:
     def answer(self, name: str, parameters: tuple[str, ...]) -> Answer:
         self._notes = {}
         outputs = self._outputs.get(name, _OUTPUT)
-        responses = self._models[name].execute([fake_backend.Request(each, outputs) for each in parameters])
+        carried = {"SHM": np.empty((BATCH_ROWS, 0), np.uint8)} if name == "batch" else {}
+        responses = self._models[name].execute([fake_backend.Request(each, outputs, carried) for each in parameters])
         errors = [f"[{each.error.code}] {each.error}" for each in responses if each.error is not None]
         return Answer("; ".join(errors), self._notes)
 

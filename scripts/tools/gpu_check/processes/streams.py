@@ -26,6 +26,7 @@ TURNS: Final = 3
 TAIL: Final = 64
 _WARM_UP_ROUNDS: Final = 3
 _PATIENCE_S: Final = 60.0
+_PAUSE_S: Final = 0.02  # what others have a GPU do is not to grow without end
 
 
 def _named(client: Client) -> str:
@@ -87,9 +88,9 @@ def _stream_waits(client: Client) -> str:
 
 def _host_asks(client: Client) -> str:
     gpu, numbers = client.gpu, np.arange(COUNT, dtype=np.float32) % 1000
-    with client.slot("late_by_event", COUNT) as slot, client.slot("late_by_event", COUNT) as of_others:
-        for each in (slot, of_others):
-            gpu.upload(each.x, numbers)
+    with client.slot("late_by_event", COUNT) as slot, client.slot("late_by_event", TAIL) as of_others:
+        gpu.upload(slot.x, numbers)
+        gpu.upload(of_others.x, numbers[:TAIL])
         client.infer("late_by_event", slot)
         _let_wait(client, slot)
         deadline, calls = time.monotonic() + _PATIENCE_S, 0
@@ -98,6 +99,7 @@ def _host_asks(client: Client) -> str:
                 require(time.monotonic() < deadline, f"the event is not done after {calls} calls of others")
                 client.infer("late_by_event", of_others)
                 calls += 1
+                time.sleep(_PAUSE_S)
         expected = gpu.kernels.after_late(numbers)
         require(bool((gpu.download(slot.y) == expected).all()), "the event was done before the output was written")
         _let_wait(client, of_others)
@@ -165,5 +167,5 @@ def _ratio(group: str, name: str, seconds: Mapping[str, list[float]]) -> Figure:
 
 
 def _waits(counts: Counter[str]) -> int:
-    """Return how often a host has waited for its GPU, or asked whether an event is done: so it waits for one."""
-    return sum(counts[name] for name in (*WAITS, "is_event_done"))
+    """Return how often a host has waited for its GPU."""
+    return sum(counts[name] for name in WAITS)

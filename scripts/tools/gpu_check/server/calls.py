@@ -69,7 +69,7 @@ def _named_library(client: ServerClient) -> str:
         with client.shm.infer(client.model("quick"), {"INPUT0": _numbers()}, outputs=ROOM) as result:
             require(isinstance(result["OUTPUT0"], DeviceArray), "without a library it is no DeviceArray")
         return ""
-    library = client.gpu.kernels.name
+    library: Any = client.gpu.kernels.name
     with client.shm.infer(client.model("quick"), {"INPUT0": _numbers()}, outputs=ROOM, library=library) as result:
         found = type(result["OUTPUT0"]).__module__
         require(found.partition(".")[0] == library, f"library={library!r} gave an array of {found}")
