@@ -52,7 +52,7 @@ _USUAL_STRING: Final = 60
 _DEVICE: Final = re.compile(r"cuda(?::(\d{1,4}))?")
 
 
-def described_inputs(inputs: Mapping[str, InputDescription], elsewhere: Elsewhere) -> dict[str, AnyInput]:
+def described_inputs(inputs: Mapping[str, InputDescription], elsewhere: Elsewhere | None = None) -> dict[str, AnyInput]:
     """Return the inputs of a call as a user describes them; ``elsewhere`` takes those that are on GPUs already.
 
     Raises
@@ -68,7 +68,7 @@ def described_inputs(inputs: Mapping[str, InputDescription], elsewhere: Elsewher
     if not isinstance(inputs, Mapping):
         raise nameless(inputs, "(shape, dtype)")
     for name, description in inputs.items():
-        source = elsewhere(name, description, on_gpus)
+        source = None if elsewhere is None else elsewhere(name, description, on_gpus)
         if source is not None:
             found[name] = on_gpus[name] = source
             continue

@@ -55,7 +55,9 @@ class Gpu:
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.int32, device: int = 0) -> DeviceArray:
         """Return an array full of rubbish."""
-        return self.array(np.full(math.prod(shape) * np.dtype(dtype).itemsize, 0xEE, np.uint8).view(dtype).reshape(shape), device)
+        return self.array(
+            np.full(math.prod(shape) * np.dtype(dtype).itemsize, 0xEE, np.uint8).view(dtype).reshape(shape), device
+        )
 
     def strided(self, values: Array, device: int = 0) -> StridedArray:
         """Return a part of an array as it lies in an array of NumPy that owns its memory."""
