@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ...dtypes import BYTES, DType
 from ...errors import ModelError, ShmError, TableError, TensorError
 from ...protocol import results
+from ...protocol.claims import CudaRegionClaim
 from ...protocol.results import OutputPlace
 from ...tensors.device_view import DeviceView
 from ...tensors.strings import Strings
@@ -295,11 +296,12 @@ class AnsweredRequest(ReceivedRequest):
     @property
     def event_regions(self) -> dict[int, tuple[int, int]]:
         """The further regions on GPUs, by their numbers: the client's event of each, 0 for none, and the GPU."""
-        return {
-            number: (memory.mapping.event, memory.device)
-            for number, memory in enumerate(self._memories)
-            if isinstance(memory, DeviceMemory)
-        }
+        found = {}
+        claims = () if self.table is None else self.table.regions
+        for number, (claim, memory) in enumerate(zip(claims, self._memories[1:], strict=True), 1):
+            if isinstance(claim, CudaRegionClaim) and isinstance(memory, DeviceMemory):
+                found[number] = (memory.mapping.event if claim.event else 0, memory.device)
+        return found
 
     def _in_band(self, name: str, dtype: DType, array: Any) -> Output:
         """Return an array of the host or of a GPU as an output that goes back through Triton."""

@@ -28,10 +28,10 @@ from tests.unit.table_client import Client as HostClient
 
 __all__ = ["DEVICE", "HOST", "LONG_NAME", "LONG_SHAPE", "SHORTER_NAME", "Client", "session_on"]
 
-SHORTER_NAME: Final = "L" * 1664
+SHORTER_NAME: Final = "L" * 1448
 LONG_NAME: Final = f"{SHORTER_NAME}L"
 LONG_SHAPE: Final = (*(1,) * 31, 4)
-"""Those of an output that leave room for an event in a slot's record to the byte, and for none."""
+"""Those of outputs that, beside WIDE, leave room for events in a slot's record to the byte, and for none."""
 DEVICE: Final = 0
 HOST: Final = -1
 SLOTS: Final = 4
@@ -45,13 +45,15 @@ _SPEC: Final = ModelSpec.from_config(
         "output": [
             *({"name": name, **_TENSOR} for name in ("Y", "Z")),
             {"name": "WORDS", **_TENSOR, "data_type": "TYPE_STRING"},
-            *({"name": name, **_TENSOR, "dims": [-1] * len(LONG_SHAPE)} for name in (SHORTER_NAME, LONG_NAME)),
+            *({"name": name, **_TENSOR, "dims": [-1] * len(LONG_SHAPE)} for name in ("WIDE", SHORTER_NAME, LONG_NAME)),
         ],
     }
 )
 
 
-def session_on(cuda: CudaRuntime | Callable[[], CudaRuntime], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ShmSession:
+def session_on(
+    cuda: CudaRuntime | Callable[[], CudaRuntime], monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> ShmSession:
     """Return a session of model `m`, with input X and outputs Y and Z of FP32, and WORDS; its instance is on GPU 0."""
     monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
     load = (lambda: cuda) if isinstance(cuda, CudaRuntime) else cuda

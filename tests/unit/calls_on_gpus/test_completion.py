@@ -1,8 +1,9 @@
-"""The end of an execute: GPUs are waited for once, or left to the client by its events; and an error is every call's."""
+"""The end of an execute: GPUs are waited for once, or left to the client by its events; an error is every call's."""
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +22,17 @@ from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.devices.uses import DeviceUses
 from shm_backend_utils.model.modes.completion import complete, complete_by_events
 from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, LONG_NAME, LONG_SHAPE, SHORTER_NAME, Client, session_on
-from tests.unit.fake_gpu import DRIVER, MODEL, PATIENCE_S, content, held_back, kernel, stream_on, that_nobody_loads
+from tests.unit.fake_gpu import (
+    DRIVER,
+    MODEL,
+    PATIENCE_S,
+    array_on,
+    held_back,
+    kernel,
+    stream_on,
+    that_nobody_loads,
+    wait_until,
+)
 
 ON_GPU = {"Y": DEVICE, "Z": DEVICE}
 ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
@@ -116,7 +127,7 @@ def double_into(stream: int, *names: str, is_named: bool = True, late_s: float =
         if is_named:
             call.ready_on(stream)
         for name in names:
-            shape = LONG_SHAPE if name in (SHORTER_NAME, LONG_NAME) else x.shape
+            shape = LONG_SHAPE if name in ("WIDE", SHORTER_NAME, LONG_NAME) else x.shape
             kernel(stream, double, x, call.device_output(name, shape, x.dtype).array, late_s=late_s)
 
     return infer
@@ -245,45 +256,28 @@ def test_sources_that_model_py_has_let_go_of_stay_until_they_were_copied(
 ) -> None:
     gone: list[str] = []
 
-    class Source:
-        """A tensor whose library frees its memory at once."""
-
-        def __init__(self) -> None:
-            self._array = call_array(cuda)
-
-        def __dlpack_device__(self) -> tuple[int, int]:
-            return self._array.__dlpack_device__()
-
-        def __dlpack__(self, **arguments: Any) -> Any:
-            return self._array.__dlpack__(**arguments)
-
-        def __del__(self) -> None:
-            gone.append("source")
-
     def infer(call: Call) -> None:
+        source = array_on(cuda, [7] * 4)
+        weakref.finalize(source, gone.append, "the source")
         call.ready_on(stream)
-        call.put("Y", Source())
+        call.put("Y", source)
 
     with held_back(stream) as finish:
         (response,) = session_with_events.serve([client.request(0, {"Y": DEVICE})], infer)
         assert response.error is None
-        assert client.events(0) == (1, 2)
+        assert (client.events(0), gone) == ((1, 2), [])
         finish.set()
         client.wait_for_events(0)
     assert client.output(0, "Y") == [7] * 4
-
-
-def call_array(cuda: CudaRuntime) -> Any:
-    from tests.unit.fake_gpu import array_on  # noqa: PLC0415
-
-    return array_on(cuda, [7] * 4)
+    wait_until(lambda: not cuda.retired.collect())
+    assert gone == ["the source"]
 
 
 CASES: dict[str, dict[str, Any]] = {
     "an output is on the host": {"outputs": {"Y": HOST}},
     "one of two outputs is on the host": {"outputs": {"Y": DEVICE, "Z": HOST}},
     "an output found no room": {"outputs": {"Y": DEVICE}, "room": 15},
-    "the record has no room for events": {"outputs": {LONG_NAME: DEVICE}},
+    "the record has no room for events": {"outputs": {LONG_NAME: DEVICE, "WIDE": DEVICE}},
     "the client has no events": {"outputs": {"Y": DEVICE}, "event": b""},
 }
 
@@ -327,7 +321,8 @@ def test_the_model_waits_where_memory_of_the_host_is_still_to_be_read(
 def test_events_may_fill_the_record_to_its_last_byte(
     client: Client, session_with_events: ShmSession, stream: int
 ) -> None:
-    session_with_events.serve([client.request(0, {SHORTER_NAME: DEVICE})], double_into(stream, SHORTER_NAME))
+    outputs = {SHORTER_NAME: DEVICE, "WIDE": DEVICE}
+    session_with_events.serve([client.request(0, outputs)], double_into(stream, *outputs))
     assert client.events(0) == (1, 2)
 
 
