@@ -144,7 +144,8 @@ class CudaRuntime:
 
     def export(self, address: int) -> bytes:
         """Return the IPC handle of an allocation (``cuIpcGetMemHandle``)."""
-        return _bytes_of(self._ask("exporting GPU memory", "cuIpcGetMemHandle", address))
+        with self.on(self.pointer(address).device):
+            return _bytes_of(self._ask("exporting GPU memory", "cuIpcGetMemHandle", address))
 
     def open(self, handle: bytes, device: int) -> int:
         """Map another process' allocation and return its address here (``cuIpcOpenMemHandle``).

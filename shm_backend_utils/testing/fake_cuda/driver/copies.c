@@ -155,12 +155,21 @@ static CUresult sides_of(const struct copy_2d *copy, struct side *target, struct
   return result ? result : side_of(&copy->source, copy->width, source);
 }
 
-EXPORT CUresult cuMemcpy2D_v2(const struct copy_2d *copy) {
-  ENTER("cuMemcpy2D");
+static CUresult copy_rows(const struct copy_2d *copy) {
   lock();
   struct side target, source;
   CHECK(sides_of(copy, &target, &source));
   return unlock(copy_and_wait(target, source, copy->width, copy->height));
+}
+
+EXPORT CUresult cuMemcpy2D_v2(const struct copy_2d *copy) {
+  ENTER("cuMemcpy2D");
+  return copy_rows(copy);
+}
+
+EXPORT CUresult cuMemcpy2DUnaligned_v2(const struct copy_2d *copy) {
+  ENTER("cuMemcpy2DUnaligned");
+  return copy_rows(copy);
 }
 
 EXPORT CUresult cuMemcpy2DAsync_v2(const struct copy_2d *copy, CUstream handle) {

@@ -181,8 +181,7 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle) { /* at once: what is recorded
   return unlock(CUDA_SUCCESS);
 }
 
-EXPORT CUresult cuEventRecordWithFlags(CUevent handle, CUstream on, unsigned flags) {
-  ENTER("cuEventRecord");
+static CUresult record(CUevent handle, CUstream on, unsigned flags) {
   lock();
   struct event *event;
   struct stream *stream;
@@ -198,7 +197,15 @@ EXPORT CUresult cuEventRecordWithFlags(CUevent handle, CUstream on, unsigned fla
   return unlock(put_record(event, stream, event_work(event, finish_record, 0)));
 }
 
-EXPORT CUresult cuEventRecord(CUevent handle, CUstream on) { return cuEventRecordWithFlags(handle, on, 0); }
+EXPORT CUresult cuEventRecord(CUevent handle, CUstream on) {
+  ENTER("cuEventRecord");
+  return record(handle, on, 0);
+}
+
+EXPORT CUresult cuEventRecordWithFlags(CUevent handle, CUstream on, unsigned flags) {
+  ENTER("cuEventRecordWithFlags");
+  return record(handle, on, flags);
+}
 
 EXPORT CUresult cuCtxRecordEvent(CUcontext context, CUevent handle) { /* from 12.5: all that the context has to do */
   ENTER("cuCtxRecordEvent");

@@ -50,7 +50,7 @@
   X(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, 3020) X(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, 3020) \
   X(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, 3020) X(cuMemcpyPeer, cuMemcpyPeer, 4000) \
   X(cuMemcpyPeerAsync, cuMemcpyPeerAsync, 4000) X(cuMemcpy2D, cuMemcpy2D_v2, 3020) \
-  X(cuMemcpy2DUnaligned, cuMemcpy2D_v2, 3020) X(cuMemcpy2DAsync, cuMemcpy2DAsync_v2, 3020) \
+  X(cuMemcpy2DUnaligned, cuMemcpy2DUnaligned_v2, 3020) X(cuMemcpy2DAsync, cuMemcpy2DAsync_v2, 3020) \
   X(cuMemsetD8, cuMemsetD8_v2, 3020) X(cuMemsetD32, cuMemsetD32_v2, 3020) X(cuMemsetD8Async, cuMemsetD8Async, 3020) \
   X(cuMemsetD32Async, cuMemsetD32Async, 3020) X(cuLaunchHostFunc, cuLaunchHostFunc, 10000)
 
