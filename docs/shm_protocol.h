@@ -28,7 +28,7 @@ enum {
     SHMBU_VERSION = 2,
     SHMBU_PAGE_SIZE = 4096,
     SHMBU_TOKEN_LENGTH = 16,
-    SHMBU_HANDLE_LENGTH = 64, /* cudaIpcMemHandle_t, cudaIpcEventHandle_t */
+    SHMBU_HANDLE_LENGTH = 64, /* CUipcMemHandle, CUipcEventHandle */
     SHMBU_MAX_SLOT_COUNT = 1024,
     SHMBU_MAX_RECORD_BYTE_SIZE = 1 << 20,
     SHMBU_MAX_KEY_LENGTH = 70,
@@ -63,6 +63,7 @@ enum shmbu_datatype {
 };
 
 enum shmbu_region_kind { SHMBU_LENT = 1, SHMBU_CUDA = 2, SHMBU_NAMED = 3 };
+enum shmbu_region_flags { SHMBU_FOR_ONE_REQUEST = 1 }; /* of CUDA memory */
 enum shmbu_result_flags { SHMBU_IN_RESPONSE = 1 };
 
 /* The first bytes of a region. The version is written last. */
@@ -110,7 +111,7 @@ SHMBU_SIZE(shmbu_table, 32);
 /* A further region. Its name follows, then zeros up to a multiple of 8. */
 struct shmbu_region {
     uint8_t kind;
-    uint8_t reserved;
+    uint8_t flags;
     uint16_t slot;
     uint16_t fence;
     uint16_t name_length;
@@ -118,7 +119,7 @@ struct shmbu_region {
     uint8_t secret[16];
 };
 SHMBU_AT(shmbu_region, kind, 0);
-SHMBU_AT(shmbu_region, reserved, 1);
+SHMBU_AT(shmbu_region, flags, 1);
 SHMBU_AT(shmbu_region, slot, 2);
 SHMBU_AT(shmbu_region, fence, 4);
 SHMBU_AT(shmbu_region, name_length, 6);
@@ -146,7 +147,8 @@ SHMBU_AT(shmbu_tensor, name_length, 20);
 SHMBU_AT(shmbu_tensor, flags, 22);
 SHMBU_SIZE(shmbu_tensor, 24);
 
-/* The second half of a slot's record: the model writes it, completed last. Outputs and events follow. */
+/* The second half of a slot's record: the model writes it, completed last. The outputs follow; then the events, a uint16_t
+ * each, which are numbers of further regions; then zeros up to a multiple of 8. */
 struct shmbu_results {
     uint64_t started;
     uint64_t completed;
@@ -160,14 +162,6 @@ SHMBU_AT(shmbu_results, length, 16);
 SHMBU_AT(shmbu_results, output_count, 20);
 SHMBU_AT(shmbu_results, event_count, 22);
 SHMBU_SIZE(shmbu_results, 24);
-
-struct shmbu_event {
-    uint8_t device_uuid[16];
-    uint8_t handle[SHMBU_HANDLE_LENGTH];
-};
-SHMBU_AT(shmbu_event, device_uuid, 0);
-SHMBU_AT(shmbu_event, handle, 16);
-SHMBU_SIZE(shmbu_event, 80);
 
 /* Where things begin, in bytes from the beginning of the region. */
 static inline uint64_t shmbu_record_offset(uint32_t slot, uint32_t record_byte_size)

@@ -20,7 +20,7 @@ from .core import Core
 from .errors import ForkedError
 from .explanation import Explanation
 from .inputs.descriptions import InputDescription, Outputs
-from .options import PathName, RequestOptions, Tls
+from .options import LibraryName, PathName, RequestOptions, Tls
 from .prepared import AsyncPreparedCall
 from .result import Result
 from .server_calls import start
@@ -29,7 +29,7 @@ from .settings import CallSettings, ClientSettings
 from .split import infer_split
 from .stats import ClientStats
 from .steps import AsyncioDriver
-from .streams import make_room, open_stream, reading, responses_of
+from .streams import make_room, on_their_gpus, open_stream, reading, responses_of
 from .transports.connect import connect_async
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ class AsyncShmClient(AsyncServerMethods):
         timeout_s: float | None = None,
         path: PathName | None = None,
         split: bool = False,
+        stream: Any = None,
+        library: LibraryName | None = None,
         **options: Unpack[RequestOptions],
     ) -> Coroutine[Any, Any, Result]:
         """Run a model. As :meth:`ShmClient.infer`; the time runs from the call, not from the first ``await``.
@@ -97,7 +99,7 @@ class AsyncShmClient(AsyncServerMethods):
 
         Parameters
         ----------
-        model, inputs, outputs, timeout_s, path, split, **options
+        model, inputs, outputs, timeout_s, path, split, stream, library, **options
             As of :meth:`ShmClient.infer`.
 
         Returns
@@ -110,7 +112,7 @@ class AsyncShmClient(AsyncServerMethods):
         CallerError, TypeError
             At once: an argument is none that can be sent.
         """
-        settings = self._settings.of_call("infer", model, path, timeout_s, options)
+        settings = self._settings.of_call("infer", model, path, timeout_s, options, stream, library)
         return self._infer(settings, inputs, outputs, split)
 
     def submit(self, model: str, inputs: Mapping[str, Any], **named: Any) -> asyncio.Task[Result]:
@@ -141,6 +143,7 @@ class AsyncShmClient(AsyncServerMethods):
         outputs: Outputs = None,
         timeout_s: float | None = None,
         path: PathName | None = None,
+        library: LibraryName | None = None,
         **options: Unpack[RequestOptions],
     ) -> Coroutine[Any, Any, AsyncPreparedCall]:
         """Return a call whose inputs are to be filled in place. As :meth:`ShmClient.prepare`.
@@ -149,7 +152,7 @@ class AsyncShmClient(AsyncServerMethods):
 
         Parameters
         ----------
-        model, inputs, outputs, timeout_s, path, **options
+        model, inputs, outputs, timeout_s, path, library, **options
             As of :meth:`ShmClient.prepare`.
 
         Returns
@@ -162,7 +165,7 @@ class AsyncShmClient(AsyncServerMethods):
         CallerError, TypeError
             At once: an argument is none that can be sent.
         """
-        settings = self._settings.of_call("prepare", model, path, timeout_s, options)
+        settings = self._settings.of_call("prepare", model, path, timeout_s, options, library=library)
         return self._prepare(settings, inputs, outputs, self._settings.patience_s(timeout_s))
 
     async def stream(
@@ -174,13 +177,15 @@ class AsyncShmClient(AsyncServerMethods):
         timeout_s: float | None = None,
         path: PathName | None = None,
         frames: int | None = None,
+        stream: Any = None,
+        library: LibraryName | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Result, None]:
         """Yield the responses of a decoupled model as they come, for ``async for``. Over gRPC.
 
         Parameters
         ----------
-        model, inputs, outputs, timeout_s, path, frames, **options
+        model, inputs, outputs, timeout_s, path, frames, stream, library, **options
             As of :meth:`ShmClient.stream`.
 
         Yields
@@ -193,25 +198,27 @@ class AsyncShmClient(AsyncServerMethods):
         CallerError, TypeError, InferenceError, DeadlineExceededError, ServerUnavailableError
             As of :meth:`ShmClient.stream`, all of them when the first response is asked for, or a later one.
         """
-        settings = self._settings.of_call("stream", model, path, timeout_s, options)
+        settings = self._settings.of_call("stream", model, path, timeout_s, options, stream, library)
         driver, core = self._open()
         avoided = 0
         with core.tally.failures():
-            stream = await driver.run(open_stream(core, settings, inputs, outputs, frames))
-            with reading(stream):
-                message = stream.exchange.message()
+            opened = await driver.run(open_stream(core, settings, inputs, outputs, frames))
+            with reading(opened):
+                message = opened.exchange.message()
                 answers = driver.transport.stream(message, self._settings.patience_s(timeout_s))
                 async with contextlib.aclosing(answers):
                     async for answer in answers:
-                        results = responses_of(core, stream, answer)
-                        if stream.overflowed:
-                            await driver.run(make_room(core, stream))
+                        results = responses_of(core, opened, answer)
+                        if opened.overflowed:
+                            await driver.run(make_room(core, opened))
+                        if opened.output_devices:
+                            await driver.run(on_their_gpus(core, opened, results))
                         avoided += sum(result.bytes_avoided for result in results)
                         while results:
                             yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
                         if core.is_forked:
                             raise ForkedError("this stream")
-        core.tally.succeeded(stream.exchange.path, avoided)
+        core.tally.succeeded(opened.exchange.path, avoided)
 
     async def explain(self, model: str, *, model_version: str = "") -> Explanation:
         """Check anew which path calls of a model take, and why.

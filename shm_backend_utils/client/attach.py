@@ -31,15 +31,20 @@ class CudaRegion(NamedTuple):
     device_id : int
         This process' number of the GPU.
     byte_size : int
+    offset : int
+        Where the region begins in the allocation that the handle opens. CUDA's handles open whole allocations, and
+        torch has many tensors in one: ``tensor.untyped_storage()._share_cuda_()`` tells the handle and the offset.
     """
 
     raw_handle: bytes
     device_id: int
     byte_size: int
+    offset: int = 0
 
     def __repr__(self) -> str:
         """Return it without the handle: who has that can open the memory."""
-        return f"CudaRegion(device_id={self.device_id}, byte_size={self.byte_size})"
+        offset = f", offset={self.offset}" if self.offset else ""
+        return f"CudaRegion(device_id={self.device_id}, byte_size={self.byte_size}{offset})"
 
 
 class Attached(TypedDict):
@@ -93,7 +98,7 @@ def attach(
     parameters : mapping, optional
         The request's own.
     cuda : CudaAccess, optional
-        For the UUIDs of GPUs; by default CuPy's.
+        For the UUIDs of GPUs; by default NVIDIA's bindings of the driver.
 
     Raises
     ------
@@ -111,13 +116,14 @@ def attach(
         if place is None:
             travelling.append(tensor)
         else:
-            input_spans[tensor.name()] = _input_span(tensor, regions.index(place.region), place)
+            input_spans[tensor.name()] = _input_span(tensor, regions.index(place.region), regions.inside(place))
     output_spans: dict[str, OutputSpan] = {}
     wanted: list[Any] = []
     for tensor in outputs or ():
         place = _place_of(tensor)
         if place is not None:
-            output_spans[tensor.name()] = OutputSpan(regions.index(place.region), place.offset, place.byte_size)
+            inside = regions.inside(place)
+            output_spans[tensor.name()] = OutputSpan(regions.index(place.region), inside.offset, place.byte_size)
         wanted.append(tensor if place is None else type(tensor)(tensor.name()))
     if not input_spans and not output_spans:
         raise CallerError(f"no tensor for model {model!r} has a place in shared memory; call set_shared_memory first")
@@ -148,6 +154,11 @@ class _Regions:
             self.claims.append(self._claim(name))
         return 1 + self._names.index(name)
 
+    def inside(self, place: Place) -> Place:
+        """Return a place as it lies in what its region's handle opens."""
+        region = self._cuda_regions.get(place.region)
+        return place if region is None else place._replace(offset=region.offset + place.offset)
+
     def _claim(self, name: str) -> RegionClaim:
         region = self._cuda_regions.get(name)
         if region is None:
@@ -158,7 +169,14 @@ class _Regions:
             raise CallerError(
                 f"the handle of CUDA region {name!r} is not base64, as get_raw_handle returns it"
             ) from None
-        return CudaRegionClaim(handle, region.byte_size, self._cuda.runtime.device_uuid(region.device_id), None)
+        if region.offset < 0 or region.byte_size < 1:
+            raise CallerError(
+                f"CUDA region {name!r} begins at byte {region.offset} and has {region.byte_size} bytes; expected an "
+                "offset of 0 or more, and bytes"
+            )
+        return CudaRegionClaim(
+            handle, region.offset + region.byte_size, self._cuda.runtime.device_uuid(region.device_id), None
+        )
 
 
 def _check_names(inputs: Sequence[Any], outputs: Sequence[Any], parameters: Mapping[str, Any]) -> None:

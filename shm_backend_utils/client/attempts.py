@@ -13,7 +13,7 @@ from .core import Core, OpenCall
 from .errors import InferenceError, MemoryRefusedError, ServerUnavailableError
 from .known_model import KnownModel
 from .paths.exchange import is_answer
-from .paths.staging import on_devices
+from .paths.staging import brought_to_gpus
 from .result import Result
 from .settings import LEAST_S, left_until
 from .steps import Pause, Steps
@@ -105,7 +105,8 @@ def send(core: Core, call: OpenCall, timeout_s: float, remedy: str = _REMEDY) ->
         call.known.learn(result.overflowed, call.exchange.layout.batch_size or 1)
         tell_overflow(call.known, result.overflowed, remedy, call.settings.origin)
     if call.output_devices:
-        result = on_devices(result, call.output_devices, core.cuda)
+        library = call.exchange.library or call.settings.library
+        result = yield from brought_to_gpus(core.gpus, result, call.output_devices, library, timeout_s)
     core.tally.succeeded(result.path, result.bytes_avoided)
     return result
 
@@ -141,6 +142,8 @@ def _reopen(core: Core, call: OpenCall, known: KnownModel) -> Steps[OpenCall]:
     exchange = yield from core.opening.open(call.settings, known, path, layout, given, call.wanted)
     try:
         exchange.write(given)
+        if exchange.has_gpus:
+            yield from exchange.write_from_gpus(given, call.settings.deadline)
     except BaseException:
         exchange.close()
         raise

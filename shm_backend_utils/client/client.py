@@ -21,7 +21,7 @@ from .core import Core, OpenCall
 from .errors import ForkedError
 from .explanation import Explanation
 from .inputs.descriptions import InputDescription, Outputs
-from .options import PathName, RequestOptions, Tls
+from .options import LibraryName, PathName, RequestOptions, Tls
 from .prepared import CLOSE_OR_WITH, PreparedCall
 from .result import Result
 from .server_calls import start
@@ -30,7 +30,7 @@ from .settings import CallSettings, ClientSettings
 from .split import infer_split
 from .stats import ClientStats
 from .steps import BlockingDriver
-from .streams import make_room, open_stream, reading, responses_of
+from .streams import make_room, on_their_gpus, open_stream, reading, responses_of
 from .submitted import SubmittedCalls
 from .transports.connect import connect
 
@@ -63,7 +63,7 @@ class ShmClient(ServerMethods):
     tls : Tls, optional
         Certificates.
     cuda : CudaAccess, optional
-        For tensors on GPUs; by default CuPy's, loaded when a call has one first.
+        For tensors on GPUs; by default NVIDIA's bindings of the driver, loaded when a call has one first.
     wait_ready_s : float, optional
         How long to wait for a server that is not up yet, or loads its models, in seconds; by default not at all.
     inline_bytes : int, optional
@@ -114,6 +114,8 @@ class ShmClient(ServerMethods):
         timeout_s: float | None = None,
         path: PathName | None = None,
         split: bool = False,
+        stream: Any = None,
+        library: LibraryName | None = None,
         **options: Unpack[RequestOptions],
     ) -> Result:
         """Run a model. On the direct path its inputs are copied once, into shared memory, and its outputs not at all.
@@ -124,9 +126,12 @@ class ShmClient(ServerMethods):
             Its name.
         inputs : mapping
             Name to a NumPy array in any memory order; to anything with ``__dlpack__``, ``__array_interface__`` or
-            ``__array__``, on the host; to a list of these; or to Python numbers and strings. Dtypes of arrays must be
-            the model's. Arrays of a list that have one dimension less than the input are its rows. Where the model
-            takes batches, those with as many dimensions as the input are parts of one batch.
+            ``__array__``, on the host; to a list of these; to a tensor on a GPU, with ``__dlpack__`` or
+            ``__cuda_array_interface__``; or to Python numbers and strings. Dtypes of arrays must be the model's. Arrays
+            of a list that have one dimension less than the input are its rows. Where the model takes batches, those
+            with as many dimensions as the input are parts of one batch. On the direct path a tensor on a GPU is used
+            where it is, if CUDA IPC can share it, and from ``PoolOptions.lend_bytes`` on; models can see the whole
+            allocation that it is part of.
         outputs : sequence of str or mapping, optional
             The outputs wanted, all if not given. A mapping also says how much room each needs, as bytes, as
             ``(shape, dtype)``, or as None. Where neither this nor the configuration tells, the size is learned from the
@@ -138,6 +143,14 @@ class ShmClient(ServerMethods):
             As for the client.
         split : bool
             Whether a batch may be larger than the model takes at once: it is sent as several requests, side by side.
+        stream : object, optional
+            What the work of yours is on that writes inputs on GPUs, or still reads arrays of earlier results there: a
+            stream of torch or CuPy, anything with ``__cuda_stream__``, a ``CUstream`` as a number; an event; or a
+            sequence of these. The call waits for that alone, and outputs that the model's GPU is still writing are
+            waited for on these streams. Not named, all that the call's GPUs do for this process is waited for.
+        library : str, optional
+            Whose arrays outputs on GPUs are: ``"torch"``, ``"cupy"``, ``"jax"`` or ``"numba"``; by default the one that
+            inputs on GPUs are of, else :class:`DeviceArray`, which all of them take.
         **options
             See :class:`RequestOptions`.
 
@@ -165,7 +178,7 @@ class ShmClient(ServerMethods):
         core = self._core
         if core is None or core.is_forked:
             core = self._open_core()  # which raises
-        settings = self._settings.of_call("infer", model, path, timeout_s, options)
+        settings = self._settings.of_call("infer", model, path, timeout_s, options, stream, library)
         run = self._driver.run
         try:
             if split:
@@ -183,15 +196,17 @@ class ShmClient(ServerMethods):
         outputs: Outputs = None,
         timeout_s: float | None = None,
         path: PathName | None = None,
+        stream: Any = None,
+        library: LibraryName | None = None,
         **options: Unpack[RequestOptions],
     ) -> concurrent.futures.Future[Result]:
-        """As :meth:`infer`, without waiting for the answer. The inputs have been copied when this returns.
+        """As :meth:`infer`, without waiting for the answer. All inputs have been copied when this returns.
 
         It waits for memory: who submits faster than the model answers is slowed down to its pace.
 
         Parameters
         ----------
-        model, inputs, outputs, timeout_s, path, **options
+        model, inputs, outputs, timeout_s, path, stream, library, **options
             As of :meth:`infer`; the time runs from here to the answer. There is no ``split``.
 
         Returns
@@ -207,9 +222,9 @@ class ShmClient(ServerMethods):
             As of :meth:`infer`: what is known before anything is sent.
         """
         core = self._open_core()
-        settings = self._settings.of_call("submit", model, path, timeout_s, options)
+        settings = self._settings.of_call("submit", model, path, timeout_s, options, stream, library)
         with core.tally.failures():
-            call = self._driver.run(core.begin(settings, inputs, outputs))
+            call = self._driver.run(core.begin(settings, inputs, outputs, core.copied_from_gpus))
         try:
             future = self._submitted.submit(functools.partial(_finish, self._driver, core, call), settings.deadline)
         except RuntimeError:
@@ -226,6 +241,7 @@ class ShmClient(ServerMethods):
         outputs: Outputs = None,
         timeout_s: float | None = None,
         path: PathName | None = None,
+        library: LibraryName | None = None,
         **options: Unpack[RequestOptions],
     ) -> PreparedCall:
         """Return a call whose inputs are to be filled in place: no copy at all on the direct path.
@@ -237,7 +253,9 @@ class ShmClient(ServerMethods):
         inputs : mapping
             Name to ``(shape, dtype)``, or ``(shape, dtype, "cuda:0")`` for memory of a GPU. The shape has the batch
             dimension, where the model has one, and whole numbers alone. Strings are of dtype ``"S20"``: room for 20
-            bytes each, on average.
+            bytes each, on average. Or to a tensor on a GPU, which then is the input's memory as long as the call lives:
+            C-contiguous, and of a kind that CUDA IPC can share, if the path is direct. Models see the whole allocation
+            that it is part of.
         outputs : sequence of str or mapping, optional
             As of :meth:`infer`.
         timeout_s : float, optional
@@ -245,6 +263,8 @@ class ShmClient(ServerMethods):
             says.
         path : str, optional
             As for the client.
+        library : str, optional
+            Whose arrays inputs on GPUs that are to be filled are, and outputs there; as of :meth:`infer`.
         **options
             See :class:`RequestOptions`; of every request.
 
@@ -264,7 +284,7 @@ class ShmClient(ServerMethods):
             As of :meth:`infer`.
         """
         core = self._open_core()
-        settings = self._settings.of_call("prepare", model, path, timeout_s, options)
+        settings = self._settings.of_call("prepare", model, path, timeout_s, options, library=library)
         call = self._driver.run(core.prepare(settings, inputs, outputs))
         return PreparedCall(core, call, self._settings.patience_s(timeout_s), self._driver)
 
@@ -277,6 +297,8 @@ class ShmClient(ServerMethods):
         timeout_s: float | None = None,
         path: PathName | None = None,
         frames: int | None = None,
+        stream: Any = None,
+        library: LibraryName | None = None,
         **options: Unpack[RequestOptions],
     ) -> Iterator[Result]:
         """Return the responses of a decoupled model as they come. Over gRPC, which alone has streams.
@@ -290,8 +312,8 @@ class ShmClient(ServerMethods):
 
         Parameters
         ----------
-        model, inputs, outputs, path, **options
-            As of :meth:`infer`. An output's room is that of one response.
+        model, inputs, outputs, path, stream, library, **options
+            As of :meth:`infer`, though tensors on GPUs go over the host. An output's room is that of one response.
         timeout_s : float, optional
             The longest wait for each response, in seconds; by default what the client says. The stream as a whole has
             no bound.
@@ -314,7 +336,7 @@ class ShmClient(ServerMethods):
             No response came in time; maybe because the model waits for results to be released.
         """
         core = self._open_core()
-        settings = self._settings.of_call("stream", model, path, timeout_s, options)
+        settings = self._settings.of_call("stream", model, path, timeout_s, options, stream, library)
         return self._responses(core, settings, inputs, outputs, frames, self._settings.patience_s(timeout_s))
 
     def explain(self, model: str, *, model_version: str = "") -> Explanation:
@@ -408,6 +430,8 @@ class ShmClient(ServerMethods):
                         results = responses_of(core, stream, answer)
                         if stream.overflowed:
                             self._driver.run(make_room(core, stream))
+                        if stream.output_devices:
+                            self._driver.run(on_their_gpus(core, stream, results))
                         avoided += sum(result.bytes_avoided for result in results)
                         while results:
                             yield results.pop()  # held by nobody here: its frame is free when the user lets go of it

@@ -9,7 +9,7 @@ from typing import Final
 from ..origin import Origin
 from .known_model import KnownModel
 
-__all__ = ["CopyWarning", "tell_no_growth", "tell_overflow", "tell_path"]
+__all__ = ["CopyWarning", "tell_gpu_copy", "tell_no_growth", "tell_overflow", "tell_path"]
 
 _COPIES: Final[Mapping[str, str]] = {
     "triton-shm": "which copies its inputs once and its outputs twice",
@@ -33,6 +33,12 @@ def tell_path(known: KnownModel, path: str, origin: Origin) -> None:
             f"if that is meant, say path={path!r}",
             origin,
         )
+
+
+def tell_gpu_copy(known: KnownModel, name: str, obstacle: str, origin: Origin) -> None:
+    """Warn that an input is copied on its GPU, as it cannot be used where it is; ``obstacle`` says why."""
+    if _is_news(known, f"input {name}: {obstacle}"):
+        _warn(f"input {name!r} of model {known.spec.name!r} is copied on its GPU: {obstacle}", origin)
 
 
 def tell_overflow(known: KnownModel, overflowed: Mapping[str, int], remedy: str, origin: Origin) -> None:

@@ -15,15 +15,15 @@ from typing import Any, Final, TypeVar
 from ..errors import TensorError
 from ..forks import forsake_in_children
 from ..memory import reaper
-from ..memory.cuda.memory import CudaAccess
 from ..protocol.call_layout import lay_out
 from .client_memory import ClientMemory
 from .copies import tell_path
 from .errors import InferenceError
 from .explanation import Explanation
 from .inputs.descriptions import InputDescription, Outputs, described_inputs, wanted_outputs
-from .inputs.devices import device_source
-from .inputs.sources import sources
+from .inputs.devices import copied_source, device_source, kept_source
+from .inputs.gpus import Gpus
+from .inputs.sources import Elsewhere, sources
 from .known_model import Catalog, KnownModel
 from .paths.choice import PathChooser
 from .paths.direct import DirectExchange
@@ -85,13 +85,14 @@ class Core:
         self.catalog = Catalog(codec, options.head_room)
         self.tally = Tally()
         self._memory = memory
-        self.cuda: CudaAccess = memory.bank.cuda
-        self.on_gpus = functools.partial(device_source, memory.bank.cuda)
+        self.gpus = Gpus(memory.bank, options.lend_bytes)
+        self.on_gpus = functools.partial(device_source, self.gpus)
+        self.copied_from_gpus = functools.partial(copied_source, self.gpus)
         self._registrations = Registrations(codec)
         self.paths = PathChooser(
             host, self._registrations, options.access, codec.inline_bytes if inline_bytes is None else inline_bytes
         )
-        self.opening = Opening(codec, memory, self._registrations, self.paths)
+        self.opening = Opening(codec, memory, self.gpus, self._registrations, self.paths)
         self.is_forked = False
         self.is_closed = False
         forsake_in_children(self)
@@ -132,8 +133,14 @@ class Core:
             if not is_answer(error):
                 raise  # else it has no model of that name, but it is there
 
-    def begin(self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs) -> Steps[OpenCall]:
-        """Take memory for a call and copy its inputs there."""
+    def begin(
+        self,
+        settings: CallSettings,
+        inputs: Mapping[str, Any],
+        outputs: Outputs,
+        elsewhere: Elsewhere | None = None,
+    ) -> Steps[OpenCall]:
+        """Take memory for a call and copy its inputs there; ``elsewhere`` is how those on GPUs are taken."""
         wanted, devices = wanted_outputs(outputs)
         # What :meth:`fitting` does, without the functions that it calls: this is on the way of every call.
         known = self.catalog.known.get((settings.model, settings.version))
@@ -141,7 +148,7 @@ class Core:
             known = yield from self.look_again(settings)
         while True:
             try:
-                given = sources(known.spec, inputs, self.on_gpus)
+                given = sources(known.spec, inputs, elsewhere or self.on_gpus)
                 layout = lay_out(
                     known.spec,
                     given,
@@ -162,16 +169,18 @@ class Core:
         if (
             layout.end <= known.inline_end
             and settings.path == "auto"
-            and not layout.devices
+            and not (layout.devices or layout.lent)
             and len(layout.certain) == len(known.spec.outputs if wanted is None else wanted)
         ):
             path = InlineExchange.path  # all tensors are certain to be so small that this is faster
         exchange = yield from self.opening.open(settings, known, path, layout, given, wanted)
         try:
-            if layout.devices or layout.end < _LONG_COPY:  # in another thread, a GPU has another current stream
+            if layout.end < _LONG_COPY:
                 exchange.write(given)
             else:
                 yield from offloaded(lambda: exchange.write(given), settings.left_s, "its inputs were being copied")
+            if exchange.has_gpus:
+                yield from exchange.write_from_gpus(given, settings.deadline)
         except BaseException:
             exchange.close()
             raise
@@ -181,7 +190,7 @@ class Core:
         self, settings: CallSettings, inputs: Mapping[str, InputDescription], outputs: Outputs
     ) -> Steps[OpenCall]:
         """Take memory for a call that the user fills."""
-        given = described_inputs(inputs)
+        given = described_inputs(inputs, functools.partial(kept_source, self.gpus))
         wanted, devices = wanted_outputs(outputs)
         known, layout = yield from self.fitting(
             settings, lambda known: known.lay_out(given, wanted, output_devices=devices)

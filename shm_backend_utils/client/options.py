@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import numbers
 import ssl
 from collections.abc import Mapping
@@ -15,9 +16,22 @@ from ..protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ..protocol.named import PARAMETER
 from .errors import TimeoutValueError
 
-__all__ = ["PathName", "RequestOptions", "Tls", "check_inline_bytes", "check_options", "check_path", "check_timeout"]
+__all__ = [
+    "LibraryName",
+    "PathName",
+    "RequestOptions",
+    "Tls",
+    "check_inline_bytes",
+    "check_is_installed",
+    "check_library",
+    "check_options",
+    "check_path",
+    "check_timeout",
+    "check_tls",
+]
 
 PathName = Literal["auto", "direct", "triton-shm", "inline"]
+LibraryName = Literal["torch", "cupy", "jax", "numba"]
 
 _A_YEAR_S: Final = 366 * 86400.0
 # Request parameters that Triton keeps for itself: its protocol extensions for sequences, scheduling and binary data.
@@ -26,6 +40,7 @@ _RESERVED: Final = frozenset(
 )
 _OURS: Final = frozenset({SLOT_PARAMETER, GENERATION_PARAMETER, PARAMETER})
 _PATHS: Final = get_args(PathName)
+_LIBRARIES: Final = get_args(LibraryName)
 _COMPRESSIONS: Final = ("gzip", "deflate")
 _KINDS: Final = {
     "model_version": (str, "a str"),
@@ -84,6 +99,8 @@ _REMEDIES: Final = {
     "query_params": "use parameters, which Triton passes on to the model",
     "frames": "only stream() has frames",
     "split": "only infer() can split a batch",
+    "stream": "infer() and stream() take it, and a prepared call by infer() or inputs_ready()",
+    "library": "infer(), stream() and prepare() take it",
 }
 
 
@@ -149,6 +166,19 @@ def check_path(path: str) -> str:
     if path not in _PATHS:
         raise CallerError(f"path is {path!r}; expected one of {', '.join(_PATHS)}")
     return path
+
+
+def check_library(library: str) -> str:
+    """Return the name of an array library if it is one, else raise :class:`CallerError`."""
+    if library not in _LIBRARIES:
+        raise CallerError(f"library is {library!r}; expected one of {', '.join(map(repr, _LIBRARIES))}")
+    return library
+
+
+def check_is_installed(library: str | None) -> None:
+    """Raise :class:`CallerError` if an array library that a call needs is not there."""
+    if library is not None and importlib.util.find_spec(library) is None:
+        raise CallerError(f"library is {library!r}, which is not installed here; install it, or leave library out")
 
 
 def _check_kinds(options: Mapping[str, Any]) -> None:

@@ -10,6 +10,8 @@ from typing import Any, Final, TypeVar
 import numpy.typing as npt
 
 from ..errors import CallerError, ClosedError, names_told
+from ..memory.cuda.ordering import Named
+from ..memory.cuda.streams import named
 from ..unclosed import Unclosed
 from .attempts import send_prepared
 from .core import Core, OpenCall
@@ -66,6 +68,7 @@ class _Prepared:
         self._core = core
         self._call = call
         self._timeout_s = timeout_s
+        self._named: Named = ()
         self._inputs: Mapping[str, Any] = _Inputs(call.exchange.arrays())
         self._in_use = threading.Lock()
         origin = call.settings.origin._replace(what=f"the {type(self).__name__} made")
@@ -73,7 +76,7 @@ class _Prepared:
 
     @property
     def inputs(self) -> Mapping[str, npt.NDArray[Any]]:
-        """Arrays to be filled before :meth:`infer`: C-contiguous, writable, not cleared.
+        """Arrays to be filled before :meth:`infer`: C-contiguous, writable, not cleared; or tensors that were given.
 
         They are views of shared memory, unless the path is inline, of the shapes and dtypes that were given to
         ``prepare``; strings are arrays of objects. Fill them by ``call.inputs["X"][...] = array``. They serve until the
@@ -92,6 +95,22 @@ class _Prepared:
     def path(self) -> str:
         """``"direct"``, ``"triton-shm"`` or ``"inline"``: the way that the tensors go."""
         return self._call.exchange.path
+
+    def inputs_ready(self, stream: Any) -> None:
+        """Name what the next request comes behind on GPUs, in place of all that they do for this process.
+
+        Parameters
+        ----------
+        stream : object
+            What the work of yours is on that writes the inputs, or still reads arrays of earlier results: a stream, an
+            event that was recorded behind that work, or a sequence of these, as ``stream`` of :meth:`ShmClient.infer`.
+
+        Raises
+        ------
+        CallerError
+            It is neither.
+        """
+        self._named = named(stream)
 
     def close(self) -> None:
         """Give the memory back, as soon as no array needs it. Twice is fine."""
@@ -114,7 +133,9 @@ class _Prepared:
     ) -> None:
         self.close()
 
-    def _send(self, timeout_s: float | None) -> Steps[Result]:
+    def _send(self, timeout_s: float | None, stream: Any) -> Steps[Result]:
+        if stream is not None:
+            self.inputs_ready(stream)
         patience_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
         if self._core.is_forked:
             raise ForkedError("this call")
@@ -124,6 +145,8 @@ class _Prepared:
                 "one call for each thread or task"
             )
         try:
+            self._call.exchange.name_work(self._named)
+            self._named = ()
             with self._core.tally.failures():
                 return (yield from send_prepared(self._core, self._call, patience_s))
         finally:
@@ -137,7 +160,7 @@ class PreparedCall(_Prepared):
         super().__init__(core, call, timeout_s)
         self._driver = driver
 
-    def infer(self, *, timeout_s: float | None = None) -> Result:
+    def infer(self, *, timeout_s: float | None = None, stream: Any = None) -> Result:
         """Run the model on what is in :attr:`inputs` now. May be called again; arrays of the last result change then.
 
         An output that found no room, as one of unknown size may, came back through Triton. Before the next request the
@@ -147,6 +170,8 @@ class PreparedCall(_Prepared):
         ----------
         timeout_s : float, optional
             How long to wait for the answer, in seconds; by default what was given to ``prepare``.
+        stream : object, optional
+            As :meth:`inputs_ready` takes it. Outputs that the model's GPU is still writing are waited for there.
 
         Returns
         -------
@@ -167,7 +192,7 @@ class PreparedCall(_Prepared):
         PeerError
             The model answered, but not by this protocol.
         """
-        return self._driver.run(self._send(timeout_s))
+        return self._driver.run(self._send(timeout_s, stream))
 
 
 class AsyncPreparedCall(_Prepared):
@@ -177,13 +202,15 @@ class AsyncPreparedCall(_Prepared):
         super().__init__(core, call, timeout_s)
         self._driver = driver
 
-    async def infer(self, *, timeout_s: float | None = None) -> Result:
+    async def infer(self, *, timeout_s: float | None = None, stream: Any = None) -> Result:
         """Run the model on what is in :attr:`inputs` now, which must not change before the answer.
 
         Parameters
         ----------
         timeout_s : float, optional
             How long to wait for the answer, in seconds; by default what was given to ``prepare``.
+        stream : object, optional
+            As :meth:`inputs_ready` takes it. Outputs that the model's GPU is still writing are waited for there.
 
         Returns
         -------
@@ -195,4 +222,4 @@ class AsyncPreparedCall(_Prepared):
         InferenceError, DeadlineExceededError, ServerUnavailableError, SlotInDoubtError, CallerError, PeerError
             As of :meth:`PreparedCall.infer`.
         """
-        return await self._driver.run(self._send(timeout_s))
+        return await self._driver.run(self._send(timeout_s, stream))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..errors import CallerError
+from ..memory.cuda.ordering import Named
+from ..memory.cuda.streams import named
 from ..origin import NOT_THE_USERS, Origin
 from .options import (
+    LibraryName,
     PathName,
     RequestOptions,
     Tls,
     check_inline_bytes,
+    check_library,
     check_options,
     check_path,
     check_timeout,
@@ -47,6 +51,10 @@ class CallSettings(NamedTuple):
         A copy: the user's own objects may change.
     origin : Origin
         Where in the user's code.
+    named : sequence of NamedStream and NamedEvent
+        What on GPUs the call comes behind; all that those have to do if it is empty.
+    library : str or None
+        Whose arrays outputs on GPUs are.
     """
 
     model: str
@@ -55,6 +63,8 @@ class CallSettings(NamedTuple):
     deadline: float
     options: RequestOptions
     origin: Origin
+    named: Named = ()
+    library: str | None = None
 
     @property
     def left_s(self) -> float:
@@ -113,7 +123,14 @@ class ClientSettings:
         return self.timeout_s if timeout_s is None else check_timeout(timeout_s)
 
     def of_call(
-        self, what: str, model: str, path: PathName | None, timeout_s: float | None, options: RequestOptions
+        self,
+        what: str,
+        model: str,
+        path: PathName | None,
+        timeout_s: float | None,
+        options: RequestOptions,
+        stream: Any = None,
+        library: LibraryName | None = None,
     ) -> CallSettings:
         """Check what a call says beside its tensors.
 
@@ -137,4 +154,6 @@ class ClientSettings:
             time.monotonic() + (self.timeout_s if timeout_s is None else check_timeout(timeout_s)),
             checked,
             origin,
+            () if stream is None else named(stream),
+            None if library is None else check_library(library),
         )

@@ -40,7 +40,7 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
         return given, known.lay_out(given, wanted, output_devices=devices, is_one_request=False)
 
     known, (given, whole) = yield from core.fitting(settings, look)
-    if whole.devices:
+    if whole.devices or whole.lent:
         raise CallerError("split=True takes tensors on the host alone; call the model once for each batch")
     ranges = _ranges(whole.batch_size, known.spec.max_batch_size)
     if len(ranges) <= 1:

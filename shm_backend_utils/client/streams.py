@@ -17,13 +17,14 @@ from .inputs.descriptions import Outputs, wanted_outputs
 from .inputs.sources import Source, sources
 from .known_model import KnownModel
 from .paths.inline import InlineExchange
-from .paths.staging import on_devices
+from .paths.staging import brought_to_gpus, can_be_downloaded
 from .paths.stream import DirectStream, check_frames, guessed_rooms, ring_end
+from .paths.waiting import inputs_on_gpus, library_of_inputs
 from .result import Result
 from .settings import CallSettings
-from .steps import Steps, forget_locals
+from .steps import Steps, forget_locals, offloaded
 
-__all__ = ["OpenStream", "make_room", "open_stream", "reading", "responses_of"]
+__all__ = ["OpenStream", "make_room", "on_their_gpus", "open_stream", "reading", "responses_of"]
 
 _REMEDY: Final = "later responses have room for as much; say it beforehand"
 _NO_ROOM: Final = "the client's memory has no room for more, see PoolOptions(max_bytes=...); say it beforehand"
@@ -42,6 +43,8 @@ class OpenStream:
     known : KnownModel
     exchange : DirectStream or InlineExchange
     output_devices : mapping of str to int
+    library : str or None
+        Whose arrays outputs on GPUs are.
     overflowed : mapping of str to int
         Of the last response: what :func:`make_room` is to look at.
     next_try : float
@@ -53,6 +56,7 @@ class OpenStream:
     known: KnownModel
     exchange: DirectStream | InlineExchange
     output_devices: Mapping[str, int]
+    library: str | None = None
     overflowed: Mapping[str, int] = field(default_factory=dict)
     next_try: float = 0.0
 
@@ -90,11 +94,17 @@ def open_stream(
         yield from core.paths.choose(known, InlineExchange.path, settings.deadline)
         exchange = InlineExchange(core.codec, known.spec, known.lay_out(on_host, wanted), settings.options)
     try:
-        exchange.write(given)
+        on_gpus = inputs_on_gpus(given)
+        if on_gpus:
+            yield from can_be_downloaded(on_gpus, settings.named, settings.deadline)
+            yield from offloaded(lambda: exchange.write(given), settings.left_s, "its inputs were being copied")
+        else:
+            exchange.write(given)
     except BaseException:
         exchange.close()
         raise
-    return OpenStream(settings, patience_s, known, exchange, devices)
+    library = settings.library or library_of_inputs(on_gpus)
+    return OpenStream(settings, patience_s, known, exchange, devices, library)
 
 
 def _open_ring(
@@ -140,10 +150,16 @@ def responses_of(core: Core, stream: OpenStream, answer: Any) -> list[Result]:
         forget_locals(error)
         raise
     stream.overflowed = result.overflowed
-    if stream.output_devices:
-        result = on_devices(result, stream.output_devices, core.cuda)
     # Triton ends some streams by a response without outputs.
     return [result] if result or stream.exchange.path != InlineExchange.path else []
+
+
+def on_their_gpus(core: Core, stream: OpenStream, results: list[Result]) -> Steps[None]:
+    """Bring a stream's results to the GPUs that their outputs are wanted on, in the list, which alone holds them."""
+    for index in range(len(results)):
+        results[index] = yield from brought_to_gpus(
+            core.gpus, results[index], stream.output_devices, stream.library, stream.patience_s
+        )
 
 
 def make_room(core: Core, stream: OpenStream) -> Steps[None]:

@@ -39,9 +39,11 @@ __all__ = [
     "SlotLease",
     "borrow",
     "exclude_reapers",
+    "has_borrowers",
     "has_users",
     "hold_owner_lease",
     "is_owner_alive",
+    "is_slot_free",
     "is_slot_in_use",
     "use",
 ]
@@ -80,6 +82,16 @@ def is_slot_in_use(fd: int, record: int) -> bool:
     return _is_locked(fd, record)
 
 
+def has_borrowers(fd: int, record: int) -> bool:
+    """Return whether some description other than this one holds what :func:`borrow` takes. Takes nothing."""
+    return _is_locked(fd, record + _BORROWED)
+
+
+def is_slot_free(fd: int, record: int) -> bool:
+    """Return whether nobody executes in a slot, or has borrowed it, by another description than this one."""
+    return not _is_locked(fd, record, 1 + _BORROWED)
+
+
 def has_users(fd: int) -> bool:
     """Return whether some description other than this one holds what :func:`use` takes. Takes nothing."""
     return _is_locked(fd, _USERS_BYTE)
@@ -98,8 +110,8 @@ def use(fd: int) -> SharedLease:
 def borrow(fd: int, record: int) -> SharedLease | None:
     """Show the client that a slot's memory is in use here too; None if the client is just taking it back.
 
-    For a model whose caller, another model, executes a request in that slot; or whose client has given a stream more
-    room there. ``record`` is where its record begins.
+    For a model whose caller, another model, executes a request in that slot; whose client has given a stream more room
+    there, or has lent memory of its user's for a request. ``record`` is where its record begins.
     """
     return SharedLease.take(fd, record + _BORROWED)
 
@@ -197,8 +209,8 @@ class SlotLease:
             self._in_process.release()
 
 
-def _is_locked(fd: int, byte: int) -> bool:
-    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
+def _is_locked(fd: int, byte: int, length: int = 1) -> bool:
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte, length))
     (kind, *_) = _FLOCK.unpack(answer)
     return bool(kind != fcntl.F_UNLCK)
 

@@ -65,8 +65,8 @@ class Config:
     max_mapped_bytes : int or None
         How much may be mapped at once; None for no limit. ``SHM_MAX_MAPPED_BYTES``.
     gpu_events : bool
-        Whether clients wait for the GPU's work, by CUDA events, and not the model. ``SHM_GPU_EVENTS``: ``true`` or
-        ``false``, the default.
+        Whether clients wait for the GPU's work, by CUDA events of theirs, and not the model, where that has named the
+        streams that its work is on (``call.ready_on``). ``SHM_GPU_EVENTS``: ``true`` or ``false``, the default.
     stream_patience_s : float
         How long a stream waits for its client to release a frame. ``SHM_STREAM_PATIENCE_S``: seconds, by default 30.
     stream_total_patience_s : float

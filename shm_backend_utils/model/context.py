@@ -108,6 +108,7 @@ class Context:
     def close(self) -> None:
         """Unmap every region, and remove those that were made to forward. Twice is fine."""
         self.resolver.close()
+        self.arrays.close()
         self.forwarder.close()
 
 

@@ -21,6 +21,7 @@ from ..protocol.spans import InputSpan, OutputSpan
 from ..tensors.device_view import DeviceView
 from ..tensors.view import TRITON, TensorView
 from .call import Call
+from .devices.uses import DeviceUses
 from .mapping.memory import HostMemory
 from .metrics import MeasuredCall
 from .modes.gathering import Gathering, with_rows
@@ -126,7 +127,7 @@ class DebugCall(Call):
         super().commit(needs_all=needs_all)
         all_guarded, self._guarded = self._guarded, {}
         if all_guarded and self.devices:  # a GPU may be copying to the host
-            self._context.arrays.synchronize(sorted(self.devices))
+            self.devices.wait()
         requested = self._request.requested_output_names()
         for name, guarded in all_guarded.items():
             guarded.check_guards()
@@ -176,6 +177,8 @@ class DebugGathering(Gathering):
         self._guarded: list[GuardedMemory] = []
 
     def room(self, parts: Sequence[TensorView], shape: tuple[int, ...]) -> TensorView:
+        if all(isinstance(part, DeviceView) for part in parts):
+            return super().room(parts, shape)
         name, dtype = parts[0].name, dtypes.BY_NAME[parts[0].triton_dtype]
         guarded, array = GuardedMemory.make(name, dtype, shape)
         self._guarded.append(guarded)
@@ -186,10 +189,10 @@ class DebugGathering(Gathering):
                 rows.reshape(-1).view(np.uint8)[...] = part.numpy().reshape(-1).view(np.uint8)
         return whole
 
-    def scatter(self, pairs: Iterable[tuple[Any, TensorView]]) -> None:
+    def scatter(self, pairs: Sequence[tuple[Any, TensorView]], uses: DeviceUses | None = None) -> None:
         for guarded in self._guarded:
             guarded.check_guards()
-        super().scatter(pairs)
+        super().scatter(pairs, uses)
 
 
 class Classes(NamedTuple):

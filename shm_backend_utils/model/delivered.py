@@ -79,7 +79,7 @@ def view_of(
     """
     name = tensor.name()
     if not tensor.is_cpu():
-        adopted = arrays.adopt(tensor.to_dlpack())
+        adopted = arrays.adopt_capsule(tensor.to_dlpack())
         return arrays.view(name, adopted, dtypes.from_numpy(np.dtype(adopted.dtype), name), TRITON, writable=False)
     array = backend.input(tensor, dtype)
     found = dtypes.from_numpy(array.dtype, name)

@@ -29,7 +29,6 @@ from typing import Any, Final, NamedTuple
 
 from ..dtypes import BYTES
 from ..errors import ShmError
-from ..memory.cuda.events import Event
 from ..memory.repeater import Repeater
 from ..tensors.view import DIRECT, TRITON
 from .call import Call
@@ -229,7 +228,7 @@ class MeasuredCall(Call):
         super().commit(needs_all=needs_all)
         self._own_s += perf_counter() - begin
 
-    def end(self, events: Sequence[Event] = ()) -> None:
+    def end(self, events: Sequence[int] = ()) -> None:
         begin = perf_counter()
         was_open, counted = self._is_open, self._bytes() if self._is_open else (0, 0)
         super().end(events)

@@ -12,7 +12,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
-from ..errors import ClosedError, ModelError, ShmError
+from ..errors import ClosedError, MachineError, ModelError, ShmError
 from ..memory import reaper
 from ..memory.cuda.memory import CudaAccess
 from ..model_spec import ModelSpec
@@ -23,10 +23,11 @@ from .call import Call
 from .config import Config
 from .context import Context
 from .debug import DEBUGGED, PLAIN
+from .devices.arrays import DeviceArrays
 from .metrics import Metrics
 from .modes import coroutines
 from .modes.batch import BatchCall, batches_of
-from .modes.completion import Completion
+from .modes.completion import complete, complete_by_events
 from .modes.gathering import Buffers
 from .modes.stream import StreamCall, run_stream
 
@@ -47,9 +48,9 @@ class ShmSession:
     config : Config
         What the configuration says of regions.
     cuda : CudaAccess, optional
-        By default CuPy's, loaded when a request uses a GPU first.
-    device : int
-        The instance's GPU.
+        By default NVIDIA's driver, loaded when a request uses a GPU first.
+    device : int, optional
+        The instance's GPU; none if its kind is KIND_CPU. Then copies that have no place yet go to GPU 0.
     version : str
         The model's, for its metrics.
 
@@ -60,11 +61,15 @@ class ShmSession:
     """
 
     def __init__(
-        self, spec: ModelSpec, config: Config, cuda: CudaAccess | None = None, device: int = 0, version: str = ""
+        self,
+        spec: ModelSpec,
+        config: Config,
+        cuda: CudaAccess | None = None,
+        device: int | None = None,
+        version: str = "",
     ) -> None:
         reaper.reap()
-        cuda = cuda or CudaAccess()
-        context = Context.of_session(spec, config, cuda, device)
+        context = Context.of_session(spec, config, cuda or CudaAccess(), device or 0)
         self._context: Context | None = context
         self._name = spec.name
         self._backend = context.backend
@@ -74,7 +79,8 @@ class ShmSession:
         self._new_call: Callable[..., Call] = (
             classes.call if self._metrics is None else partial(classes.measured_call, self._metrics)
         )
-        self._completion = Completion(context.arrays, cuda, by_events=config.gpu_events)
+        self._complete = complete_by_events if config.gpu_events else complete
+        self._is_on_gpu = device is not None
         self._buffers = Buffers(context.pinning)
         self._unclosed = Unclosed(Origin.here("the ShmSession made"), "call close() in finalize()")
 
@@ -102,7 +108,7 @@ class ShmSession:
             The configuration contradicts itself, or has a parameter that means nothing; the message says what to write.
         """
         config = json.loads(args["model_config"])
-        device = int(args["model_instance_device_id"]) if args.get("model_instance_kind") == "GPU" else 0
+        device = int(args["model_instance_device_id"]) if args.get("model_instance_kind") == "GPU" else None
         version = args.get("model_version", "")
         spec = ModelSpec.from_config(config)
         session = cls(spec, Config.from_config(config), cuda, device, version)
@@ -150,7 +156,7 @@ class ShmSession:
                 self._log(error)
                 call.fail(error)
         if waiting:
-            self._completion.complete(waiting)
+            self._complete(waiting, context.arrays)
         return list(map(_responses_of, calls))
 
     async def serve_async(self, requests: Iterable[Any], infer: Callable[[Call], Awaitable[None]]) -> list[Any]:
@@ -172,13 +178,15 @@ class ShmSession:
         context = self._context
         if context is None:
             return self._closed_responses(requests)
+        if self._is_on_gpu:  # the event loop's thread is not the one that initialize() was called in
+            self._make_gpu_current(context)
         calls = [self._new_call(context, request) for request in requests]
         try:
             await asyncio.gather(*[coroutines.serve_one(call, infer, self._fail) for call in calls])
         except asyncio.CancelledError:  # execute is, and all of them are over; but some may wait for a GPU
-            self._responses(calls)
+            self._responses(calls, context.arrays)
             raise
-        return self._responses(calls)
+        return self._responses(calls, context.arrays)
 
     def open(self, request: Any) -> Call:
         """Return one request as a context manager, for code that wants the loop itself.
@@ -244,12 +252,12 @@ class ShmSession:
         for number, batch in enumerate(batches_of(begun, self._fail)):
             gathering = self._classes.gathering(self._buffers, context.arrays, number)
             self._infer_batch(BatchCall(batch, gathering), infer)
-        return self._responses(calls)
+        return self._responses(calls, context.arrays)
 
     def serve_streams(self, requests: Sequence[Any], answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
         """Run ``answer`` on every request of a decoupled model. For ``execute``, which returns nothing then.
 
-        Several requests are served side by side, each in a thread.
+        Several requests are served side by side, each in a thread. Its device is the instance's GPU, if that has one.
 
         Parameters
         ----------
@@ -259,7 +267,8 @@ class ShmSession:
             Takes a :class:`StreamCall`. If it is a generator, what was written is sent at each ``yield``; one whose
             client does not want more is closed.
         """
-        if self._context is None:
+        context = self._context
+        if context is None:
             for request in requests:
                 error = self._backend.error_response(ClosedError("this session"))
                 self._backend.send_last(self._backend.sender(request), error)
@@ -267,7 +276,9 @@ class ShmSession:
         if len(requests) == 1:
             self._serve_stream(requests[0], answer)
             return
-        with concurrent.futures.ThreadPoolExecutor(max(len(requests), 1), "shm stream") as threads:
+        with concurrent.futures.ThreadPoolExecutor(
+            max(len(requests), 1), "shm stream", self._make_gpu_current, (context,)
+        ) as threads:
             for request in requests:
                 threads.submit(self._serve_stream, request, answer)
 
@@ -307,9 +318,8 @@ class ShmSession:
         if context is not None:
             if self._metrics is not None:
                 self._metrics.close()
-            context.close()
             self._buffers.close()
-            self._completion.close()
+            context.close()
 
     def __repr__(self) -> str:
         state = "closed" if vars(self).get("_context") is None else "open"
@@ -333,12 +343,20 @@ class ShmSession:
             except BaseException as error:
                 self._fail(call, error)
 
-    def _responses(self, calls: list[Call]) -> list[Any]:
+    def _responses(self, calls: list[Call], arrays: DeviceArrays) -> list[Any]:
         """Return the responses of calls, when GPUs have done what those need that were committed, but not ended."""
         waiting = [call for call in calls if call.is_open]
         if waiting:
-            self._completion.complete(waiting)
+            self._complete(waiting, arrays)
         return list(map(_responses_of, calls))
+
+    def _make_gpu_current(self, context: Context) -> None:
+        """Make the instance's GPU the calling thread's, if it has one."""
+        if self._is_on_gpu:
+            try:
+                context.arrays.make_current()
+            except MachineError:  # without cuda-bindings no tensor of ours is there, and model.py looks after its own
+                self._is_on_gpu = False
 
     def _open_context(self) -> Context:
         if self._context is None:

@@ -13,10 +13,12 @@ from ..dtypes import BYTES, DType
 from ..errors import BatchSizeError, MissingTensorError, TensorTypeError
 from ..model_spec import ModelSpec, TensorSpec
 from . import layout, results, table
+from .claims import MAX_REGIONS
 from .spans import MAX_TENSORS, InputSpan, OutputSpan, Table
 
 __all__ = [
     "ALIGNMENT",
+    "LENT",
     "AnyInput",
     "CallInput",
     "CallLayout",
@@ -30,6 +32,9 @@ __all__ = [
 ALIGNMENT: Final = 256
 """What ``dlpack.h`` asks of producers."""
 
+LENT: Final = MAX_REGIONS + 1
+"""The region in the spans of inputs that are lent: there is none of that number."""
+
 
 class AnyInput(Protocol):
     """What has the attributes of a :class:`CallInput`."""
@@ -42,6 +47,8 @@ class AnyInput(Protocol):
     def byte_size(self) -> int: ...
     @property
     def device(self) -> int | None: ...
+    @property
+    def is_lent(self) -> bool: ...
 
 
 class CallInput(NamedTuple):
@@ -56,18 +63,22 @@ class CallInput(NamedTuple):
         Of strings: the room to keep for them.
     device : int or None
         The GPU that it is on, by this process' numbers; None for the host.
+    is_lent : bool
+        Whether it is used where it is, in memory of a GPU that the user has.
     """
 
     dtype: DType
     shape: tuple[int, ...]
     byte_size: int
     device: int | None = None
+    is_lent: bool = False
 
 
 class CallLayout(NamedTuple):
     """A call, laid out.
 
-    Region 0 of the spans is the slot's own, on the host; region 1 is on the first of the call's GPUs, and so on.
+    Region 0 of the spans is the slot's own, on the host; region 1 is on the first of the call's GPUs, and so on. Where
+    inputs are that are lent, only who lends them knows: their spans name a region that there is not.
 
     Attributes
     ----------
@@ -82,8 +93,11 @@ class CallLayout(NamedTuple):
     end : int
         Where the last tensor on the host ends, as an offset in the region.
     devices : tuple of int
+        The GPUs on which the call needs memory.
     device_byte_sizes : tuple of int
-        The memory that the call needs on each.
+        How much on each.
+    lent : tuple of str
+        The inputs that are.
     """
 
     table: Table
@@ -93,6 +107,7 @@ class CallLayout(NamedTuple):
     end: int
     devices: tuple[int, ...] = ()
     device_byte_sizes: tuple[int, ...] = ()
+    lent: tuple[str, ...] = ()
 
 
 def aligned(offset: int) -> int:
@@ -130,12 +145,14 @@ def obstacle_in_tensors(spec: ModelSpec) -> str | None:
 def _needed_of_record(spec: ModelSpec) -> int:
     """Return the bytes that a half of a record needs for any call of a model."""
     inputs, outputs = _length(spec.inputs.values()), _length(spec.outputs.values())
-    further = _FURTHER_REGIONS * _CLAIM_LENGTH
+    further = _OWN_REGIONS * _CLAIM_LENGTH + min(len(spec.inputs), _MOST_LENT) * _LENT_CLAIM_LENGTH
     return max(table.HEAD_LENGTH + inputs + outputs, results.results_length(results.NO_RESULTS) + outputs) + further
 
 
-_FURTHER_REGIONS: Final = 5  # as many, and events, always find room: those of four GPUs, and an annex
-_CLAIM_LENGTH: Final = 96
+_OWN_REGIONS: Final = 5  # as many, with events, always find room: those of four GPUs, and an annex
+_CLAIM_LENGTH: Final = 160
+_MOST_LENT: Final = MAX_REGIONS - _OWN_REGIONS  # and as many inputs that are lent
+_LENT_CLAIM_LENGTH: Final = 96
 _LONGEST_NAME: Final = 2**16 - 1
 
 
@@ -274,7 +291,8 @@ def _check_none_is_missing(spec: ModelSpec, inputs: Mapping[str, AnyInput]) -> N
 
 def _with_devices(on_host: CallLayout, inputs: Mapping[str, AnyInput], output_devices: Mapping[str, int]) -> CallLayout:
     """Return the layout with those tensors in it that are on GPUs, behind each other in the memory of each."""
-    given = {name: each.device for name, each in inputs.items() if each.device is not None}
+    lent = tuple([name for name, each in inputs.items() if each.is_lent])
+    given = {name: each.device for name, each in inputs.items() if each.device is not None and not each.is_lent}
     devices = tuple(sorted({*given.values(), *output_devices.values()}))
     ends = dict.fromkeys(devices, 0)
 
@@ -289,6 +307,8 @@ def _with_devices(on_host: CallLayout, inputs: Mapping[str, AnyInput], output_de
             spans[name] = on_host.table.inputs[name]
         elif each.dtype is BYTES:
             raise _strings_on_a_gpu(name)
+        elif each.is_lent:
+            spans[name] = InputSpan(each.dtype, each.shape, LENT, 0, each.byte_size)
         else:
             spans[name] = InputSpan(each.dtype, each.shape, *place(each.device, each.byte_size), each.byte_size)
     rooms = dict(on_host.table.outputs)
@@ -296,7 +316,7 @@ def _with_devices(on_host: CallLayout, inputs: Mapping[str, AnyInput], output_de
         if name in rooms:
             rooms[name] = OutputSpan(*place(device, rooms[name].byte_size), rooms[name].byte_size)
     sizes: Sequence[int] = [max(end, ALIGNMENT) for end in ends.values()]  # CUDA allocates nothing of no size
-    return on_host._replace(table=Table(spans, rooms), devices=devices, device_byte_sizes=tuple(sizes))
+    return on_host._replace(table=Table(spans, rooms), devices=devices, device_byte_sizes=tuple(sizes), lent=lent)
 
 
 def _strings_on_a_gpu(name: str) -> TensorTypeError:

@@ -3,13 +3,14 @@
 ::
 
     0  kind         u8    1 lent, 2 CUDA, 3 named
-    1  reserved     u8    0
+    1  flags        u8    of CUDA memory: 1 if it is lent for this request alone; else 0
     2  slot         u16   of a lent region: the slot that its lender executes in
     4  fence        u16   of CUDA memory: the region whose slot fences it, 0 for the request's own; 0xffff for none
     6  name_length  u16
     8  byte_size    u64   of the whole region; 0 for a named one
    16  secret       16 bytes  a lent region's token; a GPU's UUID
-   32  name         a key; the 64 bytes of a CUDA IPC handle; a registered name; then zeros up to a multiple of 8
+   32  name         a key; the 64 bytes of a CUDA IPC handle, and as many of an event's; a registered name; then zeros
+                    up to a multiple of 8
 
 A claim comes from a peer. What can be checked without opening anything is checked here.
 """
@@ -45,7 +46,8 @@ _NAMED: Final = 3
 _CLAIM: Final = struct.Struct("<BBHHHQ16s")
 _NO_FENCE: Final = 0xFFFF
 _NOTHING: Final = bytes(16)
-_HANDLE_LENGTH: Final = 64  # cudaIpcMemHandle_t
+_HANDLE_LENGTH: Final = 64  # CUipcMemHandle, CUipcEventHandle
+_FOR_ONE_REQUEST: Final = 1
 _MAX_INT64: Final = 2**63 - 1
 _KEY: Final = re.compile(r"shmbu-[0-9a-z-]{1,64}")
 
@@ -81,7 +83,7 @@ class CudaRegionClaim:
     Attributes
     ----------
     handle : bytes
-        The 64 bytes of ``cudaIpcMemHandle_t``. Who knows them could map the memory.
+        The 64 bytes of ``CUipcMemHandle``. Who knows them could map the memory.
     byte_size : int
         Of the allocation, or less.
     device_uuid : str
@@ -89,12 +91,20 @@ class CudaRegionClaim:
     fence : int or None
         Which region's slot fences this memory too: 0 for the request's own, or the number of a lent one. None if
         nothing does.
+    event : bytes
+        The 64 bytes of ``CUipcEventHandle``: an event of the client's, by which the model may say that the GPU is
+        still at work here when it answers. Empty if there is none.
+    is_for_one_request : bool
+        Whether the memory is lent for this request alone: the model borrows the slot that fences it, unmaps the
+        memory before it answers, and gives the slot back when it has.
     """
 
     handle: bytes
     byte_size: int
     device_uuid: str
     fence: int | None
+    event: bytes = b""
+    is_for_one_request: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +137,9 @@ def encode_claim(claim: RegionClaim) -> bytes:
         return _CLAIM.pack(_LENT, 0, claim.slot, _NO_FENCE, len(name), claim.byte_size, token) + padded(name)
     if isinstance(claim, CudaRegionClaim):
         fence, uuid = _NO_FENCE if claim.fence is None else claim.fence, bytes.fromhex(claim.device_uuid)
-        return _CLAIM.pack(_CUDA, 0, 0, fence, _HANDLE_LENGTH, claim.byte_size, uuid) + claim.handle
+        handles = claim.handle + claim.event
+        flags = _FOR_ONE_REQUEST if claim.is_for_one_request else 0
+        return _CLAIM.pack(_CUDA, flags, 0, fence, len(handles), claim.byte_size, uuid) + handles
     name = claim.name.encode()
     return _CLAIM.pack(_NAMED, 0, 0, _NO_FENCE, len(name), 0, _NOTHING) + padded(name)
 
@@ -161,14 +173,14 @@ def decode_claims(data: bytes, begin: int, end: int, count: int) -> tuple[tuple[
         field = f"regions[{index + 1}]"
         if begin + _CLAIM.size > end:
             raise TableError(field, "the table's end", "a region")
-        kind, reserved, slot, fence, length, byte_size, secret = _CLAIM.unpack_from(data, begin)
+        kind, flags, slot, fence, length, byte_size, secret = _CLAIM.unpack_from(data, begin)
         name = data[begin + _CLAIM.size : begin + _CLAIM.size + length]
         begin += _CLAIM.size + length + -length % 8
         if begin > end:
             raise TableError(f"{field}.name_length", str(length), "a name inside the table")
-        if reserved:
-            raise TableError(f"{field}.reserved", str(reserved), "0")
-        claims.append(_claim(field, kind, slot, fence, byte_size, secret, name))
+        if flags and (flags != _FOR_ONE_REQUEST or kind != _CUDA):
+            raise TableError(f"{field}.flags", str(flags), "0, or 1 where CUDA memory is lent for this request alone")
+        claims.append(_claim(field, kind, flags, slot, fence, byte_size, secret, name))
     found = tuple(claims)
     check_are_different(found)
     for index, claim in enumerate(found):
@@ -177,7 +189,9 @@ def decode_claims(data: bytes, begin: int, end: int, count: int) -> tuple[tuple[
     return found, begin
 
 
-def _claim(field: str, kind: int, slot: int, fence: int, byte_size: int, secret: bytes, name: bytes) -> RegionClaim:
+def _claim(
+    field: str, kind: int, flags: int, slot: int, fence: int, byte_size: int, secret: bytes, name: bytes
+) -> RegionClaim:
     if kind == _NAMED:
         return NamedRegionClaim(_text(field, name))
     if kind not in (_LENT, _CUDA):
@@ -185,9 +199,15 @@ def _claim(field: str, kind: int, slot: int, fence: int, byte_size: int, secret:
     if not 1 <= byte_size <= _MAX_INT64:
         raise TableError(f"{field}.byte_size", str(byte_size), "a size from 1 to 2^63 - 1")
     if kind == _CUDA:
-        if len(name) != _HANDLE_LENGTH:
-            raise TableError(f"{field}.name_length", str(len(name)), f"{_HANDLE_LENGTH}, as a CUDA IPC handle has")
-        return CudaRegionClaim(name, byte_size, secret.hex(), None if fence == _NO_FENCE else fence)
+        if len(name) not in (_HANDLE_LENGTH, 2 * _HANDLE_LENGTH):
+            expected = f"{_HANDLE_LENGTH}, as a CUDA IPC handle has, or {2 * _HANDLE_LENGTH} with that of an event"
+            raise TableError(f"{field}.name_length", str(len(name)), expected)
+        if flags and fence == _NO_FENCE:
+            raise TableError(f"{field}.fence", str(fence), "the slot that fences what is lent for this request alone")
+        handle, event = name[:_HANDLE_LENGTH], name[_HANDLE_LENGTH:]
+        return CudaRegionClaim(
+            handle, byte_size, secret.hex(), None if fence == _NO_FENCE else fence, event, bool(flags)
+        )
     key = _text(field, name)
     if not _KEY.fullmatch(key):
         raise TableError(f"{field}.name", "other text", "the key of a managed region")

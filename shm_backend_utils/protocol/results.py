@@ -8,7 +8,8 @@
    20  output_count  u16
    22  event_count   u16
    24  outputs: tensors, as in a table; flags 1 for one that found no room and is in the response
-       events: the GPU's UUID, 16 bytes, and the 64 bytes of a cudaIpcEventHandle_t
+       events: a u16 each, the number of a further region whose event stands for what a GPU has still to do there; then
+       zeros up to a multiple of 8
 
 Strings that found no room are in the response as bytes, in the form that they have in memory.
 """
@@ -22,47 +23,28 @@ from typing import Final, NamedTuple
 
 from ..dtypes import DType
 from ..errors import PeerError
-from .claims import MAX_REGIONS
-from .spans import MAX_TENSORS
+from .claims import MAX_REGIONS, padded
+from .spans import MAX_TENSORS, brief
 from .table import BY_NUMBER, MAX_RANK, NUMBERS, PADDING, SHAPES, TENSOR, check_element_count, check_shape
 
 __all__ = [
     "NO_RESULTS",
-    "Event",
     "OutputPlace",
     "Results",
     "broken_results",
     "decode",
     "encode",
-    "events_in",
     "results_length",
     "unused_memory",
 ]
 
 _STAMPS: Final = struct.Struct("<QQ")
 _HEAD: Final = struct.Struct("<IHH")
-_EVENT: Final = struct.Struct("<16s64s")
 _IN_RESPONSE: Final = 1
 _OUTPUTS: Final = tuple(struct.Struct(f"{TENSOR.format}{rank}Q") for rank in range(MAX_RANK + 1))
 _BEGIN: Final = _STAMPS.size + _HEAD.size
-_ANY_REGIONS: Final = (2**64,) * (1 + MAX_REGIONS)
 NO_RESULTS: Final = bytes(_HEAD.size)
 """The results of a call that failed."""
-
-
-class Event(NamedTuple):
-    """A CUDA event as other processes know it.
-
-    Attributes
-    ----------
-    device_uuid : str
-        The GPU that it is on: 32 lowercase hexadecimal digits.
-    handle : bytes
-        64 bytes, CUDA's ``cudaIpcEventHandle_t``.
-    """
-
-    device_uuid: str
-    handle: bytes
 
 
 class OutputPlace(NamedTuple):
@@ -97,32 +79,32 @@ class Results(NamedTuple):
     ----------
     outputs : tuple of OutputPlace
         None, if the model failed.
-    events : tuple of Event
-        They tell when the outputs are complete.
+    events : tuple of int
+        Further regions by their numbers, from 1: the event in the claim of each tells when what a GPU has still to do
+        there is done.
     completed : int
         Whose results these are: the generation that was finished last.
     """
 
     outputs: tuple[OutputPlace, ...]
-    events: tuple[Event, ...]
+    events: tuple[int, ...]
     completed: int = 0
 
 
-def encode(outputs: Iterable[OutputPlace], events: Iterable[Event] = ()) -> bytes:
+def encode(outputs: Iterable[OutputPlace], events: Sequence[int] = ()) -> bytes:
     """Return results in their binary form, without the stamps in front of them."""
     pieces: list[bytes] = []
-    output_count = event_count = 0
+    output_count = 0
     for name, dtype, shape, region, offset, byte_size, is_in_response in outputs:
         text = name.encode()
         rank, length = len(shape), len(text)
         head = offset, byte_size, region, NUMBERS[dtype.name], rank, length, is_in_response
         pieces += (_OUTPUTS[rank].pack(*head, *shape), text, PADDING[-length % 8])
         output_count += 1
-    for event in events:
-        pieces.append(_EVENT.pack(bytes.fromhex(event.device_uuid), event.handle))
-        event_count += 1
+    if events:
+        pieces.append(padded(struct.pack(f"<{len(events)}H", *events)))
     body = b"".join(pieces)
-    return _HEAD.pack(_BEGIN + len(body), output_count, event_count) + body
+    return _HEAD.pack(_BEGIN + len(body), output_count, len(events)) + body
 
 
 def results_length(results: bytes) -> int:
@@ -180,10 +162,10 @@ def decode(  # noqa: PLR0912  # one function for the loop: the client is called 
                 if dtype.itemsize and offset % dtype.itemsize:
                     raise ValueError(f"an output of {dtype.name} at offset {offset}")
             outputs[name] = OutputPlace(name, dtype, shape, region, offset, byte_size, flags == _IN_RESPONSE)
-        events: tuple[Event, ...] = ()
+        events: tuple[int, ...] = ()
         if event_count:
-            events = tuple([_event(*_EVENT.unpack_from(data, at + _EVENT.size * n)) for n in range(event_count)])
-            at += _EVENT.size * event_count
+            events = _events(data, at, event_count, len(byte_sizes))
+            at += (2 * event_count + 7) // 8 * 8
         if at != length:
             raise ValueError(f"{at} bytes where their length says {length}")
         if "" in outputs or len(outputs) != output_count:
@@ -197,19 +179,20 @@ def decode(  # noqa: PLR0912  # one function for the loop: the client is called 
     return Results(tuple(outputs.values()), events, completed)
 
 
-def events_in(data: bytes) -> tuple[Event, ...]:
-    """Return the events of results, wherever the outputs lie: the request's regions may be others by now.
+def _events(data: bytes, begin: int, count: int, region_count: int) -> tuple[int, ...]:
+    """Return the numbers of the regions whose events there are.
 
     Raises
     ------
-    PeerError
-        They break the protocol.
+    ValueError
+        There is no such region, or it is named twice.
+    struct.error
+        They end too early.
     """
-    return decode(data, _ANY_REGIONS).events
-
-
-def _event(uuid: bytes, handle: bytes) -> Event:
-    return Event(uuid.hex(), handle)
+    events: tuple[int, ...] = struct.unpack_from(f"<{count}H", data, begin)
+    if min(events) < 1 or max(events) >= region_count or len(set(events)) != count:
+        raise ValueError(f"events of regions {brief(str(events))}, of which {region_count - 1} are there")
+    return events
 
 
 def broken_results(found: object) -> PeerError:

@@ -8,9 +8,8 @@ import numpy.typing as npt
 
 from ..dtypes import DType
 from ..errors import DeviceMemoryError
-from ..memory.cuda.runtime import CudaRuntime
-from . import dlpack
 from .attributes import BufferAttributes, MemoryType
+from .device_array import DeviceArray
 from .view import TensorView
 
 __all__ = ["DeviceView"]
@@ -19,7 +18,8 @@ __all__ = ["DeviceView"]
 class DeviceView(TensorView):
     """A tensor on a GPU, where it lies: a view, never a copy.
 
-    What is launched on ``call.stream``, which is the thread's current stream, is finished before the response leaves.
+    Its :attr:`array` is a :class:`DeviceArray`, which every array library with DLPack or CUDA's array interface takes,
+    as it takes the view itself.
 
     Attributes
     ----------
@@ -27,30 +27,17 @@ class DeviceView(TensorView):
         This process' number of the GPU.
     """
 
-    __slots__ = ("_handle", "_runtime", "_writable", "device")
+    __slots__ = ("_handle", "device")
 
-    def __init__(
-        self,
-        name: str,
-        array: Any,
-        dtype: DType,
-        path: str,
-        runtime: CudaRuntime,
-        device: int,
-        *,
-        writable: bool,
-        handle: bytes | None = None,
-    ) -> None:
+    def __init__(self, name: str, array: DeviceArray, dtype: DType, path: str, *, handle: bytes | None = None) -> None:
         super().__init__(name, array, dtype, path, MemoryType.GPU)
-        self.device = device
-        self._runtime = runtime
-        self._writable = writable
+        self.device = array.device
         self._handle = handle
 
     @property
     def writable(self) -> bool:
-        """Whether arrays made from this view may be written to. Inputs may not, which CuPy cannot enforce."""
-        return self._writable
+        """Whether arrays made from this view may be written to. Inputs may not, which no library enforces on GPUs."""
+        return not self._array.is_read_only
 
     @property
     def attributes(self) -> BufferAttributes:
@@ -66,25 +53,27 @@ class DeviceView(TensorView):
             Always.
         """
         raise DeviceMemoryError(
-            f"tensor {self.name!r} is in memory of GPU {self.device}, which NumPy cannot read; use .cupy() for a view, "
-            "or call.to_host(view) for a copy"
+            f"tensor {self.name!r} is in memory of GPU {self.device}, which NumPy cannot read; take it with a library "
+            "for GPUs, for example by torch.from_dlpack(view) or .cupy(), or call.to_host(view) for a copy"
         )
 
     def cupy(self) -> Any:
-        """Return the tensor as a C-contiguous array of CuPy over this very memory."""
-        return self._array
+        """Return the tensor as a C-contiguous array of CuPy over this very memory; see :meth:`DeviceArray.cupy`."""
+        return self._array.cupy()
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return ``(kDLCUDA, device)``."""
-        return dlpack.CUDA, self.device
+        device: tuple[int, int] = self._array.__dlpack_device__()
+        return device
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The memory by CUDA's array interface, version 3; see :attr:`DeviceArray.__cuda_array_interface__`."""
+        interface: dict[str, Any] = self._array.__cuda_array_interface__
+        return interface
 
     def __repr__(self) -> str:
         return f"<DeviceView {self.name!r} {self.triton_dtype} {list(self.shape)} GPU {self.device} path={self.path}>"
 
     def _capsule(self, stream: object, max_version: tuple[int, int] | None) -> Any:
-        if stream is not None and (type(stream) is not int or stream < -1 or stream == 0):
-            raise BufferError(
-                f"stream {stream!r} is none of CUDA's; expected 1 (legacy default), 2 (per-thread default), a "
-                "cudaStream_t above 2, or -1 for no synchronization"
-            )
-        return self._runtime.capsule(self._array, stream, max_version)
+        return self._array.__dlpack__(stream=stream, max_version=max_version)

@@ -10,7 +10,6 @@ owns the tensor, and calls its deleter when it is done.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -19,7 +18,20 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..dtypes import DType
+from .dlpack_structures import (
+    NAME_USED,
+    NUMPY_MAKES_VERSIONED,
+    VERSION,
+    Consumed,
+    ForeignMemory,
+    byte_strides,
+    c_strides,
+    dtype_of,
+    managed_tensor,
+    rename_capsule,
+    straighten,
+    tensor_in,
+)
 
 __all__ = ["CPU_DEVICE", "CUDA", "ON_GPU", "array_of", "consume", "export", "mark_used", "read", "writable_alias"]
 
@@ -31,80 +43,6 @@ CUDA: Final = 2
 
 ON_GPU: Final = frozenset({CUDA, 13})
 """What CUDA can copy from: ``kDLCUDA``, and ``kDLCUDAManaged``, which is unified memory."""
-
-_NAME: Final = b"dltensor"
-_NAME_USED: Final = b"used_dltensor"
-_NAME_VERSIONED: Final = b"dltensor_versioned"
-_VERSIONED: Final = (1, 0)
-_NUMPY_MAKES_VERSIONED: Final = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
-
-
-class _Device(ctypes.Structure):
-    _fields_ = (("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32))
-
-
-class _DataType(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", _Device),
-        ("ndim", ctypes.c_int32),
-        ("dtype", _DataType),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class _VersionedTensor(ctypes.Structure):
-    _fields_ = (
-        ("version", ctypes.c_uint32 * 2),
-        ("manager_ctx", ctypes.c_void_p),
-        ("deleter", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
-    )
-
-
-class _ManagedTensor(ctypes.Structure):
-    _fields_ = (
-        ("tensor", _Tensor),
-        ("manager_ctx", ctypes.c_void_p),
-        ("deleter", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
-    )
-
-
-_capsule_is_valid: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_IsValid", ctypes.pythonapi)
-)
-_capsule_get_pointer: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-_capsule_set_name: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_SetName", ctypes.pythonapi)
-)
-
-
-class _Memory:
-    """Memory that belongs to ``owner``, in the words of NumPy's array interface."""
-
-    def __init__(self, owner: object, interface: dict[str, Any]) -> None:
-        self.owner = owner
-        self.__array_interface__ = {"version": 3, **interface}
-
-
-class _Consumed:
-    """A tensor that was taken over from a capsule; calls its deleter when it dies."""
-
-    def __init__(self, managed: _ManagedTensor) -> None:
-        self._managed = managed
-
-    def __del__(self) -> None:
-        if self._managed.deleter:
-            self._managed.deleter(ctypes.addressof(self._managed))
 
 
 def export(array: npt.NDArray[Any], max_version: tuple[int, int] | None = None) -> object:
@@ -120,17 +58,17 @@ def export(array: npt.NDArray[Any], max_version: tuple[int, int] | None = None) 
     """
     is_bf16 = array.dtype == dtypes.BF16.numpy
     known = array.view(np.uint16) if is_bf16 else array  # what NumPy takes as one of its own, or as nothing at all
-    asks_for_versioned = max_version is not None and max_version >= _VERSIONED
-    if asks_for_versioned and _NUMPY_MAKES_VERSIONED:
-        capsule = known.__dlpack__(max_version=_VERSIONED)
+    asks_for_versioned = max_version is not None and max_version >= VERSION
+    if asks_for_versioned and NUMPY_MAKES_VERSIONED:
+        capsule = known.__dlpack__(max_version=VERSION)
     elif asks_for_versioned:
         capsule = writable_alias(known).__dlpack__()
     else:
         capsule = known.__dlpack__()
     if is_bf16:
-        _tensor_in(capsule).dtype.code = dtypes.BF16.dlpack_code
-    if array.strides != _c_strides(array.shape, array.itemsize) and array.flags.c_contiguous:
-        _straighten(capsule)
+        tensor_in(capsule).dtype.code = dtypes.BF16.dlpack_code
+    if array.strides != c_strides(array.shape, array.itemsize) and array.flags.c_contiguous:
+        straighten(tensor_in(capsule))
     return capsule
 
 
@@ -140,34 +78,12 @@ def writable_alias(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array
     interface = dict(array.__array_interface__)
     interface["data"] = (interface["data"][0], False)
-    return np.asarray(_Memory(array, interface)).view(array.dtype)
-
-
-def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    strides = []
-    for size in reversed(shape):
-        strides.append(itemsize)
-        itemsize *= size
-    return tuple(reversed(strides))
-
-
-def _straighten(capsule: object) -> None:
-    """Write the strides of C order into a capsule over a C-contiguous array.
-
-    NumPy leaves them at anything where a dimension is 0 or 1, and they do not matter. To some consumers they do.
-    """
-    tensor = _tensor_in(capsule)
-    if not tensor.strides:
-        return
-    stride = 1
-    for axis in reversed(range(tensor.ndim)):
-        tensor.strides[axis] = stride
-        stride *= tensor.shape[axis]
+    return np.asarray(ForeignMemory(array, interface)).view(array.dtype)
 
 
 def mark_used(capsule: object) -> None:
     """Give a capsule the name that says that it was consumed, for a consumer that has given it a name of its own."""
-    _capsule_set_name(capsule, _NAME_USED)
+    rename_capsule(capsule, NAME_USED)
 
 
 class _Lender:
@@ -223,49 +139,20 @@ def consume(capsule: object) -> npt.NDArray[Any]:
     TypeError
         It is no such capsule, or of a data type that has no counterpart in :mod:`shm_backend_utils.dtypes`.
     """
-    managed = _managed_tensor(capsule)
+    managed = managed_tensor(capsule)
     tensor = managed.tensor
     if tensor.device.device_type != CPU_DEVICE[0]:
         raise TypeError(f"expected CPU memory (device type 1), found device type {tensor.device.device_type}")
-    dtype = _dtype_of(tensor)
+    dtype = dtype_of(tensor)
     shape = tuple(tensor.shape[: tensor.ndim])
-    _capsule_set_name(capsule, _NAME_USED)
-    consumed = _Consumed(managed)
+    rename_capsule(capsule, NAME_USED)
+    consumed = Consumed(managed)
     if math.prod(shape) == 0:
         return np.empty(shape, dtype.numpy)  # there is nothing to view, and maybe not even an address
     interface = {
         "shape": shape,
         "typestr": dtype.numpy.str,  # of BF16 nothing but its size
         "data": ((tensor.data or 0) + tensor.byte_offset, False),
-        "strides": _byte_strides(tensor, dtype.itemsize),
+        "strides": byte_strides(tensor, dtype.itemsize),
     }
-    return np.asarray(_Memory(consumed, interface)).view(dtype.numpy)
-
-
-def _tensor_in(capsule: object) -> _Tensor:
-    if _capsule_is_valid(capsule, _NAME_VERSIONED):
-        versioned = _VersionedTensor.from_address(_capsule_get_pointer(capsule, _NAME_VERSIONED))
-        tensor: _Tensor = versioned.tensor
-    else:
-        tensor = _managed_tensor(capsule).tensor
-    return tensor
-
-
-def _managed_tensor(capsule: object) -> _ManagedTensor:
-    if type(capsule).__name__ != "PyCapsule" or not _capsule_is_valid(capsule, _NAME):
-        raise TypeError(f"expected an unused DLPack capsule 'dltensor', found {capsule!r}")
-    return _ManagedTensor.from_address(_capsule_get_pointer(capsule, _NAME))
-
-
-def _dtype_of(tensor: _Tensor) -> DType:
-    code, bits, lanes = tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes
-    for dtype in dtypes.BY_NAME.values():
-        if (dtype.dlpack_code, dtype.dlpack_bits, 1) == (code, bits, lanes):
-            return dtype
-    raise TypeError(f"DLPack type code {code} with {bits} bits and {lanes} lanes has no counterpart in Triton")
-
-
-def _byte_strides(tensor: _Tensor, itemsize: int) -> tuple[int, ...] | None:
-    if not tensor.strides:
-        return None
-    return tuple(stride * itemsize for stride in tensor.strides[: tensor.ndim])
+    return np.asarray(ForeignMemory(consumed, interface)).view(dtype.numpy)

@@ -44,7 +44,7 @@ class TensorView:
     def __init__(
         self,
         name: str,
-        array: npt.NDArray[Any],
+        array: Any,
         dtype: DType,
         path: str,
         memory_type: MemoryType = MemoryType.CPU,
@@ -138,8 +138,7 @@ class TensorView:
         ----------
         stream : int, optional
             The consumer's, for a tensor on a GPU: 1 or None is the legacy default stream, 2 the per-thread one, above
-            that a ``cudaStream_t``; -1 if nobody shall wait. What is on the current stream now is done before what the
-            consumer puts on its stream later; the host does not wait.
+            that a ``cudaStream_t``; -1 if nobody shall wait. See :meth:`.DeviceArray.__dlpack__`.
         max_version, dl_device, copy
             As the standard says.
 
@@ -147,8 +146,9 @@ class TensorView:
         ------
         BufferError
             The consumer asks for a copy, for another device, or for a stream that the device does not have; or the view
-            is read-only, which the unversioned capsule that it asks for cannot say. One that asks for a versioned
-            capsule gets it, or from NumPy before 2.1, which makes none, an unversioned one all the same.
+            is of host memory and read-only, which the unversioned capsule that it asks for cannot say. One that asks
+            for a versioned capsule gets it, or from NumPy before 2.1, which makes none, an unversioned one all the
+            same.
         """
         here = self.__dlpack_device__()
         if dl_device not in (None, here):

@@ -18,7 +18,7 @@ from shm_backend_utils.protocol.claims import (
     RegionClaim,
     claimed_size,
 )
-from shm_backend_utils.protocol.results import Event, OutputPlace, Results
+from shm_backend_utils.protocol.results import OutputPlace, Results
 from shm_backend_utils.protocol.spans import MAX_FRAMES, InputSpan, OutputSpan, Ring, Table
 
 __all__ = ["MAX_GENERATION", "Sample", "check_table", "random_results", "random_table", "record_of", "results_record"]
@@ -90,7 +90,8 @@ def random_results(rng: random.Random) -> tuple[Results, list[int]]:
         else:
             offset = rng.randint(0, room) // (dtype.itemsize or 1) * (dtype.itemsize or 1)
             outputs.append(OutputPlace(name, dtype, shape, region, offset, nbytes, is_in_response=False))
-    events = [Event(rng.randbytes(16).hex(), rng.randbytes(64)) for _ in range(rng.choice([0, 0, 0, 1, 2]))]
+    further = range(1, len(byte_sizes))
+    events = rng.sample(further, min(len(further), rng.choice([0, 0, 0, 1, 2])))
     return Results(tuple(outputs), tuple(events)), byte_sizes
 
 
@@ -152,7 +153,13 @@ def _random_regions(rng: random.Random) -> tuple[RegionClaim, ...]:
         elif kind == "cuda":
             lent = [index for index, each in enumerate(regions, 1) if isinstance(each, LentRegionClaim)]
             fence = rng.choice([None, 0, *lent])
-            regions.append(CudaRegionClaim(bytes([number]) + rng.randbytes(63), size, rng.randbytes(16).hex(), fence))
+            handle, uuid, event = (
+                bytes([number]) + rng.randbytes(63),
+                rng.randbytes(16).hex(),
+                rng.choice([b"", bytes(64)]),
+            )
+            is_lent = fence is not None and rng.random() < 0.3
+            regions.append(CudaRegionClaim(handle, size, uuid, fence, event, is_lent))
         else:
             regions.append(NamedRegionClaim(f"region {number} é"))
     return tuple(regions)

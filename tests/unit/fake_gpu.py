@@ -1,63 +1,81 @@
-"""What tests need around a fake GPU."""
+"""What tests need around GPUs that do not exist: NVIDIA's bindings on the fake driver."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import subprocess
-import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
-from shm_backend_utils.memory.cuda.runtime import CudaError
-from shm_backend_utils.testing.fake_cuda.memory import KEY_PREFIX
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, LiveCounts
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime, whole_blocks
+from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
 
 __all__ = [
+    "BLOCK",
     "BYTES",
+    "CLIENT",
+    "DRIVER",
     "INTEGERS",
-    "INVALID_HANDLE",
-    "INVALID_VALUE",
+    "MODEL",
+    "PATIENCE_S",
     "SIZE",
-    "bytes_at",
+    "array_on",
+    "content",
     "fails_by",
-    "in_another_thread",
-    "numbers",
-    "objects_of",
-    "run_python",
+    "held_back",
+    "kernel",
+    "left_of",
     "runtime_that_gives_all_back",
+    "stream_on",
     "that_nobody_loads",
+    "wait_until",
 ]
 
+DRIVER: Final = FakeDriver.load()
+MODEL: Final = 0
+CLIENT: Final = 1
+"""Virtual processes: objects of one are to the other what those of another process are."""
 SIZE: Final = 1000
+BLOCK: Final = whole_blocks(SIZE)
 BYTES: Final = np.dtype(np.uint8)
 INTEGERS: Final = np.dtype(np.int32)
-INVALID_VALUE: Final = "cudaErrorInvalidValue"
-INVALID_HANDLE: Final = "cudaErrorInvalidResourceHandle"
+PATIENCE_S: Final = 20.0
+
+
+def left_of(process: int) -> LiveCounts:
+    """Return what a virtual process has not given back, but for idle streams, of which a session keeps a few."""
+    return DRIVER.live(process)._replace(streams=0)
 
 
 @contextlib.contextmanager
-def runtime_that_gives_all_back() -> Iterator[FakeCuda]:
-    cuda = FakeCuda()
-    yield cuda
-    if cuda.live != LiveCounts():
-        gc.collect()  # what only waits for the collector is no leak
-    assert cuda.live == LiveCounts()
+def runtime_that_gives_all_back(process: int = MODEL) -> Iterator[CudaRuntime]:
+    """Give the CUDA of a virtual process, in which nothing is left at the end, and nothing undefined was done."""
+    DRIVER.forget()
+    before = left_of(process)
+    runtime = DRIVER.runtime(process)
+    yield runtime
+    gc.collect()  # what only waits for the collector is no leak
+    wait_until(lambda: not runtime.retired.collect())
+    assert left_of(process) == before
+    assert DRIVER.violations() == []
 
 
 @contextlib.contextmanager
-def that_nobody_loads(cuda: FakeCuda) -> Iterator[CudaAccess]:
-    loaded: list[FakeCuda] = []
+def that_nobody_loads(runtime: CudaRuntime) -> Iterator[CudaAccess]:
+    loaded: list[CudaRuntime] = []
 
-    def load() -> FakeCuda:
-        loaded.append(cuda)
-        return cuda
+    def load() -> CudaRuntime:
+        loaded.append(runtime)
+        return runtime
 
     yield CudaAccess(load)
     assert loaded == []
@@ -71,27 +89,67 @@ def fails_by(name: str) -> Iterator[None]:
     assert f"failed with {name}: " in str(caught.value)
 
 
-def objects_of(pid: int) -> list[str]:
-    """Return the names of all memory of a process' fake GPUs."""
-    return [path.name for path in Path("/dev/shm").glob(f"{KEY_PREFIX}{pid}-*")]
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
-def bytes_at(cuda: FakeCuda, address: int, length: int = SIZE, device: int = 0) -> FakeDeviceArray:
-    return cuda.array(address, (length,), BYTES, device, None)
+@contextlib.contextmanager
+def stream_on(runtime: CudaRuntime, device: int = 0) -> Iterator[int]:
+    """Give a user's own stream."""
+    stream = runtime.create_stream(device)
+    yield stream
+    runtime.synchronize_stream(stream, device)
+    runtime.destroy_stream(stream, device)
 
 
-def numbers(cuda: FakeCuda, *shape: int) -> FakeDeviceArray:
-    """Return 0, 1, 2 … on the current device, with nothing left to wait for."""
-    array = cuda.empty(shape, INTEGERS)
-    array.peek()[...] = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+def content(array: Any, offset: int = 0) -> npt.NDArray[Any]:
+    """Return the memory of an array on a GPU as it is now, whatever is on streams."""
+    return DRIVER.memory(array.address + offset, array.shape, array.dtype)
+
+
+class _Owned:
+    """Memory that a test has allocated, freed with its last array."""
+
+    def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
+        self.address = runtime.allocate(byte_size, device)
+        self._runtime = runtime
+        self._device = device
+
+    def __del__(self) -> None:
+        self._runtime.retired.add(self._device, lambda: self._runtime.free(self.address, self._device))
+
+
+def array_on(runtime: CudaRuntime, values: npt.ArrayLike, device: int = 0, dtype: Any = np.float32) -> DeviceArray:
+    """Return an array on a GPU with these values, with nothing left to wait for."""
+    given = np.asarray(values, dtype)
+    owned = _Owned(runtime, max(given.nbytes, 1), device)
+    array = DeviceArray(runtime, owned.address, given.shape, given.dtype, device, owned)
+    content(array)[...] = given
     return array
 
 
-def in_another_thread(work: Callable[[], Any]) -> Any:
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result()
+def kernel(
+    stream: int, function: Callable[..., object], *arrays: Any, process: int = MODEL, late_s: float = 0.01
+) -> None:
+    """Put a function of the arrays' memory on a stream; it begins late, as on a busy GPU."""
+    memories = [content(array) for array in arrays]
+
+    def run() -> None:
+        time.sleep(late_s)
+        function(*memories)
+
+    DRIVER.launch(stream, run, process)
 
 
-def run_python(program: str) -> subprocess.CompletedProcess[str]:
-    begin = "import os, signal, sys\nfrom shm_backend_utils.testing.fake_cuda.runtime import *\n"
-    return subprocess.run([sys.executable, "-c", begin + program], capture_output=True, text=True, check=False)
+@contextlib.contextmanager
+def held_back(stream: int, process: int = MODEL) -> Iterator[threading.Event]:
+    """Put work on a stream that takes until the event is set, at the latest until the end of the block."""
+    finish = threading.Event()
+    DRIVER.launch(stream, lambda: finish.wait(PATIENCE_S), process)
+    try:
+        yield finish
+    finally:
+        finish.set()

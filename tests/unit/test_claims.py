@@ -24,17 +24,19 @@ UUID = "fedcba9876543210" * 2
 HANDLE = bytes(range(64))
 LENT = LentRegionClaim(KEY, 12288, TOKEN, 2)
 CUDA = CudaRegionClaim(HANDLE, 4096, UUID, 0)
+WITH_EVENT = CudaRegionClaim(bytes(64), 4096, UUID, 0, HANDLE)
+FOR_ONE_REQUEST = CudaRegionClaim(HANDLE[1:] + b"x", 4096, UUID, 0, b"", True)
 UNFENCED = CudaRegionClaim(HANDLE[::-1], 2**63 - 1, UUID, None)
 NAMED = NamedRegionClaim("weights é")
 NO_FENCE = 0xFFFF
 
 
 def claim(
-    kind: int, name: bytes, *, slot: int = 0, fence: int = NO_FENCE, size: int = 1, reserved: int = 0, length: int = -1
+    kind: int, name: bytes, *, slot: int = 0, fence: int = NO_FENCE, size: int = 1, flags: int = 0, length: int = -1
 ) -> bytes:
     """Return a region byte by byte as it is drawn."""
     length = len(name) if length < 0 else length
-    head = struct.pack("<BBHHHQ", kind, reserved, slot, fence, length, size)
+    head = struct.pack("<BBHHHQ", kind, flags, slot, fence, length, size)
     return head + bytes.fromhex(TOKEN) + name.ljust(-(-len(name) // 8) * 8, b"\0")
 
 
@@ -60,7 +62,9 @@ def refusal(data: bytes, count: int = 1) -> TableError:
 
 
 @pytest.mark.parametrize(
-    "claims", [(), (LENT,), (NAMED,), (UNFENCED,), (LENT, CUDA), (NAMED, LENT, UNFENCED, CUDA)], ids=str
+    "claims",
+    [(), (LENT,), (NAMED,), (UNFENCED,), (LENT, CUDA), (NAMED, LENT, UNFENCED, CUDA), (FOR_ONE_REQUEST, WITH_EVENT)],
+    ids=str,
 )
 def test_what_is_written_is_read(claims: tuple[RegionClaim, ...]) -> None:
     assert decoded(encoded(*claims), len(claims)) == claims
@@ -69,6 +73,10 @@ def test_what_is_written_is_read(claims: tuple[RegionClaim, ...]) -> None:
 def test_regions_lie_byte_by_byte_as_they_are_drawn() -> None:
     assert encode_claim(LENT) == claim(1, KEY.encode(), slot=2, size=12288)
     assert encode_claim(CUDA) == claim(2, HANDLE, fence=0, size=4096).replace(bytes.fromhex(TOKEN), bytes.fromhex(UUID))
+    event = claim(2, bytes(64) + HANDLE, fence=0, size=4096)
+    assert encode_claim(WITH_EVENT) == event.replace(bytes.fromhex(TOKEN), bytes.fromhex(UUID))
+    lent = claim(2, FOR_ONE_REQUEST.handle, flags=1, fence=0, size=4096)
+    assert encode_claim(FOR_ONE_REQUEST) == lent.replace(bytes.fromhex(TOKEN), bytes.fromhex(UUID))
     assert encode_claim(NAMED) == claim(3, NAMED.name.encode(), size=0).replace(bytes.fromhex(TOKEN), bytes(16))
 
 
@@ -110,7 +118,7 @@ def test_what_is_no_name_is_refused(kind: int, name: bytes) -> None:
     assert refusal(claim(kind, name)).field == "regions[1].name"
 
 
-@pytest.mark.parametrize("length", [0, 1, 63, 65, 128])
+@pytest.mark.parametrize("length", [0, 1, 63, 65, 127, 129, 192])
 def test_what_is_no_handle_is_refused(length: int) -> None:
     assert refusal(claim(2, bytes(length))).field == "regions[1].name_length"
 
@@ -151,5 +159,27 @@ def test_a_name_that_is_longer_than_the_table_is_refused() -> None:
     assert refusal(claim(3, b"weights", length=65535)).field == "regions[1].name_length"
 
 
-def test_reserved_bytes_are_zero() -> None:
-    assert refusal(claim(3, b"weights", reserved=1)).field == "regions[1].reserved"
+@pytest.mark.parametrize("name", [KEY.encode(), b"weights"])
+def test_only_gpu_memory_is_lent_for_one_request(name: bytes) -> None:
+    kind = 1 if name == KEY.encode() else 3
+    assert refusal(claim(kind, name, flags=1)).field == "regions[1].flags"
+
+
+@pytest.mark.parametrize("flags", [2, 3, 255])
+def test_a_flag_that_is_not_known_is_refused(flags: int) -> None:
+    error = refusal(claim(2, HANDLE, fence=0, flags=flags))
+    assert (error.field, error.found) == ("regions[1].flags", str(flags))
+
+
+def test_what_is_lent_for_one_request_has_a_fence() -> None:
+    assert refusal(claim(2, HANDLE, flags=1)).field == "regions[1].fence"
+
+
+def test_what_is_lent_for_one_request_may_be_fenced_by_a_lent_region() -> None:
+    lent = CudaRegionClaim(HANDLE, 4096, UUID, 1, b"", True)
+    assert decoded(encoded(LENT, lent), 2) == (LENT, lent)
+
+
+def test_another_event_makes_no_other_memory() -> None:
+    again = CudaRegionClaim(HANDLE, 4096, UUID, 0, bytes(64))
+    assert refusal(encoded(CUDA, again), 2).field == "regions[2]"

@@ -79,7 +79,6 @@ STRUCTS: Final = {
     "generation": table._HEAD,
     "offset": table.TENSOR,
     "started": struct.Struct(results._STAMPS.format + results._HEAD.format.removeprefix("<")),
-    "device_uuid": results._EVENT,
     "kind": claims._CLAIM,
 }
 """By the name of the first field."""
@@ -163,12 +162,16 @@ def test_the_kinds_of_regions_are_the_codes() -> None:
         f"the generation of a stream is at most {spans.MAX_FRAMED_GENERATION}.",
         f"{claims._NO_FENCE} for none |",
         f"kind 2 with fence {claims._NO_FENCE},",
+        f"(`flags` {claims._FOR_ONE_REQUEST}) is",
+        f"Its fence is not {claims._NO_FENCE}.",
+        f"the {claims._HANDLE_LENGTH} bytes of a `CUipcMemHandle`;",
+        f"the {claims._HANDLE_LENGTH} bytes of a `CUipcEventHandle` |",
         f"at most {named.MAX_DESCRIPTOR_LENGTH} characters.",
         f"has one more input, `{BATCH_CARRIER}` (",
         f"whom the model's `{UIDS_PARAMETER}` names",
         "`shmbu-`, then 1 to 64 of `0`-`9`, `a`-`z` and `-` |",
         f"{results._BEGIN} bytes, and for each wanted output {table.TENSOR.size}, 8 for each dimension and its padded "
-        f"name, and {results._EVENT.size} for each GPU in use.",
+        f"name, and 2 for each event.",
         f"`(generation << {spans._FRAME_BITS}) + n + 1`",
     ],
 )

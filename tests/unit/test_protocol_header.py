@@ -30,7 +30,6 @@ FORMATS: Final[Mapping[str, str]] = {
     "shmbu_region": claims._CLAIM.format,
     "shmbu_tensor": table.TENSOR.format,
     "shmbu_results": results._STAMPS.format + results._HEAD.format.removeprefix("<"),
-    "shmbu_event": results._EVENT.format,
 }
 CONSTANTS: Final[Mapping[str, int]] = {
     "VERSION": layout.VERSION,
@@ -54,6 +53,7 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "LENT": claims._LENT,
     "CUDA": claims._CUDA,
     "NAMED": claims._NAMED,
+    "FOR_ONE_REQUEST": claims._FOR_ONE_REQUEST,
     "IN_RESPONSE": results._IN_RESPONSE,
     "MAX_GENERATION": 2**63 - 1,
     "MAX_FRAMED_GENERATION": spans.MAX_FRAMED_GENERATION,

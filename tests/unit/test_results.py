@@ -10,7 +10,7 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import PeerError
 from shm_backend_utils.protocol import results, table
-from shm_backend_utils.protocol.results import Event, OutputPlace, Results
+from shm_backend_utils.protocol.results import OutputPlace, Results
 from shm_backend_utils.protocol.spans import MAX_TENSORS
 
 FP32, BYTES = dtypes.BY_NAME["FP32"], dtypes.BYTES
@@ -19,7 +19,6 @@ REGION = 8192
 RECORD = 2048
 Y = OutputPlace("Y", FP32, (2, 3), 0, 4096, 24, False)
 LABELS = OutputPlace("LABELS", BYTES, (2,), 0, 0, 0, True)
-EVENT = Event("0123456789abcdef" * 2, bytes(range(64)))
 
 
 def output(**changes: Any) -> bytes:
@@ -32,15 +31,16 @@ def output(**changes: Any) -> bytes:
     return fixed + packed + bytes(name).ljust(-(-len(name) // 8) * 8, b"\0")
 
 
-def record(*outputs: bytes, events: bytes = b"", **changes: Any) -> bytes:
+def record(*outputs: bytes, events: tuple[int, ...] = (), **changes: Any) -> bytes:
     """Return the model's half of a record."""
-    body = b"".join(outputs) + events
+    packed: bytes = struct.pack(f"<{len(events)}H", *events)
+    body = b"".join(outputs) + packed.ljust(-(-len(packed) // 8) * 8, b"\0")
     head = {
         "started": 7,
         "completed": 7,
         "length": 24 + len(body),
         "output_count": len(outputs),
-        "event_count": len(events) // 80,
+        "event_count": len(events),
         **changes,
     }
     data: bytes = struct.pack("<QQIHH", *list(head.values())) + body
@@ -60,18 +60,34 @@ def broken(data: bytes) -> str:
 
 
 def test_results_are_read_in_full() -> None:
-    event = bytes.fromhex(EVENT.device_uuid) + EVENT.handle
     labels = output(name=b"LABELS", number=13, shape=(2,), offset=0, byte_size=0, flags=1)
-    assert decoded(record(output(), labels, events=event)) == Results((Y, LABELS), (EVENT,), 7)
+    found = results.decode(record(output(), labels, events=(3, 1)), [REGION] * 4)
+    assert found == Results((Y, LABELS), (3, 1), 7)
 
 
 def test_results_are_written_as_they_are_drawn() -> None:
-    event = bytes.fromhex(EVENT.device_uuid) + EVENT.handle
     labels = output(name=b"LABELS", number=13, shape=(2,), offset=0, byte_size=0, flags=1)
-    written = results.encode([Y, LABELS], [EVENT])
-    whole = record(output(), labels, events=event)
+    written = results.encode([Y, LABELS], [3, 1])
+    whole = record(output(), labels, events=(3, 1))
     assert written == whole[16 : 16 + len(written)]
     assert not any(whole[16 + len(written) :])
+
+
+@pytest.mark.parametrize("events", [(1,), (1, 2, 3, 4), (5, 4, 3, 2, 1)])
+def test_events_are_padded_to_whole_words(events: tuple[int, ...]) -> None:
+    written = results.encode([Y], events)
+    assert len(written) % 8 == 0
+    assert results.decode(bytes(16) + written, [REGION] * 6).events == events
+
+
+@pytest.mark.parametrize("events", [(0,), (2,), (65535,), (1, 1), (1, 0)])
+def test_an_event_is_that_of_a_further_region_and_named_once(events: tuple[int, ...]) -> None:
+    with pytest.raises(PeerError, match="break the protocol: events of regions .* of which 1 are there"):
+        results.decode(record(output(), events=events), [REGION] * 2)
+
+
+def test_without_further_regions_there_are_no_events() -> None:
+    assert "of which 0 are there" in broken(record(output(), events=(1,)))
 
 
 def test_the_length_counts_the_stamps() -> None:
@@ -144,7 +160,7 @@ def test_an_output_that_is_not_as_the_protocol_says_is_the_peers_fault(changes: 
     ids=str,
 )
 def test_counts_and_lengths_that_are_wrong_are_the_peers_fault(changes: dict[str, int]) -> None:
-    broken(record(output(), events=b"", **changes))
+    broken(record(output(), events=(), **changes))
 
 
 def test_an_output_that_is_there_twice_is_the_peers_fault() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -366,7 +366,8 @@ def test_what_is_elsewhere_is_asked_for_and_what_is_not_is_read_here() -> None:
     there = Source(dtypes.BY_NAME["FP32"], (2,), 8, (), device=1)
     asked: list[str] = []
 
-    def elsewhere(name: str, value: Any) -> Source | None:
+    def elsewhere(name: str, value: Any, found: Mapping[str, Source]) -> Source | None:
+        assert sorted(found) == sorted(asked)
         asked.append(name)
         return there if value == "there" else None
 

@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,10 @@ import numpy.typing as npt
 from ... import dtypes
 from ...dtypes import BYTES, LENGTH_SIZE
 from ...errors import CallerError, TensorError, TensorShapeError
-from ...protocol.call_layout import CallInput
+from ...protocol.call_layout import AnyInput, CallInput
+
+if TYPE_CHECKING:
+    from .sources import Elsewhere, Source
 
 __all__ = [
     "InputDescription",
@@ -36,16 +39,21 @@ A device alone, for example ``"cuda:0"``, says where the output shall be, and no
 Outputs = Sequence[str] | Mapping[str, OutputHint] | None
 """The outputs that are wanted, with or without hints of their size; None for all."""
 
-InputDescription = tuple[Sequence[SupportsIndex], npt.DTypeLike] | tuple[Sequence[SupportsIndex], npt.DTypeLike, str]
-"""Shape and dtype of an input, and maybe a device, for example ``"cuda:0"``. Integers of NumPy are sizes, too."""
+InputDescription = (
+    tuple[Sequence[SupportsIndex], npt.DTypeLike] | tuple[Sequence[SupportsIndex], npt.DTypeLike, str] | Any
+)
+"""Shape and dtype of an input, and maybe a device, for example ``"cuda:0"``. Integers of NumPy are sizes, too.
+
+Or a tensor on a GPU, of any array library: then that is the input's memory.
+"""
 
 _STRINGS: Final = "OSU"
 _USUAL_STRING: Final = 60
 _DEVICE: Final = re.compile(r"cuda(?::(\d{1,4}))?")
 
 
-def described_inputs(inputs: Mapping[str, InputDescription]) -> dict[str, CallInput]:
-    """Return the inputs of a call as a user describes them.
+def described_inputs(inputs: Mapping[str, InputDescription], elsewhere: Elsewhere | None = None) -> dict[str, AnyInput]:
+    """Return the inputs of a call as a user describes them; ``elsewhere`` takes those that are on GPUs already.
 
     Raises
     ------
@@ -55,15 +63,20 @@ def described_inputs(inputs: Mapping[str, InputDescription]) -> dict[str, CallIn
         A description is no shape and dtype; a shape has a size that is no number of 0 or more, or a dtype has no
         counterpart.
     """
-    found = {}
+    found: dict[str, AnyInput] = {}
+    on_gpus: dict[str, Source] = {}
     if not isinstance(inputs, Mapping):
         raise nameless(inputs, "(shape, dtype)")
     for name, description in inputs.items():
+        source = None if elsewhere is None else elsewhere(name, description, on_gpus)
+        if source is not None:
+            found[name] = on_gpus[name] = source
+            continue
         given_shape, given_dtype, *device = _parts_of(name, description)
         shape, dtype = _checked_shape(name, given_shape), dtypes.from_numpy(given_dtype, name)
         is_strings = dtype is BYTES
         size = _room_for_strings(shape, np.dtype(given_dtype)) if is_strings else math.prod(shape) * dtype.itemsize
-        found[name] = CallInput(dtype, shape, size, *[_device_of(name, each) for each in device])
+        found[name] = CallInput(dtype, shape, size, _device_of(name, device[0]) if device else None)
     return found
 
 

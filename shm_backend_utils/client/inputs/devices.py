@@ -2,55 +2,120 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ... import dtypes
-from ...memory.cuda.memory import CudaAccess
-from ...memory.cuda.runtime import CudaRuntime, device_guard
+from ...memory.cuda.runtime import PointerFacts
+from ...tensors.device_array import DeviceArray
+from ...tensors.device_copy import copy
+from ...tensors.device_import import imported, is_on_gpu
+from ...tensors.libraries import library_of
+from .gpus import Gpus, GpuWork
 from .sources import Source
 
-__all__ = ["DeviceSource", "copy_on_device", "device_source", "is_on_device"]
-
-_CUDA: Final = frozenset({2, 13})  # dlpack.h: kDLCUDA, and kDLCUDAManaged, which CUDA can copy from as well
+__all__ = ["DeviceSource", "copied_source", "device_source", "kept_source"]
 
 
 class DeviceSource(Source):
-    """One input on a GPU."""
+    """One input on a GPU.
 
-    __slots__ = ("_array", "_runtime")
+    Attributes
+    ----------
+    value : object
+        What the user gave.
+    array : DeviceArray or StridedArray
+        Over its memory, which it keeps.
+    library : str or None
+        The array library that the value is of.
+    work : GpuWork
+        Where copies of it are to be made.
+    """
 
-    def __init__(self, name: str, array: Any, runtime: CudaRuntime, device: int) -> None:
-        self._runtime = runtime
-        self._array = array
-        dtype, shape = dtypes.from_numpy(np.dtype(array.dtype), name), tuple(array.shape)
-        super().__init__(dtype, shape, math.prod(shape) * dtype.itemsize, (), device)
+    __slots__ = ("_facts", "array", "library", "value", "work")
 
-    def write_to(self, target: Any) -> None:
-        """Copy the tensor, once, to the host or to a GPU; it is complete then."""
+    def __init__(self, name: str, value: Any, work: GpuWork, gpus: Gpus, device: int) -> None:
+        self.value = value
+        self.work = work
+        self.library = library_of(value)
+        self._facts: PointerFacts | None = None
+        self.array = imported(gpus.runtime, value, work.stream_on(device), tensor=name)
+        array = self.array
+        super().__init__(dtypes.from_numpy(array.dtype, name), array.shape, array.nbytes, (), array.device)
+
+    @property
+    def facts(self) -> PointerFacts:
+        """What CUDA knows of the memory."""
+        if self._facts is None:
+            with self.array.runtime.on(self.array.device):
+                self._facts = self.array.runtime.pointer(self.array.address)
+        return self._facts
+
+    @property
+    def obstacle(self) -> str:
+        """Why a model cannot be given the memory as it is, and what to do; empty if it can."""
+        if not self.byte_size:
+            return "it has no bytes"
+        if self.is_strided:
+            return "it is not C-contiguous; make it so, for example by tensor.contiguous()"
+        if self.facts.kind == "managed":
+            return "it is managed memory, which CUDA cannot share; allocate it by cudaMalloc"
+        if not self.facts.is_exportable:
+            return (
+                "it lies in a memory pool of CUDA (cudaMallocAsync) or in virtual memory, which CUDA IPC cannot share; "
+                "allocate it by cudaMalloc, as CuPy's own pool does, and PyTorch's without expandable_segments and "
+                "cudaMallocAsync in PYTORCH_CUDA_ALLOC_CONF"
+            )
+        return ""
+
+    @property
+    def is_strided(self) -> bool:
+        """Whether to copy it may take very many copies."""
+        return not isinstance(self.array, DeviceArray)
+
+    def write_to(self, target: npt.NDArray[Any]) -> None:
+        """Copy the tensor to the host. It is complete then, and this has waited for what its stream waits for."""
+        self.put(target)
         assert self.device is not None
-        copy_on_device(self._runtime, self.device, target, self._array)
+        self.array.runtime.synchronize_stream(self.work.stream_on(self.device), self.device)
+
+    def put(self, target: DeviceArray | npt.NDArray[Any]) -> None:
+        """Have the tensor copied to an array, on its stream."""
+        assert self.device is not None
+        copy(self.array.runtime, target, self.array, self.work.stream_on(self.device))
 
 
-def copy_on_device(runtime: CudaRuntime, device: int, target: Any, source: Any) -> None:
-    """Copy between arrays of which one is on this device, after what is on the thread's current stream; wait for it."""
-    with device_guard(runtime, device):
-        stream = runtime.stream_address(runtime.current_stream())
-        runtime.copy(target, source, stream)
-        runtime.synchronize(stream)
+def device_source(gpus: Gpus, name: str, value: Any, found: Mapping[str, Source]) -> DeviceSource | None:
+    """Return an input that is on a GPU as a source, lent where that is possible and pays; None for what is not on one.
+
+    ``found`` has the call's other inputs so far: those on one GPU share its stream.
+    """
+    source = copied_source(gpus, name, value, found)
+    if source is not None:
+        source.is_lent = source.byte_size >= gpus.lend_bytes and not source.obstacle
+    return source
 
 
-def device_source(cuda: CudaAccess, name: str, value: Any) -> DeviceSource | None:
-    """Return whatever has DLPack on a GPU as a source; None for what is not on one."""
-    if not is_on_device(value):
+def copied_source(gpus: Gpus, name: str, value: Any, found: Mapping[str, Source]) -> DeviceSource | None:
+    """As :func:`device_source`, of what is to be copied in any case."""
+    if type(value) is np.ndarray or not is_on_gpu(value):
         return None
-    return DeviceSource(name, cuda.runtime.adopt(value), cuda.runtime, int(value.__dlpack_device__()[1]))
+    work = next((each.work for each in found.values() if isinstance(each, DeviceSource)), None) or GpuWork(gpus)
+    return DeviceSource(name, value, work, gpus, _device_of(gpus, value))
 
 
-def is_on_device(value: Any) -> bool:
-    """Return whether an input is an array on a GPU."""
-    if type(value) is np.ndarray or not hasattr(value, "__dlpack_device__"):
-        return False
-    return int(value.__dlpack_device__()[0]) in _CUDA
+def kept_source(gpus: Gpus, name: str, value: Any, found: Mapping[str, Source]) -> DeviceSource | None:
+    """As :func:`device_source`, of what is to be the memory of more requests than one."""
+    source = copied_source(gpus, name, value, found)
+    if source is not None:
+        source.is_lent = True
+    return source
+
+
+def _device_of(gpus: Gpus, value: Any) -> int:
+    if hasattr(value, "__dlpack_device__"):
+        return int(value.__dlpack_device__()[1])
+    return gpus.runtime.pointer(value.__cuda_array_interface__["data"][0]).device

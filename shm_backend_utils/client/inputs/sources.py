@@ -19,7 +19,7 @@ from ...tensors.strings import Strings
 from .descriptions import nameless
 from .literals import array_of_numbers
 
-__all__ = ["Source", "StringSource", "sources"]
+__all__ = ["Elsewhere", "Source", "StringSource", "sources"]
 
 _HOST: Final = frozenset({1, 3})  # dlpack.h: kDLCPU and kDLCUDAHost, which is pinned host memory
 _STRINGS: Final = frozenset("OSU")
@@ -42,6 +42,8 @@ class Source:
         What lies one after another along the first axis; in any memory order and byte order.
     device : int or None
         This process' number of the GPU that it is on; None for the host.
+    is_lent : bool
+        Whether it is used where it is, on a GPU; nothing on the host is.
     """
 
     dtype: DType
@@ -49,6 +51,7 @@ class Source:
     byte_size: int
     parts: Sequence[npt.NDArray[Any]]
     device: int | None = None
+    is_lent: bool = False
 
     @classmethod
     def of(cls, name: str, array: npt.NDArray[Any]) -> Source:
@@ -91,13 +94,15 @@ class StringSource(Source):
             target[: self.encoded.nbytes] = self.encoded
 
 
-def _on_host(name: str, value: Any) -> None:
+Elsewhere = Callable[[str, Any, Mapping[str, Source]], Source | None]
+"""Takes name and value of an input, and the inputs found before; returns a source if it is not on the host."""
+
+
+def _on_host(name: str, value: Any, found: Mapping[str, Source]) -> None:
     return None
 
 
-def sources(
-    spec: ModelSpec, inputs: Mapping[str, Any], elsewhere: Callable[[str, Any], Source | None] = _on_host
-) -> dict[str, Source]:
+def sources(spec: ModelSpec, inputs: Mapping[str, Any], elsewhere: Elsewhere = _on_host) -> dict[str, Source]:
     """Look at every input of a call.
 
     Parameters
@@ -113,7 +118,7 @@ def sources(
         - Python numbers, strings and nested lists of them, which take the model's dtype if they fit it. One number
           serves an input whose dimensions may all be 1.
     elsewhere : callable, optional
-        Takes name and value of an input; returns a source if it is not on the host, else None.
+        See :data:`Elsewhere`.
 
     Raises
     ------
@@ -122,7 +127,7 @@ def sources(
     TensorError
         The model has no such input, or it cannot be made of this value.
     """
-    found = {}
+    found: dict[str, Source] = {}
     try:
         named = inputs.items()
     except AttributeError:
@@ -134,7 +139,7 @@ def sources(
         elif isinstance(value, Source):
             found[name] = value
         else:
-            found[name] = elsewhere(name, value) or _source(spec, spec.input(name), value)
+            found[name] = elsewhere(name, value, found) or _source(spec, spec.input(name), value)
     return found
 
 

@@ -12,38 +12,35 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
-from ...errors import ClosedError, PeerError, SlotInDoubtError
-from ...memory.cuda.bank import DeviceMemory
-from ...memory.cuda.events import EventListener
+from ...errors import ClosedError, SlotInDoubtError
+from ...memory.cuda.ordering import Named
 from ...memory.pool.slot import Slot, SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol import results
 from ...protocol.call_layout import CallLayout
-from ...protocol.claims import CudaRegionClaim
 from ...protocol.refusals import code_in
-from ...protocol.results import Event, broken_results, unused_memory
-from ...protocol.spans import InputSpan, Table
+from ...protocol.results import broken_results, unused_memory
+from ...protocol.spans import InputSpan
 from ...protocol.table import encode
 from ...tensors.strings import Strings
-from ..errors import InferenceError, MemoryRefusedError, out_of_time
-from ..inputs.devices import DeviceSource, is_on_device
+from ..errors import InferenceError, MemoryRefusedError
 from ..inputs.sources import Source
 from ..options import RequestOptions
 from ..result import Result
-from ..steps import Pause, Send, Steps
+from ..steps import Send, Steps
 from ..transports.messages import Codec, OutputTensor, Request
 from .exchange import Exchange, batch_carrier, is_answer, missing_output, output_in
 from .further import FurtherMemory
 from .inline import no_strings, source_of
+from .on_gpus import CallOnGpus
 
-__all__ = ["DirectExchange", "result_of", "still_at_work", "wait_for_models"]
+__all__ = ["DirectExchange", "result_of", "still_at_work"]
 
 Memory = npt.NDArray[np.uint8]
 
 _BYTE_SIZE: Final = operator.attrgetter("byte_size")
 _NAME: Final = operator.attrgetter("name")
 _BYTE: Final = np.dtype(np.uint8)
-_GPU_ROUND_S: Final = 0.001
 _NO_MEMORY: Final[Memory] = np.empty(0, np.uint8)
 _MEMORY_REFUSED: Final = frozenset({"shm:gone", "shm:refused"})
 
@@ -63,6 +60,8 @@ class DirectExchange(Exchange):
         One of the region's.
     memory : numpy.ndarray of uint8
         The whole region. When it, and every array made from it, are gone, the slot is given back.
+    gpus : CallOnGpus, optional
+        The call's half on GPUs, where it has one.
     """
 
     path = "direct"
@@ -77,29 +76,29 @@ class DirectExchange(Exchange):
         region: SlotRegion,
         slot: Slot,
         memory: Memory,
+        gpus: CallOnGpus | None = None,
     ) -> None:
         self.spec, self.layout, self.options = spec, layout, options
         self._codec = codec
         self._region = region
         self._slot = slot
         self._memory = memory
-        self._devices: Sequence[DeviceMemory] = ()
+        self._gpus = gpus
         self._table = layout.table
+        self._further: Sequence[FurtherMemory] = ()
         self._byte_sizes = [region.byte_size]
         self._input_bytes = sum(map(_BYTE_SIZE, layout.table.inputs.values()))
-        if layout.devices:
-            self._devices = [region.device_memory[device] for device in layout.devices]
-            claims = [
-                CudaRegionClaim(each.handle, each.byte_size, each.device_uuid, 0)
-                for each in [held.allocation for held in self._devices]
-            ]
-            self._byte_sizes += [claim.byte_size for claim in claims]
-            self._table = Table(layout.table.inputs, layout.table.outputs, tuple(claims), layout.table.ring)
-        self._further: Sequence[FurtherMemory] = self._devices
+        if gpus is not None:
+            self.has_gpus, self.library = True, gpus.library
+            self._byte_sizes += gpus.byte_sizes
+            self._table = gpus.table
+            self._further = gpus.further
 
     def arrays(self) -> dict[str, Any]:
         memory, inputs = self._memory, self._table.inputs
-        return {name: self._input(memory, span) for name, span in inputs.items()} | no_strings(self.layout)
+        on_host = {name: self._input(memory, span) for name, span in inputs.items() if not span.region}
+        on_gpus = {} if self._gpus is None else self._gpus.arrays(memory)
+        return on_host | on_gpus | no_strings(self.layout)
 
     def write(self, given: Mapping[str, Source]) -> None:
         memory = self._memory  # keeps the slot, if the exchange is closed while another thread copies
@@ -108,22 +107,29 @@ class DirectExchange(Exchange):
         spans = self._table.inputs
         for name, source in given.items():
             dtype, shape, region, offset, _ = span = spans[name]
-            if region or dtype is BYTES:
+            if dtype is BYTES:
                 source.write_to(self._input(memory, span))
-            else:
+            elif not region:
                 source.write_to(np.ndarray(shape, dtype.numpy, memory, offset))
 
+    def write_from_gpus(self, given: Mapping[str, Source], deadline: float) -> Steps[None]:
+        if self._gpus is not None and not self.is_closed:
+            yield from self._gpus.write(given, self._memory, deadline)
+
+    def name_work(self, named: Named) -> None:
+        if self._gpus is not None:
+            self._gpus.named = named
+
     def sources(self) -> dict[str, Source]:
-        found: dict[str, Source] = {}
+        memory = self._memory
+        found: dict[str, Source] = {} if self._gpus is None else {**self._gpus.sources(memory)}
         for name, span in self._table.inputs.items():
-            array = self._input(self._memory, span)
+            if span.region:
+                continue
+            array = self._input(memory, span)
             if span.dtype is BYTES:
                 array = Strings.encoded_as(name, array, span.shape).numpy()
-            if is_on_device(array):
-                allocation = self._devices[span.region - 1].allocation
-                found[name] = DeviceSource(name, array, allocation.runtime, allocation.device)
-            else:
-                found[name] = source_of(name, array)
+            found[name] = source_of(name, array)
         return found
 
     def did_not_start(self, error: BaseException) -> bool:
@@ -133,15 +139,18 @@ class DirectExchange(Exchange):
     def send(self, timeout_s: float) -> Steps[Result]:
         if self.is_closed:
             raise ClosedError("this call")
-        slot, spec, layout = self._slot, self.spec, self.layout
+        slot, spec, layout, gpus, loan = self._slot, self.spec, self.layout, self._gpus, None
+        if gpus is not None:
+            deadline = time.monotonic() + timeout_s
+            gpus.check_is_not_lost()
         if slot.is_in_doubt:
             yield from self._take_back(time.monotonic() + timeout_s)
-        for device in self._devices:
-            device.finish_writing()
         # They keep the slot, and more, until there is an answer, whoever closes the exchange meanwhile.
         memory, further = self._memory, self._further
         slot.is_in_doubt = True
         generation = slot.begin(encode(self._table))
+        if gpus is not None:
+            loan = gpus.loan(slot)
         try:
             request = Request(
                 spec.name,
@@ -155,7 +164,9 @@ class DirectExchange(Exchange):
             if completed != generation:
                 raise unused_memory(spec.name)
             if events:
-                self._wait_on_streams(events)
+                if gpus is None:
+                    raise broken_results("an event of memory that has none")
+                yield from gpus.outputs_are_ready(events, deadline)
             names = {*map(_NAME, outputs)}
             for name in spec.outputs if layout.requested is None else layout.requested:
                 if name not in names:
@@ -164,39 +175,34 @@ class DirectExchange(Exchange):
             result = result_of(outputs, memory, further, response, self._input_bytes)
         except BaseException as error:
             # A model that has completed the slot may have left the rest to a GPU: its events were not looked at.
-            slot.is_in_doubt = bool(self._devices) or not slot.is_completed
+            slot.is_in_doubt = gpus is not None or not slot.is_completed
+            if loan is not None:
+                loan.end_failed(error)
             if isinstance(error, InferenceError) and self.did_not_start(error):
                 self._check_memory_was_opened(error)
             raise
-        slot.is_in_doubt = False
+        slot.is_in_doubt = loan is not None and loan.end_answered()
         return result
 
     def close(self) -> None:
         self.is_closed = True
         self._memory = _NO_MEMORY
+        self._gpus, self._further = None, ()
 
     def _input(self, memory: Memory, span: InputSpan) -> Any:
-        dtype, shape, region, offset, byte_size = span
+        dtype, shape, _, offset, byte_size = span
         if dtype is BYTES:
             return memory[offset : offset + byte_size]
-        if region:
-            return self._devices[region - 1].array_at(memory, offset, dtype.numpy, shape)
         return np.ndarray(shape, dtype.numpy, memory, offset)
 
     def _take_back(self, deadline: float) -> Steps[None]:
         """Make sure that no model is at work in the slot, after a request that got no answer."""
         if not self._slot.reclaim():
             raise still_at_work()
-        if self._devices:  # a model that has ended may have left the rest to its GPU, and said so by events
+        if self._gpus is not None:  # a model that has ended may have left the rest to its GPU
             self._slot.is_in_doubt = True  # a wait that is broken off leaves the doubt: the next request waits again
-            events = results.events_in(self._slot.copy_results())
-            yield from wait_for_models(self._devices[0].listener, events, deadline)
+            yield from self._gpus.reclaimed(self._slot, deadline)
             self._slot.is_in_doubt = False
-
-    def _wait_on_streams(self, events: Sequence[Event]) -> None:
-        if not self._devices:
-            raise PeerError("the model's results break the protocol: an event for a call without memory on a GPU")
-        self._devices[0].listener.wait_on_streams(events)
 
     def _check_memory_was_opened(self, error: InferenceError) -> None:
         """Raise MemoryRefusedError if an answer says that the model could not open the memory, or not any more."""
@@ -212,21 +218,6 @@ def still_at_work() -> SlotInDoubtError:
         "a request of this call got no answer, and a model is still executing it in this call's memory; infer "
         "again later, or prepare another call"
     )
-
-
-def wait_for_models(listener: EventListener, events: Sequence[Event], deadline: float) -> Steps[None]:
-    """Wait until models' GPUs have done what these events stand for.
-
-    Raises
-    ------
-    DeadlineExceededError
-        They take longer.
-    """
-    with listener.watching(events) as are_done:
-        while not are_done():
-            if time.monotonic() > deadline:
-                raise out_of_time("a model's GPU was still at work in its memory")
-            yield Pause(_GPU_ROUND_S)
 
 
 def result_of(
@@ -282,9 +273,9 @@ def result_of(
     return Result(arrays, DirectExchange.path, response, overflowed, bytes_avoided)
 
 
-def _strings(name: str, encoded: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def _strings(name: str, encoded: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    if not isinstance(encoded, np.ndarray):
+        raise broken_results(f"{name}, which are strings, on a GPU")
     if encoded.dtype != _BYTE:
         raise broken_results(f"{name} as {encoded.dtype}")
-    if is_on_device(encoded):
-        raise broken_results(f"{name}, which are strings, on a GPU")
     return Strings.encoded_as(name, encoded, shape).numpy()

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ClosedError, PeerError
+from ...memory.cuda.ordering import Named
 from ...model_spec import BATCH_CARRIER, ModelSpec
 from ...protocol.call_layout import CallLayout
 from ..errors import DeadlineExceededError, InferenceError
@@ -36,6 +37,10 @@ class Exchange(ABC):
     layout : CallLayout
     options : RequestOptions
     is_closed : bool
+    has_gpus : bool
+        Whether inputs of it are on GPUs, or room for its outputs is.
+    library : str or None
+        Whose arrays its outputs on GPUs are; None for those of no library.
     lacking : mapping of str to int
         Outputs that found no room in the last request, with their sizes, where the next one might give them some.
     """
@@ -45,6 +50,8 @@ class Exchange(ABC):
     layout: CallLayout
     options: RequestOptions
     is_closed = False
+    has_gpus = False
+    library: str | None = None
     lacking: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod
@@ -53,7 +60,20 @@ class Exchange(ABC):
 
     @abstractmethod
     def write(self, given: Mapping[str, Source]) -> None:
-        """Copy inputs to where they belong; nothing happens if the exchange was closed meanwhile."""
+        """Copy inputs on the host to where they belong; nothing happens if the exchange was closed meanwhile."""
+
+    def write_from_gpus(self, given: Mapping[str, Source], deadline: float) -> Steps[None]:
+        """Copy inputs on GPUs to where they belong, unless they are lent, and wait for all that comes before that.
+
+        Raises
+        ------
+        DeadlineExceededError
+            It takes longer than until this moment, by ``time.monotonic()``.
+        """
+        yield from ()
+
+    def name_work(self, named: Named) -> None:  # noqa: B027  # not abstract: nothing is to be done where no GPU is
+        """Name what on GPUs the next request comes behind: the user's work on its inputs, and on earlier results."""
 
     @abstractmethod
     def send(self, timeout_s: float) -> Steps[Result]:

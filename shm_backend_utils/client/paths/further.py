@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ...memory.cuda.runtime import CudaRuntime
 from ...memory.managed import array_at
 from ...memory.pool.slot import SlotRegion
 from ...protocol.claims import LentRegionClaim
+from ...tensors.device_array import DeviceArray
+from ...tensors.libraries import as_library
 
-__all__ = ["FurtherMemory", "HostMemory"]
+__all__ = ["FurtherMemory", "GpuMemory", "HostMemory"]
 
 
 class FurtherMemory(Protocol):
@@ -63,6 +67,42 @@ class HostMemory:
         if array is None:
             raise ValueError(f"a tensor of shape {shape} in {size} bytes")
         return array
+
+
+class GpuMemory:
+    """Memory of a GPU: the slot's own, or a user's.
+
+    Parameters
+    ----------
+    runtime : CudaRuntime
+    address, byte_size, device : int
+    keeper : object
+        Keeps it.
+    library : str or None
+        Whose arrays are made; None for :class:`.DeviceArray`.
+    """
+
+    def __init__(
+        self, runtime: CudaRuntime, address: int, byte_size: int, device: int, keeper: object, library: str | None
+    ) -> None:
+        self.runtime = runtime
+        self.address = address
+        self.byte_size = byte_size
+        self.device = device
+        self._keeper = keeper
+        self._library = library
+
+    def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        """As of :class:`FurtherMemory`."""
+        array = self.plain_array_at(owner, offset, dtype, shape)
+        return array if self._library is None else as_library(array, self._library)
+
+    def plain_array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
+        """As :meth:`array_at`, of no library."""
+        size = self.byte_size - offset
+        if math.prod(shape) * dtype.itemsize > size:
+            raise ValueError(f"a tensor of shape {shape} in {size} bytes")
+        return DeviceArray(self.runtime, self.address + offset, shape, dtype, self.device, (self._keeper, owner))
 
 
 class _Keeper:

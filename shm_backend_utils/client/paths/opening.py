@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,24 +18,26 @@ from ...memory.pool.need import Need
 from ...memory.pool.rows import Row, RowBlocks
 from ...memory.pool.slot import SlotRegion
 from ...memory.pool.tickets import Ticket
-from ...protocol import results
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout, aligned, rows_of
 from ...protocol.layout import data_offset
 from ..client_memory import ClientMemory
-from ..copies import tell_no_growth
+from ..copies import tell_gpu_copy, tell_no_growth
 from ..errors import DeadlineExceededError, PathUnavailableError
+from ..inputs.gpus import Gpus
 from ..known_model import KnownModel
 from ..settings import CallSettings
 from ..steps import Pause, Steps, Wait, offloaded
 from ..transports.messages import Codec
 from .choice import PathChooser
-from .direct import DirectExchange, wait_for_models
+from .direct import DirectExchange
 from .exchange import Exchange
 from .further import HostMemory
 from .inline import InlineExchange
+from .on_gpus import CallOnGpus, PreparedOnGpus, models_are_done
 from .prepared import PreparedExchange
 from .staging import StagedExchange
 from .triton_shm import RegisteredExchange, Registrations
+from .waiting import inputs_on_gpus
 
 __all__ = ["Opening"]
 
@@ -53,14 +55,17 @@ class Opening:
     ----------
     codec : Codec
     memory : ClientMemory
+    gpus : Gpus
     registrations : Registrations
     paths : PathChooser
     """
 
-    def __init__(self, codec: Codec, memory: ClientMemory, registrations: Registrations, paths: PathChooser) -> None:
+    def __init__(
+        self, codec: Codec, memory: ClientMemory, gpus: Gpus, registrations: Registrations, paths: PathChooser
+    ) -> None:
         self._codec = codec
         self._pool = memory.pool
-        self._bank = memory.bank
+        self._gpus = gpus
         self._registrations = registrations
         self._paths = paths
         self._blocks: RowBlocks[CallLayout] = RowBlocks()
@@ -100,28 +105,27 @@ class Opening:
         options = settings.options
         try:
             if path == DirectExchange.path:
-                if layout.devices:
-                    region, memory = yield from self._with_devices(settings, known, layout)
-                elif known.spec.has_batcher and (count := self._row_count(known, layout)) > 1:
+                if layout.devices or layout.lent:
+                    return (yield from self._on_gpus(settings, known, layout, given, kind))
+                if known.spec.has_batcher and (count := self._row_count(known, layout)) > 1:
                     row = yield from self._beside_others(settings, known, layout, given, wanted, count, kind)
                     return kind(self._codec, known.spec, row.layout, options, row.region, row.slot, row.memory)
-                else:
-                    need = Need(layout.end - known.data_begin, 1, known.record_byte_size)
-                    region, memory = self._pool.take_idle(need, settings.origin) or (
-                        yield from self._wait(settings, self._pool.request(need, settings.origin))
-                    )
+                need = Need(layout.end - known.data_begin, 1, known.record_byte_size)
+                region, memory = self._pool.take_idle(need, settings.origin) or (
+                    yield from self._wait(settings, self._pool.request(need, settings.origin))
+                )
                 return kind(self._codec, known.spec, layout, options, region, region.slots[0], memory)
             if path != InlineExchange.path:
                 return (yield from self._registered(settings, known, path, layout, given, wanted))
         except BudgetError:
             unlearned = known.lay_out(given, wanted, learned={})
-            if layout.devices or unlearned.end == layout.end:
+            if layout.devices or layout.lent or unlearned.end == layout.end:
                 raise  # else it is what outputs were once that finds no room, and this call's may overflow as those did
             return (yield from self.open(settings, known, path, unlearned, given, wanted, kind))
         except NoSharedMemoryError as error:
             yield from self.inline_instead(settings, known, error)
         exchange = InlineExchange(self._codec, known.spec, _on_host(known, layout, given, wanted), options)
-        return self._staged(exchange, given)
+        return self._staged(settings, exchange, given)
 
     def inline_instead(self, settings: CallSettings, known: KnownModel, error: NoSharedMemoryError) -> Steps[None]:
         """Have a call do without shared memory, which the machine has none of; raise the error if it must not."""
@@ -207,12 +211,29 @@ class Opening:
         yield from self._registrations.drop(self._pool.take_unregistered(), settings.deadline)
         registrations, options = self._registrations, settings.options
         exchange = RegisteredExchange(self._codec, known.spec, layout, options, region, memory, registrations)
-        return self._staged(exchange, given)
+        return self._staged(settings, exchange, given)
 
-    def _staged(self, exchange: Exchange, given: Mapping[str, AnyInput]) -> Exchange:
+    def _staged(self, settings: CallSettings, exchange: Exchange, given: Mapping[str, AnyInput]) -> Exchange:
         """Return an exchange that takes inputs on GPUs, too, where the call has such."""
-        devices = {name: each.device for name, each in given.items() if each.device is not None}
-        return StagedExchange(exchange, devices, self._bank.cuda) if devices else exchange
+        if all(each.device is None for each in given.values()):
+            return exchange
+        return StagedExchange(exchange, given, self._gpus, settings.library, settings.named)
+
+    def _on_gpus(
+        self,
+        settings: CallSettings,
+        known: KnownModel,
+        layout: CallLayout,
+        given: Mapping[str, AnyInput],
+        kind: type[DirectExchange],
+    ) -> Steps[Exchange]:
+        region, memory = yield from self._with_devices(settings, known, layout)
+        make = PreparedOnGpus if kind.is_kept else CallOnGpus
+        gpus = make(self._gpus, region, layout, given, settings.library, settings.named)
+        for name, source in inputs_on_gpus(given).items():
+            if not source.is_lent and source.byte_size >= max(self._gpus.lend_bytes, 1) and source.obstacle:
+                tell_gpu_copy(known, name, source.obstacle, settings.origin)
+        return kind(self._codec, known.spec, layout, settings.options, region, region.slots[0], memory, gpus)
 
     def _row_count(self, known: KnownModel, layout: CallLayout) -> int:
         """Return how many calls like this may lie side by side; less than 2 for calls of which no batches are made."""
@@ -311,7 +332,7 @@ class Opening:
         """Let a region have memory on GPUs, until the deadline."""
         while True:
             try:
-                return self._bank.provide(region, layout.devices, sizes)
+                return self._gpus.bank.provide(region, layout.devices, sizes)
             except ShortOfMemoryError as error:
                 self._pool.drop_idle()
                 if time.monotonic() > settings.deadline:
@@ -320,18 +341,16 @@ class Opening:
 
     def _wait_for_models(self, settings: CallSettings, region: SlotRegion) -> Steps[None]:
         """Wait until no model's GPU works in a region any more: models may leave that to their clients."""
-        held: list[Any] = list(region.device_memory.values())
-        used = [slot for slot in region.slots if slot.generation]
-        events = [event for slot in used for event in results.events_in(slot.copy_results())]
-        if events:
-            yield from wait_for_models(held[0].listener, events, settings.deadline)
+        if region.slots[0].was_left:
+            raise PeerError("a model ended in the middle of an earlier request")
+        yield from models_are_done(region, list(region.device_memory.values()), settings.deadline)
 
 
 def _on_host(
     known: KnownModel, layout: CallLayout, given: Mapping[str, AnyInput], wanted: Mapping[str, int | None] | None
 ) -> CallLayout:
     """Return a call's layout for paths that have no memory on GPUs."""
-    if not layout.devices:
+    if not (layout.devices or layout.lent):
         return layout
     on_host = {name: CallInput(each.dtype, each.shape, each.byte_size) for name, each in given.items()}
     return known.lay_out(on_host, wanted)

@@ -51,6 +51,11 @@ class PreparedExchange(DirectExchange):
         for name, span in self._table.inputs.items():
             if span.dtype is BYTES:
                 self._write_strings(name, span)
+        if self._gpus is not None:
+            deadline = time.monotonic() + timeout_s
+            yield from self._gpus.user_is_done(self._memory, deadline)
+            self._check_is_open()
+            timeout_s = left_until(deadline)
         annex = self._annex
         result = yield from (super().send(timeout_s) if annex is None else self._send_with(annex, timeout_s))
         if (result.overflowed or self.lacking) and self._grows:
@@ -75,7 +80,7 @@ class PreparedExchange(DirectExchange):
         super().close()
         self._filled = {}
         self.lacking = _NONE
-        self._annex, self._further = None, self._devices
+        self._annex = None
 
     def _send_with(self, annex: HostMemory, timeout_s: float) -> Steps[Result]:
         deadline = time.monotonic() + timeout_s
@@ -110,10 +115,10 @@ class PreparedExchange(DirectExchange):
 
     def _use(self, annex: HostMemory | None, rooms: Mapping[str, int]) -> None:
         """Lay the outputs out anew."""
-        inputs, outputs, _, ring = self.layout.table
-        count = len(self._devices)
-        claims, outputs = self._table.regions[:count], dict(outputs)
-        further: Sequence[FurtherMemory] = self._devices
+        inputs, outputs, claims, ring = self.layout.table if self._gpus is None else self._gpus.table
+        count = len(claims)
+        outputs = dict(outputs)
+        further: Sequence[FurtherMemory] = () if self._gpus is None else self._gpus.further
         sizes = self._byte_sizes[: 1 + count]
         if annex is not None:
             claims = (*claims, annex.claim)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ...memory.cuda.memory import CudaAccess
-from ...memory.cuda.runtime import CudaRuntime, device_guard
-from ..inputs.devices import copy_on_device
+from ...memory.cuda.ordering import Named
+from ...protocol.call_layout import AnyInput
+from ...tensors.device_array import DeviceArray
+from ...tensors.device_copy import copy
+from ...tensors.libraries import as_library
+from ...tensors.new_arrays import new_array
+from ..inputs.devices import DeviceSource
+from ..inputs.gpus import Gpus, GpuWork
 from ..inputs.sources import Source
+from ..options import check_is_installed
 from ..result import Result
-from ..steps import Steps
+from ..settings import left_until
+from ..steps import Steps, offloaded
 from .exchange import Exchange
+from .waiting import inputs_on_gpus, library_of_inputs, work_of, worked_off
 
-__all__ = ["StagedExchange", "on_devices"]
+__all__ = ["StagedExchange", "brought_to_gpus", "can_be_downloaded"]
 
 
 class StagedExchange(Exchange):
@@ -26,28 +35,63 @@ class StagedExchange(Exchange):
     ----------
     inner : Exchange
         Of the same call with all tensors on the host.
-    input_devices : mapping of str to int
-        Which inputs are on which GPU.
-    cuda : CudaAccess
+    given : mapping of str to AnyInput
+        The inputs; those on GPUs, if they are there already, as DeviceSource.
+    gpus : Gpus
+    library : str or None
+        Whose arrays the inputs are that the user fills.
+    named : sequence of NamedStream and NamedEvent
+        See :meth:`name_work`.
     """
 
-    def __init__(self, inner: Exchange, input_devices: Mapping[str, int], cuda: CudaAccess) -> None:
+    has_gpus = True
+
+    def __init__(
+        self, inner: Exchange, given: Mapping[str, AnyInput], gpus: Gpus, library: str | None, named: Named
+    ) -> None:
         self.spec, self.layout, self.options = inner.spec, inner.layout, inner.options
         self.path = inner.path
         self._inner = inner
-        self._runtime = cuda.runtime
-        self._devices = dict(input_devices)
-        self._arrays: dict[str, Any] = inner.arrays()
-        for name, device in self._devices.items():
-            self._arrays[name] = _empty_like(self._runtime, self._arrays[name], device)
+        self._gpus = gpus
+        self._named = named
+        self._devices = {name: each.device for name, each in given.items() if each.device is not None}
+        sources = inputs_on_gpus(given)
+        self._kept = {name: each for name, each in sources.items() if each.is_lent}
+        self.library = library or library_of_inputs(sources)
+        check_is_installed(self.library)
+        self._filled: dict[str, DeviceSource] = {}
 
     def arrays(self) -> dict[str, Any]:
-        return dict(self._arrays)
+        """As of :class:`Exchange`. Each request copies those on GPUs to the host from now on."""
+        arrays = self._inner.arrays()
+        work = GpuWork(self._gpus)
+        for name, device in self._devices.items():
+            source = self._filled.get(name) or self._kept.get(name)
+            if source is None:
+                empty = _in_library(
+                    new_array(self._gpus.runtime, arrays[name].shape, arrays[name].dtype, device), self.library
+                )
+                source = DeviceSource(name, empty, work, self._gpus, device)
+            self._filled[name] = source
+            arrays[name] = source.value
+        return arrays
 
     def write(self, given: Mapping[str, Source]) -> None:
-        self._inner.write({name: source for name, source in given.items() if name not in self._devices})
-        for name in self._devices:
-            given[name].write_to(self._arrays[name])
+        self._inner.write({name: source for name, source in given.items() if source.device is None})
+
+    def write_from_gpus(self, given: Mapping[str, Source], deadline: float) -> Steps[None]:
+        sources = inputs_on_gpus(given)
+        yield from can_be_downloaded(sources, self._named, deadline)
+        targets = self._inner.arrays()
+
+        def download() -> None:
+            for name, source in sources.items():
+                source.write_to(targets[name])
+
+        yield from offloaded(download, left_until(deadline), "its inputs were being copied to the host")
+
+    def name_work(self, named: Named) -> None:
+        self._named = named
 
     def sources(self) -> dict[str, Source]:
         return self._inner.sources()
@@ -57,31 +101,61 @@ class StagedExchange(Exchange):
 
     def send(self, timeout_s: float) -> Steps[Result]:
         self._check_is_open()
-        on_host = self._inner.arrays()
-        for name, device in self._devices.items():
-            copy_on_device(self._runtime, device, on_host[name], self._arrays[name])
-        del on_host
+        if self._filled:
+            deadline = time.monotonic() + timeout_s
+            yield from self.write_from_gpus(self._filled, deadline)
+            timeout_s = left_until(deadline)
         return (yield from self._inner.send(timeout_s))
 
     def close(self) -> None:
         super().close()
         self._inner.close()
-        self._arrays = {}
+        self._filled, self._kept = {}, {}
 
 
-def on_devices(result: Result, devices: Mapping[str, int], cuda: CudaAccess) -> Result:
-    """Return a result whose outputs are on these GPUs: those that came back on the host are copied there."""
+def can_be_downloaded(sources: Mapping[str, DeviceSource], named: Named, deadline: float) -> Steps[None]:
+    """Wait until inputs on GPUs can be copied to the host without waiting for the user's work.
+
+    Raises
+    ------
+    DeadlineExceededError
+        It takes longer.
+    """
+    work = work_of(sources.values())
+    if work is not None:
+        with contextlib.closing(work):
+            work.follow(named, {source.array.device for source in sources.values()})
+            yield from worked_off(work, deadline)
+
+
+def brought_to_gpus(
+    gpus: Gpus, result: Result, devices: Mapping[str, int], library: str | None, timeout_s: float
+) -> Steps[Result]:
+    """Return a result whose outputs are on these GPUs: those that came back on the host are copied there.
+
+    Raises
+    ------
+    DeadlineExceededError
+        It takes too long.
+    """
     arrays: dict[str, Any] = dict(result)
-    for name, device in devices.items():
-        array = arrays.get(name)
-        if isinstance(array, np.ndarray):
-            arrays[name] = _empty_like(cuda.runtime, array, device)
-            copy_on_device(cuda.runtime, device, arrays[name], array)
+    on_host = {name: arrays[name] for name in devices if isinstance(arrays.get(name), np.ndarray)}
+    if not on_host:
+        return result
+
+    def upload() -> None:
+        for name, array in on_host.items():
+            target = new_array(gpus.runtime, array.shape, array.dtype, devices[name])
+            with gpus.streams.one(devices[name]) as stream:
+                copy(gpus.runtime, target, array, stream)
+                gpus.runtime.synchronize_stream(stream, devices[name])
+            arrays[name] = _in_library(target, library)
+
+    yield from offloaded(upload, timeout_s, "its outputs were being copied to a GPU")
     return Result(
         arrays, result.path, result.read_response, result.overflowed, result.bytes_avoided, result.in_response
     )
 
 
-def _empty_like(runtime: CudaRuntime, array: npt.NDArray[Any], device: int) -> Any:
-    with device_guard(runtime, device):
-        return runtime.empty(array.shape, array.dtype)
+def _in_library(array: DeviceArray, library: str | None) -> Any:
+    return array if library is None else as_library(array, library)

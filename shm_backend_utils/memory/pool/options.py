@@ -24,6 +24,9 @@ class PoolOptions:
         The budget, of all models together; None for half of what ``/dev/shm`` holds.
     max_device_bytes : int or None
         The budget on each GPU; None for all that it has.
+    lend_bytes : int
+        From how many bytes on an input on a GPU is used where it is, if CUDA can share its memory; smaller ones are
+        copied there, which takes less time than to open them in the model. 0 for all.
     max_batch_bytes : int
         How much memory to take at once for calls that a model may serve as one batch, so that their rows follow one
         another; 0 for none. Only for models with a batcher, and calls that are made side by side.
@@ -44,6 +47,7 @@ class PoolOptions:
 
     max_bytes: int | None = None
     max_device_bytes: int | None = None
+    lend_bytes: int = 2**20
     max_batch_bytes: int = 64 * 2**20
     idle_s: float = 60.0
     head_room: float = 1.25
@@ -52,7 +56,7 @@ class PoolOptions:
     access: Access = PRIVATE
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_device_bytes", "max_batch_bytes", "stream_guess_bytes"):
+        for name in ("max_bytes", "max_device_bytes", "lend_bytes", "max_batch_bytes", "stream_guess_bytes"):
             value = getattr(self, name)
             if not isinstance(value, numbers.Integral) and not (value is None and name in _MAY_BE_NONE):
                 raise CallerError(f"PoolOptions.{name} is {value!r}; expected a whole number of bytes, such as 2**30")
@@ -62,6 +66,8 @@ class PoolOptions:
             raise CallerError(
                 f"PoolOptions.max_device_bytes is {self.max_device_bytes}; expected a number of bytes above 0"
             )
+        if self.lend_bytes < 0:
+            raise CallerError(f"PoolOptions.lend_bytes is {self.lend_bytes}; expected bytes, 0 or more")
         if self.max_batch_bytes < 0:
             raise CallerError(f"PoolOptions.max_batch_bytes is {self.max_batch_bytes}; expected bytes, 0 or more")
         if not self.idle_s >= 0:

@@ -11,6 +11,7 @@ from typing import Any
 from ...errors import ClosedError
 from ...protocol.address import SlotAddress
 from ...protocol.layout import SlotRecord
+from .. import locks
 from ..managed import ManagedRegion
 from ..segment import Access
 
@@ -64,6 +65,15 @@ class Slot:
         record.client_words[0] = generation
         return generation
 
+    @property
+    def record_offset(self) -> int:
+        """Where the record begins in the region."""
+        return self._region.record_offset(self.index)
+
+    def may_begin(self, generation: int) -> bool:
+        """Return whether a request of this generation may still begin: nobody has made it a stale one."""
+        return self._record is not None and self.generation == generation
+
     def copy_results(self) -> bytes:
         """Copy out what the model has written, all at once; raises ClosedError once the region is destroyed."""
         if self._record is None:
@@ -79,6 +89,11 @@ class Slot:
     def is_completed(self) -> bool:
         """Whether a model has finished with this generation, well or not; False once the region is destroyed."""
         return self._record is not None and self._record.completed == self.generation
+
+    @property
+    def was_left(self) -> bool:
+        """Whether a model has begun with a request here and never finished it; it is dead if the slot was reclaimed."""
+        return self._record is not None and self._record.started != self._record.completed
 
     def reclaim(self) -> bool:
         """Make sure that no request that was ever sent will touch the slot again. Return whether that is so now.
@@ -219,6 +234,16 @@ class SlotRegion:
         """Make sure that no request will touch the region again. Return whether that is so now."""
         reclaimed = [slot.reclaim() for slot in self.slots if slot.is_in_doubt]
         return all(reclaimed)
+
+    @property
+    def fd(self) -> int:
+        """Its descriptor, for looking at locks; raises ClosedError once it is destroyed."""
+        return self._region.segment.fileno()
+
+    @property
+    def has_users(self) -> bool:
+        """Whether a model has memory of a GPU mapped that a slot here fences; True once it is destroyed."""
+        return self._region.segment.is_closed or locks.has_users(self.fd)
 
     def prefault(self, deadline: float = math.inf) -> None:
         """Enter its memory into this process' page tables, as much as can be until a moment."""

@@ -14,14 +14,15 @@ import numpy.typing as npt
 from ...dtypes import BYTES, DType
 from ...errors import ModelError, ShmError, TableError, TensorError
 from ...protocol import results
-from ...protocol.results import Event, OutputPlace
+from ...protocol.claims import CudaRegionClaim
+from ...protocol.results import OutputPlace
 from ...tensors.device_view import DeviceView
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import DIRECT, TRITON, TensorView
 from ..delivered import DeliveredView
 from ..forward import check_all_are_over
-from ..mapping.memory import HostMemory, Memory
+from ..mapping.memory import DeviceMemory, HostMemory, Memory
 from .outputs import (
     Output,
     array_of,
@@ -37,8 +38,6 @@ from .outputs import (
 from .received import ReceivedRequest
 
 __all__ = ["AnsweredRequest"]
-
-_EVENT_LENGTH: Final = 80
 
 # What a named tuple's own constructor does, without the function around it.
 _place: Final[Callable[[type[OutputPlace], tuple[Any, ...]], OutputPlace]] = tuple.__new__
@@ -128,8 +127,9 @@ class AnsweredRequest(ReceivedRequest):
         ----------
         name : str
             As in the model's configuration.
-        array : TensorView, Strings, numpy.ndarray, or what NumPy or DLPack can make an array of
-            On the host or on a GPU, wherever the client wants the output. Of strings: bytes, or str, which becomes
+        array : TensorView, Strings, numpy.ndarray, or what NumPy, DLPack or CUDA's array interface make an array of
+            On the host or on a GPU, wherever the client wants the output. It may be written again afterwards, on the
+            host, or on the streams that :meth:`Call.ready_on` has named. Of strings: bytes, or str, which becomes
             UTF-8.
 
         Raises
@@ -150,7 +150,7 @@ class AnsweredRequest(ReceivedRequest):
         if isinstance(array, Strings):
             self._put_strings(name, array)
             return
-        source = array_of(spec, self._context.arrays, name, array)
+        source = array_of(spec, name, array, self._adopted)
         shape = tuple(source.shape)
         dtype = check_output(spec, name, np.dtype(source.dtype), shape)
         if dtype is BYTES:
@@ -222,7 +222,8 @@ class AnsweredRequest(ReceivedRequest):
                     elif place.is_in_response:
                         if isinstance(view, (StringsView, DeviceView)):
                             packed, by_host = self._has_results, self.table is not None
-                            tensors.append(tensor_of(name, view, context, packed=packed, by_host=by_host))
+                            tensor = tensor_of(name, view, context, self.devices, packed=packed, by_host=by_host)
+                            tensors.append(tensor)
                         else:
                             tensors.append(context.backend.output(name, view.array))
                     places.append(place)
@@ -241,15 +242,18 @@ class AnsweredRequest(ReceivedRequest):
             self._places = places
         self.response = context.backend.response(tensors)
 
-    def end(self, events: Sequence[Event] = ()) -> None:
+    def end(self, events: Sequence[int] = ()) -> None:
         """Write the results. From here on the memory may be the client's, when it has waited for the events.
 
         Parameters
         ----------
-        events : sequence of Event
-            What the GPU has still to reach; none if it is done.
+        events : sequence of int
+            The further regions whose events a GPU has still to reach; none if it is done.
         """
         self._is_open = False
+        if self._further is not None and self._further.passing:
+            self.outputs = {}  # their views would keep the memory mapped
+            self._further.unmap_passing()
         slot = self._slot
         if slot is not None:
             encoded = results.encode(self._places, events) if events else self._results
@@ -278,23 +282,36 @@ class AnsweredRequest(ReceivedRequest):
 
     @property
     def can_end_by_event(self) -> bool:
-        """Whether all that the client looks at is on GPUs, so that it can wait for an event itself."""
-        if self._slot is None or not self.devices:
+        """Whether all that a GPU has still to do is on named streams, and in memory whose events the client has."""
+        uses = self.devices
+        if self._slot is None or self._further is None or not uses or not uses.are_named or uses.reads_host:
             return False
         if any(self._memories[place.region].device is None for place in self._places):
             return False  # what is in the response has region 0, the slot's own, which is on the host
-        length = len(self._results) + _EVENT_LENGTH * len(self.devices)
-        return length <= self._slot.record.results_room
+        regions = self.event_regions
+        if self._further.passing or not regions or not all(event for event, _ in regions.values()):
+            return False
+        return len(results.encode(self._places, list(regions))) <= self._slot.record.results_room
+
+    @property
+    def event_regions(self) -> dict[int, tuple[int, int]]:
+        """The further regions on GPUs, by their numbers: the client's event of each, 0 for none, and the GPU."""
+        found = {}
+        claims = () if self.table is None else self.table.regions
+        for number, (claim, memory) in enumerate(zip(claims, self._memories[1:], strict=True), 1):
+            if isinstance(claim, CudaRegionClaim) and isinstance(memory, DeviceMemory):
+                found[number] = (memory.mapping.event if claim.event else 0, memory.device)
+        return found
 
     def _in_band(self, name: str, dtype: DType, array: Any) -> Output:
-        """Return an array of NumPy or CuPy as an output that goes back through Triton."""
+        """Return an array of the host or of a GPU as an output that goes back through Triton."""
         view: TensorView
         if isinstance(array, np.ndarray):
             contiguous = np.ascontiguousarray(array).reshape(array.shape)  # the first makes a scalar one-dimensional
             view = TensorView(name, contiguous, dtype, TRITON)
         else:
-            view = self._context.arrays.view(name, array, dtype, TRITON, writable=True)
-            self._use_device(view.device)
+            uses = self._use_device(array.device)
+            view = self._context.arrays.view(name, array, dtype, TRITON, writable=True, uses=uses)
         return in_response(name, view, dtype)
 
     def _put_strings(self, name: str, strings: Strings) -> None:
@@ -312,11 +329,20 @@ class AnsweredRequest(ReceivedRequest):
             return None  # nobody would read in the results where the output is
         return passed_through(name, dtype, source, shape, self.table.inputs.values(), self._memories)
 
+    def _adopted(self, value: Any) -> Any:
+        """Return an array of any library on a GPU as one of ours."""
+        arrays = self._context.arrays
+        return arrays.adopt(value, self._use_device(arrays.device_of(value)))
+
     def _fill(self, view: TensorView, source: Any) -> bool:
-        """Copy an array of NumPy or CuPy to a view, unless it is that very memory; return whether it was not."""
+        """Copy an array of the host or of a GPU to a view, unless it is that memory; return whether it was not."""
         if isinstance(source, np.ndarray) and not isinstance(view, DeviceView):
             return copy_on_host(view.numpy(), source)
-        self._use_device(self._context.arrays.copy(view, source))
+        uses = self._device_uses()
+        for array in (view.array, source):
+            if not isinstance(array, np.ndarray):
+                uses.add(array.device)
+        self._context.arrays.copy(view, source, uses)
         return True
 
     def _abort(self) -> None:
@@ -329,6 +355,7 @@ class AnsweredRequest(ReceivedRequest):
             return
         if self.devices:  # the memory is the client's after this, and a device may be writing there
             with contextlib.suppress(ShmError):
-                self._context.arrays.synchronize(sorted(self.devices))
+                self.devices.wait()
+            self.devices.release()
         self._results = results.NO_RESULTS
         self.end()

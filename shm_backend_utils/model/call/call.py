@@ -12,9 +12,11 @@ from ... import dtypes
 from ...errors import MissingTensorError
 from ...model_spec import ModelSpec
 from ...protocol.claims import RegionClaim
+from ...tensors.device_array import DeviceArray
 from ...tensors.device_view import DeviceView
 from ...tensors.view import DIRECT, TRITON, TensorView
 from ..context import SequencePart, sequence_of
+from ..devices.uses import DeviceUses
 from ..forward import CALLERS_PARAMETER, Forwarding, ForwardOutputs, LentMemory, lendable
 from .answered import AnsweredRequest
 from .received import scan_json
@@ -37,9 +39,9 @@ class Call(AnsweredRequest):
     response : InferenceResponse
         What ``execute`` returns for this request; there once the call was committed, or has failed: then it carries the
         error.
-    devices : set of int or None
-        The GPUs that the call uses; None for none. It is not over before they have done what is on their current
-        streams.
+    devices : DeviceUses or None
+        The GPUs that the call uses, by number; None for none. It is not over before they have done what is on the
+        streams that :meth:`ready_on` has named, or, where none was named, all that they have to do.
     table : Table or None
         What the client says of its memory; None if it shares none.
     outputs : dict of str to Output
@@ -67,7 +69,8 @@ class Call(AnsweredRequest):
         try:
             self.commit()
             if self.devices:
-                self._context.arrays.synchronize(sorted(self.devices))
+                self.devices.wait()
+                self.devices.release()
         except BaseException as own:
             self.fail(own)
             raise
@@ -193,7 +196,7 @@ class Call(AnsweredRequest):
         ModelError
             As for :meth:`output`.
         MachineError
-            CuPy or a GPU is missing.
+            cuda-bindings or a GPU is missing.
         """
         view = self.output(name, shape, dtype)
         if isinstance(view, DeviceView):
@@ -207,8 +210,36 @@ class Call(AnsweredRequest):
         self._use_device(made.device)
         return made
 
+    def ready_on(self, stream: Any) -> None:
+        """Name a stream of a GPU that the call's work is on: it is done with what is there before the call is over.
+
+        Copies of the library, as :meth:`put` makes them, come after what is on the stream when they are made, and
+        before what is put there later; so name it before them. Without a stream, the whole GPU is waited for, at each
+        copy and at the end: that is right for every model, and waits for all else that the process does there.
+
+        Parameters
+        ----------
+        stream : object
+            What has ``__cuda_stream__``; a torch.cuda.Stream, a cupy.cuda.Stream, or a ``CUstream`` as a number. Name
+            several one by one; then no other stream of that GPU is waited for. A default stream is that of the GPU that
+            the call uses, or, if that is not one alone, of the instance's.
+
+        Raises
+        ------
+        ModelError
+            It is no stream; or one of a GPU that the call does not use; or it is being captured into a graph.
+        ClosedError
+            The call is over.
+        MachineError
+            cuda-bindings or a GPU is missing.
+        """
+        self._check_open()
+        uses = DeviceUses(self._context.arrays) if self.devices is None else self.devices
+        uses.name(stream)
+        self.devices = uses
+
     def to_host(self, view: TensorView) -> npt.NDArray[Any]:
-        """Return a tensor as an array of NumPy: a copy if it is on a GPU, after what is on the current stream.
+        """Return a tensor as an array of NumPy: a copy if it is on a GPU, after the call's work there.
 
         Parameters
         ----------
@@ -221,45 +252,41 @@ class Call(AnsweredRequest):
             Of the view's shape and dtype. Where the view is on the host it is the same memory, valid as long as the
             call, and read-only for an input; else an array of its own.
         """
-        return self._context.arrays.to_host(view) if isinstance(view, DeviceView) else view.numpy()
+        if not isinstance(view, DeviceView):
+            return view.numpy()
+        return self._context.arrays.to_host(view, self._use_device(view.device))
 
-    def to_device(self, view: TensorView, stream: Any = None) -> Any:
-        """Return a tensor as an array of CuPy: a copy on the instance's GPU if it is on the host.
+    def to_device(self, view: TensorView, stream: Any = None) -> DeviceArray:
+        """Return a tensor as an array on a GPU: a copy on the instance's GPU if it is on the host.
 
         Parameters
         ----------
         view : TensorView
             An input, or an output that is written.
-        stream : cupy.cuda.Stream, optional
-            To copy on; by default the current one. From pinned memory (``SHM_PIN_HOST_MEMORY``) the copy is made while
-            the host goes on; wait for a stream of your own before the call ends.
+        stream : object, optional
+            Of the instance's GPU, as of :meth:`ready_on`: the copy is made there. By default it is made on a stream of
+            the library's own, and who takes the array by DLPack or CUDA's array interface waits for it. From pinned
+            memory (``SHM_PIN_HOST_MEMORY``) it is made while the host goes on.
 
         Returns
         -------
-        cupy.ndarray
-            Of the view's shape and dtype. Where the view is on a GPU already it is the same memory, valid as long as
-            the call.
+        DeviceArray
+            Of the view's shape and dtype; ``torch.from_dlpack`` and its like take it, and ``.cupy()``. Where the view
+            is on a GPU already it is the same memory, valid as long as the call.
 
         Raises
         ------
+        ModelError
+            The stream is of another GPU, or is being captured into a graph.
         MachineError
-            CuPy or a GPU is missing.
+            cuda-bindings or a GPU is missing.
         """
         if isinstance(view, DeviceView):
-            return view.cupy()
-        copied = self._context.arrays.to_device(view, stream)
-        self._use_device(self._context.arrays.device)
-        return copied
-
-    @property
-    def stream(self) -> Any:
-        """CuPy's current stream on the instance's GPU: what is launched there is finished before the response leaves.
-
-        What is launched on other streams is the model's own to wait for.
-        """
-        stream = self._context.arrays.stream()
-        self._use_device(self._context.arrays.device)
-        return stream
+            array: DeviceArray = view.array
+            return array
+        arrays = self._context.arrays
+        own = None if stream is None else arrays.instance_stream(stream)
+        return arrays.to_device(view, self._device_uses(), own)
 
     def forward(
         self,
@@ -356,7 +383,7 @@ class Call(AnsweredRequest):
     ) -> Forwarding:
         self._check_open()
         if self.devices:  # the other model has streams of its own
-            self._context.arrays.synchronize(sorted(self.devices))
+            self.devices.wait()
         own = self._parameters
         callers = "" if own is None else str(own.get(CALLERS_PARAMETER, ""))
         lent: list[LentMemory | None] = []

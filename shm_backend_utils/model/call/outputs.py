@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +16,13 @@ from ...model_spec import ModelSpec
 from ...protocol.results import OutputPlace
 from ...protocol.spans import InputSpan, OutputSpan
 from ...tensors import dlpack
+from ...tensors.device_import import is_on_gpu
 from ...tensors.device_view import DeviceView
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import TensorView
 from ..context import Context
-from ..devices.arrays import DeviceArrays, is_on_device
+from ..devices.uses import DeviceUses
 from ..mapping.memory import HostMemory, Memory
 
 __all__ = [
@@ -47,7 +48,7 @@ class Output(NamedTuple):
         Where it is, as results say it.
     view : TensorView
         Over its memory.
-    source : array of CuPy or None
+    source : DeviceArray or None
         What the model fills instead of ``view``; it is copied there when the call ends.
     was_copied : bool
         Whether it was copied to where it is.
@@ -85,14 +86,14 @@ def may_not_write(error: TensorError) -> ModelError:
     return ModelError(f"model.py wrote an output that it may not: {error}")
 
 
-def array_of(spec: ModelSpec, devices: DeviceArrays, name: str, value: Any) -> Any:
-    """Return what a user gives as output ``name`` as an array of NumPy, or of CuPy if it is on a GPU."""
+def array_of(spec: ModelSpec, name: str, value: Any, adopt: Callable[[Any], Any]) -> Any:
+    """Return what a user gives as output ``name`` as an array of NumPy, or, if it is on a GPU, as ``adopt`` has it."""
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, TensorView):
         return value.array
-    if is_on_device(value):
-        return devices.adopt(value)
+    if is_on_gpu(value):
+        return adopt(value)
     if hasattr(value, "__dlpack__"):
         with contextlib.suppress(BufferError, RuntimeError, TypeError):  # then maybe NumPy can do it otherwise
             return dlpack.array_of(value)
@@ -129,7 +130,7 @@ def passed_through(
     ----------
     name, dtype, shape
         The output's.
-    source : array of NumPy or CuPy
+    source : numpy.ndarray, DeviceArray or StridedArray
         What the model gives; of strings, their bytes.
     inputs : iterable of InputSpan
         The request's.
@@ -172,7 +173,15 @@ def write_strings(name: str, strings: Strings, span: OutputSpan, memory: Memory)
     return Output(OutputPlace(name, BYTES, strings.shape, span.region, span.offset, size, False), view, None, True)
 
 
-def tensor_of(name: str, view: StringsView | DeviceView, context: Context, *, packed: bool, by_host: bool) -> Any:
+def tensor_of(
+    name: str,
+    view: StringsView | DeviceView,
+    context: Context,
+    uses: DeviceUses | None,
+    *,
+    packed: bool,
+    by_host: bool,
+) -> Any:
     """Return strings, or an output on a GPU, as a tensor for the response.
 
     Parameters
@@ -183,6 +192,8 @@ def tensor_of(name: str, view: StringsView | DeviceView, context: Context, *, pa
         Over its memory.
     context : Context
         The session's.
+    uses : DeviceUses or None
+        The call's.
     packed : bool
         Whether strings go as their bytes, as results have their shape.
     by_host : bool
@@ -196,7 +207,7 @@ def tensor_of(name: str, view: StringsView | DeviceView, context: Context, *, pa
     backend = context.backend
     if isinstance(view, DeviceView):
         if by_host:
-            return backend.output(name, context.arrays.to_host(view))
+            return backend.output(name, context.arrays.to_host(view, uses))
         return backend.device_output(name, view.__dlpack__(stream=-1))
     try:
         return backend.output(name, np.frombuffer(view.strings().packed(), np.uint8) if packed else view.numpy())

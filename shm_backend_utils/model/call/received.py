@@ -25,6 +25,7 @@ from ...tensors.strings_view import StringsView
 from ...tensors.view import DIRECT, TensorView
 from ..context import Context
 from ..delivered import DeliveredView, view_of
+from ..devices.uses import DeviceUses
 from ..forward import Forwarding
 from ..mapping.further_regions import FurtherRegions
 from ..mapping.mapped import Slot, replayed, stale
@@ -95,7 +96,7 @@ class ReceivedRequest:
         self._results = NO_RESULTS
         self.table: Table | None = None
         self.outputs: dict[str, Output] = {}
-        self.devices: set[int] | None = None
+        self.devices: DeviceUses | None = None
         self.response: Any = None
 
     def begin(self) -> None:
@@ -320,10 +321,17 @@ class ReceivedRequest:
             self._use_device(view.device)
         return view
 
-    def _use_device(self, device: int) -> None:
-        if self.devices is None:
-            self.devices = set()
-        self.devices.add(device)
+    def _use_device(self, device: int) -> DeviceUses:
+        uses = self._device_uses()
+        uses.add(device)
+        return uses
+
+    def _device_uses(self) -> DeviceUses:
+        """Return what the call has to do with GPUs: few calls have anything."""
+        uses = self.devices
+        if uses is None:
+            uses = self.devices = DeviceUses(self._context.arrays)
+        return uses
 
     def _check_open(self) -> None:
         if not self._is_open:

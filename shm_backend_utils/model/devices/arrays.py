@@ -1,140 +1,298 @@
-"""Arrays on GPUs, for the calls of a session: taken over, made, copied, waited for."""
+"""Arrays on GPUs, for the calls of a session: taken over, made, copied, waited for.
+
+Copies are on streams of ours, as nobody's current stream is known to be the right one. Each comes after what is on the
+streams that the call has named on the GPUs that it touches; where none is named, after all that the GPU has to do. What
+is put on those streams afterwards comes after the copy; where none is named, the host waits for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import DType
+from ...errors import CallerError, ModelError
 from ...memory.cuda.memory import CudaAccess
-from ...memory.cuda.runtime import device_guard
-from ...tensors import dlpack
+from ...memory.cuda.ordering import OwnStreams, order_after
+from ...memory.cuda.runtime import CudaRuntime
+from ...memory.cuda.streams import NamedStream, named_stream
+from ...tensors.device_array import LEGACY_STREAM, DeviceArray
+from ...tensors.device_copy import copy
+from ...tensors.device_import import imported
 from ...tensors.device_view import DeviceView
+from ...tensors.strided_array import StridedArray
 from ...tensors.view import TensorView
+from .scratch import Scratch
+from .uses import DeviceUses
 
-__all__ = ["DeviceArrays", "is_on_device"]
+__all__ = ["DeviceArrays"]
 
 
 class DeviceArrays:
-    """What calls do with GPUs.
+    """What calls do with GPUs. Thread-safe.
 
     Parameters
     ----------
     cuda : CudaAccess
         Loaded at first use.
     device : int
-        The model instance's GPU, in this process' numbers.
+        The GPU that copies are made to which have no place yet, in this process' numbers: the model instance's.
     """
 
     def __init__(self, cuda: CudaAccess, device: int) -> None:
         self.device = device
         self._cuda = cuda
 
-    def stream(self) -> Any:
-        """Return the current stream on the instance's GPU."""
-        runtime = self._cuda.runtime
-        with device_guard(runtime, self.device):
-            return runtime.current_stream()
+    @property
+    def runtime(self) -> CudaRuntime:
+        """CUDA in this process; MachineError if it, or a GPU, is missing."""
+        return self._cuda.runtime
 
-    def adopt(self, value: Any) -> Any:
-        """Return what has ``__dlpack__``, or is a DLPack capsule, as an array of CuPy over the same memory."""
-        return self._cuda.runtime.adopt(value)
+    @cached_property
+    def own_streams(self) -> OwnStreams:
+        """Streams of ours."""
+        return OwnStreams(self.runtime)
 
-    def view(self, name: str, array: Any, dtype: DType, path: str, *, writable: bool) -> DeviceView:
-        """Return an array of CuPy as a view: over its own memory, or over a copy if it is not C-contiguous.
+    @cached_property
+    def _scratch(self) -> Scratch:
+        return Scratch(self.runtime)
+
+    def device_of(self, value: Any) -> int:
+        """Return the number of the GPU that a value, of which :func:`is_on_gpu` is true, is on."""
+        if isinstance(value, (DeviceArray, DeviceView, StridedArray)):
+            return value.device
+        if hasattr(value, "__dlpack_device__"):
+            return int(value.__dlpack_device__()[1])
+        address, _ = value.__cuda_array_interface__["data"]
+        return self.runtime.pointer(address).device if address else self.device
+
+    def adopt(self, value: Any, uses: DeviceUses | None = None) -> DeviceArray | StridedArray:
+        """Return an array of any library on a GPU as one of ours, over the same memory.
+
+        What its library has still to do there comes before all that is put on the streams that the call has named
+        later; where none is named, it is part of what the GPU has to do.
+        """
+        device = self.device_of(value)
+        with self.own_streams.one(device) as stream:
+            array = imported(self.runtime, value, stream)
+            self._order_behind(stream, device, _streams_on(device, uses))
+        return array
+
+    def adopt_capsule(self, capsule: object) -> DeviceArray | StridedArray:
+        """Return a DLPack capsule of a GPU's memory, which is complete, as an array of ours."""
+        return imported(self.runtime, capsule, LEGACY_STREAM)
+
+    def view(
+        self,
+        name: str,
+        array: DeviceArray | StridedArray,
+        dtype: DType,
+        path: str,
+        *,
+        writable: bool,
+        uses: DeviceUses | None = None,
+    ) -> DeviceView:
+        """Return an array as a view: over its own memory, or over a copy if it is not C-contiguous."""
+        if not isinstance(array, DeviceArray):
+            contiguous = self._scratch.array(array.shape, dtype.numpy, array.device)
+            self.copy_all([(contiguous, array)], uses)
+            array = contiguous
+        if array.is_read_only == writable:
+            array = DeviceArray(
+                array.runtime,
+                array.address,
+                array.shape,
+                array.dtype,
+                array.device,
+                array,
+                is_read_only=not writable,
+                written_on=array.written_on,
+            )
+        return DeviceView(name, array, dtype, path)
+
+    def empty(
+        self, name: str, shape: tuple[int, ...], dtype: DType, path: str, device: int | None = None
+    ) -> DeviceView:
+        """Return new memory as a view: C-contiguous, writable, not cleared; on the instance's GPU unless it is said."""
+        array = self._scratch.array(shape, dtype.numpy, self.device if device is None else device)
+        return DeviceView(name, array, dtype, path)
+
+    def copy(self, target: TensorView, source: Any, uses: DeviceUses | None = None) -> None:
+        """Copy an array, of the host or of a GPU, to a view; one of them is on a GPU.
+
+        Memory of the host may be written again when this returns, and other memory on the streams that were named.
+        """
+        self.copy_all([(target.array, source)], uses)
+
+    def copy_all(self, pairs: Sequence[tuple[Any, Any]], uses: DeviceUses | None = None) -> None:
+        """Copy arrays as :meth:`copy` does, one after the other: targets and sources, one of each pair on a GPU."""
+        on_gpus = [array for pair in pairs for array in pair if not isinstance(array, np.ndarray)]
+        devices = sorted({array.device for array in on_gpus})
+        if not devices:
+            return
+        runtime, device = self.runtime, devices[0]
+        named = {each: _streams_on(each, uses) for each in devices}
+        with self.own_streams.one(device) as stream:
+            for each, streams in named.items():
+                self._order_after(streams, each, stream)
+            for target, source in pairs:
+                copy(runtime, target, source, stream)
+            for streams in named.values():
+                self._order_behind(stream, device, streams)
+            if not all(named.values()) or any(isinstance(source, np.ndarray) for _, source in pairs):
+                runtime.synchronize_stream(stream, device)
+            elif uses is not None:
+                uses.keep(on_gpus)
+
+    def to_host(self, view: DeviceView, uses: DeviceUses | None = None) -> npt.NDArray[Any]:
+        """Return a copy in host memory, complete."""
+        copied = np.empty(view.shape, view.dtype)
+        self.copy_all([(copied, view.array)], uses)
+        return copied
+
+    def to_device(self, view: TensorView, uses: DeviceUses, stream: NamedStream | None = None) -> DeviceArray:
+        """Return a copy of host memory on the instance's GPU, for a call.
+
+        From pinned memory it is made while the host goes on; else the host waits.
 
         Parameters
         ----------
-        name, dtype, path, writable
-            The view's.
-        array : array of CuPy
-            Kept alive by the view.
+        view : TensorView
+            On the host.
+        uses : DeviceUses
+            The call's.
+        stream : NamedStream, optional
+            The call's own, to copy on: what comes later there finds the copy. Without it, the array says what its
+            reader has to wait for.
         """
-        runtime = self._cuda.runtime
-        device = device_of(array)
-        if not runtime.is_contiguous(array):
-            with device_guard(runtime, device):
-                contiguous = runtime.empty(array.shape, dtype.numpy)
-                runtime.copy(contiguous, array, self._stream())
-            array = contiguous
-        return DeviceView(name, array, dtype, path, runtime, device, writable=writable)
-
-    def empty(self, name: str, shape: tuple[int, ...], dtype: DType, path: str) -> DeviceView:
-        """Return new memory on the instance's GPU as a view: C-contiguous, writable, not cleared."""
-        runtime = self._cuda.runtime
-        with device_guard(runtime, self.device):
-            array = runtime.empty(shape, dtype.numpy)
-        return DeviceView(name, array, dtype, path, runtime, self.device, writable=True)
-
-    def copy(self, target: TensorView, source: Any) -> int:
-        """Copy an array, NumPy's or CuPy's, to a view; one of them is on a GPU. Return which GPU has work now."""
-        runtime = self._cuda.runtime
-        device = target.device if isinstance(target, DeviceView) else device_of(source)
-        with device_guard(runtime, device):
-            stream = self._stream()
-            if not isinstance(source, np.ndarray) and device_of(source) != device:
-                with device_guard(runtime, device_of(source)):
-                    runtime.order(self._stream(), stream)  # what is still being written to the source comes first
-            runtime.copy(target.array, source, stream)
-        return device
-
-    def copy_array(self, target: Any, source: Any) -> None:
-        """Copy an array of CuPy to another one on the same GPU."""
-        runtime = self._cuda.runtime
-        with device_guard(runtime, device_of(source)):
-            runtime.copy(target, source, self._stream())
-
-    def to_host(self, view: DeviceView) -> npt.NDArray[Any]:
-        """Return a copy in host memory, complete."""
-        runtime = self._cuda.runtime
-        copied = np.empty(view.shape, view.dtype)
-        with device_guard(runtime, view.device):
-            runtime.copy(copied, view.array, self._stream())
-            runtime.synchronize(self._stream())
+        device, runtime = self.device, self.runtime
+        uses.add(device)
+        own = uses.own_stream(device)
+        uses.reads_host = True
+        source = view.numpy()
+        if stream is not None:
+            copied = self._scratch.array(view.shape, view.dtype, device)
+            with runtime.on(device):
+                copy(runtime, copied, source, stream.handle)
+            order_after(runtime, [stream], device, own)
+            return copied
+        if view.writable:  # an output, which the GPU itself may be writing
+            self._order_after(uses.streams[device], device, own)
+        copied = self._scratch.array(view.shape, view.dtype, device, written_on=own)
+        with runtime.on(device):
+            copy(runtime, copied, source, own)
         return copied
 
-    def to_device(self, view: TensorView, stream: Any) -> Any:
-        """Return a copy on the instance's GPU, which is complete for all that comes later on the stream.
+    def wait(self, uses: Iterable[DeviceUses]) -> None:
+        """Wait until GPUs have done what they have to do for calls: for each GPU once.
 
-        From pinned memory it is made while the host goes on; else the host waits.
-        """
-        runtime = self._cuda.runtime
-        with device_guard(runtime, self.device):
-            current = self._stream()
-            chosen = current if stream is None else runtime.stream_address(stream)
-            copied = runtime.empty(view.shape, view.dtype)
-            runtime.order(current, chosen)  # the memory may have served the current stream just before
-            runtime.copy(copied, view.numpy(), chosen)
-        return copied
-
-    def synchronize(self, devices: Iterable[int]) -> None:
-        """Wait until these GPUs have done what is on their current streams.
+        That is what is on the streams that were named there; or all of it, if a call uses the GPU and named none.
 
         Raises
         ------
         CudaError
             Something that was launched there has failed.
+        ModelError
+            A stream that was named is being captured into a graph.
         """
-        for device in devices:
-            runtime = self._cuda.runtime  # not before: without devices, CUDA need not be there
-            with device_guard(runtime, device):
-                runtime.synchronize(self._stream())
+        every = list(uses)
+        for device in sorted({device for each in every for device in each}):
+            runtime = self.runtime  # not before: without devices, CUDA need not be there
+            using = [each for each in every if device in each]
+            if not all(each.streams[device] for each in using):
+                runtime.synchronize_device(device)
+                continue
+            named = {stream for each in using for stream in each.streams[device]}
+            named |= {stream for each in using for stream in each.own if stream.device == device}
+            self.check_is_not_captured(named)
+            with self.own_streams.one(device) as stream:
+                order_after(runtime, sorted(named), device, stream)
+                runtime.synchronize_stream(stream, device)
 
-    def _stream(self) -> int:
-        runtime = self._cuda.runtime
-        return runtime.stream_address(runtime.current_stream())
+    def record(self, uses: DeviceUses, events: Iterable[tuple[int, int]]) -> None:
+        """Let events stand for all that GPUs have to do for a call that has named a stream on each.
+
+        Parameters
+        ----------
+        uses : DeviceUses
+            The call's.
+        events : iterable of tuple of int and int
+            Events, and the GPUs that they are of.
+
+        Raises
+        ------
+        CudaError, ModelError
+            As :meth:`wait`.
+        """
+        named = [stream for streams in uses.streams.values() for stream in streams]
+        self.check_is_not_captured(named)
+        for event, device in events:
+            with self.own_streams.one(device) as stream:
+                order_after(self.runtime, named, device, stream)
+                self.runtime.record(event, stream)
+
+    def stream_of(self, value: Any, meant: int) -> NamedStream:
+        """Return the stream that a model means, with its GPU; of a default stream that is ``meant``.
+
+        Raises
+        ------
+        ModelError
+            It is no stream, or is being captured into a graph.
+        """
+        try:
+            named = named_stream(value)
+        except CallerError as error:
+            raise ModelError(str(error)) from None
+        stream = NamedStream(named.handle, named.device_on(self.runtime, meant))
+        self.check_is_not_captured([stream])
+        return stream
+
+    def instance_stream(self, value: Any) -> NamedStream:
+        """Return a stream as :meth:`stream_of` does; ModelError also if it is of another GPU than the instance's."""
+        stream = self.stream_of(value, self.device)
+        if stream.device != self.device:
+            raise ModelError(
+                f"a stream of GPU {stream.device} was given, but the copy is made on the instance's GPU {self.device}; "
+                "give a stream of that one, or none"
+            )
+        return stream
+
+    def make_current(self) -> None:
+        """Make the instance's GPU the calling thread's, for a thread of our own."""
+        self.runtime.make_current(self.device)
+
+    def check_is_not_captured(self, streams: Iterable[NamedStream]) -> None:
+        """Raise ModelError if a stream is being captured into a graph: nothing on it could be waited for."""
+        for stream in streams:
+            assert stream.device is not None
+            with self.runtime.on(stream.device):
+                is_captured = self.runtime.is_capturing(stream.handle)
+            if is_captured:
+                raise ModelError(
+                    f"a stream of GPU {stream.device} that was named is being captured into a graph, so that nothing "
+                    "on it can be waited for; end the capture first, or name the stream that the graph is launched on"
+                )
+
+    def close(self) -> None:
+        """Give memory that nobody uses back to CUDA. Twice is fine."""
+        if "_scratch" in vars(self):
+            self._scratch.close()
+
+    def _order_after(self, named: Sequence[NamedStream], device: int, stream: int) -> None:
+        """Let a stream of ours come after these of a GPU, or, if there are none, after all that it has to do."""
+        self.check_is_not_captured(named)
+        order_after(self.runtime, named, device, stream)
+
+    def _order_behind(self, stream: int, device: int, named: Sequence[NamedStream]) -> None:
+        for each in named:
+            assert each.device is not None
+            order_after(self.runtime, [NamedStream(stream, device)], each.device, each.handle)
 
 
-def is_on_device(value: Any) -> bool:
-    """Return whether this is an array on a GPU."""
-    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
-        return False
-    return int(value.__dlpack_device__()[0]) in dlpack.ON_GPU
-
-
-def device_of(array: Any) -> int:
-    """Return the number of the GPU that an array is on."""
-    return int(array.__dlpack_device__()[1])
+def _streams_on(device: int, uses: DeviceUses | None) -> Sequence[NamedStream]:
+    """Return the streams that a call has named on a GPU, if it has."""
+    return () if uses is None else uses.streams.get(device, ())

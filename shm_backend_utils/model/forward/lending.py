@@ -90,8 +90,9 @@ class Lending:
         lent = self._own[number]
         assert lent is not None
         claim = lent.claim
-        if isinstance(claim, CudaRegionClaim) and claim.fence is not None:
-            claim = replace(claim, fence=self._lend_own(claim.fence))
+        if isinstance(claim, CudaRegionClaim):
+            fence = None if claim.fence is None else self._lend_own(claim.fence)
+            claim = replace(claim, fence=fence, event=b"")  # so that the other model waits: nobody here would
         return self._lend(claim, lent.memory)
 
     def _lend(self, claim: RegionClaim, memory: Memory) -> int:

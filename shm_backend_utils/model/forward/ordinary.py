@@ -12,12 +12,13 @@ import numpy.typing as npt
 from ... import dtypes
 from ...dtypes import BYTES
 from ...errors import ForwardError, ModelError
+from ...tensors.device_import import is_on_gpu
 from ...tensors.device_view import DeviceView
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import TRITON, TensorView
 from ..delivered import view_of
-from ..devices.arrays import DeviceArrays, is_on_device
+from ..devices.arrays import DeviceArrays
 from ..triton import TritonBackend
 
 __all__ = ["Asked", "ForwardOutputs", "Forwarding", "Given", "OrdinaryForwarding"]
@@ -34,7 +35,7 @@ class Given:
     ----------
     dtype : DType
     shape : tuple of int
-    array : array of NumPy or CuPy
+    array : numpy.ndarray, DeviceArray or StridedArray
         Of strings their bytes.
     """
 
@@ -48,7 +49,7 @@ class Given:
         if isinstance(value, TensorView):
             self.array = value.array
         else:
-            self.array = arrays.adopt(value) if is_on_device(value) else np.asarray(value)
+            self.array = arrays.adopt(value) if is_on_gpu(value) else np.asarray(value)
         self.dtype = dtypes.from_numpy(np.dtype(self.array.dtype), name)
         self.shape = tuple(self.array.shape)
 
@@ -187,7 +188,7 @@ class OrdinaryForwarding(Forwarding):
 def _strings_of(name: str, value: Any) -> Strings | None:
     if isinstance(value, StringsView):
         return value.strings()
-    if isinstance(value, TensorView) or is_on_device(value):
+    if isinstance(value, TensorView) or is_on_gpu(value):
         return None
     array = np.asarray(value)
     return Strings.of(name, array) if array.dtype.kind in "OSU" else None

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...errors import StaleRequestError, TableError
-from ...memory.locks import SharedLease, borrow
+from ...memory.cuda.memory import CudaAccess, CudaMapping
+from ...memory.locks import SharedLease
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim
 from ...protocol.spans import Extent, InputSpan, OutputSpan, Table, check_extents_are_apart
 from .mapped import MappedRegion, Slot
 from .memory import Memory
 from .registry import Registry
 
-__all__ = ["FurtherRegions", "borrow_lent", "check_lender", "check_parts_are_apart", "fence_of"]
+__all__ = ["FurtherRegions", "check_lender", "check_parts_are_apart", "fence_of"]
 
 
 @dataclass(slots=True)
@@ -27,36 +28,38 @@ class FurtherRegions:
         The same, as they are mapped.
     borrowed : list of SharedLease
         Those of lent slots.
+    passing : list of CudaMapping
+        What is lent for this request alone.
     """
 
     memories: list[Memory]
     mapped: list[MappedRegion]
     borrowed: list[SharedLease]
+    passing: list[CudaMapping]
     _registry: Registry
+    _cuda: CudaAccess
+
+    def unmap_passing(self) -> None:
+        """Unmap what is lent for this request alone, before it is answered, when GPUs have been waited for.
+
+        What an array of ``model.py`` keeps, goes when that is gone; its lease, by which the client sees it, after that.
+        """
+        passing, self.passing = self.passing, []
+        for mapping in passing:
+            mapping.close_idle()
+        if passing:
+            self._cuda.collect()
 
     def release(self) -> None:
         """Let go of them. Twice is fine."""
+        passing, self.passing = self.passing, []
+        for mapping in passing:
+            mapping.close()
         mapped, self.mapped = self.mapped, []
         for region in mapped:
             self._registry.end_use(region)
         for lease in self.borrowed:
             lease.give_back()
-
-
-def borrow_lent(claim: LentRegionClaim, mapped: MappedRegion) -> SharedLease:
-    """Show the client that memory which another model has lent, or the client to its stream, is in use here too.
-
-    Raises
-    ------
-    StaleRequestError
-        The client takes the memory back.
-    """
-    region = mapped.managed
-    assert region is not None
-    lease = borrow(region.segment.fileno(), region.record_offset(claim.slot))
-    if lease is None:
-        raise StaleRequestError("the client takes back the memory that was lent to this model")
-    return lease
 
 
 def check_lender(own: Slot | None) -> None:
@@ -78,15 +81,25 @@ def check_lender(own: Slot | None) -> None:
         raise StaleRequestError("the model that has lent its client's memory to this one is gone")
 
 
-def fence_of(claim: CudaRegionClaim, own: Slot | None, found: FurtherRegions) -> MappedRegion | None:
-    """Return the region whose slot fences memory of a GPU, None if there is none; raise TableError if it is missing."""
+def fence_of(
+    table: Table, claim: CudaRegionClaim, own: Slot | None, found: FurtherRegions
+) -> tuple[MappedRegion, int] | None:
+    """Return the slot that fences memory of a GPU, as its region and its number; None if there is none.
+
+    Raises
+    ------
+    TableError
+        It is that of a request which has no slot.
+    """
     if claim.fence is None:
         return None
     if claim.fence:
-        return found.mapped[claim.fence - 1]
+        lent = table.regions[claim.fence - 1]
+        assert isinstance(lent, LentRegionClaim)  # as the protocol has checked
+        return found.mapped[claim.fence - 1], lent.slot
     if own is None:
         raise TableError("regions.fence", "0", "none: the request has no slot of its own")
-    return own.region
+    return own.region, own.number
 
 
 def check_parts_are_apart(table: Table, found: FurtherRegions) -> None:

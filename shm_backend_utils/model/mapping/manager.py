@@ -17,6 +17,7 @@ from ...memory.shared_file import SharedFile
 from ...tensors.attributes import BufferAttributes
 from .mapped import MappedRegion
 from .registry import RegionStatus, Registry
+from .retiring import collect_all
 
 __all__ = ["MemoryInfo", "RegionStatus", "SharedMemoryManager"]
 
@@ -25,7 +26,7 @@ _MAX_INT64: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
-    """A part of a region: ``memory`` is a writable array of uint8, NumPy's or CuPy's, and keeps it mapped."""
+    """A part of a region: ``memory`` is a writable array of uint8, NumPy's or a DeviceArray, and keeps it mapped."""
 
     memory: Any
     attributes: BufferAttributes
@@ -102,7 +103,7 @@ class SharedMemoryManager:
         RegionRefusedError
             The memory cannot be mapped, or is smaller.
         MachineError
-            CuPy or a GPU is missing, or too much is mapped already.
+            cuda-bindings or a GPU is missing, or too much is mapped already.
         """
         _check_range(name, 0, byte_size, _MAX_INT64)
 
@@ -140,10 +141,12 @@ class SharedMemoryManager:
     def unregister(self, name: str) -> None:
         """Free a name. Its region goes with its last name, or its last use after that. A free name is fine."""
         self._registry.unregister(name)
+        collect_all(self._cuda)
 
     def unregister_all(self) -> None:
         """Free every name."""
         self._registry.unregister_all()
+        collect_all(self._cuda)
 
     def status(self, name: str = "") -> list[RegionStatus]:
         """Return what is registered under a name, or under every name.

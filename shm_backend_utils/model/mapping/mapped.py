@@ -7,14 +7,12 @@ Arrays keep the memory mapped, but no descriptor.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 
 import numpy as np
 
 from ...errors import (
-    MachineError,
     PeerError,
     RegionGoneError,
     RegionRefusedError,
@@ -126,8 +124,7 @@ class MappedRegion:
 
     def __del__(self) -> None:
         if self._pin is not None:
-            with contextlib.suppress(MachineError):  # the device is lost: nothing is pinned any more
-                self._pin.undo()
+            self._pin.undo()
         opened = getattr(self, "managed", None) or getattr(self, "segment", None)
         if opened is not None:
             opened.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from ...dtypes import BYTES, DType
 from ...memory.cuda.memory import CudaMapping
 from ...memory.managed import array_at
 from ...tensors.attributes import BufferAttributes, MemoryType
+from ...tensors.device_array import DeviceArray
 from ...tensors.device_view import DeviceView
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
@@ -123,9 +125,9 @@ class DeviceMemory:
         assert data_begin == 0
         return DeviceMemory(self.mapping, self.begin + begin, byte_size)
 
-    def bytes(self) -> Any:
-        """Return all of it as an array of bytes."""
-        return self.mapping.array_at(self.begin, np.dtype(np.uint8), (self.byte_size,), self.byte_size)
+    def bytes(self) -> DeviceArray:
+        """Return all of it as an array of bytes, writable."""
+        return self._array(self.address, (self.byte_size,), np.dtype(np.uint8), writable=True)
 
     def attributes(self) -> BufferAttributes:
         """Return which kind of memory it is, where, and how much."""
@@ -135,26 +137,25 @@ class DeviceMemory:
         self, name: str, offset: int, byte_size: int, dtype: DType, shape: tuple[int, ...], *, writable: bool
     ) -> TensorView | None:
         """Return a tensor at an offset; None if it would need more than ``byte_size`` bytes, or is no tensor here."""
-        if dtype is BYTES:
+        if dtype is BYTES or math.prod(shape) * dtype.itemsize > byte_size:
             return None
-        mapping = self.mapping
-        array = mapping.array_at(self.begin + offset, dtype.numpy, shape, byte_size)
-        if array is None:
-            return None
-        return DeviceView(
-            name, array, dtype, DIRECT, mapping.runtime, mapping.device, writable=writable, handle=mapping.handle
-        )
+        array = self._array(self.address + offset, shape, dtype.numpy, writable=writable)
+        return DeviceView(name, array, dtype, DIRECT, handle=self.mapping.handle)
 
     def offset_of(self, array: Any) -> int | None:
         """Return where in this memory a C-contiguous array begins, maybe beyond it; None for any other array."""
-        runtime = self.mapping.runtime
-        if isinstance(array, np.ndarray) or not runtime.is_contiguous(array):
-            return None
-        return runtime.address_of(array) - self.address
+        return array.address - self.address if isinstance(array, DeviceArray) else None
 
     def follows(self, other: Memory) -> bool:
         """Return whether offsets here and there are of one allocation, so that spans of both can be one view."""
         return isinstance(other, DeviceMemory) and other.mapping.identity == self.mapping.identity
+
+    def _array(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, writable: bool) -> DeviceArray:
+        """Return an array that keeps the memory mapped, also when the mapping is closed."""
+        mapping = self.mapping
+        return DeviceArray(
+            mapping.runtime, address, shape, dtype, mapping.device, mapping.keeper, is_read_only=not writable
+        )
 
 
 Memory = HostMemory | DeviceMemory

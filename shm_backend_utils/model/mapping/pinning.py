@@ -9,20 +9,27 @@ import numpy.typing as npt
 
 from ...errors import MachineError
 from ...memory.cuda.memory import CudaAccess
+from ...memory.cuda.runtime import CudaRuntime
 
 __all__ = ["Pin", "Pinning"]
 
 
 class Pin:
-    """One registration with CUDA, to be undone before the memory is unmapped."""
+    """One registration of memory with CUDA, which keeps the memory until it is undone."""
 
-    def __init__(self, cuda: CudaAccess, address: int) -> None:
-        self._cuda = cuda
-        self._address = address
+    def __init__(self, runtime: CudaRuntime, memory: npt.NDArray[np.uint8]) -> None:
+        self._runtime = runtime
+        self._memory = memory
 
     def undo(self) -> None:
-        """Make the memory pageable again."""
-        self._cuda.runtime.unpin(self._address)
+        """Have the memory made pageable, and then let go of, with the next ``collect``. Waits for nothing.
+
+        The calls that have copied from there or to there are over, and their copies with them.
+        """
+        self._runtime.retired.add_idle(self._unpin)
+
+    def _unpin(self) -> None:
+        self._runtime.unpin(_address_of(self._memory))
 
 
 class Pinning:
@@ -43,12 +50,17 @@ class Pinning:
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> Pin | None:
         """Pin a whole mapping; return None if that cannot be."""
-        address: int = memory.__array_interface__["data"][0]
         try:
-            self._cuda.runtime.pin(address, memory.nbytes)
+            runtime = self._cuda.runtime
+            runtime.pin(_address_of(memory), memory.nbytes)
         except MachineError as error:
             if not self._has_warned:
                 self._has_warned = True
                 self._warn(f"SHM_PIN_HOST_MEMORY: memory stays pageable: {error}")
             return None
-        return Pin(self._cuda, address)
+        return Pin(runtime, memory)
+
+
+def _address_of(memory: npt.NDArray[np.uint8]) -> int:
+    address: int = memory.__array_interface__["data"][0]
+    return address

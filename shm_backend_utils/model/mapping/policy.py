@@ -9,7 +9,8 @@ anything                     a regular file in /dev/shm, no symbolic link, owned
                              everybody, as large as claimed, with memory for all of that
 by key                       our prefix, a ready header that fits the file, the header's token, a slot of it
 by CUDA handle               the GPU is one of this process', and the allocation as large as claimed; a slot of a region
-                             that is named by key fences it, unless memory that nothing fences is allowed
+                             that is named by key fences it, unless memory that nothing fences is allowed; what is lent
+                             for one request has the slot's client see it until it is unmapped
 by name                      registered at the server; neither one of our managed regions, which need their token, nor
                              memory of the Python backend itself
 ===========================  =========================================================================================
@@ -19,10 +20,11 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from ...errors import MachineError, RegionGoneError, RegionRefusedError, TableError
+from ...errors import MachineError, RegionGoneError, RegionRefusedError, StaleRequestError, TableError
 from ...memory.cuda.memory import CudaAccess, CudaMapping, device_of
-from ...memory.locks import use
+from ...memory.locks import SharedLease, borrow, use
 from ...memory.managed import KEY_PREFIX, ManagedRegion
 from ...memory.registrations import Registration
 from ...memory.segment import SystemSegment
@@ -31,10 +33,41 @@ from ...protocol.claims import CudaRegionClaim, NamedRegionClaim
 from ..backend_pools import is_pool
 from ..config import Config
 
-__all__ = ["ask", "check_slot", "open_cuda", "open_managed", "open_registered", "resolve"]
+__all__ = ["Fence", "ask", "check_slot", "open_cuda", "open_managed", "open_registered", "resolve"]
 
 Find = Callable[[Sequence[str]], dict[str, Registration]]
 """As :meth:`.StatusEndpoint.find`."""
+
+
+class Fence(NamedTuple):
+    """A slot that fences memory of a GPU.
+
+    Attributes
+    ----------
+    region : ManagedRegion
+    slot : int
+    """
+
+    region: ManagedRegion
+    slot: int
+
+    @property
+    def segment(self) -> SystemSegment:
+        """The region's memory."""
+        return self.region.segment
+
+    def borrow(self) -> SharedLease:
+        """Show the client that what it has lent for a request in this slot is in use here.
+
+        Raises
+        ------
+        StaleRequestError
+            The client takes it back.
+        """
+        lease = borrow(self.segment.fileno(), self.region.record_offset(self.slot))
+        if lease is None:
+            raise StaleRequestError("the client takes back the memory that was lent to this model")
+        return lease
 
 
 def open_managed(key: str, token: str, config: Config, field: str) -> ManagedRegion:
@@ -52,32 +85,45 @@ def open_managed(key: str, token: str, config: Config, field: str) -> ManagedReg
         return ManagedRegion.map(file, token)
 
 
-def open_cuda(
-    claim: CudaRegionClaim, fence: SystemSegment | None, config: Config, cuda: CudaAccess, field: str
-) -> CudaMapping:
-    """Map the device memory of a claim; ``fence`` is the region whose slot fences it.
+def open_cuda(claim: CudaRegionClaim, fence: Fence | None, config: Config, cuda: CudaAccess, field: str) -> CudaMapping:
+    """Map the device memory of a claim, with the event that came with it.
+
+    Parameters
+    ----------
+    claim : CudaRegionClaim
+        What the request says of it.
+    fence : Fence or None
+        The slot that fences it. A lease there tells the owner that the memory is mapped here.
+    config : Config
+        The session's.
+    cuda : CudaAccess
+        The session's, too.
+    field : str
+        What to call it in messages.
 
     Raises
     ------
     RegionRefusedError
         It is on a GPU that this process does not see, is no longer there, is smaller than claimed, or has no slot and
         this model takes no such memory.
+    StaleRequestError
+        The client takes back the slot for which it has lent the memory.
     MachineError
-        CuPy, the driver or the GPU is missing.
+        cuda-bindings, the driver or the GPU is missing.
     """
     if fence is None and not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no memory without a slot (its SHM_FOREIGN_REGIONS is off)")
     mappings = cuda.mappings
     device = device_of(mappings.runtime, claim.device_uuid, field)
-    if fence is None:
-        return mappings.map(claim.handle, claim.byte_size, device, field)
-    lease = use(fence.fileno())
-    try:
-        fence.check(0, field)  # its owner unlinks it, looks for leases, and then frees: one of us sees the other
-    except BaseException:
-        lease.give_back()
-        raise
-    return mappings.map(claim.handle, claim.byte_size, device, field, lease)
+    lease = None
+    if fence is not None:
+        lease = fence.borrow() if claim.is_for_one_request else use(fence.segment.fileno())
+        try:
+            fence.segment.check(0, field)  # its owner unlinks it, looks for leases, and then frees: one sees the other
+        except BaseException:
+            lease.give_back()
+            raise
+    return mappings.map(claim.handle, claim.byte_size, device, field, lease, claim.event)
 
 
 def check_slot(region: ManagedRegion, slot: int, field: str) -> None:

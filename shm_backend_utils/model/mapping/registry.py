@@ -103,6 +103,22 @@ class Registry:
                 region = self.live(name, field) or self._add(name, opened, offset, byte_size)
         return region
 
+    def hold(self, opener: Callable[[], MappedRegion]) -> MappedRegion:
+        """Return what ``opener`` opens, without a name: nobody else finds it, and it goes with its use.
+
+        Raises
+        ------
+        ShmError
+            What ``opener`` raises.
+        MachineError
+            Too much is mapped already.
+        """
+        opened = self._open(opener)
+        with self._lock:
+            self._make_room(opened.segment.byte_size)
+            self._regions.add(opened)
+        return opened
+
     def live(self, name: str, field: str) -> MappedRegion | None:
         """Return what has this name; None if nothing has, or not any more what it was: then it is to be opened anew.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from typing import Final
 
 from ...errors import MachineError, TableError
-from ...memory.cuda.memory import CudaAccess
+from ...memory.cuda.memory import CudaAccess, CudaMapping
 from ...memory.managed import ManagedRegion
 from ...memory.registrations import Registration
 from ...memory.repeater import Repeater
@@ -17,16 +18,19 @@ from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
 from ...protocol.spans import Table
 from ..config import Config
 from . import policy
-from .further_regions import FurtherRegions, borrow_lent, check_lender, check_parts_are_apart, fence_of
+from .further_regions import FurtherRegions, check_lender, check_parts_are_apart, fence_of
 from .mapped import MappedRegion, Slot
 from .memory import Memory
 from .named_regions import NamedRegions
 from .pinning import Pinning
 from .registry import Registry
+from .retiring import collect_all
 
 __all__ = ["Resolver"]
 
 SWEEP_INTERVAL_S: Final = 5.0
+_COLLECT_INTERVAL_S: Final = 0.02
+"""How soon it is looked again whether GPUs have finished with memory that is to be unmapped."""
 
 
 class Resolver:
@@ -51,6 +55,7 @@ class Resolver:
         self._lock = threading.Lock()  # of the sweeper's start and end
         self._is_closed = False
         self._sweeper: Repeater | None = None
+        self._next_sweep = 0.0
 
     def open_slot(self, text: str, address: SlotAddress) -> Slot:
         """Return the slot of an address, which ``text`` names too; its region is mapped, if it was not.
@@ -87,7 +92,8 @@ class Resolver:
         """
         self._start_sweeper()
         self.registry.drop_some_abandoned()
-        found = FurtherRegions([], [], [], self.registry)
+        self._cuda.collect()
+        found = FurtherRegions([], [], [], [], self.registry, self._cuda)
         seen = {} if own is None else {own.region.segment.identity: 0}
         same = False
         current: dict[str, Registration] | None = None
@@ -100,7 +106,7 @@ class Resolver:
                         current = self._named.find(names, field)
                     mapped, memory = self._named.open(claim, current, field)
                 elif isinstance(claim, CudaRegionClaim):
-                    mapped, memory = self._device(claim, fence_of(claim, own, found), field)
+                    mapped, memory = self._device(claim, fence_of(table, claim, own, found), field)
                 else:
                     mapped, memory = self._lent(claim, field)
                 first = seen.setdefault(mapped.segment.identity, number)
@@ -112,7 +118,11 @@ class Resolver:
                 found.mapped.append(mapped)
                 found.memories.append(memory)
                 if isinstance(claim, LentRegionClaim):
-                    found.borrowed.append(borrow_lent(claim, mapped))
+                    assert mapped.managed is not None
+                    found.borrowed.append(policy.Fence(mapped.managed, claim.slot).borrow())
+                elif isinstance(claim, CudaRegionClaim) and claim.is_for_one_request:
+                    assert isinstance(mapped.segment, CudaMapping)
+                    found.passing.append(mapped.segment)
             if found.borrowed:
                 check_lender(own)
             if same:
@@ -132,6 +142,7 @@ class Resolver:
         """
         self.registry.drop_abandoned()
         self._forget_unfenced()
+        self._cuda.collect()
         self._named.sweep()
 
     def close(self) -> None:
@@ -143,6 +154,7 @@ class Resolver:
             sweeper.stop()
         self.registry.unregister_all()
         self._named.close()
+        collect_all(self._cuda)
 
     def _managed(self, key: str, token: str, field: str) -> tuple[MappedRegion, ManagedRegion]:
         def open_it() -> MappedRegion:
@@ -159,11 +171,19 @@ class Resolver:
             raise TableError(f"{field}.byte_size", str(claim.byte_size), str(region.header.byte_size))
         return mapped, mapped.memory.part(0, claim.byte_size, region.data_offset)
 
-    def _device(self, claim: CudaRegionClaim, fence: MappedRegion | None, field: str) -> tuple[MappedRegion, Memory]:
-        def open_it() -> MappedRegion:
-            segment = None if fence is None or fence.managed is None else fence.managed.segment
-            return MappedRegion(policy.open_cuda(claim, segment, self._config, self._cuda, field), fence)
+    def _device(
+        self, claim: CudaRegionClaim, fence: tuple[MappedRegion, int] | None, field: str
+    ) -> tuple[MappedRegion, Memory]:
+        region, slot = (None, 0) if fence is None else fence
 
+        def open_it() -> MappedRegion:
+            managed = None if region is None else region.managed
+            held = None if managed is None else policy.Fence(managed, slot)
+            return MappedRegion(policy.open_cuda(claim, held, self._config, self._cuda, field), region)
+
+        if claim.is_for_one_request:
+            mapped = self.registry.hold(open_it)
+            return mapped, mapped.memory.part(0, claim.byte_size)
         name = f"cuda: {claim.handle.hex()}"
         mapped = self.registry.obtain(name, open_it, 0, claim.byte_size, field)
         mapped.segment.check(claim.byte_size, field)
@@ -187,6 +207,9 @@ class Resolver:
                 self._sweeper = Repeater(self._sweep_quietly, SWEEP_INTERVAL_S, "shm sweeper")
 
     def _sweep_quietly(self) -> float:
-        with contextlib.suppress(MachineError):  # the server does not answer; it may the next time
-            self.sweep()
-        return SWEEP_INTERVAL_S
+        now = time.monotonic()
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_INTERVAL_S
+            with contextlib.suppress(MachineError):  # the server does not answer; it may the next time
+                self.sweep()
+        return _COLLECT_INTERVAL_S if self._cuda.collect() else max(self._next_sweep - time.monotonic(), 0)

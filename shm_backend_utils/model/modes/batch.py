@@ -11,9 +11,11 @@ import numpy.typing as npt
 
 from ...dtypes import BYTES
 from ...errors import ModelError
+from ...tensors.device_import import is_on_gpu
 from ...tensors.view import TensorView
 from ..call import Call
 from ..call.outputs import check_output
+from ..devices.uses import DeviceUses, shared_by
 from ..mapping.memory import Memory
 from .gathering import Gathering, with_rows
 
@@ -65,7 +67,7 @@ class BatchCall:
         TensorView
             C-contiguous and read-only; its first dimension has all rows. It is the clients' memory, without any copy,
             where the rows follow one another there; else they are copied to a buffer, once, which the next ``execute``
-            uses again. Valid until ``infer`` returns.
+            uses again: on a GPU, if all of them are on that one. Valid until ``infer`` returns.
 
         Raises
         ------
@@ -76,7 +78,8 @@ class BatchCall:
         if found is None:
             found = self._joined_input(name)
             if found is None:
-                found = self._gathering.gather([call.input(name) for call in self.calls], self.size)
+                parts = [call.input(name) for call in self.calls]
+                found = self._gathering.gather(parts, self.size, self._device_uses())
             self._inputs[name] = found
         return found
 
@@ -96,7 +99,8 @@ class BatchCall:
         -------
         TensorView
             C-contiguous and writable, not cleared, of shape ``(size, *item_shape)``. It is the clients' own memory
-            where that is contiguous; else it is copied there when the batch ends. Valid until ``infer`` returns.
+            where that is contiguous; else it is copied there when the batch ends, and on a GPU if all of it goes to
+            that one. Valid until ``infer`` returns.
 
         Raises
         ------
@@ -133,7 +137,7 @@ class BatchCall:
             As for :meth:`output`; or there are more rows, or fewer.
         """
         value = array.array if isinstance(array, TensorView) else array
-        if not hasattr(value, "__dlpack_device__"):
+        if not (hasattr(value, "__dlpack_device__") or is_on_gpu(value)):
             value = np.asarray(value)
         if not value.shape or value.shape[0] != self.size:
             raise ModelError(f"output {name!r} has shape {list(value.shape)}, but the batch has {self.size} rows")
@@ -155,12 +159,41 @@ class BatchCall:
         """
         return any(call.requested(name) for call in self.calls)
 
+    def ready_on(self, stream: Any) -> None:
+        """Name a stream of a GPU that the batch's work is on: as :meth:`Call.ready_on`, for all of its calls.
+
+        Name it before the inputs are asked for: rows that are gathered on the GPU are then copied before what is put on
+        the stream later, while the host goes on.
+
+        Parameters
+        ----------
+        stream
+            As of :meth:`Call.ready_on`.
+
+        Raises
+        ------
+        ModelError, ClosedError, MachineError
+            As of :meth:`Call.ready_on`.
+        """
+        self._device_uses()
+        for call in self.calls:
+            call.ready_on(stream)
+
     def scatter(self) -> None:
         """Copy outputs that are not where they belong. Only :class:`ShmSession` calls this."""
         for name, (whole, parts) in self._scattered.items():
             pairs = zip(self.calls, with_rows(whole, parts), strict=True)
             # Not to a call that was given another output since: that may lie in the same memory.
-            self._gathering.scatter([pair for call, pair in pairs if call.outputs[name].view is pair[1]])
+            there = [pair for call, pair in pairs if call.outputs[name].view is pair[1]]
+            self._gathering.scatter(there, self._device_uses())
+
+    def _device_uses(self) -> DeviceUses | None:
+        """Return what all calls have to do with GPUs, as one: a copy for one is in order for all; None if nothing."""
+        uses = shared_by(call.devices for call in self.calls)
+        if uses is not None:
+            for call in self.calls:
+                call.devices = uses
+        return uses
 
     def _joined_input(self, name: str) -> TensorView | None:
         if len(self.calls) == 1:

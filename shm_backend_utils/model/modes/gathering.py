@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import TRITON, TensorView
 from ..devices.arrays import DeviceArrays
+from ..devices.uses import DeviceUses
 from ..mapping.pinning import Pin, Pinning
 
 __all__ = ["Buffers", "Gathering", "with_rows"]
@@ -83,7 +84,7 @@ class Gathering:
         self._buffers = buffers
         self._arrays = arrays
 
-    def gather(self, parts: Sequence[TensorView], row_count: int) -> TensorView:
+    def gather(self, parts: Sequence[TensorView], row_count: int, uses: DeviceUses | None = None) -> TensorView:
         """Return tensors, along the first axis, as one: on a GPU if all are on that one, else on the host.
 
         Parameters
@@ -92,6 +93,8 @@ class Gathering:
             Of one name and dtype, equal in shape but for their rows; at least one.
         row_count : int
             How many rows they have together.
+        uses : DeviceUses, optional
+            The batch's, if some are on GPUs.
 
         Returns
         -------
@@ -103,15 +106,14 @@ class Gathering:
             elements = np.concatenate([part.numpy() for part in parts])
             return StringsView(head.name, Strings.of(head.name, elements), TRITON)
         shape, dtype = (row_count, *head.shape[1:]), dtypes.BY_NAME[head.triton_dtype]
-        devices = {part.device if isinstance(part, DeviceView) else None for part in parts}
-        if len(devices) == 1 and None not in devices:
-            whole: TensorView = self._arrays.empty(head.name, shape, dtype, TRITON)
-            for rows, part in with_rows(whole, parts):
-                self._arrays.copy_array(rows, part.array)
+        device = _device_of_all(parts)
+        if device is not None:
+            whole: TensorView = self._arrays.empty(head.name, shape, dtype, TRITON, device)
+            self._arrays.copy_all([(rows, part.array) for rows, part in with_rows(whole, parts)], uses)
         else:
             whole = self._host_room(f"{self._number} input {head.name}", head.name, shape, dtype)
             for rows, part in with_rows(whole, parts):
-                np.copyto(rows, self._arrays.to_host(part) if isinstance(part, DeviceView) else part.numpy())
+                np.copyto(rows, self._arrays.to_host(part, uses) if isinstance(part, DeviceView) else part.numpy())
             whole.array.flags.writeable = False
         self.byte_count += whole.attributes.byte_size
         return whole
@@ -129,25 +131,28 @@ class Gathering:
         Returns
         -------
         TensorView
-            On the host, C-contiguous and writable, not cleared. It is valid until the next batch of this number.
+            On a GPU, if all rows go to that one, else on the host; C-contiguous and writable, not cleared. It is valid
+            until the next batch of this number.
         """
         head = parts[0]
-        return self._host_room(
-            f"{self._number} output {head.name}", head.name, shape, dtypes.BY_NAME[head.triton_dtype]
-        )
+        dtype, device = dtypes.BY_NAME[head.triton_dtype], _device_of_all(parts)
+        if device is not None:
+            return self._arrays.empty(head.name, shape, dtype, TRITON, device)
+        return self._host_room(f"{self._number} output {head.name}", head.name, shape, dtype)
 
-    def scatter(self, pairs: Iterable[tuple[Any, TensorView]]) -> None:
+    def scatter(self, pairs: Sequence[tuple[Any, TensorView]], uses: DeviceUses | None = None) -> None:
         """Copy rows of what :meth:`room` has returned.
 
         Parameters
         ----------
-        pairs : iterable of tuple of numpy.ndarray and TensorView
+        pairs : sequence of tuple of numpy.ndarray or DeviceArray, and TensorView
             Rows, filled, and where they go: as :func:`with_rows` returns them.
+        uses : DeviceUses, optional
+            The batch's, if some are on GPUs.
         """
+        self._arrays.copy_all([(part.array, rows) for rows, part in pairs if isinstance(part, DeviceView)], uses)
         for rows, part in pairs:
-            if isinstance(part, DeviceView):
-                self._arrays.copy(part, rows)
-            else:
+            if not isinstance(part, DeviceView):
                 np.copyto(part.numpy(), rows)
             self.byte_count += rows.nbytes
 
@@ -157,6 +162,12 @@ class Gathering:
         array = array_at(buffer, 0, dtype.numpy, shape, byte_size)
         assert array is not None
         return TensorView(name, array, dtype, TRITON, memory_type)
+
+
+def _device_of_all(parts: Sequence[TensorView]) -> int | None:
+    """Return the GPU that all tensors are on; None if some are on another one, or on the host."""
+    devices = {part.device if isinstance(part, DeviceView) else None for part in parts}
+    return devices.pop() if len(devices) == 1 else None
 
 
 def with_rows(whole: TensorView, parts: Sequence[TensorView]) -> list[tuple[Any, TensorView]]:

@@ -14,7 +14,6 @@ from ...errors import ModelError, RequestCancelledError, StalledStreamError, Tab
 from ...protocol import results
 from ...protocol.claims import RegionClaim
 from ...protocol.layout import SlotRecord
-from ...protocol.results import Event
 from ...protocol.spans import OutputSpan, Ring, frame_number
 from ...tensors.view import TensorView
 from ..call import Call
@@ -114,7 +113,7 @@ class StreamCall(Call):
         self._open_frame()
         self.commit(needs_all=False)
         if self.devices:
-            self._context.arrays.synchronize(sorted(self.devices))
+            self.devices.wait()
         if self._frames:
             record = self._frames[self._index % len(self._frames)].record
             record.complete(frame_number(self._generation, self._index), self._results)
@@ -149,6 +148,8 @@ class StreamCall(Call):
             self._end_by_error(early)
             raise
         self._results, self._places = _NO_OUTPUTS, []
+        if self.devices:
+            self.devices.release()
         self.end()
         self._context.backend.send_last(self._sender)
 
@@ -159,7 +160,7 @@ class StreamCall(Call):
             response = self._context.backend.error_response(error)
         self._context.backend.send_last(self._sender, response)
 
-    def end(self, events: Sequence[Event] = ()) -> None:
+    def end(self, events: Sequence[int] = ()) -> None:
         try:
             super().end(events)
         finally:

@@ -1,42 +1,46 @@
-"""A session and a client of it, each with a fake GPU of its own, which gives back all that it had."""
+"""A session and a client of it, virtual processes of the fake driver, which give back all that they had."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import ShmSession
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.calls_on_gpus.device_calls import Client, session_on
-from tests.unit.fake_gpu import objects_of, runtime_that_gives_all_back
+from tests.unit.fake_gpu import CLIENT, MODEL, runtime_that_gives_all_back, stream_on
 
 
 @pytest.fixture
-def client_cuda() -> Iterator[FakeCuda]:
-    with runtime_that_gives_all_back() as cuda:
-        yield cuda
-    assert objects_of(os.getpid()) == []
+def client_cuda() -> Iterator[CudaRuntime]:
+    with runtime_that_gives_all_back(CLIENT) as runtime:
+        yield runtime
 
 
 @pytest.fixture
-def cuda(client_cuda: FakeCuda) -> Iterator[FakeCuda]:
+def cuda(client_cuda: CudaRuntime) -> Iterator[CudaRuntime]:
     """The CUDA of the model's process."""
-    with runtime_that_gives_all_back() as cuda:
-        yield cuda
-        assert cuda.current_device() == 0
+    with runtime_that_gives_all_back(MODEL) as runtime:
+        yield runtime
 
 
 @pytest.fixture
-def client(client_cuda: FakeCuda) -> Iterator[Client]:
+def client(client_cuda: CudaRuntime) -> Iterator[Client]:
     client = Client(client_cuda)
     yield client
     client.close()
 
 
 @pytest.fixture
-def session(cuda: FakeCuda, client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+def session(cuda: CudaRuntime, client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
     session = session_on(cuda, monkeypatch)
     yield session
     session.close()
+
+
+@pytest.fixture
+def stream(cuda: CudaRuntime) -> Iterator[int]:
+    """A stream of the model's own, on the instance's GPU."""
+    with stream_on(cuda) as stream:
+        yield stream

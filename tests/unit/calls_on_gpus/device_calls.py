@@ -1,4 +1,4 @@
-"""A session and a client of it in one process, each with a fake GPU of its own, and no server between them."""
+"""A session and a client of it in one process, virtual processes of the fake driver, and no server between them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.dtypes import BY_NAME
-from shm_backend_utils.memory.cuda.events import Event
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model_spec import ModelSpec
@@ -21,16 +22,16 @@ from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.testing import fake_backend
 from shm_backend_utils.testing.fake_backend import Request
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray
 from tests.unit.claims_of import claim_of_allocation
+from tests.unit.fake_gpu import DRIVER, wait_until
 from tests.unit.table_client import Client as HostClient
 
 __all__ = ["DEVICE", "HOST", "LONG_NAME", "LONG_SHAPE", "SHORTER_NAME", "Client", "session_on"]
 
-SHORTER_NAME: Final = "L" * 1664
+SHORTER_NAME: Final = "L" * 1448
 LONG_NAME: Final = f"{SHORTER_NAME}L"
 LONG_SHAPE: Final = (*(1,) * 31, 4)
-"""Those of an output that leave room for an event in a slot's record to the byte, and for none."""
+"""Those of outputs that, beside WIDE, leave room for events in a slot's record to the byte, and for none."""
 DEVICE: Final = 0
 HOST: Final = -1
 SLOTS: Final = 4
@@ -44,31 +45,36 @@ _SPEC: Final = ModelSpec.from_config(
         "output": [
             *({"name": name, **_TENSOR} for name in ("Y", "Z")),
             {"name": "WORDS", **_TENSOR, "data_type": "TYPE_STRING"},
-            *({"name": name, **_TENSOR, "dims": [-1] * len(LONG_SHAPE)} for name in (SHORTER_NAME, LONG_NAME)),
+            *({"name": name, **_TENSOR, "dims": [-1] * len(LONG_SHAPE)} for name in ("WIDE", SHORTER_NAME, LONG_NAME)),
         ],
     }
 )
 
 
-def session_on(cuda: FakeCuda | Callable[[], FakeCuda], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ShmSession:
+def session_on(
+    cuda: CudaRuntime | Callable[[], CudaRuntime], monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> ShmSession:
     """Return a session of model `m`, with input X and outputs Y and Z of FP32, and WORDS; its instance is on GPU 0."""
     monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
-    load = cuda if callable(cuda) else lambda: cuda
+    load = (lambda: cuda) if isinstance(cuda, CudaRuntime) else cuda
     return ShmSession(_SPEC, Config(**settings), CudaAccess(load), DEVICE)
 
 
 class Client:
     """Has a region of some slots, and a share of an allocation on each GPU for each of them."""
 
-    def __init__(self, cuda: FakeCuda) -> None:
+    def __init__(self, cuda: CudaRuntime) -> None:
+        self.cuda = cuda
         self.host = HostClient(slots=SLOTS, share=_SHARE)
         self.region = self.host.region
-        self._allocations = [CudaAllocation(cuda, SLOTS * _SHARE, device) for device in range(cuda.device_count())]
+        self.allocations = [CudaAllocation(cuda, SLOTS * _SHARE, device) for device in range(cuda.device_count())]
 
-    def request(self, slot: int, outputs: Mapping[str, int], room: int = 16, *, fenced: bool = True) -> Request:
+    def request(
+        self, slot: int, outputs: Mapping[str, int], room: int = 16, *, fenced: bool = True, **claimed: Any
+    ) -> Request:
         """Return a request whose X is on the instance's GPU, and whose outputs are where it is said."""
         fence = 0 if fenced else None
-        on_gpus = tuple([claim_of_allocation(each, fence=fence) for each in self._allocations])
+        on_gpus = tuple([claim_of_allocation(each, fence=fence, **claimed) for each in self.allocations])
         begins = {name: slot * _SHARE + 512 * index for index, name in enumerate(("X", *outputs))}
         begins |= {name: self.host.data + begins[name] for name, device in outputs.items() if device == HOST}
         x = InputSpan(_FP32, (4,), 1 + DEVICE, begins["X"], 16)
@@ -83,15 +89,27 @@ class Client:
 
     def write(self, slot: int, value: float) -> None:
         """Fill a request's X."""
-        self._floats(DEVICE, slot * _SHARE).peek()[:] = value
+        self.floats(DEVICE, slot * _SHARE)[:] = value
 
     def places(self, slot: int) -> dict[str, OutputPlace]:
         """Return where the results say that a call's outputs are."""
-        return self.host.places(slot, [each.byte_size for each in self._allocations])
+        return self.host.places(slot, [each.byte_size for each in self.allocations])
 
-    def events(self, slot: int) -> tuple[Event, ...]:
-        sizes = [self.region.header.byte_size, *[each.byte_size for each in self._allocations]]
+    def events(self, slot: int) -> tuple[int, ...]:
+        """Return the regions whose events the results name."""
+        sizes = [self.region.header.byte_size, *[each.byte_size for each in self.allocations]]
         return results.decode(self.region.record(slot).copy_results(), sizes).events
+
+    def wait_for_events(self, slot: int) -> None:
+        """Wait for the client's own events of the regions that the results name."""
+        for number in self.events(slot):
+            allocation = self.allocations[number - 1]
+
+            def is_done(allocation: CudaAllocation = allocation) -> bool:
+                with self.cuda.on(allocation.device):
+                    return self.cuda.is_event_done(allocation.event)
+
+            wait_until(is_done)
 
     def output(self, slot: int, name: str) -> list[float]:
         """Return what an output of a call is now, whatever is on streams."""
@@ -99,7 +117,7 @@ class Client:
         if place.region == 0:
             values: list[float] = self.region.bytes()[place.offset : place.offset + 16].view(np.float32).tolist()
             return values
-        now: list[float] = self._floats(place.region - 1, place.offset).peek().tolist()
+        now: list[float] = self.floats(place.region - 1, place.offset).tolist()
         return now
 
     def is_over(self, slot: int) -> bool:
@@ -108,11 +126,9 @@ class Client:
 
     def close(self) -> None:
         self.host.close()
-        for allocation in self._allocations:
+        for allocation in self.allocations:
             allocation.free()
 
-    def _floats(self, device: int, offset: int) -> FakeDeviceArray:
-        array = self._allocations[device].array_at(offset, _FP32.numpy, (4,), 16)
-        assert array is not None
-        found: FakeDeviceArray = array
-        return found
+    def floats(self, device: int, offset: int) -> npt.NDArray[Any]:
+        """Return four numbers in the memory of a GPU, as they are now."""
+        return DRIVER.memory(self.allocations[device].address + offset, (4,), _FP32.numpy)

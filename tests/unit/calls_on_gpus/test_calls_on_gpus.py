@@ -9,19 +9,14 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import MachineError, ModelError
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession, StreamCall
 from shm_backend_utils.tensors.device_view import DeviceView
 from shm_backend_utils.testing.fake_backend import Request, Tensor
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
 from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, Client, session_on
+from tests.unit.fake_gpu import array_on, content, kernel
 
 GIVEN = [1, 2, 3, 4]
-
-
-def array_on(cuda: FakeCuda, values: list[int]) -> Any:
-    array = cuda.empty((len(values),), np.dtype(np.float32))
-    array.peek()[:] = values
-    return array
 
 
 def address_in(call: Call, offset: int) -> int:
@@ -32,8 +27,8 @@ def address_in(call: Call, offset: int) -> int:
 def test_memory_that_is_asked_for_on_a_gpu_is_the_clients_own_there(client: Client, session: ShmSession) -> None:
     def infer(call: Call) -> None:
         y = call.device_output("Y", (4,), np.float32)
-        assert y.cupy().address == address_in(call, 512)
-        y.cupy().fill(3)
+        assert y.array.address == address_in(call, 512)
+        content(y.array).fill(3)
 
     (response,) = session.serve([client.request(0, {"Y": DEVICE})], infer)
     assert response.error is None
@@ -44,7 +39,9 @@ def test_an_input_on_a_gpu_is_there_already(client: Client, session: ShmSession)
     def infer(call: Call) -> None:
         x = call.input("X")
         assert isinstance(x, DeviceView)
-        assert call.to_device(x) is x.cupy()
+        array = call.to_device(x)
+        assert (array.address, array.device) == (address_in(call, 0), DEVICE)
+        assert array.is_read_only
 
     (response,) = session.serve([client.request(0, {})], infer)
     assert response.error is None
@@ -58,7 +55,7 @@ class OnGpu(Tensor):
 
 
 def test_a_tensor_that_is_delivered_on_a_gpu_is_a_view_there_and_the_gpu_is_waited_for(
-    cuda: FakeCuda, session: ShmSession
+    cuda: CudaRuntime, session: ShmSession, stream: int
 ) -> None:
     request, done = Request("", ["Y"]), []  # type: ignore[var-annotated]
     request.inputs().append(OnGpu("X", array_on(cuda, GIVEN)))
@@ -66,7 +63,7 @@ def test_a_tensor_that_is_delivered_on_a_gpu_is_a_view_there_and_the_gpu_is_wait
     def infer(call: Call) -> None:
         x = call.input("X")
         assert (type(x), x.path) == (DeviceView, "triton")
-        kernel(done.extend, x.cupy())
+        kernel(stream, done.extend, x.array)
         call.put("Y", np.zeros(4, np.float32))
 
     (response,) = session.serve([request], infer)
@@ -77,7 +74,7 @@ def test_a_tensor_that_is_delivered_on_a_gpu_is_a_view_there_and_the_gpu_is_wait
 @pytest.mark.parametrize("wanted", [DEVICE, HOST], ids=["on a GPU", "on the host"])
 @pytest.mark.parametrize("has", [DEVICE, HOST], ids=["of a GPU", "of the host"])
 def test_an_array_goes_to_where_the_client_wants_it(
-    cuda: FakeCuda, client: Client, session: ShmSession, has: int, wanted: int
+    cuda: CudaRuntime, client: Client, session: ShmSession, has: int, wanted: int
 ) -> None:
     def infer(call: Call) -> None:
         call.put("Y", np.array(GIVEN, np.float32) if has == HOST else array_on(cuda, GIVEN))
@@ -98,22 +95,22 @@ def test_strings_that_the_client_wants_on_a_gpu_are_in_the_response(client: Clie
 
 @pytest.mark.parametrize("by_events", [False, True], ids=["", "by events"])
 def test_a_model_may_go_on_without_a_gpu(client: Client, monkeypatch: pytest.MonkeyPatch, by_events: bool) -> None:
-    def no_cupy() -> FakeCuda:
-        raise MachineError("CuPy is not installed")
+    def no_bindings() -> CudaRuntime:
+        raise MachineError("cuda-bindings are not installed")
 
     x = np.array(GIVEN, np.float32)
 
     def infer(call: Call) -> None:
         for use in (
-            lambda: call.stream,
+            lambda: call.ready_on(0),
             lambda: call.to_device(call.input("X")),
             lambda: call.device_output("Y", (4,), np.float32),
         ):
-            with pytest.raises(MachineError, match="CuPy is not installed"):
+            with pytest.raises(MachineError, match="cuda-bindings are not installed"):
                 use()
         call.put("Y", call.input("X").numpy() * 2)
 
-    session = session_on(no_cupy, monkeypatch, gpu_events=by_events)
+    session = session_on(no_bindings, monkeypatch, gpu_events=by_events)
     (response,) = session.serve([client.host.request({"X": x}, {"Y": 16})], infer)
     assert response.error is None
     assert client.host.output("Y").tolist() == (x * 2).tolist()
@@ -125,13 +122,17 @@ def test_a_call_that_uses_no_gpu_has_no_event_to_end_by(client: Client, session:
         assert not call.can_end_by_event
 
 
-def test_a_response_of_a_stream_leaves_when_the_gpu_is_done(client: Client, session: ShmSession) -> None:
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
+def test_a_response_of_a_stream_leaves_when_the_gpu_is_done(
+    client: Client, session: ShmSession, stream: int, is_named: bool
+) -> None:
     done: list[int] = []
 
     def answer(call: StreamCall) -> Iterator[None]:
+        if is_named:
+            call.ready_on(stream)
         for number in range(2):
-            with call.stream:
-                kernel(lambda _: done.append(number), call.input("X").cupy())  # noqa: B023  # it runs before the next one
+            kernel(stream, lambda _: done.append(number), call.input("X").array)  # noqa: B023  # it runs before the next
             yield
             assert done == list(range(number + 1))
 
@@ -141,7 +142,7 @@ def test_a_response_of_a_stream_leaves_when_the_gpu_is_done(client: Client, sess
 
 
 def test_another_model_is_called_when_the_gpu_is_done(
-    client: Client, session: ShmSession, monkeypatch: pytest.MonkeyPatch
+    client: Client, session: ShmSession, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
 
@@ -152,8 +153,7 @@ def test_another_model_is_called_when_the_gpu_is_done(
     monkeypatch.setattr(session._open_context().forwarder, "begin", begin)
 
     def infer(call: Call) -> None:
-        with call.stream:
-            kernel(lambda _: done.append("what was launched"), call.input("X").cupy())
+        kernel(stream, lambda _: done.append("what was launched"), call.input("X").array)
         call.forward("other", {"X": call.input("X")})
 
     (response,) = session.serve([client.request(0, {})], infer)

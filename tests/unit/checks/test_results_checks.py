@@ -10,19 +10,19 @@ from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import PeerError
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.claims import MAX_REGIONS
-from shm_backend_utils.protocol.results import Event, OutputPlace
+from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import MAX_TENSORS
 
 UINT8 = BY_NAME["UINT8"]
 HALF = 1 << 20
-SIZES = [1 << 16]
+SIZES = [1 << 16, *[0] * (MAX_REGIONS + 1)]
 LENGTH, COUNTS = 16, 20
 
 
 def half(outputs: int = 1, events: int = 0) -> bytearray:
     """Return the model's half of a record, with honest results."""
     places = [OutputPlace(f"Y{number}", UINT8, (1,), 0, 8 * number, 1, False) for number in range(outputs)]
-    encoded = results.encode(places, [Event("00" * 16, bytes(64))] * events)
+    encoded = results.encode(places, range(1, events + 1))
     data = bytearray(HALF)
     data[LENGTH : LENGTH + len(encoded)] = encoded
     return data

@@ -9,7 +9,7 @@ import pytest
 
 from shm_backend_utils.memory.locks import SharedLease, borrow
 from shm_backend_utils.model import Call
-from shm_backend_utils.model.mapping import further_regions
+from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.protocol.claims import LentRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.testing.fake_backend import Request
@@ -50,7 +50,7 @@ def before_borrowing(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], objec
         borrowed.append(lease is not None)
         return lease
 
-    monkeypatch.setattr(further_regions, "borrow", borrow_late)
+    monkeypatch.setattr(policy, "borrow", borrow_late)
     return borrowed
 
 

@@ -19,7 +19,7 @@ from shm_backend_utils.errors import (
 )
 from shm_backend_utils.memory import locks
 from shm_backend_utils.model import Call
-from shm_backend_utils.model.mapping import further_regions
+from shm_backend_utils.model.mapping import further_regions, policy
 from shm_backend_utils.protocol.claims import CudaRegionClaim, LentRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.testing.fake_backend import Request
@@ -162,8 +162,9 @@ def test_a_lent_region_needs_a_lender() -> None:
 
 def test_memory_of_a_gpu_needs_the_slot_that_it_says_to_be_fenced_by() -> None:
     claim = CudaRegionClaim(bytes(64), 4096, "00" * 16, 0)
+    nothing: Any = None
     with pytest.raises(TableError, match="regions.fence: found 0, expected none"):
-        further_regions.fence_of(claim, None, further_regions.FurtherRegions([], [], [], None))  # type: ignore[arg-type]
+        further_regions.fence_of(Table({}, {}, (claim,)), claim, None, nothing)
 
 
 def test_a_region_that_is_lent_twice_is_refused(open_session: Open, client: Client) -> None:
@@ -194,7 +195,7 @@ def test_a_lender_that_dies_while_its_memory_is_borrowed_is_noticed(
         lender.region.close()
         return real(fd, record)
 
-    monkeypatch.setattr(further_regions, "borrow", borrow)
+    monkeypatch.setattr(policy, "borrow", borrow)
     with pytest.raises(StaleRequestError, match="is gone"), open_session().open(request):
         pass
     assert client.is_free()

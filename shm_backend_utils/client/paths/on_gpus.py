@@ -1,0 +1,364 @@
+"""What a call of the direct path has on GPUs: memory of its slot's, tensors of its user's, and the waiting for both."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import PeerError, TensorError
+from ...memory import locks
+from ...memory.cuda.bank import DeviceBank
+from ...memory.cuda.errors import CudaError
+from ...memory.cuda.memory import CudaAllocation
+from ...memory.cuda.ordering import Named
+from ...memory.cuda.streams import NamedStream
+from ...memory.pool.slot import Slot, SlotRegion
+from ...protocol.call_layout import CallLayout
+from ...protocol.claims import CudaRegionClaim, RegionClaim
+from ...protocol.results import broken_results
+from ...protocol.spans import InputSpan, Table
+from ...tensors.device_array import DeviceArray
+from ..inputs.devices import DeviceSource
+from ..inputs.gpus import Gpus, GpuWork
+from ..options import check_is_installed
+from ..steps import Steps
+from .exchange import is_answer
+from .further import FurtherMemory, GpuMemory
+from .waiting import are_done, inputs_on_gpus, library_of_inputs, until, work_of, worked_off
+
+__all__ = ["CallOnGpus", "Loan", "PreparedOnGpus", "models_are_done"]
+
+Memory = npt.NDArray[np.uint8]
+
+
+class CallOnGpus:
+    """A call's half on GPUs.
+
+    Parameters
+    ----------
+    gpus : Gpus
+        The client's.
+    region : SlotRegion
+        With the memory on GPUs that the layout asks for.
+    layout : CallLayout
+    given : mapping of str to DeviceSource
+        The inputs that are lent, at least.
+    library : str or None
+        Whose arrays the outputs are; None for that of the inputs on GPUs, and of none where there are none.
+    named : sequence of NamedStream and NamedEvent
+        What the next request comes behind, and the earlier results were used on; all that the GPUs do if it is empty.
+
+    Attributes
+    ----------
+    table : Table
+        The call's, with all of its regions.
+    byte_sizes : sequence of int
+        Of the further regions.
+    further : sequence of FurtherMemory
+        The same regions.
+    named
+        As given.
+    library
+        That of the outputs, and of inputs that the user fills.
+    """
+
+    is_for_one_request = True
+
+    def __init__(
+        self,
+        gpus: Gpus,
+        region: SlotRegion,
+        layout: CallLayout,
+        given: Mapping[str, Any],
+        library: str | None,
+        named: Named,
+    ) -> None:
+        runtime = gpus.runtime
+        sources = inputs_on_gpus(given)
+        self.named = named
+        self._gpus = gpus
+        self._region = region
+        self.library = library or library_of_inputs(sources)
+        check_is_installed(self.library)
+        self._allocations: Sequence[CudaAllocation] = [region.device_memory[device] for device in layout.devices]
+        self._lent = {name: sources[name] for name in layout.lent}
+        self._is_lost = False
+        claims: list[RegionClaim] = [
+            CudaRegionClaim(each.handle, each.byte_size, each.device_uuid, 0, each.event_handle)
+            for each in self._allocations
+        ]
+        further: list[FurtherMemory] = [
+            GpuMemory(runtime, each.address, each.byte_size, each.device, each.keeper, self.library)
+            for each in self._allocations
+        ]
+        inputs, numbers = dict(layout.table.inputs), dict[int, int]()
+        for name, source in self._lent.items():
+            self._check_can_be_lent(name, source)
+            base, byte_size, device = source.facts.base, source.facts.byte_size, source.facts.device
+            if base not in numbers:
+                with runtime.on(device):
+                    handle = runtime.export(base)
+                uuid = runtime.device_uuid(device)
+                claims.append(CudaRegionClaim(handle, byte_size, uuid, 0, b"", self.is_for_one_request))
+                further.append(GpuMemory(runtime, base, byte_size, device, source.value, self.library))
+                numbers[base] = len(claims)
+            span = inputs[name]
+            inputs[name] = InputSpan(span.dtype, span.shape, numbers[base], source.array.address - base, span.byte_size)
+        self.table = Table(inputs, layout.table.outputs, tuple(claims), layout.table.ring)
+        self.byte_sizes: Sequence[int] = [claim.byte_size for claim in claims if isinstance(claim, CudaRegionClaim)]
+        self.further: Sequence[FurtherMemory] = further
+
+    def write(self, given: Mapping[str, Any], memory: Memory, deadline: float) -> Steps[None]:
+        """Copy the inputs on GPUs that are not lent, behind what the user has named, and wait until all that is done.
+
+        Raises
+        ------
+        DeadlineExceededError
+            It takes longer.
+        """
+        sources = inputs_on_gpus(given)
+        work = work_of(sources.values()) or GpuWork(self._gpus)
+        with contextlib.closing(work):
+            work.follow(self.named, self._devices)
+            if any(source.is_strided for source in sources.values()):
+                yield from worked_off(work, deadline)  # a stream has no room for very many copies that have to wait
+            try:
+                for name, source in sources.items():
+                    if name not in self._lent:
+                        source.put(self._plain_array(self.table.inputs[name], memory))
+                yield from worked_off(work, deadline)
+            except BaseException:
+                self._keep_while_working(work, (sources, memory))
+                raise
+
+    def user_is_done(self, memory: Memory, deadline: float) -> Steps[None]:
+        """Wait until what the user has named is done; raises as :meth:`write`."""
+        yield from self.write({}, memory, deadline)
+
+    def arrays(self, memory: Memory) -> dict[str, Any]:
+        """Return the inputs on GPUs: arrays over the slot's memory, and what the user has given himself."""
+        found: dict[str, Any] = {name: source.value for name, source in self._lent.items()}
+        for name, span in self.table.inputs.items():
+            if span.region and name not in self._lent:
+                found[name] = self.further[span.region - 1].array_at(memory, span.offset, span.dtype.numpy, span.shape)
+        return found
+
+    def sources(self, memory: Memory) -> dict[str, DeviceSource]:
+        """Return the inputs on GPUs as they lie here, to be written elsewhere, or lent again."""
+        found: dict[str, DeviceSource] = dict(self._lent)
+        work = GpuWork(self._gpus)
+        for name, span in self.table.inputs.items():
+            if span.region and name not in found:
+                array = self._plain_array(span, memory)
+                found[name] = DeviceSource(name, array, work, self._gpus, array.device)
+                found[name].library = self.library
+        return found
+
+    def _plain_array(self, span: InputSpan, memory: Memory) -> DeviceArray:
+        """Return an input's array, of no library."""
+        further = self.further[span.region - 1]
+        assert isinstance(further, GpuMemory)
+        return further.plain_array_at(memory, span.offset, span.dtype.numpy, span.shape)
+
+    def check_is_not_lost(self) -> None:
+        """Raise PeerError if a model ended while its GPU was at work in this memory."""
+        if self._is_lost:
+            raise _lost_memory()
+
+    def reclaimed(self, slot: Slot, deadline: float) -> Steps[None]:
+        """Make sure that no GPU is at work for a request that got no answer, once the slot was reclaimed.
+
+        Raises
+        ------
+        PeerError
+            A model has begun with it and ended before it was through.
+        DeadlineExceededError
+            The GPU takes longer.
+        """
+        if slot.was_left:
+            self._lose()
+        yield from self._models_are_done(self._allocations, deadline)
+
+    def outputs_are_ready(self, events: Sequence[int], deadline: float) -> Steps[None]:
+        """Wait until models' GPUs have done what a request's events stand for; or have the user's streams wait.
+
+        Raises
+        ------
+        PeerError
+            There is no such event, or the model is dead.
+        DeadlineExceededError
+            A GPU takes longer.
+        """
+        if max(events) > len(self._allocations):
+            raise broken_results("an event of memory that has none")
+        waiting = [self._allocations[number - 1] for number in events]
+        streams = [each for each in self.named if isinstance(each, NamedStream)]
+        if not streams:
+            yield from self._models_are_done(waiting, deadline)
+        runtime = self._gpus.runtime
+        for each in waiting:
+            for stream in streams:
+                with runtime.on(stream.device_on(runtime, each.device)):
+                    runtime.wait_for_event(each.event, stream.handle)
+
+    def loan(self, slot: Slot) -> Loan | None:
+        """Return what is lent for the request that is in this slot now; None if nothing is."""
+        if not (self._lent and self.is_for_one_request):
+            return None
+        return Loan(self._gpus.bank, self._region, slot, [each.value for each in self._lent.values()])
+
+    def close(self) -> None:
+        """Let go of the user's tensors; those that models may have are kept elsewhere."""
+        self._lent = {}
+        self.further = ()
+
+    @property
+    def _devices(self) -> set[int]:
+        return {each.device for each in self._allocations} | {each.facts.device for each in self._lent.values()}
+
+    def _check_can_be_lent(self, name: str, source: DeviceSource) -> None:
+        """Raise TensorError if it cannot; what is lent for one request can, as it was looked at before."""
+
+    def _keep_while_working(self, work: GpuWork, what: object) -> None:
+        """Keep what GPUs may be copying from, or to, until they are done."""
+        marks = work.marks()
+
+        def are_at_work(_: int) -> bool:
+            try:
+                return not are_done(marks)
+            except CudaError:
+                return True  # nobody knows any more what they do
+
+        self._gpus.bank.keep_while(self._region.fd, are_at_work, what)
+
+    def _models_are_done(self, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
+        try:
+            yield from models_are_done(self._region, allocations, deadline)
+        except PeerError:
+            self._is_lost = self._region.is_spoiled
+            raise
+
+    def _lose(self) -> None:
+        self._is_lost = self._region.is_spoiled = True
+        raise _lost_memory()
+
+
+class Loan:
+    """Tensors of the user's that are lent for one request.
+
+    Parameters
+    ----------
+    bank : DeviceBank
+        Keeps them where they are still needed when the call is over.
+    region : SlotRegion
+    slot : Slot
+        The request's.
+    tensors : object
+    """
+
+    def __init__(self, bank: DeviceBank, region: SlotRegion, slot: Slot, tensors: object) -> None:
+        self._bank = bank
+        self._slot = slot
+        self._generation = slot.generation
+        self._record = slot.record_offset
+        self._tensors = tensors
+        self._fd = os.dup(region.fd)  # the client may be closed before the request is over
+
+    def end_answered(self) -> bool:
+        """End it after an answer. Return whether a model still uses the tensors, which are kept then."""
+        record = self._record
+        is_in_use = locks.has_borrowers(self._fd, record)
+        if is_in_use:
+            self._bank.keep_while(self._fd, lambda fd: not locks.is_slot_free(fd, record), self._tensors)
+        self._close()
+        return is_in_use
+
+    def end_failed(self, error: BaseException) -> None:
+        """End it after an error: unless that is the answer, the tensors are kept until the request cannot begin."""
+        if is_answer(error):
+            self.end_answered()
+        else:
+            self._end_unanswered()
+
+    def _end_unanswered(self) -> None:
+        slot, generation, record = self._slot, self._generation, self._record
+
+        def is_in_use(fd: int) -> bool:
+            return slot.may_begin(generation) or not locks.is_slot_free(fd, record)
+
+        self._bank.keep_while(self._fd, is_in_use, self._tensors)
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self._fd)
+
+
+class PreparedOnGpus(CallOnGpus):
+    """One of a prepared call: the user's tensors serve as long as it lives, and models keep them mapped."""
+
+    is_for_one_request = False
+
+    def __init__(
+        self,
+        gpus: Gpus,
+        region: SlotRegion,
+        layout: CallLayout,
+        given: Mapping[str, Any],
+        library: str | None,
+        named: Named,
+    ) -> None:
+        super().__init__(gpus, region, layout, given, library, named)
+        if self._lent:
+            region.is_spoiled = True  # models let go of the tensors when it is gone
+            gpus.bank.keep(region, [source.value for source in self._lent.values()])
+
+    def _check_can_be_lent(self, name: str, source: DeviceSource) -> None:
+        if source.obstacle:
+            raise TensorError(
+                name,
+                f"input {name!r} cannot be a prepared call's memory: {source.obstacle}; or describe it, as "
+                f"({source.shape}, {str(source.array.dtype)!r}, 'cuda:{source.device}'), and fill inputs[{name!r}]",
+            )
+
+
+def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
+    """Wait until models' GPUs have done what they were given to do in a region's memory.
+
+    Raises
+    ------
+    PeerError
+        No model has the memory any more, and a GPU has not said that it is done: the model died in the middle. The
+        region is spoiled.
+    DeadlineExceededError
+        They take longer.
+    """
+    left = list(allocations)
+
+    def are_done() -> bool:
+        had_users = region.has_users  # looked at first: who lets go of memory has waited for his GPU
+        while left:
+            allocation = left[-1]
+            with allocation.runtime.on(allocation.device):
+                is_done = allocation.runtime.is_event_done(allocation.event)
+            if not is_done:
+                break
+            left.pop()
+        if left and not had_users:
+            region.is_spoiled = True
+            raise _lost_memory()
+        return not left
+
+    yield from until(are_done, deadline, "a model's GPU was still at work in its memory")
+
+
+def _lost_memory() -> PeerError:
+    """Return the error for memory of a GPU that nobody knows the state of any more."""
+    return PeerError(
+        "a model ended while its GPU was at work for this call, whose memory there is not used again; call again, and "
+        "prepare another call where this was a prepared one"
+    )

@@ -1,0 +1,278 @@
+"""DeviceArray: C-contiguous elements on a GPU, for any array library."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes
+from ..memory.cuda.ordering import order_after
+from ..memory.cuda.runtime import CudaRuntime
+from ..memory.cuda.streams import NamedStream
+from . import dlpack
+from .cupy_arrays import cupy_array, cupy_stream
+from .device_capsule import CapsuleTensor, capsule_over
+from .dlpack_structures import c_strides
+
+__all__ = ["LEGACY_STREAM", "PER_THREAD_STREAM", "DeviceArray"]
+
+LEGACY_STREAM: Final = 1
+"""CUDA's default stream, which streams that are not "non-blocking" wait for, and it for them."""
+
+PER_THREAD_STREAM: Final = 2
+"""The default stream of the thread. It waits for the legacy one alone."""
+
+
+class DeviceArray:
+    """C-contiguous elements on a GPU, where they lie. It computes nothing: give it to the library that shall.
+
+    ``torch.from_dlpack(array)``, ``cupy.from_dlpack(array)``, ``jax.dlpack.from_dlpack(array)`` and
+    ``numba.cuda.as_cuda_array(array)`` take it without a copy, and keep its memory.
+
+    Parameters
+    ----------
+    runtime : CudaRuntime
+    address : int
+        Of the first element.
+    shape : sequence of int
+    dtype : numpy.dtype
+        In :mod:`shm_backend_utils.dtypes`.
+    device : int
+        This process' number of the GPU.
+    owner : object
+        Keeps the memory. It lives as long as the array, and all that was made from it.
+    is_read_only : bool, optional
+        What no known library heeds on GPUs.
+    written_on : int, optional
+        A stream of the same GPU that has still to write the elements. Who takes the array waits for that.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_owner",
+        "address",
+        "device",
+        "dtype",
+        "is_read_only",
+        "runtime",
+        "shape",
+        "written_on",
+    )
+
+    def __init__(
+        self,
+        runtime: CudaRuntime,
+        address: int,
+        shape: Sequence[int],
+        dtype: np.dtype[Any],
+        device: int,
+        owner: object,
+        *,
+        is_read_only: bool = False,
+        written_on: int | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.address = address
+        self.shape: tuple[int, ...] = tuple(shape)
+        self.dtype = dtype
+        self.device = device
+        self.is_read_only = is_read_only
+        self.written_on = written_on
+        self._owner = owner
+
+    @property
+    def size(self) -> int:
+        """How many elements there are."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions there are."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the elements have."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The strides in bytes."""
+        return c_strides(self.shape, self.dtype.itemsize)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("an array without dimensions has no length")
+        return self.shape[0]
+
+    __iter__ = None  # by its length and items, Python would try
+
+    def __getitem__(self, rows: slice) -> DeviceArray:
+        """Return rows, ``array[2:5]``, as an array over the same memory.
+
+        Raises
+        ------
+        TypeError
+            It is another index. Array libraries have those.
+        """
+        if not isinstance(rows, slice) or rows.step not in (None, 1) or not self.shape:
+            raise TypeError(
+                f"a DeviceArray of shape {self.shape} is indexed by rows, array[2:5]; found {rows!r}; for more, take "
+                "it with an array library, for example by torch.from_dlpack(array) or array.cupy()"
+            )
+        begin, end, _ = rows.indices(self.shape[0])
+        row_size = math.prod(self.shape[1:]) * self.dtype.itemsize
+        return self._part(self.address + begin * row_size, (max(end - begin, 0), *self.shape[1:]))
+
+    def reshape(self, *shape: Any) -> DeviceArray:
+        """Return the same elements in another shape: integers, or a sequence of them; one may be -1.
+
+        Raises
+        ------
+        ValueError
+            It has another number of elements.
+        """
+        wanted = shape[0] if len(shape) == 1 and not hasattr(shape[0], "__index__") else shape
+        sizes = [operator.index(size) for size in wanted]
+        if -1 in sizes:
+            rest = -math.prod(sizes)
+            if sizes.count(-1) > 1 or rest <= 0 or self.size % rest:
+                self._refuse_shape(sizes)
+            sizes[sizes.index(-1)] = self.size // rest
+        if min(sizes, default=0) < 0 or math.prod(sizes) != self.size:
+            self._refuse_shape(sizes)
+        return self._part(self.address, tuple(sizes))
+
+    def let_wait(self, stream: int, device: int) -> None:
+        """Let a stream, of any device, wait until the elements are written. The host does not wait.
+
+        Raises
+        ------
+        CudaError
+            There is no such stream.
+        """
+        if self.written_on is not None and stream != self.written_on:
+            order_after(self.runtime, (NamedStream(self.written_on, self.device),), device, stream)
+
+    def cupy(self) -> Any:
+        """Return an array of CuPy over this very memory; CuPy's current stream waits until it is written.
+
+        Of BF16, it is one of ``uint16`` with CuPy before 14, or without the package ``ml_dtypes``.
+
+        Raises
+        ------
+        MachineError
+            CuPy is not installed.
+        """
+        with self.runtime.on(self.device):
+            if self.written_on is not None:
+                self.let_wait(cupy_stream(self.device), self.device)
+            return cupy_array(self.address, self.shape, self.dtype, self.device, self)
+
+    def to_host(self) -> npt.NDArray[Any]:
+        """Return a copy in host memory, of all that was launched on the GPU before; wait for it.
+
+        Raises
+        ------
+        CudaError
+            Something that was launched on the GPU has failed.
+        """
+        copied = np.empty(self.shape, self.dtype)
+        with self.runtime.on(self.device):
+            self.runtime.synchronize_device(self.device)
+            if copied.nbytes:
+                # This stream waits for nothing but default streams, and nobody needs to make it.
+                self.runtime.copy(copied.ctypes.data, self.address, copied.nbytes, PER_THREAD_STREAM)
+                self.runtime.synchronize_stream(PER_THREAD_STREAM, self.device)
+        return copied
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return ``(kDLCUDA, device)``."""
+        return dlpack.CUDA, self.device
+
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return a DLPack capsule over this very memory, by the rules of the array API standard (2023.12).
+
+        Parameters
+        ----------
+        stream : int, optional
+            The consumer's, which waits until the elements are written: 1 or None is the legacy default stream, 2 the
+            per-thread one, above that a ``cudaStream_t``; -1 if nobody shall wait.
+        max_version, dl_device, copy
+            As the standard says.
+
+        Raises
+        ------
+        BufferError
+            The consumer asks for a copy, for another device, or for a stream that CUDA does not have.
+        """
+        here = self.__dlpack_device__()
+        if dl_device not in (None, here):
+            raise BufferError(f"the array is on device {here}, asked for was {dl_device}")
+        if copy:
+            raise BufferError("a DeviceArray never copies; copy the array that you make from it")
+        if stream is None:
+            stream = LEGACY_STREAM
+        if type(stream) is not int or stream < -1 or stream == 0:
+            raise BufferError(
+                f"stream {stream!r} is none of CUDA's; expected 1 (legacy default), 2 (per-thread default), a "
+                "cudaStream_t above 2, or -1 for no synchronization"
+            )
+        if stream > 0:
+            self.let_wait(stream, self.device)
+        tensor = CapsuleTensor(
+            self.address, self.shape, self.strides, self.dtype, dlpack.CUDA, self.device, self.is_read_only
+        )
+        return capsule_over(tensor, self, max_version)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The memory by CUDA's array interface, version 3. BF16 has the type ``<V2``, as PyTorch and CuPy have it.
+
+        The elements are written then: PyTorch passes over the interface's stream, so this waits for it. And nothing is
+        read-only, as PyTorch refuses what is.
+        """
+        if self.written_on is not None:
+            self.runtime.synchronize_stream(self.written_on, self.device)
+        return {
+            "shape": self.shape,
+            "typestr": "<V2" if self.dtype == dtypes.BF16.numpy else self.dtype.str,
+            "data": (self.address if self.size else 0, False),
+            "strides": None,
+            "version": 3,
+            "stream": None,
+        }
+
+    def __array__(self, dtype: object = None, copy: object = None) -> NoReturn:
+        """Raise TypeError: NumPy cannot read a GPU's memory."""
+        raise TypeError(f"the array is in memory of GPU {self.device}, which NumPy cannot read; copy it by .to_host()")
+
+    def __repr__(self) -> str:
+        return f"<DeviceArray {dtypes.BY_NUMPY[self.dtype].name} {list(self.shape)} GPU {self.device}>"
+
+    def _part(self, address: int, shape: tuple[int, ...]) -> DeviceArray:
+        return DeviceArray(
+            self.runtime,
+            address,
+            shape,
+            self.dtype,
+            self.device,
+            self._owner,
+            is_read_only=self.is_read_only,
+            written_on=self.written_on,
+        )
+
+    def _refuse_shape(self, shape: Sequence[int]) -> NoReturn:
+        raise ValueError(f"an array of shape {self.shape} cannot become one of shape {tuple(shape)}")

@@ -1,0 +1,132 @@
+"""DLPack capsules over the memory of GPUs, made and taken over.
+
+NumPy makes them, over the address, which it never reads: their destructors must be compiled code, as everywhere. What
+NumPy cannot know is written into them then: the device, and the data type.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from .. import dtypes
+from . import dlpack
+from .dlpack_structures import (
+    NAME_USED,
+    NAME_USED_VERSIONED,
+    NUMPY_MAKES_VERSIONED,
+    VERSION,
+    Consumed,
+    ForeignMemory,
+    byte_strides,
+    c_strides,
+    dtype_of,
+    managed_tensor,
+    rename_capsule,
+    straighten,
+    tensor_in,
+    versioned_tensor,
+)
+
+__all__ = ["CapsuleTensor", "TakenOver", "capsule_over", "taken_over"]
+
+_READ_ONLY: Final = 1
+_ANYWHERE: Final = 256
+"""What NumPy is told as the address of an array without elements: from 0, some versions make no array."""
+
+
+class CapsuleTensor(NamedTuple):
+    """Elements on a GPU, as a capsule describes them.
+
+    Attributes
+    ----------
+    address : int
+    shape, strides : tuple of int
+        Strides are in bytes.
+    dtype : numpy.dtype
+    device_type, device : int
+        Those of DLPack.
+    is_read_only : bool
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    device_type: int
+    device: int
+    is_read_only: bool
+
+
+class TakenOver(NamedTuple):
+    """What a capsule had, and what keeps it alive."""
+
+    memory: CapsuleTensor
+    owner: object
+
+
+def capsule_over(memory: CapsuleTensor, owner: object, max_version: tuple[int, int] | None) -> object:
+    """Return a capsule over C-contiguous memory: a versioned one, if the consumer asks for it and NumPy (2.1) can.
+
+    That says whether the memory is read-only, which PyTorch and CuPy pass over. An unversioned one cannot say it, and
+    is made all the same: JAX asks for no other, and a consumer of GPU memory that heeds it is not known.
+
+    Parameters
+    ----------
+    memory : CapsuleTensor
+        Of a data type in :mod:`shm_backend_utils.dtypes`.
+    owner : object
+        Kept alive until the capsule, and who has consumed it, are gone.
+    max_version : tuple of int, optional
+        The newest version that the consumer knows.
+    """
+    row = dtypes.BY_NUMPY[memory.dtype]
+    is_versioned = NUMPY_MAKES_VERSIONED and max_version is not None and max_version >= VERSION
+    interface = {
+        "shape": memory.shape,
+        "typestr": f"=u{row.itemsize}",  # some version of NumPy refuses each of the others
+        "data": (memory.address or _ANYWHERE, memory.is_read_only and is_versioned),
+    }
+    words = np.asarray(ForeignMemory(owner, interface))
+    capsule: object = words.__dlpack__(max_version=VERSION) if is_versioned else words.__dlpack__()
+    tensor = tensor_in(capsule)
+    tensor.data = memory.address
+    tensor.device.device_type, tensor.device.device_id = memory.device_type, memory.device
+    tensor.dtype.code = row.dlpack_code
+    straighten(tensor)
+    return capsule
+
+
+def taken_over(capsule: object) -> TakenOver:
+    """Take over a capsule of either kind over memory of a GPU.
+
+    Raises
+    ------
+    TypeError
+        It is no unused capsule, of a newer version, not of a GPU, or of a data type that has no counterpart in
+        :mod:`shm_backend_utils.dtypes`. It is as it was then.
+    """
+    versioned = versioned_tensor(capsule)
+    if versioned is not None and versioned.version[0] > VERSION[0]:
+        raise TypeError(f"expected a DLPack capsule of version {VERSION[0]}, found version {versioned.version[0]}")
+    managed = versioned or managed_tensor(capsule)
+    tensor = managed.tensor
+    if tensor.device.device_type not in dlpack.ON_GPU:
+        raise TypeError(
+            f"expected memory of a GPU (device type 2 or 13), found device type {tensor.device.device_type}"
+        )
+    dtype = dtype_of(tensor)
+    shape = tuple(tensor.shape[: tensor.ndim])
+    memory = CapsuleTensor(
+        (tensor.data or 0) + tensor.byte_offset if math.prod(shape) else 0,
+        shape,
+        byte_strides(tensor, dtype.itemsize) or c_strides(shape, dtype.itemsize),
+        dtype.numpy,
+        tensor.device.device_type,
+        tensor.device.device_id,
+        versioned is not None and bool(versioned.flags & _READ_ONLY),
+    )
+    rename_capsule(capsule, NAME_USED if versioned is None else NAME_USED_VERSIONED)
+    return TakenOver(memory, Consumed(managed))

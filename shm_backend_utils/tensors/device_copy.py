@@ -1,0 +1,116 @@
+"""Copies between arrays on GPUs, and between them and the host, on a stream."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import TensorError
+from ..memory.cuda.runtime import CudaRuntime
+from .device_array import DeviceArray
+from .pieces import plan
+from .strided_array import StridedArray
+
+__all__ = ["MAX_PIECES", "Array", "copy"]
+
+MAX_PIECES: Final = 4096
+"""As many copies one after the other take some 10 ms."""
+
+OnGpu = DeviceArray | StridedArray
+Array = DeviceArray | StridedArray | npt.NDArray[Any]
+
+
+def copy(runtime: CudaRuntime, target: Array, source: Array, stream: int, *, tensor: str = "") -> None:
+    """Copy an array to another one, on a stream, which waits until an array of ours is written.
+
+    Parameters
+    ----------
+    runtime : CudaRuntime
+        This process'.
+    target, source : DeviceArray, StridedArray or numpy.ndarray
+        Of the same shape and size of elements; at least one is on a GPU. The arrays must stay until the copy is made.
+        Host memory that is not pinned, and arrays of NumPy that are not C-contiguous, are done with on return; pinned
+        memory is, when the stream has been waited for.
+    stream : int
+        Of any GPU; a default stream is that of the target's GPU, or else of the source's.
+    tensor : str, optional
+        What to call the arrays in errors.
+
+    Raises
+    ------
+    TensorError
+        The copy would be of more than 4096 pieces.
+    CudaError
+        CUDA refuses it.
+    """
+    if target.shape != source.shape or target.dtype.itemsize != source.dtype.itemsize:
+        raise TensorError(
+            tensor,
+            f"{_called(tensor)} of shape {source.shape} and type {source.dtype} cannot be copied to one of shape "
+            f"{target.shape} and type {target.dtype}",
+        )
+    if not target.size:
+        return
+    if isinstance(target, np.ndarray):
+        assert not isinstance(source, np.ndarray)
+        _download(runtime, target, source, stream, tensor)
+    elif isinstance(source, np.ndarray):
+        _upload(runtime, target, source, stream, tensor)
+    else:
+        _put_on(runtime, target, source, stream, target.device, tensor)
+
+
+def _upload(runtime: CudaRuntime, target: OnGpu, source: npt.NDArray[Any], stream: int, tensor: str) -> None:
+    packed = source if source.flags.c_contiguous else np.ascontiguousarray(source)
+    _put_on(runtime, target, packed, stream, target.device, tensor)
+    if packed is not source or not _is_pinned(runtime, packed, target.device):
+        runtime.synchronize_stream(stream, target.device)
+
+
+def _download(runtime: CudaRuntime, target: npt.NDArray[Any], source: OnGpu, stream: int, tensor: str) -> None:
+    landing = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
+    _put_on(runtime, landing, source, stream, source.device, tensor)
+    if landing is not target or not _is_pinned(runtime, landing, source.device):
+        runtime.synchronize_stream(stream, source.device)
+    if landing is not target:
+        np.copyto(target, landing)
+
+
+def _put_on(runtime: CudaRuntime, target: Array, source: Array, stream: int, device: int, tensor: str) -> None:
+    planned = plan(target.shape, target.strides, source.strides, target.dtype.itemsize)
+    if planned.count > MAX_PIECES:
+        raise TensorError(
+            tensor,
+            f"{_called(tensor)} of shape {source.shape} lies in memory in such an order (strides "
+            f"{source.strides}) that it takes {planned.count} copies, more than {MAX_PIECES}; make it contiguous, "
+            "for example by tensor.contiguous() or cupy.ascontiguousarray(array)",
+        )
+    own = runtime.stream_device(stream, device)
+    for array in (target, source):
+        if isinstance(array, DeviceArray):
+            array.let_wait(stream, own)
+    target_address, source_address = _address_of(target), _address_of(source)
+    with runtime.on(own):
+        for piece in planned.pieces():
+            to, by = target_address + piece.target, source_address + piece.source
+            if planned.height == 1:
+                runtime.copy(to, by, planned.width, stream)
+            else:
+                runtime.copy_rows(
+                    to, planned.target_pitch, by, planned.source_pitch, planned.width, planned.height, stream
+                )
+
+
+def _address_of(array: Array) -> int:
+    return int(array.ctypes.data) if isinstance(array, np.ndarray) else array.address
+
+
+def _is_pinned(runtime: CudaRuntime, host: npt.NDArray[Any], device: int) -> bool:
+    with runtime.on(device):
+        return runtime.pointer(host.ctypes.data).kind == "pinned"
+
+
+def _called(tensor: str) -> str:
+    return f"tensor {tensor!r}" if tensor else "an array"

@@ -1,0 +1,139 @@
+"""Arrays of any library that are on a GPU, taken over where they lie: by DLPack, or CUDA's array interface."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+
+from .. import dtypes
+from ..errors import TensorTypeError
+from ..memory.cuda.ordering import order_after
+from ..memory.cuda.runtime import CudaRuntime
+from ..memory.cuda.streams import NamedStream
+from . import dlpack
+from .device_array import LEGACY_STREAM, DeviceArray
+from .device_capsule import taken_over
+from .device_view import DeviceView
+from .dlpack_structures import VERSION, c_strides
+from .strided_array import StridedArray
+
+__all__ = ["imported", "is_on_gpu"]
+
+_MANAGED: Final = 13
+_REFUSALS: Final = (BufferError, RuntimeError, TypeError, ValueError, KeyError, AttributeError)
+"""What libraries raise where they do not give a tensor away: one with gradients, or of a type that they lack."""
+
+
+def is_on_gpu(value: Any) -> bool:
+    """Return whether this is an array on a GPU, of any library."""
+    if isinstance(value, np.ndarray):
+        return False
+    if hasattr(value, "__dlpack_device__"):
+        return int(value.__dlpack_device__()[0]) in dlpack.ON_GPU
+    return hasattr(value, "__cuda_array_interface__")
+
+
+def imported(runtime: CudaRuntime, value: Any, stream: int, *, tensor: str = "") -> DeviceArray | StridedArray:
+    """Return an array on a GPU, of any library, over its own memory.
+
+    Parameters
+    ----------
+    runtime : CudaRuntime
+        This process'.
+    value : object
+        A DeviceArray or DeviceView; what has ``__dlpack__`` or ``__cuda_array_interface__``; or a DLPack capsule.
+    stream : int
+        It waits for what the library says that is still to be done. That is the library's current stream in this
+        thread, so what the user has named must be waited for, too. It must be a stream: not every library knows -1.
+    tensor : str, optional
+        What to call it in errors.
+
+    Returns
+    -------
+    DeviceArray or StridedArray
+        Keeps the memory. A StridedArray is not C-contiguous.
+
+    Raises
+    ------
+    TensorTypeError
+        It does not give its memory away, or is of a data type that Triton does not have.
+    """
+    if isinstance(value, DeviceView):
+        value = value.array
+    if isinstance(value, DeviceArray):
+        value.let_wait(stream, runtime.stream_device(stream, value.device))
+        return value
+    try:
+        return _by_dlpack(runtime, value, stream)
+    except _REFUSALS as error:
+        refused = error
+    try:
+        return _by_interface(runtime, value, stream, tensor)
+    except _REFUSALS as error:
+        called = f"tensor {tensor!r}" if tensor else "an array"
+        reason = error if isinstance(refused, AttributeError) else refused  # the former, where there is no __dlpack__
+        raise TensorTypeError(
+            tensor,
+            f"{called} is a {type(value).__module__}.{type(value).__qualname__} on a GPU, which does not give its "
+            f"memory away: {reason}",
+        ) from reason
+
+
+def _by_dlpack(runtime: CudaRuntime, value: Any, stream: int) -> DeviceArray | StridedArray:
+    if type(value).__name__ == "PyCapsule":
+        memory, owner = taken_over(value)
+    else:
+        with runtime.on(_device_of(value)):  # PyTorch gives away those of the current device alone
+            memory, owner = taken_over(_capsule_of(value, stream))
+    device = memory.device
+    if memory.device_type == _MANAGED and memory.address:  # such memory has no device of its own
+        device = runtime.pointer(memory.address).device
+    return _array(
+        runtime, memory.address, memory.shape, memory.strides, memory.dtype, device, owner, memory.is_read_only
+    )
+
+
+def _capsule_of(value: Any, stream: int) -> object:
+    try:
+        return value.__dlpack__(stream=stream, max_version=VERSION)
+    except TypeError:  # before 2023.12, the standard had no versions
+        return value.__dlpack__(stream=stream)
+
+
+def _by_interface(runtime: CudaRuntime, value: Any, stream: int, tensor: str) -> DeviceArray | StridedArray:
+    with runtime.on(_device_of(value)):  # CuPy tells the stream of the current device
+        interface = value.__cuda_array_interface__
+    if interface.get("mask") is not None:
+        raise TypeError("it has a mask")
+    typestr, shape = interface["typestr"], tuple(interface["shape"])
+    dtype = dtypes.BF16 if typestr in ("<V2", "|V2") else dtypes.from_numpy(typestr, tensor)
+    address, is_read_only = interface["data"]
+    device = runtime.pointer(address).device if address else _device_of(value)
+    produced_on = interface.get("stream")
+    if produced_on is not None:
+        order_after(runtime, (NamedStream(int(produced_on) or LEGACY_STREAM, device),), device, stream)
+    strides = interface.get("strides") or c_strides(shape, dtype.itemsize)
+    return _array(runtime, address, shape, tuple(strides), dtype.numpy, device, value, bool(is_read_only))
+
+
+def _device_of(value: Any) -> int:
+    return int(value.__dlpack_device__()[1]) if hasattr(value, "__dlpack_device__") else 0
+
+
+def _array(
+    runtime: CudaRuntime,
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: np.dtype[Any],
+    device: int,
+    owner: object,
+    is_read_only: bool,
+) -> DeviceArray | StridedArray:
+    straight = c_strides(shape, dtype.itemsize)
+    sizes = zip(shape, strides, straight, strict=True)
+    if not math.prod(shape) or all(size == 1 or stride == other for size, stride, other in sizes):
+        return DeviceArray(runtime, address, shape, dtype, device, owner, is_read_only=is_read_only)
+    return StridedArray(runtime, address, shape, strides, dtype, device, owner, is_read_only)

@@ -1,0 +1,126 @@
+"""A copy between arrays of any strides, as the rectangles that CUDA copies: rows of bytes, a pitch apart."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+__all__ = ["Piece", "Plan", "plan"]
+
+_MAX_PITCH: Final = 2**31 - 1  # CU_DEVICE_ATTRIBUTE_MAX_PITCH of every GPU so far
+
+
+class Piece(NamedTuple):
+    """Where one rectangle begins, in bytes from each array's first element."""
+
+    target: int
+    source: int
+
+
+class _Axis(NamedTuple):
+    size: int
+    target: int
+    source: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to copy: rectangles, all of one form.
+
+    Attributes
+    ----------
+    width, height : int
+        Bytes of a row, and rows.
+    target_pitch, source_pitch : int
+        Bytes from row to row. Of one row, they are its width.
+    target_begin, source_begin : int
+        Where the arrays begin that are gone through forwards, in bytes from each one's first element.
+    others : tuple
+        The axes that lead from rectangle to rectangle.
+    """
+
+    width: int
+    height: int
+    target_pitch: int
+    source_pitch: int
+    target_begin: int
+    source_begin: int
+    others: tuple[_Axis, ...]
+
+    @property
+    def count(self) -> int:
+        """How many rectangles there are."""
+        return math.prod(axis.size for axis in self.others)
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield where the rectangles begin."""
+        for index in itertools.product(*[range(axis.size) for axis in self.others]):
+            steps = list(zip(index, self.others, strict=True))
+            yield Piece(
+                self.target_begin + sum(number * axis.target for number, axis in steps),
+                self.source_begin + sum(number * axis.source for number, axis in steps),
+            )
+
+
+def plan(
+    shape: tuple[int, ...], target_strides: tuple[int, ...], source_strides: tuple[int, ...], itemsize: int
+) -> Plan:
+    """Return how to copy between arrays of a shape, in few rectangles.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Of both.
+    target_strides, source_strides : tuple of int
+        In bytes, of any sign; the source's may be 0, as those of what was broadcast.
+    itemsize : int
+        Bytes of an element.
+    """
+    if not math.prod(shape):
+        return Plan(0, 0, 0, 0, 0, 0, (_Axis(0, 0, 0),))
+    axes, target_begin, source_begin = _forward(zip(shape, target_strides, source_strides, strict=True))
+    axes = _merged(axes)
+    width = itemsize
+    if axes and axes[-1].target == axes[-1].source == itemsize:
+        width *= axes.pop().size
+    rows = max((axis for axis in axes if _can_be_rows(axis, width)), default=None)
+    if rows is None:
+        rows = _Axis(1, width, width)
+    else:
+        axes.remove(rows)
+    return Plan(width, rows.size, rows.target, rows.source, target_begin, source_begin, tuple(axes))
+
+
+def _forward(axes: Iterator[tuple[int, int, int]]) -> tuple[list[_Axis], int, int]:
+    """Return the axes that matter, those that run backwards in both arrays turned round, and where both begin then."""
+    found, target_begin, source_begin = [], 0, 0
+    for size, target, source in axes:
+        if size == 1:
+            continue
+        if target < 0 and source < 0:
+            target_begin += (size - 1) * target
+            source_begin += (size - 1) * source
+            found.append(_Axis(size, -target, -source))
+        else:
+            found.append(_Axis(size, target, source))
+    return found, target_begin, source_begin
+
+
+def _merged(axes: list[_Axis]) -> list[_Axis]:
+    """Return as few axes as go through the same elements, the innermost last. Their order is free, if it is one."""
+    merged: list[_Axis] = []
+    for axis in sorted(axes, key=lambda each: (abs(each.target), abs(each.source)), reverse=True):
+        outer = merged[-1] if merged else None
+        if outer is not None and (outer.target, outer.source) == (axis.size * axis.target, axis.size * axis.source):
+            merged[-1] = _Axis(outer.size * axis.size, axis.target, axis.source)
+        else:
+            merged.append(axis)
+    return merged
+
+
+def _can_be_rows(axis: _Axis, width: int) -> bool:
+    """Return whether CUDA can go along an axis: rows must not overlap, nor be too far apart, in either array."""
+    return width <= min(axis.target, axis.source) and max(axis.target, axis.source) <= _MAX_PITCH

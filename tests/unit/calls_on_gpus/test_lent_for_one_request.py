@@ -1,0 +1,216 @@
+"""Memory of a GPU that a client lends for one request: unmapped before the answer, or when model.py lets go of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.errors import ModelError
+from shm_backend_utils.memory.cuda.errors import CudaError
+from shm_backend_utils.memory.cuda.memory import CudaAllocation
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.model import Call, ShmSession
+from tests.unit.calls_on_gpus.device_calls import DEVICE, Client, session_on
+from tests.unit.fake_gpu import DRIVER, MODEL, held_back, kernel, left_of, wait_until
+from tests.unit.manager_cuda.device_claims import close_lease_on
+
+OPEN, CLOSE = "cuIpcOpenMemHandle", "cuIpcCloseMemHandle"
+
+
+def request(client: Client, slot: int = 0, outputs: Any = None) -> Any:
+    return client.request(slot, {} if outputs is None else outputs, is_for_one_request=True)
+
+
+def counts() -> tuple[int, int]:
+    """Return how often the model has mapped and unmapped memory."""
+    return DRIVER.count(OPEN, MODEL), DRIVER.count(CLOSE, MODEL)
+
+
+def x_of(call: Call) -> Any:
+    return call.input("X").array
+
+
+def read(call: Call) -> None:
+    assert call.to_host(call.input("X")).tolist() == [3] * 4
+
+
+@pytest.fixture
+def looked(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """What there was open in the model, and whether it had borrowed slot 0, when it said that it has completed it."""
+    found: list[tuple[int, bool]] = []
+    kind: Any = type(client.region.record(0))
+    complete = kind.complete
+
+    def look_first(record: Any, *arguments: Any) -> None:
+        found.append((left_of(MODEL).opened, not client.host.is_free(0)))
+        complete(record, *arguments)
+
+    monkeypatch.setattr(kind, "complete", look_first)
+    return found
+
+
+def test_it_is_unmapped_before_the_answer(
+    client: Client, session: ShmSession, stream: int, looked: list[tuple[int, bool]]
+) -> None:
+    client.write(0, 3)
+
+    def infer(call: Call) -> None:
+        read(call)
+        assert counts() == (2, 0)
+        kernel(stream, lambda memory: memory.sum(), x_of(call))
+
+    (response,) = session.serve([request(client)], infer)
+    assert response.error is None
+    assert counts() == (2, 2)
+    assert [opened for opened, _ in looked] == [0]
+    assert client.host.is_free(0)
+
+
+def test_it_is_mapped_anew_for_each_request_and_left_mapped_for_none(client: Client, session: ShmSession) -> None:
+    client.write(0, 3)
+    for _ in range(3):
+        session.serve([request(client)], read)
+    assert counts() == (6, 6)
+    assert session._open_context().resolver.registry.mapped()[1] == 1  # the slot's region
+
+
+def test_requests_side_by_side_share_one_mapping_of_an_allocation(client: Client, session: ShmSession) -> None:
+    for slot in range(3):
+        client.write(slot, 3)
+    responses = session.serve([request(client, slot) for slot in range(3)], read)
+    assert [response.error for response in responses] == [None] * 3
+    assert counts() == (2, 2)
+    assert all(client.host.is_free(slot) for slot in range(3))
+
+
+def test_memory_that_stays_mapped_may_be_lent_for_a_request_too(client: Client, session: ShmSession) -> None:
+    client.write(0, 3)
+    session.serve([client.request(0, {})], read)
+    session.serve([request(client)], read)
+    assert counts() == (2, 0)
+    assert client.host.is_free(0)
+
+
+def test_an_array_that_model_py_keeps_keeps_it_mapped_and_borrowed(client: Client, session: ShmSession) -> None:
+    client.write(0, 3)
+    kept: list[Any] = []
+    (response,) = session.serve([request(client)], lambda call: kept.append(x_of(call)))
+    assert response.error is None
+    assert client.is_over(0)
+    assert counts() == (2, 1)  # that of the other GPU is gone
+    assert not client.host.is_free(0), "the client would give its tensor back"
+    assert kept[0].to_host().tolist() == [3] * 4
+    kept.clear()
+    wait_until(lambda: not session._open_context().resolver._cuda.collect())
+    assert counts() == (2, 2)
+    assert client.host.is_free(0)
+
+
+def test_the_sweeper_unmaps_what_was_kept_when_the_gpu_has_finished_with_it(
+    client: Client, session: ShmSession, stream: int
+) -> None:
+    kept: list[Any] = []
+    session.serve([request(client)], lambda call: kept.append(x_of(call)))
+    with held_back(stream) as finish:
+        kernel(stream, lambda memory: memory.sum(), kept[0])
+        kept.clear()
+        session._open_context().resolver.sweep()
+        assert not client.host.is_free(0)
+        finish.set()
+        wait_until(lambda: not session._open_context().resolver._cuda.collect())
+    assert client.host.is_free(0)
+
+
+def test_an_unmap_that_fails_keeps_the_lease_for_ever(cuda: CudaRuntime, client: Client, session: ShmSession) -> None:
+    DRIVER.fail_next(CLOSE, "CUDA_ERROR_UNKNOWN", process=MODEL)
+    (response,) = session.serve([request(client)], lambda call: None)
+    assert response.error is None
+    assert client.is_over(0)
+    session._open_context().resolver.sweep()
+    assert not client.host.is_free(0)
+    for allocation in client.allocations:  # the test undoes it: an address is closed as often as it was opened
+        address = cuda.open(allocation.handle, allocation.device)
+        cuda.close(address, allocation.device)
+        with contextlib.suppress(CudaError):
+            cuda.close(address, allocation.device)
+    session.close()
+    close_lease_on(client.region)
+
+
+def test_a_request_that_fails_lets_go_of_it_when_its_error_is_gone(client: Client, session: ShmSession) -> None:
+    def infer(call: Call) -> None:
+        x_of(call)
+        raise ModelError("no")
+
+    (response,) = session.serve([request(client)], infer)
+    assert str(response.error) == "shm:model: no"
+    wait_until(lambda: not session._open_context().resolver._cuda.collect())
+    assert client.host.is_free(0)
+    assert counts()[0] == counts()[1]
+
+
+def test_an_input_that_is_passed_through_is_where_the_client_has_it(client: Client, session: ShmSession) -> None:
+    (response,) = session.serve([request(client, 0, {"Y": DEVICE})], lambda call: call.put("Y", call.input("X")))
+    assert response.error is None
+    assert client.places(0)["Y"].region == 1
+    assert counts() == (2, 2)
+
+
+def test_the_model_waits_for_it_also_where_clients_wait_for_events(
+    cuda: CudaRuntime, client: Client, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_on(cuda, monkeypatch, gpu_events=True)
+
+    def infer(call: Call) -> None:
+        call.ready_on(stream)
+        kernel(stream, lambda y: y.fill(7), call.output("Y", (4,), np.float32).array)
+
+    session.serve([request(client, 0, {"Y": DEVICE})], infer)
+    assert client.events(0) == ()
+    assert client.output(0, "Y") == [7] * 4
+    assert client.host.is_free(0)
+    session.close()
+
+
+def test_a_client_that_takes_the_slot_back_finds_it_unmapped(client: Client, session: ShmSession) -> None:
+    sent = request(client)
+    client.region.record(0).begin(client.host.generations[0] + 1, b"")
+    client.host.generations[0] += 1
+    (response,) = session.serve([sent], read)
+    assert "shm:stale" in str(response.error)
+    assert counts() == (0, 0)
+    assert client.host.is_free(0)
+
+
+# Many
+
+
+@pytest.fixture
+def allocations(client_cuda: CudaRuntime) -> Iterator[list[CudaAllocation]]:
+    made = [CudaAllocation(client_cuda, 64, DEVICE) for _ in range(64)]
+    yield made
+    for each in made:
+        each.free()
+
+
+@pytest.mark.parametrize("lends", [lambda number: number % 3 == 0, lambda number: True], ids=["some", "all"])
+def test_ten_thousand_requests_over_64_allocations_leave_nothing(
+    client: Client, session: ShmSession, allocations: list[CudaAllocation], lends: Callable[[int], bool]
+) -> None:
+    opened = set()
+    for number in range(10_000):
+        client.allocations[0], former = allocations[number % 64], client.allocations[0]
+        try:
+            sent = client.request(0, {}, is_for_one_request=lends(number))
+        finally:
+            client.allocations[0] = former
+        (response,) = session.serve([sent], lambda call: x_of(call) and None)
+        assert response.error is None
+        opened.add(left_of(MODEL).opened)
+    assert client.host.is_free(0)
+    assert max(opened) <= 65
+    assert left_of(MODEL).allocations == 0

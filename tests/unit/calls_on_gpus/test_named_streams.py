@@ -1,0 +1,290 @@
+"""Work of a model on streams: those that it names are waited for, and only those; or else the whole GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils.errors import ClosedError
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.model import Call, ShmSession, StreamCall
+from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, Client, session_on
+from tests.unit.fake_gpu import DRIVER, MODEL, array_on, held_back, kernel, stream_on
+
+ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
+LATE = 0.02
+
+
+def fill(value: float) -> Any:
+    def function(memory: npt.NDArray[Any]) -> None:
+        memory.fill(value)
+
+    return function
+
+
+@pytest.fixture
+def other(cuda: CudaRuntime) -> Iterator[int]:
+    """Another stream of the instance's GPU."""
+    with stream_on(cuda) as stream:
+        yield stream
+
+
+@pytest.fixture
+def stream_of_other_gpu(cuda: CudaRuntime) -> Iterator[int]:
+    with stream_on(cuda, 1) as stream:
+        yield stream
+
+
+class TorchStream:
+    def __init__(self, stream: int) -> None:
+        self.cuda_stream = stream
+
+
+class CudaStream:
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._stream
+
+
+# What is waited for
+
+
+@pytest.mark.parametrize("wanted", [DEVICE, HOST], ids=["on a GPU", "on the host"])
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
+def test_an_array_is_given_as_it_is_when_the_work_on_it_is_done(
+    cuda: CudaRuntime, client: Client, session: ShmSession, stream: int, wanted: int, is_named: bool
+) -> None:
+    def infer(call: Call) -> None:
+        y = array_on(cuda, [0] * 4)
+        kernel(stream, fill(7), y, late_s=LATE)
+        if is_named:
+            call.ready_on(stream)
+        call.put("Y", y)
+        kernel(stream, fill(8), y)  # it is model.py's own again
+
+    (response,) = session.serve([client.request(0, {"Y": wanted})], infer)
+    assert response.error is None
+    assert client.output(0, "Y") == [7] * 4
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
+@pytest.mark.parametrize("kind", [TorchStream, CudaStream, int])
+def test_the_clients_own_memory_is_written_when_the_response_leaves(
+    client: Client, session: ShmSession, stream: int, kind: Any, is_named: bool
+) -> None:
+    def infer(call: Call) -> None:
+        if is_named:
+            call.ready_on(kind(stream))
+        kernel(stream, fill(7), call.output("Y", (4,), np.float32).array, late_s=LATE)
+
+    (response,) = session.serve([client.request(0, {"Y": DEVICE})], infer)
+    assert response.error is None
+    assert client.output(0, "Y") == [7] * 4
+
+
+def test_what_is_on_other_streams_is_not_waited_for(
+    cuda: CudaRuntime, client: Client, session: ShmSession, stream: int, other: int
+) -> None:
+    def infer(call: Call) -> None:
+        call.ready_on(stream)
+        y = array_on(cuda, [0] * 4)
+        kernel(stream, fill(7), y, late_s=LATE)
+        call.put("Y", y)
+
+    with held_back(other):
+        (response,) = session.serve([client.request(0, {"Y": DEVICE})], infer)
+        assert response.error is None
+        assert client.output(0, "Y") == [7] * 4
+
+
+def test_of_several_streams_all_are_waited_for(client: Client, session: ShmSession, stream: int, other: int) -> None:
+    def infer(call: Call) -> None:
+        call.ready_on(stream)
+        call.ready_on(other)
+        for name, each in (("Y", stream), ("Z", other)):
+            kernel(each, fill(7), call.output(name, (4,), np.float32).array, late_s=LATE)
+
+    session.serve([client.request(0, {"Y": DEVICE, "Z": DEVICE})], infer)
+    assert client.output(0, "Y") == client.output(0, "Z") == [7] * 4
+
+
+def test_a_gpu_on_which_none_is_named_is_waited_for_as_a_whole(
+    cuda: CudaRuntime, client: Client, session: ShmSession, stream: int, stream_of_other_gpu: int
+) -> None:
+    def infer(call: Call) -> None:
+        call.ready_on(stream)
+        with cuda.on(1):
+            kernel(stream_of_other_gpu, fill(7), call.output("Z", (4,), np.float32).array, late_s=LATE)
+
+    session.serve([client.request(0, {"Z": 1})], infer)
+    assert client.output(0, "Z") == [7] * 4
+
+
+def test_a_default_stream_is_that_of_the_calls_gpu(client: Client, session: ShmSession, cuda: CudaRuntime) -> None:
+    def infer(call: Call) -> None:
+        call.ready_on(0)
+        with cuda.on(DEVICE):
+            kernel(0, fill(7), call.output("Y", (4,), np.float32).array, late_s=LATE)
+
+    session.serve([client.request(0, {"Y": DEVICE})], infer)
+    assert client.output(0, "Y") == [7] * 4
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
+def test_a_copy_on_the_host_is_made_after_the_work(
+    cuda: CudaRuntime, client: Client, session: ShmSession, stream: int, is_named: bool
+) -> None:
+    def infer(call: Call) -> None:
+        y = call.device_output("Y", (4,), np.float32)
+        if is_named:
+            call.ready_on(stream)
+        kernel(stream, fill(7), y.array, late_s=LATE)
+        assert call.to_host(y).tolist() == [7] * 4
+
+    (response,) = session.serve([client.request(0, {"Y": DEVICE})], infer)
+    assert response.error is None
+
+
+def test_an_array_of_another_gpu_is_copied_after_the_work_there(
+    cuda: CudaRuntime, client: Client, session: ShmSession, stream: int, stream_of_other_gpu: int
+) -> None:
+    def infer(call: Call) -> None:
+        call.ready_on(stream)
+        z = array_on(cuda, [0] * 4, 1)
+        with cuda.on(1):
+            kernel(stream_of_other_gpu, fill(7), z, late_s=LATE)
+        call.put("Y", z)
+
+    (response,) = session.serve([client.request(0, {"Y": DEVICE})], infer)
+    assert response.error is None
+    assert client.output(0, "Y") == [7] * 4
+
+
+@pytest.mark.parametrize("kind", ["device", "managed", "pool"])
+def test_a_tensor_of_any_memory_is_taken_after_its_librarys_work(
+    client: Client, session: ShmSession, stream: int, kind: Any
+) -> None:
+    def infer(call: Call) -> None:
+        tensor = DRIVER.tensor(np.full(4, 7, np.float32), kind=kind, stream=stream)
+        call.put("Y", tensor)
+
+    (response,) = session.serve([client.request(0, {"Y": DEVICE})], infer)
+    assert response.error is None
+    assert client.output(0, "Y") == [7] * 4
+
+
+# What is no stream to name
+
+
+def refusal(session: ShmSession, request: Any, stream: Any) -> str:
+    (response,) = session.serve([request], lambda call: call.ready_on(stream))
+    return str(response.error)
+
+
+def test_a_stream_of_a_gpu_that_the_call_does_not_use_is_refused(
+    client: Client, session: ShmSession, stream_of_other_gpu: int
+) -> None:
+    said = refusal(session, client.request(0, {}), stream_of_other_gpu)
+    assert said.startswith("shm:model: a stream of GPU 1 was named, but this call uses GPU 0, and its instance is on")
+    assert client.is_over(0)
+
+
+@pytest.mark.parametrize("value", ["cuda:0", None, [1, 2], -1, True], ids=str)
+def test_what_is_no_stream_is_refused(client: Client, session: ShmSession, value: Any) -> None:
+    assert refusal(session, client.request(0, {}), value).startswith("shm:model: ")
+
+
+def test_a_call_that_is_over_has_no_streams(client: Client, session: ShmSession, stream: int) -> None:
+    with session.open(client.request(0, {})) as call:
+        pass
+    with pytest.raises(ClosedError):
+        call.ready_on(stream)
+
+
+@contextlib.contextmanager
+def captured(stream: int) -> Iterator[None]:
+    bindings = DRIVER.bindings(MODEL)
+    relaxed = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    with bindings.context(DEVICE):
+        assert bindings.cuStreamBeginCapture(stream, relaxed)[0] == 0
+    yield
+    with bindings.context(DEVICE):
+        error, graph = bindings.cuStreamEndCapture(stream)
+        assert error == 0
+        bindings.cuGraphDestroy(graph)
+
+
+def test_a_stream_in_capture_is_refused_and_its_capture_goes_on(
+    client: Client, session: ShmSession, stream: int
+) -> None:
+    with captured(stream):
+        said = refusal(session, client.request(0, {}), stream)
+    assert "a stream of GPU 0 that was named is being captured into a graph" in said
+    assert client.is_over(0)
+
+
+def test_a_stream_whose_capture_begins_later_fails_the_call_and_no_other(
+    client: Client, session: ShmSession, stream: int
+) -> None:
+    with contextlib.ExitStack() as capturing:
+
+        def infer(call: Call) -> None:
+            call.ready_on(stream)
+            capturing.enter_context(captured(stream))
+
+        (response,) = session.serve([client.request(0, {})], infer)
+    assert "is being captured into a graph" in str(response.error)
+    (response,) = session.serve([client.request(1, {})], lambda call: call.ready_on(stream))
+    assert response.error is None
+
+
+def test_when_the_gpu_is_lost_calls_that_use_it_say_so_and_others_are_served(
+    client: Client, session: ShmSession, stream: int
+) -> None:
+    def infer(call: Call) -> None:
+        call.ready_on(stream)
+        for function in ("cuStreamSynchronize", "cuCtxSynchronize", "cuEventRecord"):
+            DRIVER.fail_next(function, ILLEGAL, times=20, process=MODEL)
+
+    (response,) = session.serve([client.request(0, {})], infer)
+    assert f"failed with {ILLEGAL}: " in str(response.error)
+    assert "a model must be loaded anew" in str(response.error)
+    x = np.arange(4, dtype=np.float32)
+    (response,) = session.serve(
+        [client.host.request({"X": x}, {"Y": 16})], lambda call: call.put("Y", call.input("X").numpy() * 2)
+    )
+    assert response.error is None
+    DRIVER.forget()
+
+
+# Threads
+
+
+@pytest.mark.parametrize(("instance", "expected"), [(1, [1, 1]), (None, [None, None])])
+def test_threads_of_an_instance_on_a_gpu_have_it_current(
+    cuda: CudaRuntime, client: Client, monkeypatch: pytest.MonkeyPatch, instance: int | None, expected: list[int | None]
+) -> None:
+    session = session_on(cuda, monkeypatch)
+    session._is_on_gpu = instance is not None
+    session._open_context().arrays.device = instance or 0
+    together = threading.Barrier(2)
+    found: list[int | None] = []
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        together.wait(10)
+        error, device = DRIVER.bindings(MODEL).cuCtxGetDevice()
+        found.append(None if error else int(device))
+        return
+        yield
+
+    session.serve_streams([client.request(slot, {}) for slot in range(2)], answer)
+    assert found == expected
+    session.close()

@@ -1,0 +1,82 @@
+"""A client in virtual process 0 of the fake driver, and a model in process 1."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils.client import PoolOptions, Result, ShmClient
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+from tests.unit.client_on_gpus.gpu_server import GpuServer
+from tests.unit.fake_server import config
+from tests.unit.fake_wires import client_of
+
+PATIENCE_S = 5.0
+
+
+@pytest.fixture
+def driver() -> Iterator[FakeDriver]:
+    """The fake driver; in the end everything was given back, and nothing done that CUDA leaves undefined."""
+    driver = FakeDriver.load()
+    driver.forget()
+    yield driver
+    driver.delay(0)
+    assert driver.violations() == []
+
+
+@pytest.fixture
+def cuda(driver: FakeDriver) -> CudaAccess:
+    """CUDA as the client has it."""
+    return CudaAccess(driver.runtime)
+
+
+@pytest.fixture
+def server(driver: FakeDriver) -> Iterator[GpuServer]:
+    server = GpuServer(driver, config("m"), config("two", count=2))
+    with server:
+        yield server
+
+
+@contextlib.contextmanager
+def gpu_client(server: GpuServer, cuda: CudaAccess, **options: Any) -> Iterator[ShmClient]:
+    """Connect a client, and see that it frees what it had when the model has let go of it."""
+    with client_of(server, cuda=cuda, pool=PoolOptions(**options)) as client:
+        yield client
+    bank = client._memory.bank
+    server.sweep()
+    wait_until(lambda: not bank.collect())
+
+
+@pytest.fixture
+def client(server: GpuServer, cuda: CudaAccess) -> Iterator[ShmClient]:
+    """A client that lends everything it can."""
+    with gpu_client(server, cuda, lend_bytes=0) as client:
+        yield client
+
+
+def wait_until(holds: object, patience_s: float = PATIENCE_S) -> None:
+    """Wait until a condition holds, and collect garbage meanwhile."""
+    deadline = time.monotonic() + patience_s
+    assert callable(holds)
+    while not holds():
+        assert time.monotonic() < deadline
+        gc.collect()
+        time.sleep(0.005)
+
+
+def on_host(result: Result, name: str = "OUT0") -> npt.NDArray[Any]:
+    """Return a copy of an output that is on a GPU."""
+    array: Any = result[name]
+    assert isinstance(array, DeviceArray)
+    return array.to_host()
+
+
+__all__ = ["gpu_client", "on_host", "wait_until"]

@@ -1,0 +1,239 @@
+"""Tensors on GPUs that a model uses where the user has them, and how long they are kept."""
+
+from __future__ import annotations
+
+import gc
+import time
+import warnings
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import CopyWarning, DeadlineExceededError, InferenceError, ShmClient
+from shm_backend_utils.errors import TensorError
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+from tests.unit.client_on_gpus.conftest import gpu_client, on_host, wait_until
+from tests.unit.client_on_gpus.gpu_server import GpuServer
+
+X = np.arange(600, dtype=np.float32)
+ON_GPU = {"OUT0": (X.shape, X.dtype, "cuda:0")}
+ON_HOST = {"OUT0": X.nbytes}
+BLOCK = 2 * 2**20
+
+
+def loans(server: GpuServer) -> list[Any]:
+    return [claim for claim in server.seen.claims if claim.is_for_one_request]
+
+
+def test_a_tensor_is_used_where_it_is(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
+    x = driver.tensor(X)
+    result = client.infer("m", {"IN0": x}, outputs=ON_HOST)
+    np.testing.assert_array_equal(result["OUT0"], 2 * X)
+    (claim,) = server.seen.claims
+    assert claim.is_for_one_request
+    assert (claim.fence, claim.event) == (0, b"")
+    assert driver.count("cuMemAlloc", process=0) <= 1
+
+
+def test_a_tensor_in_the_midst_of_an_allocation_is_named_by_base_and_offset(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    pool = driver.tensor(np.arange(4000, dtype=np.float32), offset=512)
+    result = client.infer("m", {"IN0": pool[1000:1600]}, outputs=ON_HOST)
+    np.testing.assert_array_equal(result["OUT0"], 2 * np.arange(1000, 1600, dtype=np.float32))
+    assert len(loans(server)) == 1
+
+
+def test_tensors_of_one_allocation_are_one_region(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
+    pool = driver.tensor(np.arange(4000, dtype=np.float32))
+    result = client.infer("two", {"IN0": pool[:600], "IN1": pool[64:664]}, outputs={**ON_HOST, "OUT1": X.nbytes})
+    np.testing.assert_array_equal(result["OUT0"], 2 * X)
+    np.testing.assert_array_equal(result["OUT1"], 2 * (X + 64))
+    assert len(loans(server)) == 1
+
+
+def test_what_came_back_on_a_gpu_can_be_given_on(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
+    first = client.infer("m", {"IN0": X}, outputs=ON_GPU)
+    second = client.infer("m", {"IN0": first["OUT0"]}, outputs=ON_GPU)
+    np.testing.assert_array_equal(on_host(second), 4 * X)
+    assert len(loans(server)) == 1
+
+
+def test_small_tensors_are_copied_and_nothing_is_told(driver: FakeDriver, server: GpuServer, cuda: CudaAccess) -> None:
+    with gpu_client(server, cuda) as client, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = client.infer("m", {"IN0": driver.tensor(X)}, outputs=ON_GPU)
+        np.testing.assert_array_equal(on_host(result), 2 * X)
+        assert not loans(server)
+        large = np.ones(2**20 // 4, np.float32)
+        client.infer("m", {"IN0": driver.tensor(large)}, outputs={"OUT0": large.nbytes})
+        assert len(loans(server)) == 1
+
+
+@pytest.mark.parametrize(("kind", "told"), [("pool", "memory pool"), ("vmm", "virtual memory"), ("managed", "managed")])
+def test_memory_that_cuda_cannot_share_is_copied_once_and_that_is_told_once(
+    driver: FakeDriver, server: GpuServer, client: ShmClient, kind: Any, told: str
+) -> None:
+    x = driver.tensor(X, kind=kind)
+    with pytest.warns(CopyWarning, match=f"input 'IN0' of model 'm' is copied on its GPU: .*{told}") as caught:
+        result = client.infer("m", {"IN0": x}, outputs=ON_GPU)
+    assert caught[0].filename == __file__
+    np.testing.assert_array_equal(on_host(result), 2 * X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(on_host(client.infer("m", {"IN0": x}, outputs=ON_GPU)), 2 * X)
+    assert not loans(server)
+
+
+def test_strided_memory_is_copied_and_that_is_told(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
+    x = driver.tensor(np.arange(1200, dtype=np.float32))[::2]
+    with pytest.warns(CopyWarning, match="it is not C-contiguous"):
+        result = client.infer("m", {"IN0": x}, outputs=ON_GPU)
+    np.testing.assert_array_equal(on_host(result), 4 * X)
+
+
+def test_a_tensor_is_let_go_of_with_the_answer(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
+    x = driver.tensor(X)
+    memory = weakref.ref(x.memory)
+    result = client.infer("m", {"IN0": x}, outputs=ON_HOST)
+    del x
+    gc.collect()
+    assert memory() is None
+    del result
+
+
+def test_a_tensor_that_a_model_keeps_is_kept_until_it_lets_go(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    x = driver.tensor(X)
+    memory = weakref.ref(x.memory)
+    server.keeps_loans = True
+    client.infer("m", {"IN0": x}, outputs=ON_HOST).release()
+    del x
+    gc.collect()
+    assert memory() is not None
+    server.keeps_loans = False
+    client.infer("m", {"IN0": X}, outputs=ON_HOST).release()  # in another slot
+    assert memory() is not None
+    server.let_go()
+    wait_until(lambda: memory() is None)
+
+
+def test_a_kept_tensor_outlives_its_client(driver: FakeDriver, server: GpuServer, cuda: CudaAccess) -> None:
+    x = driver.tensor(X)
+    memory = weakref.ref(x.memory)
+    server.keeps_loans = True
+    with gpu_client(server, cuda, lend_bytes=0) as client:
+        client.infer("m", {"IN0": x}, outputs=ON_HOST).release()
+        del x
+        client.close()
+        gc.collect()
+        assert memory() is not None
+        server.let_go()
+    wait_until(lambda: memory() is None)
+
+
+def test_a_tensor_of_a_request_without_an_answer_is_kept_until_that_cannot_begin(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    x = driver.tensor(X)
+    memory = weakref.ref(x.memory)
+    with server.at_work_on_the_next():
+        with pytest.raises(DeadlineExceededError):
+            client.infer("m", {"IN0": x}, outputs=ON_HOST, timeout_s=1)
+        del x
+        time.sleep(0.2)
+        gc.collect()
+        assert memory() is not None
+    client.infer("m", {"IN0": driver.tensor(X)}, outputs=ON_HOST).release()  # takes the slot back
+    wait_until(lambda: memory() is None)
+
+
+def test_a_tensor_of_a_request_that_was_refused_is_let_go_of(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    x = driver.tensor(X)
+    memory = weakref.ref(x.memory)
+
+    def refuse(_: object) -> None:
+        raise InferenceError("the model failed")
+
+    server.before = refuse
+    with pytest.raises(InferenceError):
+        client.infer("m", {"IN0": x}, outputs=ON_HOST)
+    server.before = lambda _: None
+    del x
+    wait_until(lambda: memory() is None)
+
+
+def test_what_is_submitted_is_copied(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
+    stream = client_stream(driver)
+    x = driver.tensor(X)
+    future = client.submit("m", {"IN0": x}, outputs=ON_GPU, stream=stream)
+    x.peek()[:] = 0
+    np.testing.assert_array_equal(on_host(future.result()), 2 * X)
+    assert not loans(server)
+
+
+def client_stream(driver: FakeDriver) -> int:
+    """Return a stream that the driver fixture's runtime has made, which lives as long as the process."""
+    return int(driver.runtime().create_stream(0))
+
+
+# Prepared calls
+
+
+def test_a_tensor_is_a_prepared_calls_memory(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
+    x = driver.tensor(X, offset=256)
+    with client.prepare("m", {"IN0": x}, outputs=ON_GPU) as call:
+        given: Any = call.inputs["IN0"]
+        assert given is x
+        for times in (1, 2, 3):
+            x.peek()[:] = times * X
+            np.testing.assert_array_equal(on_host(call.infer()), 2 * times * X)
+        assert not loans(server)
+        assert driver.count("cuIpcOpenMemHandle", process=1) == 2
+
+
+def test_a_prepared_calls_tensor_is_kept_until_no_model_has_it(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    x = driver.tensor(X)
+    memory = weakref.ref(x.memory)
+    call = client.prepare("m", {"IN0": x}, outputs=ON_HOST)
+    call.infer().release()
+    del x
+    call.close()
+    del call
+    gc.collect()
+    assert memory() is not None
+    client._memory.bank.collect()
+    assert memory() is not None
+    server.sweep()
+    client._memory.bank.collect()
+    wait_until(lambda: memory() is None)
+
+
+@pytest.mark.parametrize("kind", ["pool", "managed", "vmm"])
+def test_memory_that_cuda_cannot_share_is_no_prepared_calls(
+    driver: FakeDriver, server: GpuServer, client: ShmClient, kind: Any
+) -> None:
+    with pytest.raises(TensorError, match=r"input 'IN0' cannot be a prepared call's memory: .*'cuda:0'") as caught:
+        client.prepare("m", {"IN0": driver.tensor(X, kind=kind)}, outputs=ON_HOST)
+    assert caught.value.tensor == "IN0"
+
+
+def test_inputs_that_are_to_be_filled_are_arrays_on_the_gpu(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    with client.prepare("m", {"IN0": (X.shape, X.dtype, "cuda:0")}, outputs=ON_GPU) as call:
+        array: Any = call.inputs["IN0"]
+        assert isinstance(array, DeviceArray)
+        driver.memory(array.address, X.shape, X.dtype)[:] = X
+        np.testing.assert_array_equal(on_host(call.infer()), 2 * X)
+        np.testing.assert_array_equal(on_host(call.infer()), 2 * X)
+        del array

@@ -1,0 +1,255 @@
+"""DeviceArray: what it is, its rows and shapes, and what it tells other libraries. Nothing here needs CUDA."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shm_backend_utils import dtypes
+from shm_backend_utils.dtypes import DType
+from shm_backend_utils.errors import DeviceMemoryError, ModelError
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH
+from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
+from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.tensors.device_view import DeviceView
+from shm_backend_utils.tensors.view import TensorView
+from tests.unit.device_arrays.capsules import content, name_of
+
+ADDRESS = 0x7F0000001000  # nothing is there: whoever reads it dies
+DEVICE = 3
+NO_CUDA: Any = None
+HANDLE = bytes(range(HANDLE_LENGTH))
+FP32 = np.dtype(np.float32)
+
+NUMBERS = [dtype for dtype in dtypes.BY_NAME.values() if dtype is not dtypes.BYTES]
+every_dtype = pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
+
+
+class Owner:
+    """Keeps nothing; tests look whether it lives."""
+
+
+def array_of(
+    shape: tuple[int, ...] = (2, 3), dtype: np.dtype[Any] = FP32, *, owner: object = None, read_only: bool = False
+) -> DeviceArray:
+    return DeviceArray(NO_CUDA, ADDRESS, shape, dtype, DEVICE, owner, is_read_only=read_only)
+
+
+def view_of(shape: tuple[int, ...] = (2, 3), *, read_only: bool = False, handle: bytes | None = HANDLE) -> DeviceView:
+    return DeviceView("IMAGE", array_of(shape, read_only=read_only), dtypes.BY_NAME["FP32"], "direct", handle=handle)
+
+
+# What it is
+
+
+@every_dtype
+@pytest.mark.parametrize("shape", [(), (5,), (0, 3), (2, 3, 4)], ids=str)
+def test_an_array_knows_its_elements(dtype: DType, shape: tuple[int, ...]) -> None:
+    array = array_of(shape, dtype.numpy)
+    same = np.empty(shape, dtype.numpy)
+    assert (array.shape, array.dtype, array.size) == (same.shape, same.dtype, same.size)
+    assert (array.ndim, array.nbytes) == (same.ndim, same.nbytes)
+    assert (array.address, array.device) == (ADDRESS, DEVICE)
+    assert repr(array) == f"<DeviceArray {dtype.name} {list(shape)} GPU 3>"
+
+
+def test_an_array_has_the_length_of_its_first_axis() -> None:
+    assert len(array_of((4, 2))) == 4
+    with pytest.raises(TypeError, match="without dimensions"):
+        len(array_of(()))
+
+
+@given(st.slices(5), st.sampled_from([(5,), (5, 3), (5, 0), (5, 2, 4)]))
+def test_rows_are_numpys_rows(rows: slice, shape: tuple[int, ...]) -> None:
+    same = np.empty(shape, FP32)
+    if rows.step not in (None, 1):
+        with pytest.raises(TypeError, match="indexed by rows"):
+            array_of(shape)[rows]
+        return
+    part, wanted = array_of(shape)[rows], same[rows]
+    assert part.shape == wanted.shape
+    if wanted.size:
+        assert part.address - ADDRESS == wanted.ctypes.data - same.ctypes.data
+
+
+@pytest.mark.parametrize("index", [0, (0, 1), ..., None, slice(None, None, -1), "x"], ids=repr)
+def test_other_indexes_are_left_to_array_libraries(index: Any) -> None:
+    with pytest.raises(TypeError, match=r"shape \(2, 3\) is indexed by rows, array\[2:5\]; found .*torch.from_dlpack"):
+        array_of()[index]
+
+
+@given(st.sampled_from([(), (6,), (2, 3), (0, 3), (4, 3, 2)]), st.lists(st.integers(-1, 7), max_size=4))
+def test_shapes_are_numpys_shapes(shape: tuple[int, ...], wanted: list[int]) -> None:
+    try:
+        expected = np.empty(shape, FP32).reshape(wanted).shape
+    except ValueError:
+        with pytest.raises(ValueError, match="cannot become one of shape"):
+            array_of(shape).reshape(wanted)
+        return
+    found = array_of(shape).reshape(wanted)
+    assert (found.shape, found.address) == (expected, ADDRESS)
+    assert array_of(shape).reshape(*wanted).shape == expected
+
+
+def test_parts_are_as_read_only_and_as_late_as_the_whole() -> None:
+    whole = DeviceArray(NO_CUDA, ADDRESS, (4, 2), FP32, DEVICE, None, is_read_only=True, written_on=77)
+    for part in (whole[1:3], whole.reshape(8)):
+        assert (part.is_read_only, part.written_on, part.device, part.dtype) == (True, 77, DEVICE, FP32)
+
+
+def test_the_owner_lives_as_long_as_the_last_part() -> None:
+    owner = Owner()
+    alive = weakref.ref(owner)
+    array = array_of((4, 2), owner=owner)
+    part = array[1:].reshape(-1)
+    del owner, array
+    gc.collect()
+    assert alive() is not None
+    del part
+    assert alive() is None
+
+
+def test_numpy_is_refused_with_the_way_out() -> None:
+    for convert in (np.asarray, np.array, list):
+        with pytest.raises(TypeError, match="NumPy cannot read; copy it by .to_host|not iterable"):
+            convert(array_of())  # type: ignore[call-overload]
+
+
+# DLPack
+
+
+def test_the_device_is_the_gpu() -> None:
+    assert array_of().__dlpack_device__() == (2, DEVICE)
+
+
+@pytest.mark.parametrize("stream", [None, -1, 1, 2, 0x5000], ids=repr)
+def test_a_capsule_is_made_for_every_stream_and_nobody_waits_for_what_is_written(stream: int | None) -> None:
+    found = content(array_of().__dlpack__(stream=stream))  # without CUDA: a call of it would fail
+    assert (found.data, found.device, found.shape) == (ADDRESS, (2, DEVICE), (2, 3))
+
+
+@pytest.mark.parametrize(
+    "stream", [0, -2, -(2**63), True, False, 1.0, "1", b"", (), object()], ids=lambda s: repr(s)[:8]
+)
+def test_what_is_no_stream_of_cuda_is_refused_with_those_that_are(stream: object) -> None:
+    for value in (array_of(), view_of()):
+        with pytest.raises(BufferError, match="expected 1 .legacy default., 2 .per-thread default., .* -1 for no"):
+            value.__dlpack__(stream=stream)
+
+
+@pytest.mark.parametrize("device", [(1, 0), (2, 0), (13, DEVICE), (3, 0)], ids=str)
+def test_an_array_does_not_move_to_another_device(device: tuple[int, int]) -> None:
+    for value in (array_of(), view_of()):
+        with pytest.raises(BufferError, match=r"is on device \(2, 3\), asked for was "):
+            value.__dlpack__(dl_device=device)
+
+
+def test_an_array_does_not_copy() -> None:
+    for value in (array_of(), view_of()):
+        with pytest.raises(BufferError, match="never copies; copy the array that you make from it"):
+            value.__dlpack__(copy=True)
+
+
+@pytest.mark.parametrize("asked", [{"dl_device": (2, DEVICE)}, {"copy": False}, {"dl_device": None, "copy": None}])
+def test_what_is_so_anyway_may_be_asked_for(asked: dict[str, Any]) -> None:
+    for value in (array_of(), view_of()):
+        assert content(value.__dlpack__(**asked)).data == ADDRESS
+
+
+def test_a_capsule_keeps_the_owner_and_not_only_the_array() -> None:
+    owner = Owner()
+    alive = weakref.ref(owner)
+    capsule = array_of(owner=owner).__dlpack__()
+    del owner
+    gc.collect()
+    assert alive() is not None
+    assert name_of(capsule) == b"dltensor"
+    del capsule
+    assert alive() is None
+
+
+# CUDA's array interface
+
+
+@every_dtype
+def test_the_interface_describes_the_memory(dtype: DType) -> None:
+    interface = array_of((2, 3), dtype.numpy).__cuda_array_interface__
+    typestr = "<V2" if dtype is dtypes.BF16 else dtype.numpy.str
+    assert interface == {
+        **{"shape": (2, 3), "typestr": typestr, "data": (ADDRESS, False)},
+        **{"strides": None, "version": 3, "stream": None},
+    }
+
+
+def test_the_interface_of_an_empty_array_has_no_address() -> None:
+    assert array_of((0, 3)).__cuda_array_interface__["data"] == (0, False)
+
+
+def test_pytorch_takes_nothing_that_the_interface_calls_read_only_so_nothing_is() -> None:
+    assert array_of(read_only=True).__cuda_array_interface__["data"] == (ADDRESS, False)
+
+
+def test_the_elements_are_there_when_the_interface_is_read_as_pytorch_passes_over_its_stream() -> None:
+    waited = []
+    cuda: Any = SimpleNamespace(synchronize_stream=lambda *stream: waited.append(stream))
+    array = DeviceArray(cuda, ADDRESS, (2,), FP32, DEVICE, None, written_on=77)
+    assert array.__cuda_array_interface__["stream"] is None
+    assert waited == [(77, DEVICE)]
+
+
+# A view
+
+
+@every_dtype
+def test_a_view_knows_its_tensor(dtype: DType) -> None:
+    view = DeviceView("IMAGE", array_of((2, 3), dtype.numpy), dtype, "direct")
+    assert (view.name, view.path, view.shape, view.device) == ("IMAGE", "direct", (2, 3), DEVICE)
+    assert (view.dtype, view.triton_dtype) == (dtype.numpy, dtype.name)
+    assert repr(view) == f"<DeviceView 'IMAGE' {dtype.name} [2, 3] GPU 3 path=direct>"
+
+
+@pytest.mark.parametrize("handle", [HANDLE, None], ids=["the client's", "its own"])
+@pytest.mark.parametrize("shape", [(2, 3), (), (0, 3)], ids=str)
+def test_a_view_knows_where_its_bytes_lie_and_by_which_handle(shape: tuple[int, ...], handle: bytes | None) -> None:
+    expected = BufferAttributes(MemoryType.GPU, DEVICE, 4 * math.prod(shape), handle)
+    assert view_of(shape, handle=handle).attributes == expected
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_view_says_whether_it_may_be_written_to(read_only: bool) -> None:
+    assert view_of(read_only=read_only).writable is not read_only
+
+
+def test_a_views_array_and_what_it_tells_others_are_the_very_memory() -> None:
+    view = view_of()
+    assert view.array.address == ADDRESS
+    assert view.__dlpack_device__() == (2, DEVICE)
+    assert content(view.__dlpack__(stream=1, max_version=(1, 0))).data == ADDRESS
+    assert view.__cuda_array_interface__ == view.array.__cuda_array_interface__
+
+
+def test_a_view_has_no_array_of_numpy_and_names_the_ways_out() -> None:
+    for convert in (DeviceView.numpy, np.asarray):
+        with pytest.raises(DeviceMemoryError) as caught:
+            convert(view_of())
+        assert isinstance(caught.value, ModelError)
+        for words in ("tensor 'IMAGE'", "memory of GPU 3", "NumPy cannot read", ".cupy()", "call.to_host(view)"):
+            assert words in str(caught.value)
+        assert HANDLE.hex() not in str(caught.value)
+
+
+def test_cupy_is_refused_of_host_memory_with_the_ways_out() -> None:
+    view = TensorView("IMAGE", np.zeros(2, np.float32), dtypes.BY_NAME["FP32"], "triton")
+    with pytest.raises(DeviceMemoryError) as caught:
+        view.cupy()
+    ways_out = ("tensor 'IMAGE'", "host memory", ".numpy()", "call.to_device(view)", "FORCE_CPU_ONLY_INPUT_TENSORS: no")
+    for words in ways_out:
+        assert words in str(caught.value)

@@ -1,0 +1,230 @@
+"""Copies between GPUs and the host: what arrives, in which order, and when host memory is done with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils import dtypes
+from shm_backend_utils.dtypes import DType
+from shm_backend_utils.errors import TensorError
+from shm_backend_utils.memory.cuda.errors import CudaError
+from shm_backend_utils.tensors import device_array
+from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.tensors.device_copy import MAX_PIECES, copy
+from tests.unit.device_arrays.gpu import Array, Gpu, numbers
+
+NUMBERS = [dtype for dtype in dtypes.BY_NAME.values() if dtype is not dtypes.BYTES]
+every_dtype = pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
+every_shape = pytest.mark.parametrize("shape", [(), (1,), (0, 3), (2, 3, 4)], ids=str)
+
+ORDERS = {
+    "contiguous": lambda: numbers((6, 5, 4)),
+    "a part": lambda: numbers((9, 7, 4))[2:8, 1:6],
+    "every other": lambda: numbers((12, 5, 8))[::2, :, ::2],
+    "transposed": lambda: numbers((4, 5, 6)).T,
+    "backwards": lambda: numbers((6, 5, 4))[::-1, :, ::-1],
+    "channels last": lambda: numbers((6, 4, 5)).transpose(0, 2, 1),
+}
+TO = {"to the same GPU": 0, "to another GPU": 1}
+
+
+def same_bytes(found: Array, expected: Array) -> None:
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    assert found.tobytes() == expected.tobytes()
+
+
+# What arrives
+
+
+@every_shape
+@every_dtype
+def test_every_type_goes_there_and_back(gpu: Gpu, dtype: DType, shape: tuple[int, ...]) -> None:
+    values, back = numbers(shape, dtype.numpy), np.zeros(shape, dtype.numpy)
+    first, second, stream = gpu.empty(shape, dtype.numpy), gpu.empty(shape, dtype.numpy, 1), gpu.stream()
+    copy(gpu.runtime, first, values, stream)
+    copy(gpu.runtime, second, first, stream)
+    copy(gpu.runtime, back, second, stream)
+    same_bytes(back, values)
+
+
+@pytest.mark.parametrize("device", TO.values(), ids=list(TO))
+@pytest.mark.parametrize("into", ORDERS.values(), ids=list(ORDERS))
+@pytest.mark.parametrize("out_of", ORDERS.values(), ids=list(ORDERS))
+def test_any_order_becomes_any_other(gpu: Gpu, out_of: Any, into: Any, device: int) -> None:
+    values = out_of()
+    source, target, stream = gpu.strided(values), gpu.strided(into() * 0, device), gpu.stream()
+    copy(gpu.runtime, target, source, stream)
+    gpu.wait()
+    same_bytes(gpu.read(target), values)
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=list(ORDERS))
+def test_arrays_of_the_host_may_be_of_any_order(gpu: Gpu, order: Any) -> None:
+    values, back, stream = order(), order(), gpu.stream()
+    back[...] = 0
+    there = gpu.strided(order())
+    copy(gpu.runtime, there, values, stream)
+    copy(gpu.runtime, back, there, stream)
+    same_bytes(back, values)
+
+
+def test_a_row_is_broadcast(gpu: Gpu) -> None:
+    row, stream = gpu.strided(np.broadcast_to(numbers((4,)), (3, 4))), gpu.stream()
+    target = gpu.empty((3, 4))
+    copy(gpu.runtime, target, row, stream)
+    gpu.wait()
+    same_bytes(gpu.read(target), np.broadcast_to(numbers((4,)), (3, 4)).copy())
+
+
+def test_what_lies_in_too_many_pieces_is_refused_with_the_way_out(gpu: Gpu) -> None:
+    values = np.broadcast_to(numbers((1,)), (MAX_PIECES + 1,))
+    with pytest.raises(TensorError, match="tensor 'X' of shape .4097,. .* 4097 copies, more than 4096; make it contig"):
+        copy(gpu.runtime, gpu.empty(values.shape), gpu.strided(values), gpu.stream(), tensor="X")
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((2, 3), np.int64), ((3, 2), np.int32), ((6,), np.int32)], ids=str)
+def test_other_shapes_and_sizes_are_refused(gpu: Gpu, shape: tuple[int, ...], dtype: Any) -> None:
+    with pytest.raises(TensorError, match="cannot be copied to one of shape"):
+        copy(gpu.runtime, gpu.empty((2, 3)), np.zeros(shape, dtype), gpu.stream())
+
+
+@pytest.mark.parametrize("function", ["cuMemcpyAsync", "cuMemcpy2DAsync"])
+def test_what_cuda_refuses_is_cudas_error(gpu: Gpu, function: str) -> None:
+    source = gpu.strided(numbers((4, 4))[:, :2] if "2D" in function else numbers((4, 2)))
+    gpu.driver.fail_next(function, "CUDA_ERROR_INVALID_VALUE")
+    with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
+        copy(gpu.runtime, gpu.empty((4, 2)), source, gpu.stream())
+
+
+# In which order
+
+
+def uploaded_late(gpu: Gpu, values: Array, *, says_so: bool) -> DeviceArray:
+    """Return an array that a stream of ours has still to write."""
+    array, stream = gpu.empty(values.shape, values.dtype), gpu.stream()
+    gpu.write_late(array, values, stream)
+    return DeviceArray(
+        gpu.runtime, array.address, array.shape, array.dtype, 0, None, written_on=stream if says_so else None
+    )
+
+
+@pytest.mark.parametrize("says_so", [True, False], ids=["it says so", "it does not: the copy is wrong"])
+@pytest.mark.parametrize("device", TO.values(), ids=list(TO))
+def test_a_copy_waits_for_who_writes_the_array(gpu: Gpu, device: int, says_so: bool) -> None:
+    values = numbers((100,))
+    target, stream = gpu.empty((100,), device=device), gpu.stream(device)
+    source = uploaded_late(gpu, values, says_so=says_so)
+    copy(gpu.runtime, target, source, stream)
+    gpu.wait()
+    assert np.array_equal(gpu.read(target), values) is says_so
+
+
+@pytest.mark.parametrize("device", TO.values(), ids=list(TO))
+@pytest.mark.parametrize("stream", [0, 1, 2])
+def test_a_default_stream_is_that_of_the_targets_gpu(gpu: Gpu, stream: int, device: int) -> None:
+    target = gpu.empty((100,), device=device)
+    source = uploaded_late(gpu, numbers((100,)), says_so=True)
+    copy(gpu.runtime, target, source, stream)
+    gpu.runtime.synchronize_stream(stream, device)
+    same_bytes(gpu.read(target), numbers((100,)))
+
+
+@pytest.mark.parametrize("says_so", [True, False], ids=["it says so", "it does not: the reader is wrong"])
+@pytest.mark.parametrize("stream", ["its own", "legacy", "per thread", "none", "-1"])
+def test_a_consumers_stream_waits_for_who_writes_the_array(gpu: Gpu, stream: str, says_so: bool) -> None:
+    values, read = numbers((100,)), np.zeros(100, np.int32)
+    own = gpu.stream()
+    source = uploaded_late(gpu, values, says_so=says_so)
+    asked, launched = {
+        "its own": (own, own),
+        "legacy": (1, 1),
+        "per thread": (2, 2),
+        "none": (None, 1),
+        "-1": (-1, own),
+    }[stream]
+    source.__dlpack__(stream=asked)
+
+    def kernel() -> None:
+        read[...] = gpu.driver.memory(source.address, source.shape, source.dtype)
+
+    with gpu.runtime.on(0):
+        gpu.driver.launch(launched, kernel)
+    gpu.wait()
+    assert np.array_equal(read, values) is (says_so and stream != "-1")
+
+
+def test_an_array_on_the_host_is_what_every_stream_has_written(gpu: Gpu) -> None:
+    array = gpu.empty((50,))
+    gpu.write_late(array, numbers((50,)), gpu.stream())
+    same_bytes(array.to_host(), numbers((50,)))
+
+
+def test_an_array_on_the_host_needs_a_gpu_that_works(gpu: Gpu) -> None:
+    array = gpu.array(numbers((5,)))
+    gpu.driver.fail_next("cuCtxSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS")
+    with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        array.to_host()
+
+
+@every_shape
+def test_an_array_on_the_host_has_its_shape(gpu: Gpu, shape: tuple[int, ...]) -> None:
+    same_bytes(gpu.array(numbers(shape)).to_host(), numbers(shape))
+
+
+def test_cudas_interface_is_read_when_the_array_is_written(gpu: Gpu) -> None:
+    array = uploaded_late(gpu, numbers((50,)), says_so=True)
+    assert array.__cuda_array_interface__["data"] == (array.address, False)
+    same_bytes(gpu.read(array), numbers((50,)))
+
+
+def test_cupys_current_stream_waits_for_who_writes_the_array(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    read, current = np.zeros(50, np.int32), gpu.stream()
+    monkeypatch.setattr(device_array, "cupy_stream", lambda device: {0: current}[device])
+    array = uploaded_late(gpu, numbers((50,)), says_so=True)
+    assert array.cupy().data.ptr == array.address
+    copy(gpu.runtime, read, DeviceArray(gpu.runtime, array.address, (50,), array.dtype, 0, None), current)
+    same_bytes(read, numbers((50,)))
+
+
+def test_waiting_leaves_no_event(gpu: Gpu) -> None:
+    array, stream = uploaded_late(gpu, numbers((50,)), says_so=True), gpu.stream()
+    before = gpu.driver.live().events
+    array.let_wait(stream, 0)
+    array.let_wait(array.written_on or 0, 0)
+    assert gpu.driver.live().events == before
+
+
+# When host memory is done with
+
+
+def test_plain_host_memory_may_be_used_again_at_once(gpu: Gpu) -> None:
+    values, target, stream = numbers((1000,)), gpu.empty((1000,)), gpu.stream()
+    copy(gpu.runtime, target, values, stream)
+    values[...] = 0
+    gpu.wait()
+    same_bytes(gpu.read(target), numbers((1000,)))
+
+
+def test_pinned_host_memory_may_be_used_again_when_the_stream_was_waited_for(gpu: Gpu) -> None:
+    gpu.driver.delay(0)
+    values, target, stream = numbers((1024,)), gpu.empty((1024,)), gpu.stream()
+    gpu.runtime.pin(values.ctypes.data, values.nbytes)
+    try:
+        gpu.driver.delay(0.2)
+        copy(gpu.runtime, target, values, stream)
+        assert gpu.read(target)[0] != values[0]  # it returned before
+        gpu.runtime.synchronize_stream(stream, 0)
+        same_bytes(gpu.read(target), values)
+    finally:
+        gpu.runtime.unpin(values.ctypes.data)
+
+
+def test_nothing_is_asked_of_cuda_for_arrays_without_elements(gpu: Gpu) -> None:
+    target, stream = gpu.empty((0, 3)), gpu.stream()
+    before = gpu.driver.count("cuMemcpyAsync")
+    copy(gpu.runtime, target, np.zeros((0, 3), np.int32), stream)
+    assert gpu.driver.count("cuMemcpyAsync") == before
