@@ -16,7 +16,7 @@ from ..repeater import Repeater
 from ..rounding import roomy
 from .errors import CudaError
 from .memory import CudaAccess, CudaAllocation
-from .runtime import BLOCK_BYTES
+from .runtime import BLOCK_BYTES, whole_blocks
 
 __all__ = ["DeviceBank", "ShortOfMemoryError", "rounded_up"]
 
@@ -95,10 +95,10 @@ class DeviceBank:
         MachineError
             The bindings, the driver or a GPU are missing.
         """
+        self._take_care_of(region)  # also of what it has if there is no more
         for device, byte_size in zip(devices, byte_sizes, strict=True):
             if device not in region.device_memory:
-                region.device_memory[device] = self._allocate(device, byte_size)
-        self._take_care_of(region)
+                region.device_memory[device] = self._allocate(device, whole_blocks(byte_size))
 
     def keep(self, region: SlotRegion, what: object) -> None:
         """Keep memory of the user's that a region's slot fences, until that is destroyed and no model uses it."""
