@@ -60,8 +60,8 @@ void remove_range(struct range *range) {
   while (*at != range) at = &(*at)->next;
   *at = range->next;
   struct block *block = range->block;
-  int is_last = --block->ranges == 0;
   while (block->uses) pthread_cond_wait(&progress, &the_lock); /* a copy that is running right now */
+  int is_last = --block->ranges == 0;
   if (is_last && block->kind != VIRTUAL) {
     unmap(block);
     free(block);
@@ -94,6 +94,24 @@ void fill_with_rubbish(struct range *range) {
 int is_mapped(uintptr_t address, size_t size) {
   uintptr_t page = address & ~(uintptr_t)4095;
   return !msync((void *)page, address + size - page, MS_ASYNC) || errno != ENOMEM;
+}
+
+void end_ranges(int process) { /* what others have opened is theirs until they close it */
+  for (struct range *range = all_ranges; range;) {
+    struct block *block = range->block;
+    if (block->process != process || block->kind == VIRTUAL || block->kind == PINNED) {
+      range = range->next;
+      continue;
+    }
+    while (block->openings) {
+      struct opening *opening = block->openings;
+      block->openings = opening->next;
+      __atomic_store_n(&opening->opener->who, 0, __ATOMIC_RELEASE);
+      free(opening);
+    }
+    remove_range(range);
+    range = all_ranges; /* it may have given up the lock */
+  }
 }
 
 static int is_gone(struct block *block) { /* its owner freed all that was opened of it */
