@@ -37,6 +37,8 @@ def _regions(client: ServerClient, inputs: list[Any], outputs: list[tuple[str, i
     except InferenceServerException as error:
         if not client.gpu.is_fake:
             raise
+        while client.gpu.runtime.retired.collect():  # it is freed when its device is done
+            client.gpu.runtime.synchronize_device(0)
         require(used_bytes(client.gpu.runtime, 0) == used, "what could not be registered was not freed")
         raise NotOnAFakeError(f"the server takes no memory of a fake GPU: {error}") from None
     try:
