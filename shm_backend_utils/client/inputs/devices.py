@@ -76,8 +76,8 @@ class DeviceSource(Source):
         """Whether to copy it may take very many copies."""
         return not isinstance(self.array, DeviceArray)
 
-    def write_to(self, target: npt.NDArray[Any]) -> None:
-        """Copy the tensor to the host. It is complete then, and this has waited for what its stream waits for."""
+    def write_to(self, target: DeviceArray | npt.NDArray[Any]) -> None:
+        """Copy the tensor. It is complete then, and this has waited for what its stream waits for."""
         self.put(target)
         assert self.device is not None
         self.array.runtime.synchronize_stream(self.work.stream_on(self.device), self.device)
