@@ -122,6 +122,16 @@ def test_a_copy_waits_for_who_writes_the_array(gpu: Gpu, device: int, says_so: b
     assert np.array_equal(gpu.read(target), values) is says_so
 
 
+@pytest.mark.parametrize("device", TO.values(), ids=list(TO))
+@pytest.mark.parametrize("stream", [0, 1, 2])
+def test_a_default_stream_is_that_of_the_targets_gpu(gpu: Gpu, stream: int, device: int) -> None:
+    target = gpu.empty((100,), device=device)
+    source = uploaded_late(gpu, numbers((100,)), says_so=True)
+    copy(gpu.runtime, target, source, stream)
+    gpu.runtime.synchronize_stream(stream, device)
+    same_bytes(gpu.read(target), numbers((100,)))
+
+
 @pytest.mark.parametrize("says_so", [True, False], ids=["it says so", "it does not: the reader is wrong"])
 @pytest.mark.parametrize("stream", ["its own", "legacy", "per thread", "none", "-1"])
 def test_a_consumers_stream_waits_for_who_writes_the_array(gpu: Gpu, stream: str, says_so: bool) -> None:
@@ -150,6 +160,13 @@ def test_an_array_on_the_host_is_what_every_stream_has_written(gpu: Gpu) -> None
     array = gpu.empty((50,))
     gpu.write_late(array, numbers((50,)), gpu.stream())
     same_bytes(array.to_host(), numbers((50,)))
+
+
+def test_an_array_on_the_host_needs_a_gpu_that_works(gpu: Gpu) -> None:
+    array = gpu.array(numbers((5,)))
+    gpu.driver.fail_next("cuCtxSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS")
+    with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        array.to_host()
 
 
 @every_shape

@@ -34,7 +34,8 @@ EXPORT CUresult cuInit(unsigned flags) {
   return flags ? CUDA_ERROR_INVALID_VALUE : initialize();
 }
 
-EXPORT CUresult cuDriverGetVersion(int *version) { /* works before cuInit */
+EXPORT CUresult cuDriverGetVersion(int *version) {
+  ENTER("cuDriverGetVersion");
   *version = settings.driver_version;
   return CUDA_SUCCESS;
 }

@@ -95,7 +95,7 @@ static void wait_for(struct event *event, struct dependency record) { /* with th
   free_if_unused(event);
 }
 
-struct event_work { struct work work; struct event *event; uint64_t number; }; /* the number is of interprocess events */
+struct event_work { struct work work; struct event *event; uint64_t number; }; /* number: of interprocess events */
 
 static void release_event(struct work *work) {
   struct event *event = ((struct event_work *)work)->event;
@@ -108,7 +108,9 @@ static CUresult finish_record(struct work *work, struct stream *stream) {
   struct event_work *one = (struct event_work *)work;
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
+  lock();
   one->event->finished_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+  unlock(0);
   if (!one->event->control) return CUDA_SUCCESS;
   uint64_t *done = &one->event->control->done, before = __atomic_load_n(done, __ATOMIC_ACQUIRE);
   while (before < one->number &&
@@ -173,7 +175,8 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle) { /* at once: what is recorded
   ENTER("cuEventDestroy");
   lock();
   struct event *event = all_events;
-  while (event && (event->handle != handle || event->process != the_process || event->is_destroyed)) event = event->next;
+  while (event && (event->handle != handle || event->process != the_process || event->is_destroyed))
+    event = event->next;
   REFUSE_IF(!event, CUDA_ERROR_INVALID_HANDLE);
   event->is_destroyed = 1;
   if (event->control && !event->is_opened) __atomic_store_n(&event->control->exports[0].is_freed, 1, __ATOMIC_RELEASE);
@@ -181,8 +184,7 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle) { /* at once: what is recorded
   return unlock(CUDA_SUCCESS);
 }
 
-EXPORT CUresult cuEventRecordWithFlags(CUevent handle, CUstream on, unsigned flags) {
-  ENTER("cuEventRecord");
+static CUresult record(CUevent handle, CUstream on, unsigned flags) {
   lock();
   struct event *event;
   struct stream *stream;
@@ -198,7 +200,15 @@ EXPORT CUresult cuEventRecordWithFlags(CUevent handle, CUstream on, unsigned fla
   return unlock(put_record(event, stream, event_work(event, finish_record, 0)));
 }
 
-EXPORT CUresult cuEventRecord(CUevent handle, CUstream on) { return cuEventRecordWithFlags(handle, on, 0); }
+EXPORT CUresult cuEventRecord(CUevent handle, CUstream on) {
+  ENTER("cuEventRecord");
+  return record(handle, on, 0);
+}
+
+EXPORT CUresult cuEventRecordWithFlags(CUevent handle, CUstream on, unsigned flags) {
+  ENTER("cuEventRecordWithFlags");
+  return record(handle, on, flags);
+}
 
 EXPORT CUresult cuCtxRecordEvent(CUcontext context, CUevent handle) { /* from 12.5: all that the context has to do */
   ENTER("cuCtxRecordEvent");

@@ -4,7 +4,8 @@
 
 static int overlaps(uintptr_t address, size_t size) {
   for (struct range *range = all_ranges; range; range = range->next)
-    if (range->block->process == the_process && address < range->address + range->size && range->address < address + size)
+    if (range->block->process == the_process && address < range->address + range->size &&
+        range->address < address + size)
       return 1;
   return 0;
 }

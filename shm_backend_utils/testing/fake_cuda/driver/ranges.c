@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define RUBBISH 0xa5
+
 struct range *all_ranges;
 
 uintptr_t reserve(size_t size) {
@@ -79,9 +81,14 @@ size_t bytes_in_use(int device) {
   return used;
 }
 
-/* New memory is not zero: whoever reads what nobody wrote, sees it. */
+/* New memory is not zero: whoever reads what nobody wrote, sees it. Of much memory, a page in each 256 KiB and the end
+ * are enough to see it, and quick. */
 void fill_with_rubbish(struct range *range) {
-  memset(range->block->view + (range->address - range->block->address), 0xa5, range->size);
+  char *bytes = range->block->view + (range->address - range->block->address);
+  size_t step = range->size <= MOST_RUBBISH ? range->size : (size_t)256 << 10;
+  for (size_t at = 0; at < range->size; at += step)
+    memset(bytes + at, RUBBISH, step == range->size ? step : range->size - at < 4096 ? range->size - at : 4096);
+  if (step < range->size) memset(bytes + range->size - 4096, RUBBISH, 4096);
 }
 
 int is_mapped(uintptr_t address, size_t size) {
@@ -117,7 +124,8 @@ CUresult resolve(int process, uintptr_t address, size_t span, struct place *plac
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     return is_mapped(address, span) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
   }
-  if (range->block->kind != PINNED && (!range->is_accessible || end_of_accessible(range, address + span) < address + span))
+  uintptr_t end = address + span;
+  if (range->block->kind != PINNED && (!range->is_accessible || end_of_accessible(range, end) < end))
     return CUDA_ERROR_ILLEGAL_ADDRESS;
   if (is_gone(range->block)) {
     violation("memory was used that its owner has freed");

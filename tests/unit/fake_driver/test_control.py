@@ -1,0 +1,128 @@
+"""What tests ask of the fake beside CUDA: errors on demand, counts, violations, the build."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.testing.fake_cuda import build
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
+from tests.unit.fake_driver.asked import done, name_of, told
+
+SOURCES = Path(build.__file__).parent / "driver"
+
+
+def test_errors_on_demand(cuda: Any, other: Any, driver: FakeDriver) -> None:
+    driver.fail_next("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY", times=2, process=1)
+    done(cuda.cuMemFree(done(cuda.cuMemAlloc(4))))
+    assert [name_of(other.cuMemAlloc(4)) for _ in range(2)] == ["OUT_OF_MEMORY"] * 2
+    done(other.cuMemFree(done(other.cuMemAlloc(4))))
+    assert (driver.count("cuMemAlloc"), driver.count("cuMemAlloc", 1)) == (4, 3)
+
+
+def test_every_function_can_be_told_to_fail(driver: FakeDriver) -> None:
+    named = set(re.findall(r"X\((cu\w+),", (SOURCES / "functions.c").read_text()))
+    entered = set(re.findall(r'ENTER\("(cu\w+)"\)', "".join(source.read_text() for source in SOURCES.glob("*.c"))))
+    assert named - entered == {"cuGetErrorName", "cuGetErrorString"}
+    for name in entered:
+        driver.fail_next(name, "CUDA_ERROR_UNKNOWN")
+    driver.forget()
+
+
+@pytest.mark.parametrize(("function", "error"), [("cuNone", "CUDA_ERROR_UNKNOWN"), ("cuInit", "CUDA_ERROR_NONE")])
+def test_what_cannot_fail_so(driver: FakeDriver, function: str, error: str) -> None:
+    with pytest.raises(ValueError, match=f"{function}.*{error}"):
+        driver.fail_next(function, error)
+
+
+def test_what_is_not_given_back_is_counted(cuda: Any, driver: FakeDriver) -> None:
+    address, event, stream = done(cuda.cuMemAlloc(4)), done(cuda.cuEventCreate(2)), done(cuda.cuStreamCreate(1))
+    assert driver.live(0) == LiveCounts(allocations=1, events=1, streams=1)
+    assert driver.live(1) == LiveCounts()
+    done(cuda.cuMemFree(address))
+    done(cuda.cuEventDestroy(event))
+    done(cuda.cuStreamDestroy(stream))
+
+
+def test_violations_of_other_processes_are_written_down(tmp_path: Path) -> None:
+    told("cuda.cuStreamSynchronize(0x1230)", SHM_FAKE_CUDA_VIOLATIONS=str(tmp_path / "told"))
+    assert (tmp_path / "told").read_text().endswith(": a stream was used that is destroyed, or never was\n")
+
+
+def test_errors_on_demand_in_other_processes() -> None:
+    program = """
+    print([name_of(cuda.cuMemAlloc(4)) for _ in range(2)], name_of(cuda.cuStreamCreate(0)))
+    """
+    demanded = "cuMemAlloc:CUDA_ERROR_OUT_OF_MEMORY:2,cuStreamCreate:CUDA_ERROR_UNKNOWN:1"
+    assert told(program, SHM_FAKE_CUDA_FAIL=demanded) == "['OUT_OF_MEMORY', 'OUT_OF_MEMORY'] UNKNOWN"
+
+
+def test_the_names_of_errors_are_the_bindings(cuda: Any) -> None:
+    named = re.findall(r"X\((CUDA_\w+), (\d+),", (SOURCES / "driver.h").read_text())
+    assert {(name, int(number)) for name, number in named} == {
+        (name, int(getattr(cuda.CUresult, name))) for name, _ in named
+    }
+    assert done(cuda.cuGetErrorName(cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY)) == b"CUDA_ERROR_OUT_OF_MEMORY"
+    assert done(cuda.cuGetErrorString(cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY)) == b"out of memory"
+
+
+def test_what_is_not_there_is_not_found(driver: FakeDriver) -> None:
+    native = ctypes.CDLL("libcuda.so.1")
+    found, status = ctypes.c_void_p(), ctypes.c_int()
+    asked = native.cuGetProcAddress_v2
+    assert asked(b"cuTexRefCreate", ctypes.byref(found), 12000, ctypes.c_uint64(0), ctypes.byref(status)) == 500
+    assert (found.value, status.value) == (None, 1)
+    assert asked(b"cuCtxRecordEvent", ctypes.byref(found), 12000, ctypes.c_uint64(0), ctypes.byref(status)) == 500
+    assert status.value == 2  # CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
+
+
+def test_several_may_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: build.library(), range(2))
+    assert first == second
+    assert [path.name for path in first.parent.iterdir()] == ["libcuda.so.1"]
+
+
+def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineError, match="neither gcc nor cc"):
+        build.library()
+
+
+def test_a_folder_of_somebody_else_is_not_loaded_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    build._own_folder().chmod(0o777)
+    with pytest.raises(MachineError, match="not this user's alone"):
+        build.library()
+
+
+def test_another_driver_that_is_loaded_already_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "none.c").write_text("int cuInit(unsigned flags) { return (int)flags; }")
+    library = tmp_path / "libcuda.so.1"
+    command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library), str(tmp_path / "none.c")]
+    subprocess.run(command, check=True)
+    load = "from shm_backend_utils.testing.fake_cuda.driver import FakeDriver as F; F.load()"
+    code = f"import ctypes; ctypes.CDLL({str(library)!r}); {load}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "MachineError: this process has loaded another libcuda.so.1" in done.stderr
+
+
+def test_a_process_that_has_it_in_its_path_needs_no_loading() -> None:
+    program = """
+    import subprocess
+    code = "from cuda.bindings import driver as c; print(c.cuInit(0)[0].name, c.cuDeviceGetName(30, 0)[1])"
+    from shm_backend_utils.testing.fake_cuda.build import library
+    os.environ["LD_LIBRARY_PATH"] = str(library().parent)
+    print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
+    """
+    assert told(program).startswith("CUDA_SUCCESS b'fake CUDA driver, no GPU")
