@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..client.inputs.devices import DeviceSource, device_source, is_on_device
 from ..errors import TensorError, TensorShapeError, TensorTypeError
 from ..memory.cuda.memory import CudaAccess
+from ..tensors.device_array import PER_THREAD_STREAM, DeviceArray
+from ..tensors.device_import import imported, is_on_gpu
+from ..tensors.strided_array import StridedArray
 from ..tensors.strings import Strings
 
 __all__ = ["GivenInput", "NewRegion", "OutputRoom", "given_inputs", "new_regions", "output_rooms"]
@@ -28,15 +30,15 @@ class GivenInput(NamedTuple):
     shape : tuple of int
     byte_size : int
         In shared memory.
-    data : numpy.ndarray of uint8 or DeviceSource
-        The tensor as it lies there, or on a GPU.
+    data : numpy.ndarray of uint8, DeviceArray or StridedArray
+        The tensor as it lies there, or, complete, on a GPU.
     """
 
     name: str
     dtype: dtypes.DType
     shape: tuple[int, ...]
     byte_size: int
-    data: npt.NDArray[np.uint8] | DeviceSource
+    data: npt.NDArray[np.uint8] | DeviceArray | StridedArray
 
 
 class OutputRoom(NamedTuple):
@@ -74,7 +76,7 @@ def given_inputs(input_list: Sequence[Any], cuda: CudaAccess | None) -> list[Giv
     tensors = []
     for index, entry in enumerate(input_list):
         name, value = entry if _is_pair(entry) else (f"INPUT{index}", entry)
-        tensors.append(_on_device(name, value, cuda) if is_on_device(value) else _on_host(name, value))
+        tensors.append(_on_device(name, value, cuda) if is_on_gpu(value) else _on_host(name, value))
     _check_differ("input_list", [tensor.name for tensor in tensors])
     return tensors
 
@@ -131,9 +133,9 @@ def _on_device(name: str, value: Any, cuda: CudaAccess | None) -> GivenInput:
             f"input {name!r} lies on a GPU; expected an array on the host: copy it there, or use "
             "create_set_cuda_shm_regions",
         )
-    source = device_source(cuda, name, value)
-    assert source is not None  # as the caller has seen
-    return GivenInput(name, source.dtype, source.shape, source.byte_size, source)
+    array = imported(cuda.runtime, value, PER_THREAD_STREAM, tensor=name)
+    cuda.runtime.synchronize_device(array.device)  # for what is on streams that nobody has named
+    return GivenInput(name, dtypes.from_numpy(array.dtype, name), array.shape, array.nbytes, array)
 
 
 def _on_host(name: str, value: Any) -> GivenInput:
