@@ -246,7 +246,7 @@ class CudaMappings:
             if event:
                 _check_length(event, f"{field}.event")
             with self._lock, _refused(field):
-                opened = self._used(handle, device)
+                opened = self._used(handle, device, field)
             use = _Use(self, opened, lease)
         except BaseException:
             if lease is not None:
@@ -267,12 +267,16 @@ class CudaMappings:
                 del self._opened[opened.handle, opened.device]
                 self.runtime.close(opened.address, opened.device)
 
-    def _used(self, handle: bytes, device: int) -> _Opened:
+    def _used(self, handle: bytes, device: int, field: str) -> _Opened:
         opened = self._opened.get((handle, device))
         if opened is None:
             opened = _Opened(self.runtime, handle, device)
             try:
                 begin, byte_size = self.runtime.extent(opened.address, device)
+                with self.runtime.on(device):
+                    found = self.runtime.pointer(opened.address).device
+                if found != device:  # with peer access, CUDA opens that, too
+                    raise RegionRefusedError(field, f"it is on GPU {found}, and not on GPU {device}, as it says")
             except BaseException:
                 self.runtime.close(opened.address, device)
                 raise
