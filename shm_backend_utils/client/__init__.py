@@ -28,6 +28,7 @@ from ..errors import (
 )
 from ..memory.pool.options import PoolOptions
 from ..memory.segment import Access
+from ..tensors.device_array import DeviceArray
 from .aio import AsyncShmClient
 from .attach import Attached, CudaRegion, attach
 from .client import ShmClient
@@ -71,6 +72,7 @@ __all__ = [
     "CopyWarning",
     "CudaRegion",
     "DeadlineExceededError",
+    "DeviceArray",
     "Explanation",
     "ForkedError",
     "InferenceError",
