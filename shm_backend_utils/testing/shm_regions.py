@@ -16,10 +16,12 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..client.attach import CudaRegion
-from ..client.inputs.devices import DeviceSource, copy_on_device
+from ..client.inputs.devices import DeviceSource
 from ..errors import ClosedError, TensorShapeError
 from ..memory.cuda.memory import CudaAccess, CudaAllocation
 from ..memory.segment import SystemSegment
+from ..tensors.device_array import PER_THREAD_STREAM, DeviceArray
+from ..tensors.device_copy import copy
 from ..tensors.strings import Strings
 from .leak_probe import UTIL_PREFIX
 from .unregistering import unregister_when_free
@@ -202,12 +204,13 @@ class CudaShmHandle(ShmHandle):
     Raises
     ------
     MachineError
-        CuPy or a GPU is missing, or the GPU has not that much memory left.
+        The driver or a GPU is missing, or the GPU has not that much memory left.
     """
 
     def __init__(self, name: str, byte_size: int, device_id: int, cuda: CudaAccess) -> None:
         super().__init__(name, byte_size)
         self.device_id = device_id
+        self._cuda = cuda
         self._runtime = cuda.runtime
         self._allocation: CudaAllocation | None = CudaAllocation(self._runtime, byte_size, device_id)
         self._raw_handle = base64.b64encode(self._allocation.handle).decode()
@@ -220,25 +223,27 @@ class CudaShmHandle(ShmHandle):
     def write(self, data: npt.NDArray[np.uint8] | DeviceSource) -> None:
         """Fill the beginning, as the base class says."""
         if isinstance(data, DeviceSource):
+            data.work.follow((), {self.device_id})
             data.write_to(self._array(data.dtype.numpy, data.shape))
         else:
-            copy_on_device(self._runtime, self.device_id, self._array(data.dtype, data.shape), data)
+            copy(self._runtime, self._array(data.dtype, data.shape), data, PER_THREAD_STREAM)
+            self._runtime.synchronize_stream(PER_THREAD_STREAM, self.device_id)
 
     def destroy(self) -> None:
         """Free the memory. Twice is fine."""
         if self._allocation is not None:
             self._allocation.free()
             self._allocation = None
+            self._cuda.collect()
 
     def _read(self, byte_size: int) -> npt.NDArray[np.uint8]:
-        copy = np.empty(byte_size, _BYTE)
-        copy_on_device(self._runtime, self.device_id, copy, self._array(_BYTE, copy.shape))
-        return copy
+        return self._array(_BYTE, (byte_size,)).to_host()
 
-    def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-        if self._allocation is None:
+    def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
+        allocation = self._allocation
+        if allocation is None:
             raise self._closed()
-        return self._allocation.array_at(0, dtype, shape, self.byte_size)
+        return DeviceArray(self._runtime, allocation.address, shape, dtype, self.device_id, allocation.keeper)
 
     def _register_at(self, client: Any) -> None:
         client.register_cuda_shared_memory(self.name, self._raw_handle, self.device_id, self.byte_size)

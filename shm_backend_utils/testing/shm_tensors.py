@@ -10,9 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..client.inputs.devices import DeviceSource, device_source, is_on_device
+from ..client.inputs.devices import DeviceSource, copied_source
+from ..client.inputs.gpus import Gpus
 from ..errors import TensorError, TensorShapeError, TensorTypeError
+from ..memory.cuda.bank import DeviceBank
 from ..memory.cuda.memory import CudaAccess
+from ..tensors.device_import import is_on_gpu
 from ..tensors.strings import Strings
 
 __all__ = ["GivenInput", "NewRegion", "OutputRoom", "given_inputs", "new_regions", "output_rooms"]
@@ -74,7 +77,7 @@ def given_inputs(input_list: Sequence[Any], cuda: CudaAccess | None) -> list[Giv
     tensors = []
     for index, entry in enumerate(input_list):
         name, value = entry if _is_pair(entry) else (f"INPUT{index}", entry)
-        tensors.append(_on_device(name, value, cuda) if is_on_device(value) else _on_host(name, value))
+        tensors.append(_on_device(name, value, cuda) if is_on_gpu(value) else _on_host(name, value))
     _check_differ("input_list", [tensor.name for tensor in tensors])
     return tensors
 
@@ -131,7 +134,7 @@ def _on_device(name: str, value: Any, cuda: CudaAccess | None) -> GivenInput:
             f"input {name!r} lies on a GPU; expected an array on the host: copy it there, or use "
             "create_set_cuda_shm_regions",
         )
-    source = device_source(cuda, name, value)
+    source = copied_source(Gpus(DeviceBank(cuda, None), 0), name, value, {})
     assert source is not None  # as the caller has seen
     return GivenInput(name, source.dtype, source.shape, source.byte_size, source)
 

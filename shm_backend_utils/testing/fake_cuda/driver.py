@@ -148,6 +148,13 @@ class FakeDriver:
             found.append(text.value.decode())
         return found
 
+    def end(self, process: int) -> None:
+        """End a virtual process, as one that is killed: what it has is gone, and what it was doing is never done.
+
+        Its number is not to be used again; nor are its runtimes.
+        """
+        self._native.fake_cuda_end(process)
+
     def forget(self) -> None:
         """Forget failures that were asked for, counts of calls, and violations."""
         self._native.fake_cuda_forget()

@@ -221,6 +221,7 @@ struct stream {
   struct context *context;
   enum stream_kind kind;
   int process, priority, references, is_destroyed, has_thread;
+  int is_ended; /* its process is: nothing of it runs any more */
   unsigned flags;
   pthread_t owner; /* of PER_THREAD */
   pthread_cond_t has_work;
@@ -250,5 +251,11 @@ CUresult implicit_capture(struct stream *stream);
 /* ---- events.c ---- */
 int live_events(int process);
 int live_streams(int process);
+
+/* ---- what happens when a virtual process ends as one that is killed ---- */
+void end_contexts(int process);
+void end_streams(int process);
+void end_events(int process);
+void end_ranges(int process);
 
 #endif

@@ -61,6 +61,15 @@ static CUresult find_event(CUevent handle, struct event **found) {
   return CUDA_ERROR_INVALID_HANDLE;
 }
 
+void end_events(int process) { /* not destroyed: what others have opened stays of use, and is never recorded by it */
+  for (struct event *event = all_events, *next; event; event = next) {
+    next = event->next;
+    if (event->process != process || event->is_destroyed) continue;
+    event->is_destroyed = 1;
+    free_if_unused(event);
+  }
+}
+
 int live_events(int process) {
   int count = 0;
   for (struct event *event = all_events; event; event = event->next)

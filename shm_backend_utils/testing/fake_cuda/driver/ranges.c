@@ -96,6 +96,24 @@ int is_mapped(uintptr_t address, size_t size) {
   return !msync((void *)page, address + size - page, MS_ASYNC) || errno != ENOMEM;
 }
 
+void end_ranges(int process) { /* what others have opened is theirs until they close it */
+  for (struct range *range = all_ranges; range;) {
+    struct block *block = range->block;
+    if (block->process != process || block->kind == VIRTUAL || block->kind == PINNED) {
+      range = range->next;
+      continue;
+    }
+    while (block->openings) {
+      struct opening *opening = block->openings;
+      block->openings = opening->next;
+      __atomic_store_n(&opening->opener->who, 0, __ATOMIC_RELEASE);
+      free(opening);
+    }
+    remove_range(range);
+    range = all_ranges; /* it may have given up the lock */
+  }
+}
+
 static int is_gone(struct block *block) { /* its owner freed all that was opened of it */
   if (block->kind != OPENED) return 0;
   for (struct opening *one = block->openings; one; one = one->next)

@@ -22,7 +22,7 @@ from shm_backend_utils.errors import PeerError
 from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
-from tests.unit.client_on_gpus.conftest import gpu_client, on_host, wait_until
+from tests.unit.client_on_gpus.conftest import gpu_client, on_host, tensor_of, wait_until
 from tests.unit.client_on_gpus.gpu_server import GpuServer
 from tests.unit.fake_wires import async_client_of
 
@@ -82,7 +82,7 @@ def test_a_user_who_is_late_blocks_no_event_loop(
     driver: FakeDriver, server: GpuServer, cuda: CudaAccess, is_named: bool, path: Any, kind: str
 ) -> None:
     stream = driver.runtime().create_stream(0)
-    x = driver.tensor(X, kind=kind)
+    x = tensor_of(driver, X, kind=kind)
 
     async def call(client: AsyncShmClient) -> None:
         if server.work_s:
@@ -152,7 +152,7 @@ def test_a_prepared_call_whose_model_died_says_so_ever_after(
 def test_a_request_without_an_answer_is_waited_for_before_the_next_of_a_prepared_call(
     driver: FakeDriver, server: GpuServer, client: ShmClient
 ) -> None:
-    with client.prepare("m", {"IN0": driver.tensor(X)}, outputs=ON_GPU) as call:
+    with client.prepare("m", {"IN0": tensor_of(driver, X)}, outputs=ON_GPU) as call:
         with server.at_work_on_the_next():
             with pytest.raises(DeadlineExceededError):
                 call.infer(timeout_s=1)
@@ -165,7 +165,7 @@ def test_a_request_without_an_answer_is_waited_for_before_the_next_of_a_prepared
 def test_events_that_there_are_not_are_the_peers_fault(
     driver: FakeDriver, server: GpuServer, client: ShmClient, events: tuple[int, ...]
 ) -> None:
-    x = driver.tensor(X)
+    x = tensor_of(driver, X)
     server.events = events
     with pytest.raises(PeerError, match="the model's results break the protocol: .*event"):
         client.infer("m", {"IN0": x}, outputs=ON_GPU)
@@ -185,11 +185,11 @@ def test_a_kernel_that_fails_is_the_calls_error(driver: FakeDriver, server: GpuS
         server.answers_early = True
         driver.fail_next("cuEventQuery", "CUDA_ERROR_LAUNCH_FAILED", times=2, process=0)
         with pytest.raises(CudaError, match="CUDA_ERROR_LAUNCH_FAILED: a kernel has failed"):
-            client.infer("m", {"IN0": driver.tensor(X)}, outputs=ON_GPU)
+            client.infer("m", {"IN0": tensor_of(driver, X)}, outputs=ON_GPU)
 
 
 def test_many_calls_over_few_tensors_leave_nothing(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
-    tensors = [driver.tensor(X + number) for number in range(8)]
+    tensors = [tensor_of(driver, X + number) for number in range(8)]
     for _ in range(3):
         for number, x in enumerate(tensors):
             np.testing.assert_array_equal(on_host(client.infer("m", {"IN0": x}, outputs=ON_GPU)), 2 * (X + number))

@@ -13,7 +13,7 @@ from shm_backend_utils.client import DeadlineExceededError, ShmClient
 from shm_backend_utils.errors import CallerError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
-from tests.unit.client_on_gpus.conftest import on_host
+from tests.unit.client_on_gpus.conftest import on_host, tensor_of
 from tests.unit.client_on_gpus.gpu_server import GpuServer
 
 X = np.arange(600, dtype=np.float32)
@@ -49,7 +49,7 @@ def stream(runtime: CudaRuntime) -> Iterator[int]:
 
 def written_late(driver: FakeDriver, stream: int, **options: Any) -> Any:
     """Return a tensor that is written on a stream, late; and no library knows."""
-    tensor = driver.tensor(np.zeros_like(X), **options)
+    tensor = tensor_of(driver, np.zeros_like(X), **options)
     driver.launch(stream, lambda: time.sleep(LATE_S))
     tensor.write(X, stream)
     tensor.stream = None
@@ -111,7 +111,7 @@ def test_what_the_library_says_of_its_stream_is_heeded(
     driver: FakeDriver, server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int
 ) -> None:
     idle = runtime.create_stream(0)
-    x = driver.tensor(X)
+    x = tensor_of(driver, X)
     driver.launch(stream, lambda: time.sleep(LATE_S))
     x.write(2 * X, stream)
     client.infer("m", {"IN0": x}, outputs=ON_HOST, stream=idle)
@@ -148,7 +148,7 @@ def test_a_late_user_has_his_call_end_in_time_and_its_memory_kept(
     driver: FakeDriver, server: GpuServer, client: ShmClient, stream: int
 ) -> None:
     driver.launch(stream, lambda: time.sleep(0.6))
-    x = driver.tensor(X, kind="device")
+    x = tensor_of(driver, X, kind="device")
     begin = time.monotonic()
     with pytest.raises(DeadlineExceededError, match="its GPU was still at work on what comes before it"):
         client.infer("m", {"IN0": x}, outputs=ON_GPU, stream=stream, timeout_s=0.1)
@@ -218,7 +218,7 @@ def test_what_is_named_for_one_request_is_not_for_the_next(
     driver: FakeDriver, server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int
 ) -> None:
     idle = runtime.create_stream(0)
-    x = driver.tensor(X)
+    x = tensor_of(driver, X)
     with client.prepare("m", {"IN0": x}, outputs=ON_HOST) as call:
         call.inputs_ready(idle)
         call.infer()
