@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -127,5 +128,6 @@ def _torch(library: FakeLibrary) -> Any:
 
 def _module(name: str, content: dict[str, Any]) -> ModuleType:
     made = ModuleType(name)
+    made.__spec__ = ModuleSpec(name, None)  # who asks whether it is installed looks at that
     vars(made).update(content)
     return made

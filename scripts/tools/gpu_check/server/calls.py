@@ -31,6 +31,8 @@ DEVICE: Final = "cuda:0"
 ROOM: Final = {"OUTPUT0": ((COUNT,), np.float32, DEVICE)}
 """Where the output is wanted."""
 
+_BRIEFLY_S: Final = 2.0
+
 
 def _numbers() -> npt.NDArray[np.float32]:
     return np.arange(COUNT, dtype=np.float32)
@@ -199,7 +201,7 @@ def _typed(client: ServerClient, name: str) -> str:
     array = DeviceArray(gpu.runtime, memory.address, (COUNT,), dtype, 0, memory)
     gpu.upload(array, patterns.view(dtype))
     tensor = array if gpu.kernels.name == "neither" else as_library(array, gpu.kernels.name)
-    room = {"OUTPUT0": ((COUNT,), name, DEVICE)}
+    room = {"OUTPUT0": ((COUNT,), dtype, DEVICE)}
     with client.shm.infer(f"gpu_identity_{name.lower()}", {"INPUT0": tensor}, outputs=room) as result:
         found = gpu.download(_described(client, result["OUTPUT0"])).view(np.uint8)
         require(bool((found == patterns).all()), "the bytes are others")
@@ -237,7 +239,8 @@ def _too_large(client: ServerClient) -> str:
     """What the GPU has no room for is an error that says so, and the next call is served."""
     room = {"OUTPUT0": ((2**45,), np.float32, DEVICE)}
     try:
-        client.shm.infer(client.model("quick"), {"INPUT0": _filled_tensor(client, _numbers())}, outputs=room)
+        tensor = _filled_tensor(client, _numbers())
+        client.shm.infer(client.model("quick"), {"INPUT0": tensor}, outputs=room, timeout_s=_BRIEFLY_S)
     except ShmError as error:
         _there_and_back(client)
         return f"{type(error).__name__}: {str(error)[:160]}"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shm_backend_utils.memory.cuda.memory import CudaAccess
-from shm_backend_utils.model import BatchCall, ShmSession
+from shm_backend_utils.model import BatchCall, DeviceView, ShmSession
 
 
 class TritonPythonModel:
@@ -21,7 +21,8 @@ class TritonPythonModel:
     def infer(self, batch: BatchCall) -> None:
         x = batch.input("INPUT0")
         batch.put("OUTPUT0", x)
-        batch.put("ROWS_ON_GPU", np.full((len(x), 1), len(x) if hasattr(x, "device") else 0, np.int32))
+        rows = x.shape[0]
+        batch.put("ROWS_ON_GPU", np.full((rows, 1), rows if isinstance(x, DeviceView) else 0, np.int32))
 
     def finalize(self) -> None:
         self.session.close()
