@@ -116,6 +116,11 @@ class ShmHandle(ABC):
             unregister_when_free(lambda: self._unregister_at(client))
             self._may_be_registered = False
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether the server may do undefined things if the memory goes now."""
+        return False
+
     @abstractmethod
     def destroy(self) -> None:
         """Give the memory back. The server must not have it registered, or at least not use it. Twice is fine."""
@@ -219,6 +224,11 @@ class CudaShmHandle(ShmHandle):
     def region(self) -> CudaRegion:
         """What ``client.attach`` wants to know of it."""
         return CudaRegion(self._raw_handle.encode(), self.device_id, self.byte_size)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the server may have it mapped: CUDA leaves undefined what comes of memory that is freed then."""
+        return self._may_be_registered
 
     def write(self, data: npt.NDArray[np.uint8] | DeviceArray | StridedArray) -> None:
         """Fill the beginning, as the base class says, after all that the GPUs have to do: nobody names streams here."""
