@@ -20,6 +20,7 @@ import pytest
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
@@ -30,8 +31,9 @@ from shm_backend_utils.model.mapping.pinning import Pinning
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.claims import NamedRegionClaim, RegionClaim
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, LiveCounts
+from shm_backend_utils.tensors.device_array import DeviceArray
 from tests.unit.claims_of import Resolved, claim_of_allocation, resolved, slot_of
+from tests.unit.fake_gpu import CLIENT, DRIVER, MODEL, content, runtime_that_gives_all_back, wait_until
 from tests.unit.registered import say_registered
 
 FIELD: Final = "regions[1]"
@@ -47,6 +49,8 @@ class Kind(ABC):
 
     Attributes
     ----------
+    cuda : CudaRuntime
+        The model's.
     memory_type : MemoryType
     pins : bool
         Whether the model pins what it maps.
@@ -55,9 +59,8 @@ class Kind(ABC):
     memory_type = MemoryType.CPU
     pins = False
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.cuda = FakeCuda()
-        """The model's."""
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: CudaRuntime, client: CudaRuntime) -> None:
+        self.cuda = model
 
     @abstractmethod
     def claim(self, more: int = 0) -> RegionClaim | None:
@@ -65,11 +68,15 @@ class Kind(ABC):
 
     @abstractmethod
     def data(self) -> npt.NDArray[np.uint8]:
-        """Return the data as its owner has it, ``SIZE`` bytes."""
+        """Return the data as its owner has it, at least ``SIZE`` bytes."""
+
+    def mapping_count(self) -> int:
+        """Return how often the model has it mapped, when what is due was unmapped."""
+        wait_until(lambda: not self.cuda.retired.collect())
+        return self._mapping_count()
 
     @abstractmethod
-    def mapping_count(self) -> int:
-        """Return how often the model has it mapped."""
+    def _mapping_count(self) -> int: ...
 
     @abstractmethod
     def go(self) -> None:
@@ -89,8 +96,8 @@ class Kind(ABC):
 class Managed(Kind):
     """POSIX shared memory with our header, named by its key."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(monkeypatch)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: CudaRuntime, client: CudaRuntime) -> None:
+        super().__init__(monkeypatch, model, client)
         self._region = ManagedRegion.create(SIZE)
         self._inode = f" {self._region.segment.identity[1]} "
 
@@ -104,7 +111,7 @@ class Managed(Kind):
     def data(self) -> npt.NDArray[np.uint8]:
         return self._region.data()
 
-    def mapping_count(self) -> int:
+    def _mapping_count(self) -> int:
         return Path("/proc/self/maps").read_text().count(self._inode) - (not self._region.segment.is_closed)
 
     def go(self) -> None:
@@ -122,8 +129,8 @@ class Pinned(Managed):
 class Foreign(Kind):
     """POSIX shared memory without a header, named as it is registered at the server."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(monkeypatch)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: CudaRuntime, client: CudaRuntime) -> None:
+        super().__init__(monkeypatch, model, client)
         self._registration = Registration(f"foreign-{os.getpid()}-{secrets.token_hex(8)}", 100, SIZE)
         self._segment = SystemSegment.create(self._registration.key, 100 + SIZE)
         self._inode = f" {self._segment.identity[1]} "
@@ -137,7 +144,7 @@ class Foreign(Kind):
     def data(self) -> npt.NDArray[np.uint8]:
         return np.frombuffer(self._segment.buffer(), np.uint8)[100:]
 
-    def mapping_count(self) -> int:
+    def _mapping_count(self) -> int:
         return Path("/proc/self/maps").read_text().count(self._inode) - (not self._segment.is_closed)
 
     def go(self) -> None:
@@ -154,19 +161,19 @@ class Cuda(Kind):
 
     memory_type = MemoryType.GPU
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(monkeypatch)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: CudaRuntime, client: CudaRuntime) -> None:
+        super().__init__(monkeypatch, model, client)
         self._fence = ManagedRegion.create(1)
-        self._allocation = CudaAllocation(FakeCuda(), SIZE, DEVICE)
+        self._allocation = CudaAllocation(client, SIZE, DEVICE)
 
     def claim(self, more: int = 0) -> RegionClaim:
-        return claim_of_allocation(self._allocation, byte_size=SIZE + more)
+        return claim_of_allocation(self._allocation, byte_size=self._allocation.byte_size + more)
 
     def data(self) -> npt.NDArray[np.uint8]:
-        return on_host(self._allocation.array_at(0, np.dtype(np.uint8), (SIZE,), SIZE))
+        return DRIVER.memory(self._allocation.address, (self._allocation.byte_size,), np.uint8)
 
-    def mapping_count(self) -> int:
-        return self.cuda.live.opened
+    def _mapping_count(self) -> int:
+        return DRIVER.live(MODEL).opened
 
     def go(self) -> None:
         self._fence.segment.unlink()
@@ -188,7 +195,7 @@ KINDS: Final[dict[str, type[Kind]]] = {"managed": Managed, "pinned": Pinned, "fo
 
 def on_host(array: Any) -> npt.NDArray[Any]:
     """Return an array, or the fake GPU's memory under it."""
-    return array.peek() if isinstance(array, FakeDeviceArray) else array
+    return content(array) if isinstance(array, DeviceArray) else array
 
 
 class Model:
@@ -217,12 +224,11 @@ class Model:
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kind]:
-    kind = KINDS[request.param](monkeypatch)
-    yield kind
-    kind.go()
-    if kind.cuda.live != LiveCounts():
-        gc.collect()  # what only waits for the collector is no leak
-    assert kind.cuda.live == LiveCounts()
+    with runtime_that_gives_all_back(CLIENT) as client:
+        with runtime_that_gives_all_back(MODEL) as model:
+            kind = KINDS[request.param](monkeypatch, model, client)
+            yield kind
+        kind.go()
 
 
 @pytest.fixture
@@ -284,10 +290,10 @@ def test_memory_knows_its_own_arrays_by_their_place(model: Model) -> None:
     assert memory.offset_of(memory.part(500, 100).bytes()) == 500
     assert memory.part(100, 800).offset_of(memory.part(500, 100).bytes()) == 400
     assert memory.offset_of(memory.part(100, 800).part(50, 10).bytes()) == 150
-    assert memory.offset_of(memory.bytes()[::2]) is None
-    elsewhere = FakeCuda(1) if memory.device is None else None
-    other = np.zeros(4, np.uint8) if elsewhere is None else elsewhere.empty((4,), np.dtype(np.uint8))
-    assert memory.offset_of(other) is None
+    if memory.device is None:
+        assert memory.offset_of(memory.bytes()[::2]) is None
+    on_gpu: Any = DRIVER.tensor(np.zeros(4, np.uint8))
+    assert memory.offset_of(on_gpu if memory.device is None else np.zeros(4, np.uint8)) is None
 
 
 def test_parts_of_one_memory_know_that_they_are(model: Model) -> None:

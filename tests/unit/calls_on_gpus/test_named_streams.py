@@ -282,8 +282,7 @@ def test_threads_of_an_instance_on_a_gpu_have_it_current(
         together.wait(10)
         error, device = DRIVER.bindings(MODEL).cuCtxGetDevice()
         found.append(None if error else int(device))
-        return
-        yield
+        yield from ()
 
     session.serve_streams([client.request(slot, {}) for slot in range(2)], answer)
     assert found == expected
