@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import itertools
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,24 +19,32 @@ from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 
 OF_GPUS = {"gpu_multiply", "gpu_normalize"}
 OF_THE_HOST = {config.parent.name for config in REPOSITORY.glob("*/config.pbtxt")} - OF_GPUS
 
 
-def has_gpu() -> bool:
+def has_driver() -> bool:
+    """Whether there is a driver, other than the fake one that tests may have loaded."""
     try:
-        return CudaAccess().runtime.device_count() > 0
-    except MachineError:
+        found = ctypes.CDLL("libcuda.so.1")
+    except OSError:
         return False
+    return not hasattr(found, "fake_cuda_live")
 
 
-def no_cupy() -> CudaRuntime:
-    raise MachineError("there is no CuPy")
+class Devices(SimpleNamespace):
+    """As much of a runtime as is asked here."""
+
+    def device_count(self) -> int:
+        return int(self.count)
 
 
-@pytest.mark.skipif(has_gpu(), reason="there is a GPU, on which they load")
+def no_bindings() -> CudaRuntime:
+    raise MachineError("there are no bindings")
+
+
+@pytest.mark.skipif(has_driver(), reason="there may be a GPU, on which they load")
 def test_models_for_gpus_do_not_load_without_one_and_say_why(tmp_path: Path) -> None:
     for name, kind in itertools.product(OF_GPUS, ("KIND_GPU", "KIND_CPU")):
         model = tmp_path / "models" / f"{name}_{kind}"
@@ -42,21 +54,27 @@ def test_models_for_gpus_do_not_load_without_one_and_say_why(tmp_path: Path) -> 
     with pytest.raises(MachineError) as failure:
         EmbeddedServer.start(tmp_path / "models", log_file=tmp_path / "server.log")
     by_the_server = "has kind KIND_GPU but no GPUs are available"
-    by_the_model = "MachineError: .*(needs CuPy, which is not installed|driver is missing|no GPU is visible)"
+    by_the_model = "MachineError: .*(needs NVIDIA's cuda-bindings|needs NVIDIA's driver|no GPU is visible)"
     for name in OF_GPUS:
         assert re.search(rf"failed to load '{name}_KIND_GPU' version 1: .*{by_the_server}", str(failure.value))
         assert re.search(rf"failed to load '{name}_KIND_CPU' version 1: .*{by_the_model}", str(failure.value))
 
 
 @pytest.mark.parametrize(
-    ("load", "expected"),
-    [(FakeCuda, OF_THE_HOST | OF_GPUS), (lambda: FakeCuda(devices=0), OF_THE_HOST), (no_cupy, OF_THE_HOST)],
-    ids=["two GPUs", "no GPU", "no CuPy"],
+    ("load", "has_cupy", "expected"),
+    [
+        (lambda: Devices(count=2), True, OF_THE_HOST | OF_GPUS),
+        (lambda: Devices(count=2), False, OF_THE_HOST),
+        (lambda: Devices(count=0), True, OF_THE_HOST),
+        (no_bindings, True, OF_THE_HOST),
+    ],
+    ids=["two GPUs", "no CuPy", "no GPU", "no bindings"],
 )
 def test_models_for_gpus_are_served_only_where_one_is(
-    load: object, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load: Callable[[], CudaRuntime], has_cupy: bool, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample_models, "CudaAccess", lambda: CudaAccess(load))  # type: ignore[arg-type]
+    monkeypatch.setattr(sample_models, "CudaAccess", lambda: CudaAccess(load))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if has_cupy else None)
     sample_models.copy_sample_models(tmp_path)
     assert {config.parent.name for config in tmp_path.glob("*/config.pbtxt")} == expected
     assert all((tmp_path / name / "1").is_dir() for name in expected)

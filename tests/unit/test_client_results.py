@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from shm_backend_utils.memory.cuda.events import EventListener
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.client.paths.direct import result_of
@@ -16,7 +17,6 @@ from shm_backend_utils.client.result import Result
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import ClosedError, PeerError
 from shm_backend_utils.memory.cuda.bank import DeviceMemory
-from shm_backend_utils.memory.cuda.events import EventListener
 from shm_backend_utils.memory.cuda.memory import CudaAllocation
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.results import OutputPlace

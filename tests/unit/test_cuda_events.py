@@ -13,14 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from shm_backend_utils.memory.cuda.events import Event, EventListener, EventRecorder
+from tests.unit.fake_gpu_events import PATIENCE_S, live_events, live_streams, unfinished_work, wait_on_host
 
 from shm_backend_utils.errors import PeerError
-from shm_backend_utils.memory.cuda.events import Event, EventListener, EventRecorder
 from shm_backend_utils.memory.cuda.memory import CudaMappings, device_of
 from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, device_guard
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
 from tests.unit.fake_gpu import BYTES, fails_by, runtime_that_gives_all_back
-from tests.unit.fake_gpu_events import PATIENCE_S, live_events, live_streams, unfinished_work, wait_on_host
 
 Wait = Callable[[EventListener, Iterable[Event]], None]
 

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from shm_backend_utils.memory.cuda.events import Event, EventListener, EventRecorder
+from tests.unit.fake_gpu_events import live_events, wait_on_host
 
 from shm_backend_utils.errors import PeerError
 from shm_backend_utils.memory.cuda import events
-from shm_backend_utils.memory.cuda.events import Event, EventListener, EventRecorder
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.fake_gpu import runtime_that_gives_all_back
-from tests.unit.fake_gpu_events import live_events, wait_on_host
 
 LONG_S = 30.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +24,7 @@ def models_in(repository: Path) -> list[Path]:
 
 
 def sample_models() -> list[Path]:
-    """Return the folders of the sample models; those of KIND_GPU only where a GPU and CuPy are.
+    """Return the folders of the sample models; those of KIND_GPU only where a GPU, cuda-bindings and CuPy are.
 
     A server does not start with a model that refuses to load.
     """
@@ -50,6 +51,8 @@ def _needs_gpu(model: Path) -> bool:
 
 
 def _has_gpu() -> bool:
+    if importlib.util.find_spec("cupy") is None:
+        return False
     try:
         return CudaAccess().runtime.device_count() > 0
     except MachineError:

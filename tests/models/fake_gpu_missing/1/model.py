@@ -3,8 +3,8 @@
 import sys
 
 import numpy as np
-
 from shm_backend_utils.memory.cuda.cupy_runtime import CupyRuntime
+
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaError
 from shm_backend_utils.model import Call, ShmSession
