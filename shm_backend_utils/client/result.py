@@ -9,6 +9,8 @@ from typing import Any, Final, NoReturn
 import numpy.typing as npt
 
 from ..errors import ClosedError, names_told
+from ..tensors.device_array import DeviceArray
+from ..tensors.new_arrays import copy_of
 
 __all__ = ["Result"]
 
@@ -21,6 +23,9 @@ class Result(Mapping[str, npt.NDArray[Any]]):
     On the direct path, and on Triton's shared memory, the arrays are views of shared memory: nothing is copied. The
     memory serves another call when the result *and* every array taken from it are gone; :meth:`release`, or leaving the
     ``with`` block, gives up the result's own share.
+
+    Outputs on GPUs are arrays of the library that the call names, or that its inputs there are of, or else of
+    :class:`DeviceArray`. What is released there, and still in use on a stream, is named by the next call's ``stream``.
 
     All arrays are C-contiguous. Those in shared memory are writable, and the client's own. Those that came with the
     response, as :attr:`in_response` tells, are writable up to 64 KiB, and read-only beyond. Strings are arrays of
@@ -75,14 +80,14 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         Returns
         -------
         dict of str to numpy.ndarray
-            Writable. An output on a GPU is copied there.
+            Writable. An output on a GPU is copied there, by its own library, and of that.
 
         Raises
         ------
         ClosedError
             The result was released.
         """
-        return {name: array.copy() for name, array in self._held().items()}
+        return {name: _copied(array) for name, array in self._held().items()}
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         arrays = self._arrays
@@ -132,3 +137,14 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         if self._arrays is None:
             raise ClosedError("this result", _REMEDY)
         return self._arrays
+
+
+def _copied(array: Any) -> Any:
+    """Return a copy of an array of any library; an array on a GPU is copied after all that the GPU has to do."""
+    if isinstance(array, DeviceArray):
+        return copy_of(array)
+    if hasattr(array, "clone"):  # torch's tensors
+        return array.clone()
+    if not hasattr(array, "copy"):
+        raise TypeError(f"an array of {type(array).__module__} has no way to copy itself; ask for another library")
+    return array.copy()

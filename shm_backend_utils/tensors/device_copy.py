@@ -63,7 +63,7 @@ def copy(runtime: CudaRuntime, target: Array, source: Array, stream: int, *, ten
 
 
 def _upload(runtime: CudaRuntime, target: OnGpu, source: npt.NDArray[Any], stream: int, tensor: str) -> None:
-    packed = np.ascontiguousarray(source)
+    packed = source if source.flags.c_contiguous else np.ascontiguousarray(source)
     _put_on(runtime, target, packed, stream, target.device, tensor)
     if packed is not source or not _is_pinned(runtime, packed, target.device):
         runtime.synchronize_stream(stream, target.device)

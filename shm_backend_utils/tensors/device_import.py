@@ -71,13 +71,14 @@ def imported(runtime: CudaRuntime, value: Any, stream: int, *, tensor: str = "")
         refused = error
     try:
         return _by_interface(runtime, value, stream, tensor)
-    except _REFUSALS:
+    except _REFUSALS as error:
         called = f"tensor {tensor!r}" if tensor else "an array"
+        reason = error if isinstance(refused, AttributeError) else refused  # the former, where there is no __dlpack__
         raise TensorTypeError(
             tensor,
             f"{called} is a {type(value).__module__}.{type(value).__qualname__} on a GPU, which does not give its "
-            f"memory away: {refused}",
-        ) from refused
+            f"memory away: {reason}",
+        ) from reason
 
 
 def _by_dlpack(runtime: CudaRuntime, value: Any, stream: int) -> DeviceArray | StridedArray:

@@ -210,6 +210,7 @@ class CudaShmHandle(ShmHandle):
     def __init__(self, name: str, byte_size: int, device_id: int, cuda: CudaAccess) -> None:
         super().__init__(name, byte_size)
         self.device_id = device_id
+        self._cuda = cuda
         self._runtime = cuda.runtime
         self._allocation: CudaAllocation | None = CudaAllocation(self._runtime, byte_size, device_id)
         self._raw_handle = base64.b64encode(self._allocation.handle).decode()
@@ -229,12 +230,10 @@ class CudaShmHandle(ShmHandle):
         if self._allocation is not None:
             self._allocation.free()
             self._allocation = None
+            self._cuda.collect()
 
     def _read(self, byte_size: int) -> npt.NDArray[np.uint8]:
-        found = np.empty(byte_size, _BYTE)
-        copy(self._runtime, found, self._array(_BYTE, found.shape), PER_THREAD_STREAM)
-        self._runtime.synchronize_stream(PER_THREAD_STREAM, self.device_id)
-        return found
+        return self._array(_BYTE, (byte_size,)).to_host()
 
     def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
         if self._allocation is None:

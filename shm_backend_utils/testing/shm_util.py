@@ -158,7 +158,7 @@ def create_set_cuda_shm_regions(
     device_id : int
         The GPU, which has the same number for this process and for the server.
     cuda : CudaAccess, optional
-        CUDA in this process; by default CuPy's.
+        CUDA in this process; by default NVIDIA's bindings of the driver.
 
     Returns
     -------
@@ -170,7 +170,7 @@ def create_set_cuda_shm_regions(
     ValueError, tritonclient.utils.InferenceServerException
         As there.
     MachineError
-        CuPy or the GPU is missing, or has no memory left.
+        The driver or the GPU is missing, or has no memory left.
     """
     access = cuda or CudaAccess()
     return _create(

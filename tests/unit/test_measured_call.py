@@ -10,12 +10,12 @@ import pytest
 
 from shm_backend_utils.errors import MachineError, ModelError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.debug import MeasuredDebugCall
 from shm_backend_utils.model.metrics import MeasuredCall
 from shm_backend_utils.testing.fake_backend import Request
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
-from tests.unit.fake_gpu import runtime_that_gives_all_back
+from tests.unit.fake_gpu import DRIVER, MODEL, runtime_that_gives_all_back
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
@@ -40,7 +40,7 @@ class Metrics:
 
 
 @pytest.fixture
-def cuda() -> Iterator[FakeCuda]:
+def cuda() -> Iterator[CudaRuntime]:
     with runtime_that_gives_all_back() as cuda:
         yield cuda
 
@@ -51,7 +51,7 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
-def session(cuda: FakeCuda, metrics: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+def session(cuda: CudaRuntime, metrics: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
     access = CudaAccess(lambda: cuda)
     with session_of(monkeypatch, [tensor("X"), tensor("W")], [tensor("Y"), tensor("Z")], cuda=access) as session:
         monkeypatch.setattr(session, "_new_call", lambda *arguments: MeasuredCall(metrics, *arguments))
@@ -106,19 +106,17 @@ def test_a_call_that_a_gpu_works_for_is_counted_when_it_has_ended(
 ) -> None:
     def infer(call: Call) -> None:
         double(call)
-        assert call.stream is not None
+        call.ready_on(0)
 
     session.serve([client.request({"X": X}, {"Y": 16})], infer)
     assert metrics.told == ["time", ("direct", 32, 0)]
 
 
-def test_a_call_whose_gpu_fails_is_a_refusal(
-    session: ShmSession, metrics: Metrics, client: Client, cuda: FakeCuda
-) -> None:
+def test_a_call_whose_gpu_fails_is_a_refusal(session: ShmSession, metrics: Metrics, client: Client) -> None:
     def infer(call: Call) -> None:
         double(call)
-        assert call.stream is not None
-        cuda.fail_next("synchronize", "cudaErrorIllegalAddress")
+        call.ready_on(0)
+        DRIVER.fail_next("cuStreamSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS", process=MODEL)
 
     (response,) = session.serve([client.request({"X": X}, {"Y": 16})], infer)
     assert response.error.code == "UNAVAILABLE"

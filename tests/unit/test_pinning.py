@@ -13,6 +13,7 @@ import pytest
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import MachineError, ModelError
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model.config import Config
@@ -22,9 +23,16 @@ from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.claims import NamedRegionClaim
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, LiveCounts
 from tests.unit.claims_of import Resolved, claim_of_allocation, resolved, slot_of
-from tests.unit.fake_gpu import runtime_that_gives_all_back, that_nobody_loads
+from tests.unit.fake_gpu import (
+    CLIENT,
+    DRIVER,
+    MODEL,
+    left_of,
+    runtime_that_gives_all_back,
+    that_nobody_loads,
+    wait_until,
+)
 from tests.unit.registered import say_registered
 
 SHM = Path("/dev/shm")
@@ -32,10 +40,28 @@ SHM = Path("/dev/shm")
 Register = Callable[..., NamedRegionClaim]
 
 
+class PinningCuda(CudaRuntime):
+    """Notes what it pins, and looks whether what it unpins is still mapped, and not something else by now."""
+
+    def __init__(self) -> None:
+        super().__init__(DRIVER.bindings(MODEL))
+        self.pins: list[tuple[int, int]] = []
+
+    def pin(self, address: int, byte_size: int) -> None:
+        super().pin(address, byte_size)
+        self.pins.append((address, byte_size))
+
+    def unpin(self, address: int) -> None:
+        assert f"{address:x}-" in Path("/proc/self/maps").read_text()
+        super().unpin(address)
+
+
 @pytest.fixture
-def cuda() -> Iterator[FakeCuda]:
-    with runtime_that_gives_all_back() as cuda:
-        yield cuda
+def cuda() -> Iterator[PinningCuda]:
+    with runtime_that_gives_all_back():
+        runtime = PinningCuda()
+        yield runtime
+        unpin(runtime)
 
 
 @pytest.fixture
@@ -44,7 +70,7 @@ def warnings() -> list[str]:
 
 
 @pytest.fixture
-def model(cuda: FakeCuda, warnings: list[str]) -> Iterator[Resolver]:
+def model(cuda: PinningCuda, warnings: list[str]) -> Iterator[Resolver]:
     model = pinning_model(CudaAccess(lambda: cuda), warnings)
     yield model
     model.close()  # before it is asked whether all was given back
@@ -100,8 +126,18 @@ def mapped(model: Resolver, region: ManagedRegion, slot: int = 0) -> Resolved:
     return Resolved(found.region, found.memory)
 
 
-def pins(cuda: FakeCuda) -> list[tuple[int, int]]:
-    return [detail for name, detail in cuda.log if name == "pin"]
+def pins(cuda: PinningCuda) -> list[tuple[int, int]]:
+    return cuda.pins
+
+
+def pinned(cuda: CudaRuntime) -> int:
+    """Return how many ranges are pinned, when what is due was unpinned."""
+    unpin(cuda)
+    return left_of(MODEL).pinned
+
+
+def unpin(cuda: CudaRuntime) -> None:
+    wait_until(lambda: not cuda.retired.collect())
 
 
 def place_of(found: Resolved) -> tuple[int, int]:
@@ -117,7 +153,9 @@ def attributes_of(found: Resolved) -> BufferAttributes:
 # Pinned
 
 
-def test_a_managed_region_is_pinned_once_and_as_a_whole(cuda: FakeCuda, model: Resolver, region: ManagedRegion) -> None:
+def test_a_managed_region_is_pinned_once_and_as_a_whole(
+    cuda: PinningCuda, model: Resolver, region: ManagedRegion
+) -> None:
     first, *later = [mapped(model, region, slot) for slot in (0, 1, 0)]
     assert later == [first, first]
     assert pins(cuda) == [place_of(first)]
@@ -126,14 +164,14 @@ def test_a_managed_region_is_pinned_once_and_as_a_whole(cuda: FakeCuda, model: R
 
 
 def test_a_foreign_region_of_which_a_part_is_registered_is_pinned_as_a_whole(
-    cuda: FakeCuda, model: Resolver, register: Register
+    cuda: PinningCuda, model: Resolver, register: Register
 ) -> None:
     found = resolved(model, register("mine", PAGE_SIZE, 100))
     assert pins(cuda) == [place_of(found)]
     assert pins(cuda)[0][1] == 3 * PAGE_SIZE
 
 
-def test_two_names_of_one_object_are_pinned_once(cuda: FakeCuda, model: Resolver, register: Register) -> None:
+def test_two_names_of_one_object_are_pinned_once(cuda: PinningCuda, model: Resolver, register: Register) -> None:
     one = resolved(model, register("one", 0, PAGE_SIZE))
     other = resolved(model, register("other", PAGE_SIZE, PAGE_SIZE, like="one"))
     assert one.mapped is other.mapped
@@ -163,57 +201,48 @@ def test_a_part_of_a_pinned_region_is_pinned(model: Resolver, region: ManagedReg
 # Undone
 
 
-def test_a_region_is_unpinned_when_it_is_unmapped_and_not_later(warnings: list[str], region: ManagedRegion) -> None:
-    was_mapped: list[bool] = []
-
-    class LookingCuda(FakeCuda):
-        """Looks whether what it unpins is still mapped: else CUDA would unpin whatever has taken its place."""
-
-        def unpin(self, address: int) -> None:
-            was_mapped.append(f"{address:x}-" in Path("/proc/self/maps").read_text())
-            super().unpin(address)
-
-    cuda = LookingCuda()
+def test_a_region_is_unpinned_when_the_model_is_closed(
+    cuda: PinningCuda, warnings: list[str], region: ManagedRegion
+) -> None:
     model = pinning_model(CudaAccess(lambda: cuda), warnings)
     mapped(model, region)
-    assert cuda.live.pinned == 1
+    assert left_of(MODEL).pinned == 1
     model.close()
-    assert was_mapped == [True]
-    assert cuda.live == LiveCounts()
+    assert left_of(MODEL).pinned == 0
 
 
 def test_a_region_in_use_is_unpinned_when_its_use_ends(
-    cuda: FakeCuda, manager: Registry, model: Resolver, region: ManagedRegion
+    cuda: PinningCuda, manager: Registry, model: Resolver, region: ManagedRegion
 ) -> None:
     use = mapped(model, region)
     manager.unregister_all()
     assert attributes_of(use).memory_type is MemoryType.CPU_PINNED
-    assert cuda.live.pinned == 1
+    assert pinned(cuda) == 1
     del use
-    assert cuda.live.pinned == 0
+    assert pinned(cuda) == 0
 
 
 def test_arrays_of_a_region_that_was_unpinned_stay_valid(
-    cuda: FakeCuda, manager: Registry, model: Resolver, region: ManagedRegion
+    cuda: PinningCuda, manager: Registry, model: Resolver, region: ManagedRegion
 ) -> None:
     array = mapped(model, region).memory.bytes()
     manager.unregister_all()
-    assert cuda.live.pinned == 0
+    assert pinned(cuda) == 0
     array[region.data_offset] = 42
     assert region.data()[0] == 42
 
 
 def test_a_region_whose_owner_has_gone_is_unpinned(
-    cuda: FakeCuda, manager: Registry, model: Resolver, region: ManagedRegion
+    cuda: PinningCuda, manager: Registry, model: Resolver, region: ManagedRegion
 ) -> None:
     mapped(model, region)
     region.segment.unlink()
     manager.drop_abandoned()
-    assert cuda.live.pinned == 0
+    assert pinned(cuda) == 0
 
 
 def test_a_region_that_is_mapped_anew_is_pinned_anew(
-    cuda: FakeCuda, manager: Registry, model: Resolver, region: ManagedRegion
+    cuda: PinningCuda, manager: Registry, model: Resolver, region: ManagedRegion
 ) -> None:
     for _ in range(2):
         found = mapped(model, region)
@@ -224,24 +253,25 @@ def test_a_region_that_is_mapped_anew_is_pinned_anew(
 
 
 def test_a_region_for_which_there_is_no_room_is_not_left_pinned(
-    cuda: FakeCuda, warnings: list[str], region: ManagedRegion
+    cuda: PinningCuda, warnings: list[str], region: ManagedRegion
 ) -> None:
     model = pinning_model(CudaAccess(lambda: cuda), warnings, limit=1)
     with pytest.raises(MachineError, match="SHM_MAX_MAPPED_BYTES"):
         mapped(model, region)
-    assert cuda.live.pinned == 0
+    assert pinned(cuda) == 0
     model.close()
 
 
 def test_memory_that_cannot_be_unpinned_is_unmapped_all_the_same(
-    cuda: FakeCuda, manager: Registry, model: Resolver, region: ManagedRegion
+    cuda: PinningCuda, manager: Registry, model: Resolver, region: ManagedRegion
 ) -> None:
     mapped(model, region)
-    cuda.fail_next("unpin", "cudaErrorIllegalAddress")
+    DRIVER.fail_next("cuMemHostUnregister", "CUDA_ERROR_UNKNOWN", process=MODEL)
     manager.unregister_all()
+    unpin(cuda)
     assert Path("/proc/self/maps").read_text().count(f" {region.segment.identity[1]} ") == 1  # the client's
     ((address, _),) = pins(cuda)
-    cuda.unpin(address)  # it is still there to be unpinned
+    CudaRuntime.unpin(cuda, address)  # CUDA still has it as pinned
 
 
 # Not pinned
@@ -250,17 +280,16 @@ def test_memory_that_cannot_be_unpinned_is_unmapped_all_the_same(
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("cudaErrorMemoryAllocation", "not that much memory left"),
-        ("cudaErrorNotSupported", "this platform has no"),
-        ("cudaErrorHostMemoryAlreadyRegistered", "pinned already"),
-        ("cudaErrorNoDevice", "see nvidia-smi"),
-        ("cudaErrorInsufficientDriver", "update it"),
+        ("CUDA_ERROR_OUT_OF_MEMORY", "not that much memory left"),
+        ("CUDA_ERROR_NOT_SUPPORTED", "cannot do that"),
+        ("CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "pinned already"),
+        ("CUDA_ERROR_NO_DEVICE", "see nvidia-smi"),
     ],
 )
 def test_a_region_that_cannot_be_pinned_serves_as_it_is(
-    cuda: FakeCuda, model: Resolver, warnings: list[str], region: ManagedRegion, name: str, reason: str
+    cuda: PinningCuda, model: Resolver, warnings: list[str], region: ManagedRegion, name: str, reason: str
 ) -> None:
-    cuda.fail_next("pin", name)
+    DRIVER.fail_next("cuMemHostRegister", name, process=MODEL)
     found = mapped(model, region)
     assert attributes_of(found) == BufferAttributes(MemoryType.CPU, 0, region.header.byte_size, None)
     found.memory.bytes()[region.data_offset] = 42
@@ -273,41 +302,41 @@ def test_a_region_that_cannot_be_pinned_serves_as_it_is(
 
 
 def test_regions_that_cannot_be_pinned_are_warned_of_once(
-    cuda: FakeCuda, manager: Registry, model: Resolver, warnings: list[str]
+    cuda: PinningCuda, manager: Registry, model: Resolver, warnings: list[str]
 ) -> None:
     with managed_regions(3) as regions:
         for region in regions:
-            cuda.fail_next("pin", "cudaErrorMemoryAllocation")
+            DRIVER.fail_next("cuMemHostRegister", "CUDA_ERROR_OUT_OF_MEMORY", process=MODEL)
             mapped(model, region)
         assert len(warnings) == 1
         manager.unregister_all()
-    assert [name for name, _ in cuda.log if name in ("pin", "unpin")] == []
+    assert (pins(cuda), DRIVER.count("cuMemHostUnregister", MODEL)) == ([], 0)
 
 
 def test_one_region_that_cannot_be_pinned_keeps_no_other_from_it(
-    cuda: FakeCuda, manager: Registry, model: Resolver
+    cuda: PinningCuda, manager: Registry, model: Resolver
 ) -> None:
     with managed_regions(2) as regions:
-        cuda.fail_next("pin", "cudaErrorMemoryAllocation")
+        DRIVER.fail_next("cuMemHostRegister", "CUDA_ERROR_OUT_OF_MEMORY", process=MODEL)
         kinds = [attributes_of(mapped(model, region)).memory_type for region in regions]
         assert kinds == [MemoryType.CPU, MemoryType.CPU_PINNED]
         manager.unregister_all()
-        assert cuda.live.pinned == 0
+        assert pinned(cuda) == 0
 
 
 def test_without_a_gpu_regions_serve_as_they_are_and_one_warning_says_why(warnings: list[str]) -> None:
-    def load() -> FakeCuda:
-        raise MachineError("GPU memory needs CuPy, which is not installed")
+    def load() -> CudaRuntime:
+        raise MachineError("GPU memory needs cuda-bindings")
 
     model = pinning_model(CudaAccess(load), warnings)
     with managed_regions(2) as regions:
         kinds = {attributes_of(mapped(model, region)).memory_type for region in regions}
         assert kinds == {MemoryType.CPU}
-        assert warnings == ["SHM_PIN_HOST_MEMORY: memory stays pageable: GPU memory needs CuPy, which is not installed"]
+        assert warnings == ["SHM_PIN_HOST_MEMORY: memory stays pageable: GPU memory needs cuda-bindings"]
         model.close()
 
 
-def test_nothing_is_pinned_and_cuda_not_loaded_unless_it_is_asked_for(cuda: FakeCuda, region: ManagedRegion) -> None:
+def test_nothing_is_pinned_and_cuda_not_loaded_unless_it_is_asked_for(cuda: PinningCuda, region: ManagedRegion) -> None:
     with that_nobody_loads(cuda) as access:
         model = Resolver(Config(), access)
         assert attributes_of(mapped(model, region)).memory_type is MemoryType.CPU
@@ -315,15 +344,19 @@ def test_nothing_is_pinned_and_cuda_not_loaded_unless_it_is_asked_for(cuda: Fake
 
 
 def test_memory_of_a_gpu_is_not_pinned(
-    cuda: FakeCuda, manager: Registry, model: Resolver, region: ManagedRegion
+    cuda: PinningCuda, manager: Registry, model: Resolver, region: ManagedRegion
 ) -> None:
-    allocation = CudaAllocation(FakeCuda(), 1000, 0)
+    client = DRIVER.runtime(CLIENT)
+    allocation = CudaAllocation(client, 1000, 0)
     fence = slot_of(model, region)
     found = resolved(model, claim_of_allocation(allocation), fence)
     assert attributes_of(found).memory_type is MemoryType.GPU
     assert pins(cuda) == [place_of(Resolved(fence.region, fence.memory))]
     del found
     manager.unregister_all()
+    unpin(cuda)
+    allocation.free()
+    unpin(client)
 
 
 # Configured

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import dtypes
-from ...memory.cuda.runtime import PointerFacts
+from ...memory.cuda.runtime import BLOCK_BYTES, PointerFacts
 from ...tensors.device_array import DeviceArray
 from ...tensors.device_copy import copy
 from ...tensors.device_import import imported, is_on_gpu
@@ -63,6 +63,8 @@ class DeviceSource(Source):
             return "it is not C-contiguous; make it so, for example by tensor.contiguous()"
         if self.facts.kind == "managed":
             return "it is managed memory, which CUDA cannot share; allocate it by cudaMalloc"
+        if self.facts.base % BLOCK_BYTES:
+            return "its allocation shares a block of CUDA's with others; allocate larger ones, of 2 MiB or more"
         if not self.facts.is_exportable:
             return (
                 "it lies in a memory pool of CUDA (cudaMallocAsync) or in virtual memory, which CUDA IPC cannot share; "
@@ -76,8 +78,8 @@ class DeviceSource(Source):
         """Whether to copy it may take very many copies."""
         return not isinstance(self.array, DeviceArray)
 
-    def write_to(self, target: npt.NDArray[Any]) -> None:
-        """Copy the tensor to the host. It is complete then, and this has waited for what its stream waits for."""
+    def write_to(self, target: DeviceArray | npt.NDArray[Any]) -> None:
+        """Copy the tensor. It is complete then, and this has waited for what its stream waits for."""
         self.put(target)
         assert self.device is not None
         self.array.runtime.synchronize_stream(self.work.stream_on(self.device), self.device)

@@ -231,7 +231,7 @@ class Opening:
         make = PreparedOnGpus if kind.is_kept else CallOnGpus
         gpus = make(self._gpus, region, layout, given, settings.library, settings.named)
         for name, source in inputs_on_gpus(given).items():
-            if not source.is_lent and source.byte_size >= self._gpus.lend_bytes and source.obstacle:
+            if not source.is_lent and source.byte_size >= max(self._gpus.lend_bytes, 1) and source.obstacle:
                 tell_gpu_copy(known, name, source.obstacle, settings.origin)
         return kind(self._codec, known.spec, layout, settings.options, region, region.slots[0], memory, gpus)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ...memory.cuda.memory import CudaAllocation
 from ...memory.cuda.ordering import Named
 from ...protocol.call_layout import AnyInput
 from ...tensors.device_array import DeviceArray
 from ...tensors.device_copy import copy
 from ...tensors.libraries import as_library
+from ...tensors.new_arrays import new_array
 from ..inputs.devices import DeviceSource
 from ..inputs.gpus import Gpus, GpuWork
 from ..inputs.sources import Source
@@ -68,7 +68,9 @@ class StagedExchange(Exchange):
         for name, device in self._devices.items():
             source = self._filled.get(name) or self._kept.get(name)
             if source is None:
-                empty = _in_library(_empty_like(self._gpus, arrays[name], device), self.library)
+                empty = _in_library(
+                    new_array(self._gpus.runtime, arrays[name].shape, arrays[name].dtype, device), self.library
+                )
                 source = DeviceSource(name, empty, work, self._gpus, device)
             self._filled[name] = source
             arrays[name] = source.value
@@ -143,7 +145,7 @@ def brought_to_gpus(
 
     def upload() -> None:
         for name, array in on_host.items():
-            target = _empty_like(gpus, array, devices[name])
+            target = new_array(gpus.runtime, array.shape, array.dtype, devices[name])
             with gpus.streams.one(devices[name]) as stream:
                 copy(gpus.runtime, target, array, stream)
                 gpus.runtime.synchronize_stream(stream, devices[name])
@@ -153,11 +155,6 @@ def brought_to_gpus(
     return Result(
         arrays, result.path, result.read_response, result.overflowed, result.bytes_avoided, result.in_response
     )
-
-
-def _empty_like(gpus: Gpus, array: Any, device: int) -> DeviceArray:
-    allocation = CudaAllocation(gpus.runtime, max(array.nbytes, 1), device)
-    return DeviceArray(gpus.runtime, allocation.address, array.shape, array.dtype, device, allocation.keeper)
 
 
 def _in_library(array: DeviceArray, library: str | None) -> Any:

@@ -16,10 +16,13 @@ class CudaError(MachineError):
     ----------
     name : str
         CUDA's name of the error, for example ``"CUDA_ERROR_INVALID_VALUE"``.
+    is_final : bool
+        Whether no call of this process will ever succeed on that GPU again.
     """
 
     def __init__(self, doing: str, name: str) -> None:
         self.name = name
+        self.is_final = name in _FINAL
         advice = _ADVICE.get(name, "see CUresult in CUDA's documentation of the driver API")
         super().__init__(f"{doing} failed with {name}: {advice}")
 
@@ -37,8 +40,8 @@ _ADVICE: Final = {
     "and user do not share IPC and process ids (containers: --ipc=host --pid=host)",
     "CUDA_ERROR_INVALID_CONTEXT": "the handle was exported by this very process; or by one of another PID namespace "
     "that has the same process id there (containers: --pid=host --ipc=host)",
-    "CUDA_ERROR_MAP_FAILED": "the memory cannot be mapped: it was freed, or is on a GPU that this process cannot "
-    "reach; with MIG, both processes must use the same instance",
+    "CUDA_ERROR_MAP_FAILED": "the memory cannot be mapped: its owner has freed it or is dead, or it is on a GPU that "
+    "this process cannot reach; with MIG, both processes must use the same instance",
     "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED": "the memory is on another GPU, to which this one has no peer access; give "
     "model and client the same GPU",
     "CUDA_ERROR_NOT_SUPPORTED": "this GPU or platform cannot do that: WSL2 and some virtual GPUs have no CUDA IPC; use "
@@ -66,4 +69,15 @@ _ADVICE: Final = {
     "CUDA_ERROR_ASSERT": f"an assertion in a kernel has failed; {_LOST}",
     "CUDA_ERROR_ECC_UNCORRECTABLE": f"the GPU's memory has an error; {_LOST}",
     "CUDA_ERROR_CONTEXT_IS_DESTROYED": "CUDA was reset in this process (cudaDeviceReset); nothing may do that here",
+}
+
+_FINAL: Final = frozenset({name for name, advice in _ADVICE.items() if _LOST in advice}) | {
+    "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+    "CUDA_ERROR_DEINITIALIZED",
+    "CUDA_ERROR_NOT_INITIALIZED",
+    "CUDA_ERROR_HARDWARE_STACK_ERROR",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+    "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+    "CUDA_ERROR_INVALID_PC",
+    "CUDA_ERROR_MISALIGNED_ADDRESS",
 }

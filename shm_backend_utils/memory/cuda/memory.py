@@ -6,10 +6,11 @@ the memory, or what the importer does is undefined (CUDA's documentation of ``cu
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from ...errors import ClosedError, RegionRefusedError
@@ -87,8 +88,10 @@ class _Block:
             runtime, address, event, device = self._runtime, self.address, self.event, self._device
 
             def free() -> None:
-                runtime.destroy_event(event, device)
-                runtime.free(address, device)
+                try:
+                    runtime.destroy_event(event, device)
+                finally:
+                    runtime.free(address, device)
 
             runtime.retired.add(device, free)
 
@@ -100,17 +103,8 @@ class _Opened:
         self.handle = handle
         self.device = device
         self.address = runtime.open(handle, device)
-        self.event_handle = b""
-        self.event = 0
         self.uses = 0
         self.byte_size = 0
-
-    def close(self, runtime: CudaRuntime) -> None:
-        """Let go of the event first: what it is of goes with the memory."""
-        event, self.event = self.event, 0
-        if event:
-            runtime.destroy_event(event, self.device)
-        runtime.close(self.address, self.device)
 
 
 class CudaMapping:
@@ -137,7 +131,7 @@ class CudaMapping:
         self.byte_size = opened.byte_size
         self.device = opened.device
         self.handle = opened.handle
-        self.event = opened.event
+        self.event = use.event
         self.identity = (_NO_FILE_SYSTEM, int.from_bytes(opened.handle, "big"))
         self._use: _Use | None = use
 
@@ -181,6 +175,7 @@ class _Use:
         self._mappings = mappings
         self._opened = opened
         self._lease = lease
+        self.event = 0
         self._process = os.getpid()
         self.is_idle = False
 
@@ -189,12 +184,17 @@ class _Use:
             if self._lease is not None:
                 self._lease.give_back()
             return
-        mappings, opened, lease = self._mappings, self._opened, self._lease
+        mappings, opened, event, lease = self._mappings, self._opened, self.event, self._lease
 
         def end() -> None:
-            mappings.end_use(opened)
+            try:
+                if event:
+                    mappings.runtime.destroy_event(event, opened.device)
+            finally:
+                mappings.end_use(opened)
+            # Last, and not if one of these has failed: from now on the owner may free the memory and the event.
             if lease is not None:
-                lease.give_back()  # last, and not if that has failed: from now on the owner may free the memory
+                lease.give_back()
 
         if self.is_idle:
             mappings.runtime.retired.add_idle(end)
@@ -208,7 +208,7 @@ class CudaMappings:
     def __init__(self, runtime: CudaRuntime) -> None:
         self.runtime = runtime
         self._lock = threading.Lock()
-        self._opened: dict[bytes, _Opened] = {}
+        self._opened: dict[tuple[bytes, int], _Opened] = {}
 
     def map(
         self,
@@ -245,64 +245,58 @@ class CudaMappings:
             _check_length(handle, field)
             if event:
                 _check_length(event, f"{field}.event")
-            with self._lock:
-                opened = self._used(handle, device)
-                mapping = CudaMapping(self.runtime, opened, _Use(self, opened, lease))
-        except CudaError as error:
-            _give_back(lease)
-            raise RegionRefusedError(field, str(error)) from None
+            with self._lock, _refused(field):
+                opened = self._used(handle, device, field)
+            use = _Use(self, opened, lease)
         except BaseException:
-            _give_back(lease)
+            if lease is not None:
+                lease.give_back()
             raise
-        mapping.check(byte_size, field)
         if event:
-            mapping.event = self._event_of(opened, event, field)
+            with _refused(f"{field}.event"):
+                use.event = self.runtime.open_event(event, device)
+        mapping = CudaMapping(self.runtime, opened, use)
+        mapping.check(byte_size, field)
         return mapping
 
     def end_use(self, opened: _Opened) -> None:
         """Count one use less, and unmap the allocation after the last; CudaError if that fails."""
         with self._lock:
             opened.uses -= 1
-            if opened.uses:
-                return
-            del self._opened[opened.handle]
-            opened.close(self.runtime)
+            if not opened.uses:
+                del self._opened[opened.handle, opened.device]
+                self.runtime.close(opened.address, opened.device)
 
-    def _used(self, handle: bytes, device: int) -> _Opened:
-        opened = self._opened.get(handle)
+    def _used(self, handle: bytes, device: int, field: str) -> _Opened:
+        opened = self._opened.get((handle, device))
         if opened is None:
             opened = _Opened(self.runtime, handle, device)
             try:
                 begin, byte_size = self.runtime.extent(opened.address, device)
+                with self.runtime.on(device):
+                    found = self.runtime.pointer(opened.address).device
+                if found != device:  # with peer access, CUDA opens that, too
+                    raise RegionRefusedError(field, f"it is on GPU {found}, and not on GPU {device}, as it says")
             except BaseException:
-                opened.close(self.runtime)
+                self.runtime.close(opened.address, device)
                 raise
             opened.byte_size = begin + byte_size - opened.address
-            self._opened[handle] = opened
+            self._opened[handle, device] = opened
         opened.uses += 1
         return opened
 
-    def _event_of(self, opened: _Opened, handle: bytes, field: str) -> int:
-        with self._lock:
-            if not opened.event:
-                try:
-                    opened.event = self.runtime.open_event(handle, opened.device)
-                except CudaError as error:
-                    raise RegionRefusedError(f"{field}.event", str(error)) from None
-                opened.event_handle = handle
-            if opened.event_handle != handle:
-                raise RegionRefusedError(f"{field}.event", "it is not the one that this memory came with before")
-            return opened.event
+
+@contextlib.contextmanager
+def _refused(field: str) -> Iterator[None]:
+    try:
+        yield
+    except CudaError as error:
+        raise RegionRefusedError(field, str(error)) from None
 
 
 def _check_length(handle: bytes, field: str) -> None:
     if len(handle) != HANDLE_LENGTH:
         raise RegionRefusedError(field, f"its handle has {len(handle)} bytes; expected {HANDLE_LENGTH}")
-
-
-def _give_back(lease: SharedLease | None) -> None:
-    if lease is not None:
-        lease.give_back()
 
 
 def device_of(runtime: CudaRuntime, uuid: str, field: str) -> int:
@@ -356,6 +350,12 @@ class CudaAccess:
     def runtime(self) -> CudaRuntime:
         """The runtime; raises as :attr:`mappings`."""
         return self.mappings.runtime
+
+    @property
+    def has_retired(self) -> bool:
+        """Whether something is due to be freed or unmapped."""
+        mappings = self._mappings
+        return mappings is not None and mappings.runtime.retired.is_waiting
 
     def collect(self) -> bool:
         """Free and unmap what is due, if CUDA was used at all. Return whether something is left."""

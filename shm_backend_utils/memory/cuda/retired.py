@@ -60,22 +60,31 @@ class Retired:
     def collect(self) -> bool:
         """Do what can be done now, and wait for nothing. Return whether something is left.
 
-        What fails by a CudaError is left as it is, for ever: nobody knows what the memory is used for. A driver before
-        CUDA 12.5 cannot be asked without waiting, so that there this waits for the devices.
+        Memory that CUDA neither frees nor unmaps is left as it is, for ever: nobody knows what it is used for. So is
+        all of a device that is lost. What cannot be asked now is asked the next time. A driver before CUDA 12.5 cannot
+        be asked without waiting, so that there this waits for the devices.
+
+        Not to be called by finalizers: CUDA itself may wait for a device that it frees memory of.
         """
         if not self._lock.acquire(blocking=False):
             return True  # another thread is at it
         try:
-            self._do_all(self._idle)
             self._mark()
             for _ in range(len(self._waiting)):
-                waiting = self._waiting.popleft()
-                if self._is_reached(waiting):
-                    self._do_all(deque(waiting.work))
+                if self._is_reached(self._waiting[0]):
+                    self._idle.extend(self._waiting.popleft().work)
                 else:
-                    self._waiting.append(waiting)
+                    self._waiting.rotate(-1)
+            while self._idle:
+                with contextlib.suppress(CudaError):
+                    self._idle.popleft()()
         finally:
             self._lock.release()
+        return self.is_waiting
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is left to be done."""
         return bool(self._idle or self._busy or self._waiting)
 
     def forsake(self) -> None:
@@ -91,31 +100,33 @@ class Retired:
         for _ in range(len(self._busy)):
             device, work = self._busy.popleft()
             by_device.setdefault(device, []).append(work)
-        runtime = self._runtime
         for device, works in by_device.items():
             try:
-                event = runtime.create_event(device)
-                try:
-                    runtime.record_device(event, device)
-                except BaseException:
-                    runtime.destroy_event(event, device)
-                    raise
-            except CudaError:  # for example, a stream is being captured into a graph: next time it may not be
-                self._busy.extend([(device, each) for each in works])
-            else:
-                self._waiting.append(_Waiting(device, event, works))
+                self._waiting.append(_Waiting(device, self._recorded(device), works))
+            except CudaError as error:
+                if not error.is_final:  # for example, a stream is being captured into a graph
+                    self._busy.extend([(device, each) for each in works])
+
+    def _recorded(self, device: int) -> int:
+        runtime = self._runtime
+        event = runtime.create_event(device)
+        try:
+            runtime.record_device(event, device)
+        except BaseException:
+            runtime.destroy_event(event, device)
+            raise
+        return event
 
     def _is_reached(self, waiting: _Waiting) -> bool:
         runtime = self._runtime
         try:
-            if not runtime.is_event_done(waiting.event):
-                return False
+            with runtime.on(waiting.device):
+                if not runtime.is_event_done(waiting.event):
+                    return False
+        except CudaError as error:
+            if error.is_final:
+                waiting.work.clear()
+            return error.is_final
+        with contextlib.suppress(CudaError):
             runtime.destroy_event(waiting.event, waiting.device)
-        except CudaError:
-            waiting.work.clear()  # the device is lost
         return True
-
-    def _do_all(self, work: deque[Work]) -> None:
-        while work:
-            with contextlib.suppress(CudaError):
-                work.popleft()()

@@ -32,7 +32,8 @@ _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _WITHOUT_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING
 _BLOCKING_SYNC: Final = 1  # CU_EVENT_BLOCKING_SYNC: who waits for it sleeps
 _INTERPROCESS: Final = 4  # CU_EVENT_INTERPROCESS
-_DEFAULT_STREAMS: Final = frozenset({0, 1, 2})  # of the current context: both legacy ones, and the thread's own
+_LEGACY_STREAMS: Final = frozenset({0, 1})
+_DEFAULT_STREAMS: Final = _LEGACY_STREAMS | {2}  # of the current context: the legacy one, and the thread's own
 _OF_THE_HOST: Final = 1  # CU_MEMORYTYPE_HOST
 _UNIFIED: Final = 4  # CU_MEMORYTYPE_UNIFIED
 _NOT_CAPTURING: Final = 0  # CU_STREAM_CAPTURE_STATUS_NONE
@@ -52,8 +53,9 @@ class PointerFacts(NamedTuple):
     base, byte_size : int
         The allocation that it lies in; of memory of the host, both are 0.
     is_exportable : bool
-        Whether another process can open the allocation by an IPC handle: it was made by cuMemAlloc or cudaMalloc,
-        and not by a pool of the driver (cudaMallocAsync), by virtual memory management or as managed memory.
+        Whether another process can open the allocation by an IPC handle, and finds ``base`` where that begins: it was
+        made by cuMemAlloc or cudaMalloc, and not by a pool of the driver (cudaMallocAsync), by virtual memory
+        management or as managed memory; and it begins a block, and not inside of one that others are in, too.
     """
 
     kind: Literal["device", "managed", "pinned", "host"]
@@ -123,7 +125,8 @@ class CudaRuntime:
         """Make a device the calling thread's for the block, and then the former one again (``cuCtxPushCurrent``)."""
         self._ask(f"making GPU {device} current", "cuCtxPushCurrent", self._context(device))
         try:
-            yield
+            with self._beside_captures():
+                yield
         finally:
             self._ask("going back to the former GPU", "cuCtxPopCurrent")
 
@@ -169,6 +172,10 @@ class CudaRuntime:
 
     def pointer(self, address: int) -> PointerFacts:
         """Return what CUDA knows of an address (``cuPointerGetAttribute``)."""
+        with self._on_any():
+            return self._pointer(address)
+
+    def _pointer(self, address: int) -> PointerFacts:
         try:
             kind = int(self._attribute("MEMORY_TYPE", address))
         except CudaError as error:
@@ -182,17 +189,17 @@ class CudaRuntime:
         base, byte_size = int(self._attribute("RANGE_START_ADDR", address)), int(self._attribute("RANGE_SIZE", address))
         if is_managed or kind == _UNIFIED:
             return PointerFacts("managed", device, base, byte_size)
-        is_exportable = bool(self._attribute("IS_LEGACY_CUDA_IPC_CAPABLE", address))
+        is_exportable = base % BLOCK_BYTES == 0 and bool(self._attribute("IS_LEGACY_CUDA_IPC_CAPABLE", address))
         return PointerFacts("device", device, base, byte_size, is_exportable)
 
     def pin(self, address: int, byte_size: int) -> None:
         """Register host memory with CUDA (``cuMemHostRegister``): copies then need no staging buffer."""
-        with self.on(0):
+        with self._on_any():
             self._ask(f"pinning {byte_size} bytes of host memory", "cuMemHostRegister", address, byte_size, _PORTABLE)
 
     def unpin(self, address: int) -> None:
         """Undo :meth:`pin` (``cuMemHostUnregister``)."""
-        with self.on(0):
+        with self._on_any():
             self._ask("unpinning host memory", "cuMemHostUnregister", address)
 
     def copy(self, target: int, source: int, byte_size: int, stream: int) -> None:
@@ -238,7 +245,12 @@ class CudaRuntime:
             self._ask(doing, "cuCtxPopCurrent")
 
     def is_capturing(self, stream: int) -> bool:
-        """Return whether a stream of the current device is being captured into a graph (``cuStreamIsCapturing``)."""
+        """Return whether a stream of the current device is being captured into a graph (``cuStreamIsCapturing``).
+
+        The legacy default stream never is, and CUDA refuses the question while another one is.
+        """
+        if stream in _LEGACY_STREAMS:
+            return False
         return int(self._ask("looking at a stream", "cuStreamIsCapturing", stream)) != _NOT_CAPTURING
 
     def synchronize_stream(self, stream: int, device: int) -> None:
@@ -311,6 +323,28 @@ class CudaRuntime:
             return False
         return True
 
+    @contextlib.contextmanager
+    def _beside_captures(self) -> Iterator[None]:
+        """Let what we do here neither fail nor spoil it, when another thread captures a stream of its own into a graph.
+
+        By default CUDA forbids every thread what would be missing in such a graph, allocations for example
+        (``cuThreadExchangeStreamCaptureMode``).
+        """
+        exchange = self._driver.cuThreadExchangeStreamCaptureMode
+        error, former = exchange(self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        try:
+            yield
+        finally:
+            if not error:
+                exchange(former)
+
+    @contextlib.contextmanager
+    def _on_any(self) -> Iterator[None]:
+        """As :meth:`on`, for what is the same for all devices: one that is not used here gets no context for that."""
+        current = self._ask("asking which GPU is current", "cuCtxGetCurrent")
+        with self._beside_captures() if int(current) else self.on(next(iter(self._contexts.copy()), 0)):
+            yield
+
     def _create_event(self, device: int, flags: int) -> int:
         with self.on(device):
             return int(self._ask("making an event", "cuEventCreate", flags))
@@ -339,7 +373,10 @@ class CudaRuntime:
 
     def _ask(self, doing: str, name: str, *arguments: Any) -> Any:
         """Call a function of the driver, and return what it returns beside its error."""
-        error, *found = getattr(self._driver, name)(*arguments)
+        try:
+            error, *found = getattr(self._driver, name)(*arguments)
+        except (KeyError, ValueError) as unknown:  # a driver's that is newer than the bindings
+            raise CudaError(doing, f"CUresult {unknown}") from None
         if error:
             raise CudaError(doing, error.name)
         return found[0] if len(found) == 1 else found

@@ -55,6 +55,18 @@ class FakeDriver:
 
     A virtual process is a number from 0 to 15: objects of one are to another what those of another process are.
 
+    The environment is read when the library is loaded, also by processes that find it through ``LD_LIBRARY_PATH``
+    (:func:`.build.library`):
+
+    - ``SHM_FAKE_CUDA_DEVICES``: how many GPUs there are (2; at most 8);
+    - ``SHM_FAKE_CUDA_UUIDS``: theirs, 32 hexadecimal digits each, with commas between them;
+    - ``SHM_FAKE_CUDA_MEMORY_BYTES``: how much memory each has, for this process (4 GiB);
+    - ``SHM_FAKE_CUDA_DELAY_US``: how late each piece of work on a stream begins (200);
+    - ``SHM_FAKE_CUDA_DRIVER_VERSION``: ``13000``; functions that came later are not found;
+    - ``SHM_FAKE_CUDA_PID_NAMESPACE``, ``SHM_FAKE_CUDA_PID``: as this process' handles tell them;
+    - ``SHM_FAKE_CUDA_FAIL``: ``function:error:times``, with commas between them, as :meth:`fail_next`;
+    - ``SHM_FAKE_CUDA_VIOLATIONS``: the file to which violations are appended, too.
+
     Parameters
     ----------
     native : ctypes.CDLL
@@ -135,6 +147,13 @@ class FakeDriver:
         while self._native.fake_cuda_violation(len(found), text, ctypes.c_size_t(len(text))):
             found.append(text.value.decode())
         return found
+
+    def end(self, process: int) -> None:
+        """End a virtual process, as one that is killed: what it has is gone, and what it was doing is never done.
+
+        Its number is not to be used again; nor are its runtimes.
+        """
+        self._native.fake_cuda_end(process)
 
     def forget(self) -> None:
         """Forget failures that were asked for, counts of calls, and violations."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession
 from tests.unit.calls_on_gpus.device_calls import DEVICE, Client, session_on
 from tests.unit.fake_gpu import DRIVER, MODEL, held_back, kernel, left_of, wait_until
+from tests.unit.manager_cuda.device_claims import close_lease_on
 
 OPEN, CLOSE = "cuIpcOpenMemHandle", "cuIpcCloseMemHandle"
 
@@ -139,10 +138,7 @@ def test_an_unmap_that_fails_keeps_the_lease_for_ever(cuda: CudaRuntime, client:
         with contextlib.suppress(CudaError):
             cuda.close(address, allocation.device)
     session.close()
-    own = client.region.segment.fileno()
-    for link in Path("/proc/self/fd").iterdir():
-        if int(link.name) != own and link.is_symlink() and client.region.segment.key in os.readlink(link):
-            os.close(int(link.name))
+    close_lease_on(client.region)
 
 
 def test_a_request_that_fails_lets_go_of_it_when_its_error_is_gone(client: Client, session: ShmSession) -> None:

@@ -8,11 +8,15 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.client import PoolOptions, ShmClient
+from shm_backend_utils.client import PoolOptions, Result, ShmClient
 from shm_backend_utils.memory.cuda.memory import CudaAccess
-from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+from shm_backend_utils.memory.cuda.runtime import BLOCK_BYTES
+from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, Tensor
 from tests.unit.client_on_gpus.gpu_server import GpuServer
 from tests.unit.fake_server import config
 from tests.unit.fake_wires import client_of
@@ -38,7 +42,8 @@ def cuda(driver: FakeDriver) -> CudaAccess:
 
 @pytest.fixture
 def server(driver: FakeDriver) -> Iterator[GpuServer]:
-    with GpuServer(driver, config("m"), config("two", count=2)) as server:
+    server = GpuServer(driver, config("m"), config("two", count=2))
+    with server:
         yield server
 
 
@@ -69,4 +74,19 @@ def wait_until(holds: object, patience_s: float = PATIENCE_S) -> None:
         time.sleep(0.005)
 
 
-__all__ = ["gpu_client", "wait_until"]
+def tensor_of(driver: FakeDriver, values: npt.NDArray[Any], begin: int = 0, kind: Any = "device") -> Tensor:
+    """Return a tensor that begins at an element of an allocation of whole blocks, as those of a library's pool do."""
+    allocation = driver.tensor(np.zeros(BLOCK_BYTES // values.itemsize, values.dtype), kind=kind)
+    tensor = allocation[begin : begin + len(values)]
+    tensor.peek()[...] = values
+    return tensor
+
+
+def on_host(result: Result, name: str = "OUT0") -> npt.NDArray[Any]:
+    """Return a copy of an output that is on a GPU."""
+    array: Any = result[name]
+    assert isinstance(array, DeviceArray)
+    return array.to_host()
+
+
+__all__ = ["gpu_client", "on_host", "tensor_of", "wait_until"]

@@ -68,8 +68,8 @@ class GpuServer(FakeServer):
         How long its kernels take.
     keeps_loans : bool
         Whether it keeps an array over memory that is lent for one request.
-    dies : callable or None
-        Called in the middle of a request; the model is dead then, and the server says so.
+    dies : bool
+        Whether the model dies in the middle of a request, and the server says so.
     events : sequence of int or None
         What its results name, in place of the truth.
     """
@@ -78,11 +78,12 @@ class GpuServer(FakeServer):
         super().__init__(*configs)
         self.driver = driver
         self.runtime = driver.runtime(PROCESS)
-        self.stream = self.runtime.create_stream(0)
+        self.own_stream = self.runtime.create_stream(0)
         self.seen = _Seen()
         self.answers_early = False
         self.work_s = 0.0
         self.keeps_loans = False
+        self.lives = 1
         self.dies = False
         self.events: tuple[int, ...] | None = None
         self.kept: list[Claimed] = []
@@ -113,9 +114,10 @@ class GpuServer(FakeServer):
             self._unmap(self.kept.pop())
 
     def die(self) -> None:
-        """Let the model's process end: its locks go, and what is on its streams is never done."""
+        """Let the model's process end: its mappings and locks go, and its kernels write nothing any more."""
+        self.lives += 1
         for each in (*self.kept, *self._fenced.values()):
-            each.lease.give_back()
+            self._unmap(each)
         self.kept, self._fenced = [], {}
 
     def close(self) -> None:
@@ -124,7 +126,7 @@ class GpuServer(FakeServer):
         for each in self._fenced.values():
             self._unmap(each)
         self._fenced = {}
-        self.runtime.destroy_stream(self.stream, 0)
+        self.runtime.destroy_stream(self.own_stream, 0)
         super().close()
 
     def sweep(self) -> None:
@@ -189,8 +191,6 @@ class GpuServer(FakeServer):
             for each in loans:
                 if self.keeps_loans:
                     self.kept.append(each)
-                elif self.dies:
-                    each.lease.give_back()
                 else:
                     self._unmap(each)
 
@@ -224,7 +224,11 @@ class GpuServer(FakeServer):
             assert room.byte_size >= span.byte_size
             source, target = at(span.region, span.offset, span.byte_size), at(room.region, room.offset, span.byte_size)
 
-            def kernel(name: str = name, source: Any = source, target: Any = target, dtype: Any = dtype) -> None:
+            def kernel(
+                name: str = name, source: Any = source, target: Any = target, dtype: Any = dtype, life: int = self.lives
+            ) -> None:
+                if life != self.lives:
+                    return
                 values = source().view(dtype.numpy).copy()
                 self.seen.inputs[name] = values
                 target()[...] = (values + values).astype(dtype.numpy).view(np.uint8)
@@ -237,14 +241,14 @@ class GpuServer(FakeServer):
 
     def _launch(self, kernel: Callable[[], object]) -> None:
         with self.runtime.on(0):
-            self.driver.launch(self.stream, kernel, PROCESS)
+            self.driver.launch(self.own_stream, kernel, PROCESS)
 
     def _finish(self, claimed: list[Claimed]) -> tuple[int, ...]:
         if not self.answers_early:
-            self.runtime.synchronize_stream(self.stream, 0)
+            self.runtime.synchronize_stream(self.own_stream, 0)
             return ()
         with self.runtime.on(0):
             for each in claimed:
                 if each.event:
-                    self.runtime.record(each.event, self.stream)
+                    self.runtime.record(each.event, self.own_stream)
         return tuple([number for number, each in enumerate(claimed, 1) if each.event])

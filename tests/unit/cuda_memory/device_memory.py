@@ -5,31 +5,26 @@ from __future__ import annotations
 import gc
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.errors import RegionRefusedError
 from shm_backend_utils.memory.cuda.memory import CudaAllocation, CudaMapping, CudaMappings
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, LiveCounts
-from tests.unit.fake_gpu import BYTES, SIZE
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+from tests.unit.gpus import BLOCK_BYTES
 
 DEVICE = 1
 FIELD = "regions[1]"
-FLOATS = np.dtype(np.float32)
-NOTHING = LiveCounts()
+SIZE = BLOCK_BYTES
 
 
-def mapping_of(allocation: CudaAllocation, mappings: CudaMappings) -> CudaMapping:
-    return mappings.map(allocation.handle, allocation.byte_size, DEVICE, FIELD)
+def mapping_of(allocation: CudaAllocation, mappings: CudaMappings, device: int = DEVICE) -> CudaMapping:
+    return mappings.map(allocation.handle, allocation.byte_size, device, FIELD)
 
 
-def whole(memory: CudaAllocation | CudaMapping) -> FakeDeviceArray:
-    array = memory.array_at(0, BYTES, (memory.byte_size,), memory.byte_size, None)
-    assert isinstance(array, FakeDeviceArray)
-    return array
-
-
-def times(cuda: FakeCuda, operation: str) -> int:
-    return sum(name == operation for name, _ in cuda.log)
+def whole(driver: FakeDriver, memory: CudaAllocation | CudaMapping) -> npt.NDArray[np.uint8]:
+    """Return the bytes on the GPU, which nobody else on the host can reach."""
+    return driver.memory(memory.address, (memory.byte_size,), np.dtype(np.uint8))
 
 
 def reason_against(mappings: CudaMappings, handle: bytes, byte_size: int = SIZE, device: int = DEVICE) -> str:

@@ -1,4 +1,4 @@
-"""Device memory that is allocated, has arrays, and is freed after the last of them."""
+"""Device memory that is allocated, is kept, and is freed after the last one that keeps it."""
 
 from __future__ import annotations
 
@@ -7,90 +7,135 @@ import gc
 import pytest
 
 from shm_backend_utils.errors import ClosedError
-from shm_backend_utils.memory.cuda.memory import CudaAllocation
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray
-from tests.unit.cuda_memory.device_memory import DEVICE, FLOATS, NOTHING, times, whole
-from tests.unit.fake_gpu import BYTES, SIZE, fails_by, in_another_thread
+from shm_backend_utils.memory.cuda.errors import CudaError
+from shm_backend_utils.memory.cuda.memory import CudaAllocation, CudaMappings
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
+from tests.unit.cuda_memory.device_memory import DEVICE, SIZE, mapping_of
+from tests.unit.gpus import BLOCK_BYTES, NOTHING, collect_all, fails_by, in_another_thread
 
 
-def test_an_allocation_knows_how_others_find_it(cuda: FakeCuda, allocation: CudaAllocation) -> None:
+def test_an_allocation_knows_how_others_find_it(gpu: CudaRuntime, allocation: CudaAllocation) -> None:
     assert (allocation.byte_size, allocation.device) == (SIZE, DEVICE)
-    assert allocation.handle == cuda.export(allocation.address)
-    assert allocation.device_uuid == cuda.device_uuid(DEVICE)
+    assert allocation.device_uuid == gpu.device_uuid(DEVICE)
+    with gpu.on(DEVICE):
+        assert allocation.handle == gpu.export(allocation.address)
+        assert allocation.event_handle == gpu.export_event(allocation.event)
 
 
-def test_arrays_lie_where_they_are_asked_for(allocation: CudaAllocation) -> None:
-    array = allocation.array_at(100, FLOATS, (2, 3), 24, None)
-    assert isinstance(array, FakeDeviceArray)
-    assert (array.address - allocation.address, array.shape, array.dtype, array.device) == (100, (2, 3), FLOATS, DEVICE)
-    assert array.is_contiguous
+@pytest.mark.parametrize("byte_size", [1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1])
+def test_an_allocation_takes_whole_blocks(gpu: CudaRuntime, mappings: CudaMappings, byte_size: int) -> None:
+    allocation = CudaAllocation(gpu, byte_size, DEVICE)
+    assert allocation.byte_size == (2 if byte_size > BLOCK_BYTES else 1) * BLOCK_BYTES
+    mapping_of(allocation, mappings).close()
+    collect_all(mappings.runtime)
 
 
-def test_an_array_that_needs_more_than_its_bytes_is_not_made(allocation: CudaAllocation) -> None:
-    assert allocation.array_at(0, FLOATS, (2, 3), 23, None) is None
-    assert allocation.array_at(0, FLOATS, (2**40, 2**40), SIZE, None) is None
+def test_what_others_allocate_is_not_in_what_opens_our_memory(
+    driver: FakeDriver, gpu: CudaRuntime, mappings: CudaMappings
+) -> None:
+    """Small allocations share a block, all of which an IPC handle opens."""
+    neighbours = [driver.tensor([1], device=DEVICE)]
+    allocation = CudaAllocation(gpu, 1000, DEVICE)
+    neighbours.append(driver.tensor([2], device=DEVICE))
+    opened = mapping_of(allocation, mappings)
+    assert mappings.runtime.extent(opened.address, DEVICE) == (opened.address, allocation.byte_size)
+    assert neighbours[0].address // BLOCK_BYTES == neighbours[1].address // BLOCK_BYTES
+    assert neighbours[0].address // BLOCK_BYTES != allocation.address // BLOCK_BYTES
+    opened.close()
+    collect_all(mappings.runtime)
 
 
 @pytest.mark.parametrize(
-    ("method", "name"),
+    ("function", "name"),
     [
-        ("allocate", "cudaErrorMemoryAllocation"),
-        ("export", "cudaErrorNotSupported"),
-        ("device_uuid", "cudaErrorInvalidDevice"),
+        ("cuEventCreate", "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED"),
+        ("cuIpcGetEventHandle", "CUDA_ERROR_NOT_SUPPORTED"),
+        ("cuCtxPushCurrent", "CUDA_ERROR_INVALID_CONTEXT"),
     ],
 )
-def test_an_allocation_that_fails_leaves_nothing(cuda: FakeCuda, method: str, name: str) -> None:
-    cuda.fail_next(method, name)
+def test_an_allocation_that_fails_leaves_nothing(
+    driver: FakeDriver, gpu: CudaRuntime, function: str, name: str
+) -> None:
+    driver.fail_next(function, name)
     with fails_by(name):
-        CudaAllocation(cuda, SIZE, DEVICE)
-    gc.collect()  # the error has had the frames, and what they hold
-    assert cuda.live == NOTHING
+        CudaAllocation(gpu, SIZE, DEVICE)
+    gc.collect()
+    collect_all(gpu)  # the error has had the frames, and what they hold
+    assert driver.live() == NOTHING
 
 
-def test_an_allocation_is_freed_once(cuda: FakeCuda) -> None:
-    allocation = CudaAllocation(cuda, SIZE, DEVICE)
+def test_an_allocation_is_freed_once(driver: FakeDriver, gpu: CudaRuntime) -> None:
+    allocation = CudaAllocation(gpu, SIZE, DEVICE)
+    freed = driver.count("cuMemFree")
     allocation.free()
     allocation.free()
-    assert (cuda.live, times(cuda, "free")) == (NOTHING, 1)
+    collect_all(gpu)
+    assert (driver.live(), driver.count("cuMemFree") - freed) == (NOTHING, 1)
 
 
-def test_memory_is_freed_after_the_last_array(cuda: FakeCuda) -> None:
-    allocation = CudaAllocation(cuda, SIZE, DEVICE)
-    view = whole(allocation)[10:20]
+def test_memory_is_freed_after_the_last_one_that_keeps_it(driver: FakeDriver, gpu: CudaRuntime) -> None:
+    allocation = CudaAllocation(gpu, SIZE, DEVICE)
+    keeper = allocation.keeper
     allocation.free()
-    assert view.get().size == 10
-    assert cuda.live.allocations == 1
-    del view
-    assert cuda.live == NOTHING
+    collect_all(gpu)
+    assert driver.live().allocations == 1
+    del keeper
+    collect_all(gpu)
+    assert driver.live() == NOTHING
 
 
-def test_memory_is_freed_when_its_allocation_is_forgotten(cuda: FakeCuda) -> None:
-    CudaAllocation(cuda, SIZE, DEVICE)
-    assert (cuda.live, times(cuda, "free")) == (NOTHING, 1)
+def test_memory_is_freed_when_its_allocation_is_forgotten(driver: FakeDriver, gpu: CudaRuntime) -> None:
+    CudaAllocation(gpu, SIZE, DEVICE)
+    collect_all(gpu)
+    assert driver.live() == NOTHING
 
 
-def test_memory_is_freed_by_whichever_thread_drops_it_last_and_on_its_own_device(cuda: FakeCuda) -> None:
-    held = [CudaAllocation(cuda, SIZE, DEVICE)]
-    del cuda.log[:]
+def test_memory_is_freed_whichever_thread_drops_it_last(driver: FakeDriver, gpu: CudaRuntime) -> None:
+    held = [CudaAllocation(gpu, SIZE, DEVICE)]
     in_another_thread(held.clear)
-    assert [name for name, _ in cuda.log] == ["set_device", "free", "set_device"]
-    assert [detail for name, detail in cuda.log if name == "set_device"] == [DEVICE, 0]
+    in_another_thread(lambda: collect_all(gpu))
+    assert driver.live() == NOTHING
 
 
-def test_memory_that_cannot_be_freed_disturbs_nobody(cuda: FakeCuda) -> None:
-    allocation = CudaAllocation(cuda, SIZE, DEVICE)
-    cuda.fail_next("free", "cudaErrorIllegalAddress")
+def test_memory_that_cannot_be_freed_disturbs_nobody(driver: FakeDriver, gpu: CudaRuntime) -> None:
+    allocation = CudaAllocation(gpu, SIZE, DEVICE)
+    address = allocation.address
     allocation.free()
-    cuda.free(allocation.address)  # it is still there to be freed
+    driver.fail_next("cuMemFree", "CUDA_ERROR_UNKNOWN")
+    collect_all(gpu)
+    assert driver.live().allocations == 1
+    gpu.free(address, DEVICE)
 
 
-def test_freed_memory_makes_no_arrays(cuda: FakeCuda) -> None:
-    allocation = CudaAllocation(cuda, SIZE, DEVICE)
+def test_memory_is_freed_even_if_its_event_cannot_be_destroyed(
+    gpu: CudaRuntime, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocation = CudaAllocation(gpu, SIZE, DEVICE)
+    kept, destroy = allocation.event, gpu.destroy_event
+
+    def refuse(event: int, device: int) -> None:
+        if event == kept:
+            raise CudaError("destroying an event", "CUDA_ERROR_UNKNOWN")
+        destroy(event, device)
+
+    monkeypatch.setattr(gpu, "destroy_event", refuse)
+    allocation.free()
+    collect_all(gpu)
+    assert driver.live() == LiveCounts(events=1)
+    destroy(kept, DEVICE)
+
+
+def test_freed_memory_is_nothing_to_keep(gpu: CudaRuntime) -> None:
+    allocation = CudaAllocation(gpu, SIZE, DEVICE)
     allocation.free()
     with pytest.raises(ClosedError, match="this device memory is closed"):
-        allocation.array_at(0, BYTES, (1,), 1)
+        allocation.keeper  # noqa: B018
 
 
-def test_memory_on_a_gpu_that_there_is_not_is_not_allocated(cuda: FakeCuda) -> None:
-    with fails_by("cudaErrorInvalidDevice"):
-        CudaAllocation(cuda, SIZE, 2)
+def test_memory_on_a_gpu_that_there_is_not_is_not_allocated(gpu: CudaRuntime) -> None:
+    with fails_by("CUDA_ERROR_INVALID_DEVICE"):
+        CudaAllocation(gpu, SIZE, 2)
+    gc.collect()

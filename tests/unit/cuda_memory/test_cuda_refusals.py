@@ -7,16 +7,17 @@ import gc
 import pytest
 
 from shm_backend_utils.memory.cuda.memory import CudaAllocation, CudaMappings
-from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
-from tests.unit.cuda_memory.device_memory import DEVICE, FIELD, NOTHING, mapping_of, reason_against, whole
-from tests.unit.fake_gpu import SIZE
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+from tests.unit.cuda_memory.device_memory import DEVICE, FIELD, SIZE, mapping_of, reason_against
+from tests.unit.gpus import NOTHING, collect_all
 
 
 @pytest.mark.parametrize("length", [0, HANDLE_LENGTH - 1, HANDLE_LENGTH + 1])
-def test_a_handle_of_another_length_is_refused(mappings: CudaMappings, peer: FakeCuda, length: int) -> None:
+def test_a_handle_of_another_length_is_refused(driver: FakeDriver, mappings: CudaMappings, length: int) -> None:
+    opened = driver.count("cuIpcOpenMemHandle", 1)
     assert reason_against(mappings, b"\1" * length) == f"its handle has {length} bytes; expected {HANDLE_LENGTH}"
-    assert peer.log == []
+    assert driver.count("cuIpcOpenMemHandle", 1) == opened
 
 
 def test_less_than_was_allocated_may_be_claimed(allocation: CudaAllocation, mappings: CudaMappings) -> None:
@@ -25,84 +26,115 @@ def test_less_than_was_allocated_may_be_claimed(allocation: CudaAllocation, mapp
 
 
 def test_more_than_was_allocated_is_refused_and_nothing_stays_open(
-    allocation: CudaAllocation, mappings: CudaMappings, peer: FakeCuda
+    driver: FakeDriver, allocation: CudaAllocation, mappings: CudaMappings, peer: CudaRuntime
 ) -> None:
     reason = reason_against(mappings, allocation.handle, SIZE + 1)
     assert reason == f"it claims {SIZE + 1} bytes of an allocation of {SIZE}"
-    assert peer.live == NOTHING
+    collect_all(peer)
+    assert driver.live(1) == NOTHING
 
 
-def test_what_lies_before_the_memory_in_its_allocation_does_not_count(allocation: CudaAllocation) -> None:
-    class InnerCuda(FakeCuda):
-        """Opens memory that begins inside of a larger block."""
+def test_what_lies_before_the_memory_in_its_allocation_does_not_count(
+    allocation: CudaAllocation, mappings: CudaMappings, peer: CudaRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extent = peer.extent
 
-        def extent(self, address: int) -> tuple[int, int]:
-            begin, byte_size = super().extent(address)
-            return begin - 512, byte_size + 512
+    def of_a_larger_block(address: int, device: int) -> tuple[int, int]:
+        begin, byte_size = extent(address, device)
+        return begin - 512, byte_size + 512
 
-    inner = InnerCuda()
-    mappings = CudaMappings(inner)
+    monkeypatch.setattr(peer, "extent", of_a_larger_block)
     mapping_of(allocation, mappings).close()
     assert reason_against(mappings, allocation.handle, SIZE + 1).endswith(f"an allocation of {SIZE}")
-    assert inner.live == NOTHING
 
 
-def test_freed_memory_is_refused(cuda: FakeCuda, mappings: CudaMappings) -> None:
-    allocation = CudaAllocation(cuda, SIZE, DEVICE)
+# Each cause has a text of its own, which says what to do.
+
+
+def test_freed_memory_is_refused(gpu: CudaRuntime, mappings: CudaMappings) -> None:
+    allocation = CudaAllocation(gpu, SIZE, DEVICE)
     allocation.free()
+    collect_all(gpu)
     reason = reason_against(mappings, allocation.handle)
-    assert "cudaErrorInvalidResourceHandle" in reason
+    assert "CUDA_ERROR_INVALID_HANDLE" in reason
     assert "its owner has freed the memory" in reason
     assert "--ipc=host --pid=host" in reason
 
 
-def test_memory_of_the_same_process_is_refused(allocation: CudaAllocation, cuda: FakeCuda) -> None:
-    reason = reason_against(CudaMappings(cuda), allocation.handle)
-    assert "cudaErrorDeviceUninitialized" in reason
-    assert "exported by this very process, which has the memory already" in reason
+def test_memory_of_the_same_process_is_refused(allocation: CudaAllocation, gpu: CudaRuntime) -> None:
+    reason = reason_against(CudaMappings(gpu), allocation.handle)
+    assert "CUDA_ERROR_INVALID_CONTEXT" in reason
+    assert "the handle was exported by this very process" in reason
 
 
-def test_memory_on_another_device_is_refused(allocation: CudaAllocation, mappings: CudaMappings) -> None:
+def test_memory_of_a_process_that_only_seems_to_be_this_one_is_refused(
+    driver: FakeDriver, gpu: CudaRuntime, mappings: CudaMappings
+) -> None:
+    """In another PID namespace a process may have the same id: CUDA takes it for itself."""
+    driver.namespace(0, "a container", 7)
+    driver.namespace(1, "another container", 7)
+    try:
+        allocation = CudaAllocation(gpu, SIZE, DEVICE)
+        reason = reason_against(mappings, allocation.handle)
+    finally:
+        driver.namespace(0, "", 0)
+        driver.namespace(1, "", 0)
+    assert "CUDA_ERROR_INVALID_CONTEXT" in reason
+    assert "or by one of another PID namespace that has the same process id there" in reason
+    assert "--pid=host --ipc=host" in reason
+
+
+def test_memory_on_another_device_is_refused_or_mapped_there(
+    allocation: CudaAllocation, mappings: CudaMappings, driver: FakeDriver
+) -> None:
+    driver.fail_next("cuIpcOpenMemHandle", "CUDA_ERROR_MAP_FAILED", process=1)
     reason = reason_against(mappings, allocation.handle, device=0)
-    assert "cudaErrorMapBufferObjectFailed" in reason
-    assert "on a GPU that this process cannot reach" in reason
+    assert "on a GPU that this process cannot reach; with MIG, both processes must use the same instance" in reason
 
 
 def test_memory_on_a_device_that_there_is_not_is_refused(allocation: CudaAllocation, mappings: CudaMappings) -> None:
     reason = reason_against(mappings, allocation.handle, device=2)
-    assert "cudaErrorInvalidDevice" in reason
+    assert "CUDA_ERROR_INVALID_DEVICE" in reason
     assert "see CUDA_VISIBLE_DEVICES and --gpus" in reason
 
 
-def test_what_is_no_handle_is_refused(mappings: CudaMappings) -> None:
-    reason = reason_against(mappings, bytes(HANDLE_LENGTH))
-    assert "cudaErrorInvalidValue" in reason
-    assert "the handle is none of this machine's GPUs" in reason
+@pytest.mark.parametrize(
+    "garbage",
+    [bytes(HANDLE_LENGTH), b"\xff" * HANDLE_LENGTH, bytes(range(HANDLE_LENGTH))],
+    ids=["zeros", "ones", "numbers"],
+)
+def test_what_is_no_handle_is_refused(mappings: CudaMappings, garbage: bytes) -> None:
+    reason = reason_against(mappings, garbage)
+    assert "CUDA_ERROR_INVALID_" in reason
+    assert "the handle is" in reason
 
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("cudaErrorNotSupported", "use CPU regions"),
-        ("cudaErrorPeerAccessUnsupported", "give model and client the same GPU"),
-        ("cudaErrorNoDevice", "see nvidia-smi"),
+        ("CUDA_ERROR_NOT_SUPPORTED", "use memory of the host"),
+        ("CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "give model and client the same GPU"),
+        ("CUDA_ERROR_NO_DEVICE", "see nvidia-smi"),
+        ("CUDA_ERROR_NOT_PERMITTED", "the container's security options"),
     ],
 )
 def test_what_cuda_refuses_is_told_with_a_remedy(
-    allocation: CudaAllocation, mappings: CudaMappings, peer: FakeCuda, name: str, remedy: str
+    driver: FakeDriver, allocation: CudaAllocation, mappings: CudaMappings, name: str, remedy: str
 ) -> None:
-    peer.fail_next("open", name)
+    driver.fail_next("cuIpcOpenMemHandle", name, process=1)
     reason = reason_against(mappings, allocation.handle)
     assert name in reason
     assert remedy in reason
 
 
-@pytest.mark.parametrize("method", ["current_device", "set_device", "open", "extent"])
+@pytest.mark.parametrize("function", ["cuCtxPushCurrent", "cuIpcOpenMemHandle", "cuMemGetAddressRange"])
 def test_what_was_refused_leaves_nothing_open_and_may_be_tried_again(
-    allocation: CudaAllocation, mappings: CudaMappings, peer: FakeCuda, method: str
+    driver: FakeDriver, allocation: CudaAllocation, mappings: CudaMappings, peer: CudaRuntime, function: str
 ) -> None:
-    peer.fail_next(method, "cudaErrorUnknown")
-    assert "cudaErrorUnknown: see CUDA's documentation" in reason_against(mappings, allocation.handle)
+    mapping_of(allocation, mappings).close()
+    collect_all(peer)
+    driver.fail_next(function, "CUDA_ERROR_UNKNOWN", process=1)
+    assert "CUDA_ERROR_UNKNOWN: see CUresult in CUDA's documentation" in reason_against(mappings, allocation.handle)
     gc.collect()
-    assert peer.live == NOTHING
-    assert whole(mapping_of(allocation, mappings)).get().size == SIZE
+    assert driver.live(1) == NOTHING
+    assert mapping_of(allocation, mappings).byte_size == SIZE

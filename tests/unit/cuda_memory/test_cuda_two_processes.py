@@ -1,4 +1,4 @@
-"""Device memory of another process, which may be killed."""
+"""Device memory of another process of the operating system, which may be killed."""
 
 from __future__ import annotations
 
@@ -6,33 +6,35 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from shm_backend_utils.memory.cuda.memory import CudaMapping, CudaMappings, device_of
-from tests.unit.cuda_memory.device_memory import DEVICE, FIELD, NOTHING, reason_against, whole
-from tests.unit.fake_gpu import SIZE, objects_of
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+from tests.unit.cuda_memory.device_memory import DEVICE, FIELD, SIZE, reason_against, whole
+from tests.unit.gpus import collect_all
 
 OWNER = f"""
-import os, sys
+import sys
 import numpy as np
 from shm_backend_utils.memory.cuda.memory import CudaAllocation
-from shm_backend_utils.memory.locks import has_users, use
-from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
-cuda = FakeCuda()
+driver = FakeDriver.load()
+cuda = driver.runtime()
 allocation = CudaAllocation(cuda, {SIZE}, {DEVICE})
-array = allocation.array_at(0, np.dtype(np.uint8), ({SIZE},), {SIZE}, None)
-print(allocation.handle.hex(), allocation.device_uuid, flush=True)
+array = driver.memory(allocation.address, ({SIZE},), np.dtype(np.uint8))
+print(allocation.handle.hex(), allocation.device_uuid, allocation.event_handle.hex(), flush=True)
 for line in sys.stdin:
     index, value = map(int, line.split())
-    print(array.get()[index], flush=True)
+    cuda.synchronize_event(allocation.event)
+    print(array[index], flush=True)
     array[index] = value
-    cuda.synchronize(cuda.current_stream().ptr)
     print("written", flush=True)
-del array
 allocation.free()
-print(cuda.live, flush=True)
+while cuda.retired.collect():
+    pass
+print(driver.violations(), driver.live().allocations, driver.live().events, flush=True)
 """
 
 
@@ -52,28 +54,47 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 def mapping_from(process: subprocess.Popen[str], mappings: CudaMappings) -> CudaMapping:
-    handle, uuid = line_of(process).split()
+    handle, uuid, event = line_of(process).split()
     device = device_of(mappings.runtime, uuid, FIELD)
-    return mappings.map(bytes.fromhex(handle), SIZE, device, FIELD)
+    return mappings.map(bytes.fromhex(handle), SIZE, device, FIELD, None, bytes.fromhex(event))
 
 
-def test_what_one_process_writes_the_other_reads(owner: subprocess.Popen[str], mappings: CudaMappings) -> None:
-    array = whole(mapping_from(owner, mappings))
-    array.peek()[3] = 77
+def test_what_one_process_writes_the_other_reads_when_it_is_there(
+    driver: FakeDriver, owner: subprocess.Popen[str], mappings: CudaMappings
+) -> None:
+    mapping = mapping_from(owner, mappings)
+    array, peer = whole(driver, mapping), mappings.runtime
+    stream = peer.create_stream(DEVICE)
+    driver.launch(stream, lambda: np.put(array, 3, 77), 1)
+    with peer.on(DEVICE):
+        peer.record(mapping.event, stream)
     assert owner.stdin is not None
     print(3, 99, file=owner.stdin, flush=True)
     assert line_of(owner) == "77"
     assert line_of(owner) == "written"
-    assert array.get()[3] == 99
+    assert array[3] == 99
+    mapping.close()
+    peer.destroy_stream(stream, DEVICE)
+    collect_all(peer)
     owner.stdin.close()
-    assert line_of(owner) == str(NOTHING)
+    assert line_of(owner) == "[] 0 0"
 
 
 def test_memory_of_a_killed_process_is_refused(owner: subprocess.Popen[str], mappings: CudaMappings) -> None:
     mapping = mapping_from(owner, mappings)
     handle = mapping.handle
     mapping.close()
+    collect_all(mappings.runtime)
     owner.kill()
     owner.wait()
-    assert "cudaErrorInvalidResourceHandle" in reason_against(mappings, handle)
-    assert objects_of(owner.pid) == []
+    assert "or is dead" in reason_against(mappings, handle)
+
+
+def test_memory_that_is_mapped_outlives_the_process_that_it_is_of(
+    driver: FakeDriver, owner: subprocess.Popen[str], mappings: CudaMappings
+) -> None:
+    mapping = mapping_from(owner, mappings)
+    owner.kill()
+    owner.wait()
+    assert whole(driver, mapping).size == SIZE
+    mapping.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 __all__ = ["Array", "Gpu", "OnGpu", "numbers"]
 
 Array = npt.NDArray[Any]
+KERNEL_S = 0.1
 OnGpu = DeviceArray | StridedArray
 
 
@@ -71,16 +73,17 @@ class Gpu:
     def read(self, array: OnGpu) -> Array:
         """Return what is there now, whatever is on streams."""
         if isinstance(array, DeviceArray):
-            return self.driver.memory(array.address, array.shape, array.dtype).copy()
+            return np.array(self.driver.memory(array.address, array.shape, array.dtype))
         low = sum(min((size - 1) * stride, 0) for size, stride in zip(array.shape, array.strides, strict=True))
         high = sum(max((size - 1) * stride, 0) for size, stride in zip(array.shape, array.strides, strict=True))
         memory = self.driver.memory(array.address + low, (high - low + array.dtype.itemsize,), np.uint8)
-        return np.ndarray(array.shape, array.dtype, memory, -low, array.strides).copy()
+        return np.array(np.ndarray(array.shape, array.dtype, memory, -low, array.strides))
 
     def write_late(self, array: DeviceArray, values: Array, stream: int) -> None:
-        """Let a kernel write an array, on a stream."""
+        """Let a kernel write an array, on a stream, much later than anything else is done there."""
 
         def write() -> None:
+            time.sleep(KERNEL_S)
             self.driver.memory(array.address, array.shape, array.dtype)[...] = values
 
         with self.runtime.on(array.device):

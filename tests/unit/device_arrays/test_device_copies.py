@@ -11,9 +11,10 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import TensorError
 from shm_backend_utils.memory.cuda.errors import CudaError
+from shm_backend_utils.tensors import device_array
 from shm_backend_utils.tensors.device_array import DeviceArray
 from shm_backend_utils.tensors.device_copy import MAX_PIECES, copy
-from tests.unit.device_arrays.gpu import Array, Gpu, OnGpu, numbers
+from tests.unit.device_arrays.gpu import Array, Gpu, numbers
 
 NUMBERS = [dtype for dtype in dtypes.BY_NAME.values() if dtype is not dtypes.BYTES]
 every_dtype = pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
@@ -54,8 +55,7 @@ def test_every_type_goes_there_and_back(gpu: Gpu, dtype: DType, shape: tuple[int
 @pytest.mark.parametrize("out_of", ORDERS.values(), ids=list(ORDERS))
 def test_any_order_becomes_any_other(gpu: Gpu, out_of: Any, into: Any, device: int) -> None:
     values = out_of()
-    source, target, stream = gpu.strided(values), gpu.strided(np.zeros_like(into()), device), gpu.stream()
-    target = gpu.strided(into(), device)
+    source, target, stream = gpu.strided(values), gpu.strided(into() * 0, device), gpu.stream()
     copy(gpu.runtime, target, source, stream)
     gpu.wait()
     same_bytes(gpu.read(target), values)
@@ -114,28 +114,38 @@ def uploaded_late(gpu: Gpu, values: Array, *, says_so: bool) -> DeviceArray:
 @pytest.mark.parametrize("says_so", [True, False], ids=["it says so", "it does not: the copy is wrong"])
 @pytest.mark.parametrize("device", TO.values(), ids=list(TO))
 def test_a_copy_waits_for_who_writes_the_array(gpu: Gpu, device: int, says_so: bool) -> None:
-    gpu.driver.delay(0)
     values = numbers((100,))
     target, stream = gpu.empty((100,), device=device), gpu.stream(device)
-    gpu.driver.delay(0.1)
     source = uploaded_late(gpu, values, says_so=says_so)
-    gpu.driver.delay(0)  # of the copy
     copy(gpu.runtime, target, source, stream)
     gpu.wait()
     assert np.array_equal(gpu.read(target), values) is says_so
 
 
+@pytest.mark.parametrize("device", TO.values(), ids=list(TO))
+@pytest.mark.parametrize("stream", [0, 1, 2])
+def test_a_default_stream_is_that_of_the_targets_gpu(gpu: Gpu, stream: int, device: int) -> None:
+    target = gpu.empty((100,), device=device)
+    source = uploaded_late(gpu, numbers((100,)), says_so=True)
+    copy(gpu.runtime, target, source, stream)
+    gpu.runtime.synchronize_stream(stream, device)
+    same_bytes(gpu.read(target), numbers((100,)))
+
+
 @pytest.mark.parametrize("says_so", [True, False], ids=["it says so", "it does not: the reader is wrong"])
-@pytest.mark.parametrize("stream", ["its own", "legacy", "per thread", "none", -1])
-def test_a_consumers_stream_waits_for_who_writes_the_array(gpu: Gpu, stream: object, says_so: bool) -> None:
+@pytest.mark.parametrize("stream", ["its own", "legacy", "per thread", "none", "-1"])
+def test_a_consumers_stream_waits_for_who_writes_the_array(gpu: Gpu, stream: str, says_so: bool) -> None:
     values, read = numbers((100,)), np.zeros(100, np.int32)
     own = gpu.stream()
-    gpu.driver.delay(0.1)
     source = uploaded_late(gpu, values, says_so=says_so)
-    gpu.driver.delay(0)
-    number = {"its own": own, "legacy": 1, "per thread": 2, "none": None, -1: -1}[stream]
-    source.__dlpack__(stream=number)
-    launched = {None: 1, -1: own}.get(number, number)
+    asked, launched = {
+        "its own": (own, own),
+        "legacy": (1, 1),
+        "per thread": (2, 2),
+        "none": (None, 1),
+        "-1": (-1, own),
+    }[stream]
+    source.__dlpack__(stream=asked)
 
     def kernel() -> None:
         read[...] = gpu.driver.memory(source.address, source.shape, source.dtype)
@@ -143,13 +153,20 @@ def test_a_consumers_stream_waits_for_who_writes_the_array(gpu: Gpu, stream: obj
     with gpu.runtime.on(0):
         gpu.driver.launch(launched, kernel)
     gpu.wait()
-    assert np.array_equal(read, values) is (says_so and stream != -1)
+    assert np.array_equal(read, values) is (says_so and stream != "-1")
 
 
 def test_an_array_on_the_host_is_what_every_stream_has_written(gpu: Gpu) -> None:
     array = gpu.empty((50,))
     gpu.write_late(array, numbers((50,)), gpu.stream())
     same_bytes(array.to_host(), numbers((50,)))
+
+
+def test_an_array_on_the_host_needs_a_gpu_that_works(gpu: Gpu) -> None:
+    array = gpu.array(numbers((5,)))
+    gpu.driver.fail_next("cuCtxSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS")
+    with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        array.to_host()
 
 
 @every_shape
@@ -163,7 +180,17 @@ def test_cudas_interface_is_read_when_the_array_is_written(gpu: Gpu) -> None:
     same_bytes(gpu.read(array), numbers((50,)))
 
 
-def test_waiting_leaves_no_event_and_no_device_current(gpu: Gpu) -> None:
+def test_cupys_current_stream_waits_for_who_writes_the_array(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    read, current = np.zeros(50, np.int32), gpu.stream()
+    monkeypatch.setattr(device_array, "cupy_stream", lambda device: {0: current}[device])
+    array = uploaded_late(gpu, numbers((50,)), says_so=True)
+    assert array.cupy().data.ptr == array.address
+    copy(gpu.runtime, read, DeviceArray(gpu.runtime, array.address, (50,), array.dtype, 0, None), current)
+    same_bytes(read, numbers((50,)))
+
+
+def test_waiting_leaves_no_event(gpu: Gpu) -> None:
     array, stream = uploaded_late(gpu, numbers((50,)), says_so=True), gpu.stream()
     before = gpu.driver.live().events
     array.let_wait(stream, 0)
@@ -194,10 +221,6 @@ def test_pinned_host_memory_may_be_used_again_when_the_stream_was_waited_for(gpu
         same_bytes(gpu.read(target), values)
     finally:
         gpu.runtime.unpin(values.ctypes.data)
-
-
-def both(gpu: Gpu) -> list[OnGpu]:
-    return [gpu.array(numbers((4,))), gpu.strided(numbers((8,))[::2])]
 
 
 def test_nothing_is_asked_of_cuda_for_arrays_without_elements(gpu: Gpu) -> None:

@@ -126,7 +126,7 @@ def test_cupy_takes_arrays_of_every_type(dtype: DType) -> None:
     assert isinstance(taken, cupy.ndarray)
     assert (taken.data.ptr, taken.shape, taken.data.device_id) == (ADDRESS, (2, 3), 0)
     assert taken.flags.c_contiguous
-    is_known = dtype is not dtypes.BF16 or dtype.numpy.type is not np.void
+    is_known = dtype is not dtypes.BF16 or (dtype.numpy.type is not np.void and int(cupy.__version__[:2]) >= 14)
     assert taken.dtype == (dtype.numpy if is_known else np.uint16)
 
 

@@ -43,7 +43,7 @@ def test_contexts_are_a_stack_of_the_thread(cuda: Any) -> None:
 
 
 def test_contexts_of_virtual_processes_are_their_own(cuda: Any, driver: FakeDriver) -> None:
-    stranger = driver.bindings(2)
+    stranger = driver.bindings(15)
     assert name_of(stranger.cuCtxGetDevice()) == "INVALID_CONTEXT"
     assert name_of(stranger.cuCtxSetCurrent(done(cuda.cuCtxGetCurrent()))) == "INVALID_CONTEXT"
 

@@ -6,10 +6,12 @@ import ctypes
 import re
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shm_backend_utils.errors import MachineError
@@ -52,9 +54,40 @@ def test_what_is_not_given_back_is_counted(cuda: Any, driver: FakeDriver) -> Non
     done(cuda.cuStreamDestroy(stream))
 
 
+def test_a_virtual_process_ends_as_one_that_is_killed(cuda: Any, driver: FakeDriver) -> None:
+    dying = driver.bindings(9)
+    with dying.context(0):
+        theirs = done(dying.cuMemAlloc(2 << 20))
+        driver.memory(int(theirs), (4,), np.int32)[:] = 6
+        opened = done(cuda.cuIpcOpenMemHandle(done(dying.cuIpcGetMemHandle(theirs)), 1))
+        ours = done(cuda.cuMemAlloc(2 << 20))
+        done(dying.cuIpcOpenMemHandle(done(cuda.cuIpcGetMemHandle(ours)), 1))
+        event = done(cuda.cuEventCreate(6))
+        theirs_too = done(dying.cuIpcOpenEventHandle(done(cuda.cuIpcGetEventHandle(event))))
+        driver.delay(0.05)
+        done(dying.cuMemsetD8(theirs, 0, 16))
+        done(dying.cuEventRecord(theirs_too, 0))
+    driver.end(9)
+    time.sleep(0.1)
+    assert driver.live(9) == LiveCounts()
+    assert name_of(cuda.cuEventQuery(event)) == "NOT_READY"  # for ever
+    assert driver.memory(int(opened), (4,), np.int32).tolist() == [6] * 4
+    done(cuda.cuIpcCloseMemHandle(opened))
+    done(cuda.cuMemFree(ours))
+    done(cuda.cuEventDestroy(event))
+
+
 def test_violations_of_other_processes_are_written_down(tmp_path: Path) -> None:
     told("cuda.cuStreamSynchronize(0x1230)", SHM_FAKE_CUDA_VIOLATIONS=str(tmp_path / "told"))
     assert (tmp_path / "told").read_text().endswith(": a stream was used that is destroyed, or never was\n")
+
+
+def test_errors_on_demand_in_other_processes() -> None:
+    program = """
+    print([name_of(cuda.cuMemAlloc(4)) for _ in range(2)], name_of(cuda.cuStreamCreate(0)))
+    """
+    demanded = "cuMemAlloc:CUDA_ERROR_OUT_OF_MEMORY:2,cuStreamCreate:CUDA_ERROR_UNKNOWN:1"
+    assert told(program, SHM_FAKE_CUDA_FAIL=demanded) == "['OUT_OF_MEMORY', 'OUT_OF_MEMORY'] UNKNOWN"
 
 
 def test_the_names_of_errors_are_the_bindings(cuda: Any) -> None:

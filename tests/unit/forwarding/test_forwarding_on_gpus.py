@@ -11,6 +11,7 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation, CudaMappings
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.model.devices.arrays import DeviceArrays
@@ -19,12 +20,21 @@ from shm_backend_utils.model.forward.ordinary import Asked, Given, OrdinaryForwa
 from shm_backend_utils.model.mapping.memory import DeviceMemory, HostMemory
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.protocol.claims import LentRegionClaim
+from shm_backend_utils.tensors.device_array import DeviceArray
 from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing import fake_backend
 from shm_backend_utils.testing.fake_backend import Tensor
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.claims_of import claim_of_allocation
-from tests.unit.fake_gpu import INTEGERS, SIZE, numbers, runtime_that_gives_all_back
+from tests.unit.fake_gpu import (
+    BLOCK,
+    CLIENT,
+    INTEGERS,
+    SIZE,
+    array_on,
+    content,
+    runtime_that_gives_all_back,
+    wait_until,
+)
 from tests.unit.forwarding.two_models import BlsResponse
 
 INT32 = dtypes.BY_NAME["INT32"]
@@ -32,22 +42,25 @@ NUMBERS = [0, 1, 2, 3]
 
 
 @pytest.fixture
-def cuda() -> Iterator[FakeCuda]:
+def cuda() -> Iterator[CudaRuntime]:
     with runtime_that_gives_all_back() as cuda:
         yield cuda
 
 
 @pytest.fixture
-def arrays(cuda: FakeCuda) -> DeviceArrays:
-    return DeviceArrays(CudaAccess(lambda: cuda), 0)
+def arrays(cuda: CudaRuntime) -> Iterator[DeviceArrays]:
+    arrays = DeviceArrays(CudaAccess(lambda: cuda), 0)
+    yield arrays
+    wait_until(lambda: not cuda.retired.collect())
+    arrays.close()
 
 
-def tensor_on(cuda: FakeCuda | None) -> Any:
-    return np.arange(4, dtype=INTEGERS) if cuda is None else numbers(cuda, 4)
+def tensor_on(cuda: CudaRuntime | None) -> Any:
+    return np.arange(4, dtype=INTEGERS) if cuda is None else array_on(cuda, NUMBERS, dtype=INTEGERS)
 
 
 def test_an_array_on_a_gpu_is_given_as_it_is_and_copied_for_who_reads_on_the_host(
-    cuda: FakeCuda, arrays: DeviceArrays
+    cuda: CudaRuntime, arrays: DeviceArrays
 ) -> None:
     array = tensor_on(cuda)
     view = arrays.view("X", array, INT32, "triton", writable=False)
@@ -67,45 +80,50 @@ class OnGpu(Tensor):
 @pytest.mark.parametrize("is_wanted_there", [False, True], ids=["wanted on the host", "wanted on a GPU"])
 @pytest.mark.parametrize("comes_from_there", [False, True], ids=["from the host", "from a GPU"])
 def test_an_output_is_copied_to_where_it_is_wanted(
-    cuda: FakeCuda, arrays: DeviceArrays, monkeypatch: pytest.MonkeyPatch, is_wanted_there: bool, comes_from_there: bool
+    cuda: CudaRuntime,
+    arrays: DeviceArrays,
+    monkeypatch: pytest.MonkeyPatch,
+    is_wanted_there: bool,
+    comes_from_there: bool,
 ) -> None:
     monkeypatch.setattr(TritonBackend, "request", lambda *_: object())
     monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
     target = TensorView("Y", np.zeros(4, INTEGERS), INT32, "direct")
     if is_wanted_there:
         target = arrays.empty("Y", (4,), INT32, "direct")
-        target.array[...] = 0
+        content(target.array)[...] = 0
     forwarding = OrdinaryForwarding(Asked("other", "", {}, {"Y": target}, ["Y"], {}), TritonBackend(), arrays)
     response = BlsResponse()
     given = OnGpu("Y", tensor_on(cuda)) if comes_from_there else Tensor("Y", tensor_on(None))
-    monkeypatch.setattr(response, "output_tensors", lambda: [given])
+    monkeypatch.setattr(response, "output_tensors", [given].copy)
     assert forwarding.result(response) == {"Y": target}
-    arrays.synchronize([0])
-    found = target.array.peek() if is_wanted_there else target.numpy()
+    found = content(target.array) if is_wanted_there else target.numpy()
     assert found.tolist() == NUMBERS
+    monkeypatch.undo()
+    del forwarding, target, given, response, found
 
 
 # Lending
 
 
 @pytest.mark.parametrize("fence", [None, 0, 1])
-def test_memory_of_a_gpu_is_lent_with_the_region_that_fences_it(cuda: FakeCuda, fence: int | None) -> None:
-    with runtime_that_gives_all_back() as owner:
+def test_memory_of_a_gpu_is_lent_with_the_region_that_fences_it(cuda: CudaRuntime, fence: int | None) -> None:
+    with runtime_that_gives_all_back(CLIENT) as owner:
         allocation = CudaAllocation(owner, SIZE, 0)
-        mapping = CudaMappings(cuda).map(allocation.handle, SIZE, 0, "regions[1]")
+        mapping = CudaMappings(cuda).map(allocation.handle, BLOCK, 0, "regions[1]")
         slots = [LentRegionClaim(f"key {number}", 64, "00" * 16, 0) for number in range(2)]
         own = [LentMemory(slot, HostMemory(np.zeros(64, np.uint8))) for slot in slots]
-        own.append(LentMemory(claim_of_allocation(allocation, fence=fence), DeviceMemory(mapping, 0, SIZE)))
+        own.append(LentMemory(claim_of_allocation(allocation, fence=fence), DeviceMemory(mapping, 0, BLOCK)))
         pool = SlotPool(PoolOptions(max_bytes=1 << 20))
         lending = Lending(own, pool)
-        array = mapping.array_at(8, INTEGERS, (4,), 16)
-        assert array is not None
+        array = DeviceArray(cuda, mapping.address + 8, (4,), INTEGERS, 0, mapping.keeper)
         lent = 1 if fence is None else 2
         assert lending.place_of(array) == (lent, 8)
         fences = [] if fence is None else [slots[fence]]
-        claim = claim_of_allocation(allocation, fence=None if fence is None else 1)
+        claim = claim_of_allocation(allocation, fence=None if fence is None else 1, event=b"")
         assert lending.claims == [*fences, claim]
         pool.close()
         del lending, own, array
         mapping.close()
+        wait_until(lambda: not cuda.retired.collect())
         allocation.free()

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shm_backend_utils.errors import MachineError, RegionRefusedError, ShmError
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import SharedMemoryManager
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping.mapped import MappedRegion
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.claims import CudaRegionClaim
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, LiveCounts
+from shm_backend_utils.testing.fake_cuda.driver import LiveCounts
 from tests.unit.claims_of import Resolved, resolved, slot_of
-from tests.unit.fake_gpu import SIZE
+from tests.unit.fake_gpu import DRIVER, MODEL, SIZE, wait_until
 
 DEVICE = 1
 NOTHING = LiveCounts()
@@ -37,7 +40,7 @@ class Model:
     """Resolves requests that name a slot of a managed region, and then device memory."""
 
     def __init__(
-        self, cuda: Callable[[], FakeCuda], region: ManagedRegion, limit: int | None = None, **config: Any
+        self, cuda: Callable[[], CudaRuntime], region: ManagedRegion, limit: int | None = None, **config: Any
     ) -> None:
         self.resolver = Resolver(Config(max_mapped_bytes=limit, **config), CudaAccess(cuda))
         self.registry = self.resolver.registry
@@ -46,9 +49,14 @@ class Model:
     def resolve(self, claim: CudaRegionClaim) -> Resolved:
         return resolved(self.resolver, claim, slot_of(self.resolver, self._region))
 
+    def unmap(self) -> None:
+        """Unmap what nobody refers to any more."""
+        wait_until(lambda: not self.resolver._cuda.collect())
 
-def times(cuda: FakeCuda, operation: str) -> int:
-    return sum(name == operation for name, _ in cuda.log)
+
+def times(function: str) -> int:
+    """Return how often the model's process has called a function of the driver."""
+    return DRIVER.count(function, MODEL)
 
 
 def refusal(work: Callable[[], object], *secrets: bytes) -> ShmError:
@@ -61,3 +69,11 @@ def refusal(work: Callable[[], object], *secrets: bytes) -> ShmError:
             assert text not in str(error)
     del caught  # it has the frames, and what they hold
     return error.with_traceback(None)
+
+
+def close_lease_on(region: ManagedRegion) -> None:
+    """Close what the library keeps open for ever, as it cannot know better."""
+    for link in Path("/proc/self/fd").iterdir():
+        is_other = link.is_symlink() and int(link.name) != region.segment.fileno()
+        if is_other and region.segment.key in str(link.readlink()):
+            os.close(int(link.name))

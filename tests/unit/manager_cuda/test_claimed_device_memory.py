@@ -6,41 +6,39 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.errors import RegionGoneError
-from shm_backend_utils.memory.cuda.memory import CudaAllocation
+from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
+from shm_backend_utils.memory.cuda.memory import CudaAllocation, device_of
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol.spans import Table
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.claims_of import claim_of_allocation, resolved, slot_of
-from tests.unit.fake_gpu import SIZE
-from tests.unit.manager_cuda.device_claims import DEVICE, NOTHING, Model, times
+from tests.unit.fake_gpu import BLOCK, DRIVER, MODEL, left_of
+from tests.unit.manager_cuda.device_claims import DEVICE, NOTHING, Model, close_lease_on, times
 
 
 def test_claimed_memory_is_the_clients(model: Model, allocation: CudaAllocation) -> None:
     found = model.resolve(claim_of_allocation(allocation))
-    assert (found.memory.begin, found.memory.byte_size) == (0, SIZE)
-    assert found.memory.attributes() == BufferAttributes(MemoryType.GPU, DEVICE, SIZE, allocation.handle)
+    assert (found.memory.begin, found.memory.byte_size) == (0, BLOCK)
+    assert found.memory.attributes() == BufferAttributes(MemoryType.GPU, DEVICE, BLOCK, allocation.handle)
 
 
-def test_claimed_memory_is_mapped_once_however_often_it_is_claimed(
-    cuda: FakeCuda, model: Model, allocation: CudaAllocation
-) -> None:
+def test_claimed_memory_is_mapped_once_however_often_it_is_claimed(model: Model, allocation: CudaAllocation) -> None:
     regions = {model.resolve(claim_of_allocation(allocation)).mapped for _ in range(3)}
-    assert (len(regions), times(cuda, "open")) == (1, 1)
+    assert (len(regions), times("cuIpcOpenMemHandle")) == (1, 1)
 
 
 def test_the_gpu_is_found_by_its_uuid_whatever_its_number(
-    client: FakeCuda, region: ManagedRegion, allocation: CudaAllocation
+    cuda: CudaRuntime, client: CudaRuntime, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
-    cuda = FakeCuda(uuids=[client.device_uuid(1), client.device_uuid(0)])
-    model = Model(lambda: cuda, region)
-    assert model.resolve(claim_of_allocation(allocation)).memory.attributes().memory_type_id == 0
-    model.resolver.close()
+    numbers = [device_of(cuda, client.device_uuid(device), "it") for device in (1, 0)]
+    assert numbers == [1, 0]
+    with pytest.raises(RegionRefusedError, match="that this model does not see"):
+        device_of(cuda, "00" * 16, "it")
 
 
-@pytest.mark.parametrize(("first", "second"), [(SIZE, 100), (100, SIZE)])
+@pytest.mark.parametrize(("first", "second"), [(BLOCK, 100), (100, BLOCK)])
 def test_another_descriptor_may_claim_more_or_less_of_the_same_memory(
     model: Model, allocation: CudaAllocation, first: int, second: int
 ) -> None:
@@ -54,6 +52,7 @@ def test_the_client_sees_that_its_memory_is_mapped(
     model.resolve(claim_of_allocation(allocation))
     assert has_users(region.segment.fileno())
     model.registry.unregister_all()
+    model.unmap()
     assert not has_users(region.segment.fileno())
 
 
@@ -62,51 +61,89 @@ def test_the_client_sees_its_memory_mapped_as_long_as_an_array_lives(
 ) -> None:
     array: Any = model.resolve(claim_of_allocation(allocation)).memory.bytes()
     model.registry.unregister_all()
+    model.unmap()
     assert has_users(region.segment.fileno())
     del array
+    model.unmap()
     assert not has_users(region.segment.fileno())
 
 
 def test_memory_is_unmapped_when_the_region_of_its_slot_was_removed(
-    cuda: FakeCuda, model: Model, region: ManagedRegion, allocation: CudaAllocation
+    model: Model, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
     model.resolve(claim_of_allocation(allocation))
     model.registry.drop_abandoned()
-    assert cuda.live.opened == 1
+    assert left_of(MODEL).opened == 1
     region.segment.unlink()
     model.registry.drop_abandoned()
-    assert cuda.live == NOTHING
+    model.unmap()
+    assert left_of(MODEL) == NOTHING
     assert model.registry.statuses() == []
 
 
 def test_memory_of_which_the_client_has_let_go_in_the_meantime_is_not_mapped(
-    cuda: FakeCuda, model: Model, region: ManagedRegion, allocation: CudaAllocation
+    model: Model, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
     own = slot_of(model.resolver, region)
     region.segment.unlink()
     with pytest.raises(RegionGoneError, match=r"^regions\[1\] was removed by its owner"):
         resolved(model.resolver, claim_of_allocation(allocation), own)
-    assert cuda.live == NOTHING
+    assert left_of(MODEL) == NOTHING
     assert not has_users(region.segment.fileno())
 
 
-def test_memory_that_no_slot_fences_is_unmapped_when_nobody_uses_it(
-    cuda: FakeCuda, model: Model, allocation: CudaAllocation
-) -> None:
+def test_memory_that_no_slot_fences_is_unmapped_when_nobody_uses_it(model: Model, allocation: CudaAllocation) -> None:
     claim = claim_of_allocation(allocation, fence=None)
     in_use = model.resolver.open_further(Table({}, {}, (claim,)), None)
     model.resolver.sweep()
-    assert cuda.live.opened == 1
+    assert left_of(MODEL).opened == 1
     in_use.release()
-    assert cuda.live.opened == 1  # it serves the next request, if that comes soon
+    assert left_of(MODEL).opened == 1  # it serves the next request, if that comes soon
     del in_use
     model.resolver.sweep()
-    assert cuda.live == NOTHING
+    model.unmap()
+    assert left_of(MODEL) == NOTHING
 
 
-def test_memory_that_a_slot_fences_stays_mapped_for_the_next_request(
-    cuda: FakeCuda, model: Model, allocation: CudaAllocation
-) -> None:
+def test_memory_that_a_slot_fences_stays_mapped_for_the_next_request(model: Model, allocation: CudaAllocation) -> None:
     model.resolve(claim_of_allocation(allocation))
     model.resolver.sweep()
-    assert cuda.live.opened == 1
+    assert left_of(MODEL).opened == 1
+
+
+def test_the_clients_event_is_opened_and_closed_with_its_memory(model: Model, allocation: CudaAllocation) -> None:
+    found: Any = model.resolve(claim_of_allocation(allocation))
+    again: Any = model.resolve(claim_of_allocation(allocation))
+    assert found.mapped.segment.event
+    assert found.mapped.segment.event == again.mapped.segment.event
+    assert (times("cuIpcOpenEventHandle"), left_of(MODEL).events) == (1, 1)
+    del found, again
+    model.registry.unregister_all()
+    model.unmap()
+    assert left_of(MODEL) == NOTHING
+
+
+@pytest.mark.parametrize("event", [bytes(64), b"\1" * 64], ids=["zeros", "rubbish"])
+def test_an_event_that_is_none_is_refused_and_nothing_stays_mapped(
+    model: Model, region: ManagedRegion, allocation: CudaAllocation, event: bytes
+) -> None:
+    with pytest.raises(RegionRefusedError, match=r"^regions\[1\]"):
+        model.resolve(claim_of_allocation(allocation, event=event))
+    model.unmap()
+    assert left_of(MODEL) == NOTHING
+    assert not has_users(region.segment.fileno())
+
+
+def test_an_unmap_that_fails_keeps_the_lease(
+    cuda: CudaRuntime, model: Model, region: ManagedRegion, allocation: CudaAllocation
+) -> None:
+    model.resolve(claim_of_allocation(allocation))
+    DRIVER.fail_next("cuIpcCloseMemHandle", "CUDA_ERROR_UNKNOWN", process=MODEL)
+    model.registry.unregister_all()
+    model.unmap()
+    assert has_users(region.segment.fileno())
+    for _ in range(2):  # the test undoes it: an address is closed as often as it was opened
+        address = cuda.open(allocation.handle, DEVICE)
+    for _ in range(3):
+        cuda.close(address, DEVICE)
+    close_lease_on(region)

@@ -9,13 +9,12 @@ import pytest
 
 from shm_backend_utils.errors import CallerError, RegionRefusedError
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
-from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import SharedMemoryManager
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.claims_of import claim_of_allocation
-from tests.unit.fake_gpu import SIZE
+from tests.unit.fake_gpu import BLOCK, DRIVER, MODEL, left_of, wait_until
 from tests.unit.manager_cuda.device_claims import DEVICE, NOTHING, Model, refusal, register
 
 FIELD = "regions[1]"
@@ -23,10 +22,10 @@ TOO_SHORT, TOO_LONG = b"\1" * (HANDLE_LENGTH - 1), b"\1" * (HANDLE_LENGTH + 1)
 
 
 @pytest.mark.parametrize("handle", [b"", TOO_SHORT, TOO_LONG], ids=len)
-def test_a_handle_of_another_length_is_refused(cuda: FakeCuda, manager: SharedMemoryManager, handle: bytes) -> None:
-    error = refusal(lambda: manager.register_cuda_shared_memory("mine", handle, SIZE, DEVICE))
+def test_a_handle_of_another_length_is_refused(cuda: CudaRuntime, manager: SharedMemoryManager, handle: bytes) -> None:
+    error = refusal(lambda: manager.register_cuda_shared_memory("mine", handle, BLOCK, DEVICE))
     assert str(error) == f"region 'mine' refused: its handle has {len(handle)} bytes; expected {HANDLE_LENGTH}"
-    assert (cuda.log, manager.status()) == ([], [])
+    assert (DRIVER.count("cuIpcOpenMemHandle", MODEL), manager.status()) == (0, [])
 
 
 @pytest.mark.parametrize("byte_size", [-1, 2**63])
@@ -41,8 +40,13 @@ def handle_of(allocation: CudaAllocation) -> bytes:
     return allocation.handle
 
 
-def handle_of_freed(allocation: CudaAllocation) -> bytes:
+def free(allocation: CudaAllocation) -> None:
     allocation.free()
+    wait_until(lambda: not allocation.runtime.retired.collect())
+
+
+def handle_of_freed(allocation: CudaAllocation) -> bytes:
+    free(allocation)
     return allocation.handle
 
 
@@ -53,17 +57,17 @@ def no_handle_of_cuda(allocation: CudaAllocation) -> bytes:
 @pytest.mark.parametrize(
     ("offer", "byte_size", "device", "words"),
     [
-        (handle_of, SIZE + 1, DEVICE, [f"it claims {SIZE + 1} bytes of an allocation of {SIZE}"]),
-        (handle_of, SIZE, 0, ["cudaErrorMapBufferObjectFailed", "this process cannot reach", "use the same instance"]),
-        (handle_of, SIZE, 2, ["cudaErrorInvalidDevice", "there is no such device here", "see CUDA_VISIBLE_DEVICES"]),
-        (handle_of, SIZE, -1, ["cudaErrorInvalidDevice", "there is no such device here", "see CUDA_VISIBLE_DEVICES"]),
-        (handle_of_freed, SIZE, DEVICE, ["cudaErrorInvalidResourceHandle", "its owner has freed the memory", "--ipc"]),
-        (no_handle_of_cuda, SIZE, DEVICE, ["cudaErrorInvalidValue", "the handle is none of this machine's GPUs"]),
+        (handle_of, BLOCK + 1, DEVICE, [f"it claims {BLOCK + 1} bytes of an allocation of {BLOCK}"]),
+        (handle_of, BLOCK, 0, ["it is on GPU 1, and not on GPU 0, as it says"]),
+        (handle_of, BLOCK, 2, ["CUDA_ERROR_INVALID_DEVICE", "there is no such GPU here", "see CUDA_VISIBLE_DEVICES"]),
+        (handle_of, BLOCK, -1, ["CUDA_ERROR_INVALID_DEVICE", "there is no such GPU here", "see CUDA_VISIBLE_DEVICES"]),
+        (handle_of_freed, BLOCK, DEVICE, ["its owner has freed the memory"]),
+        (no_handle_of_cuda, BLOCK, DEVICE, ["CUDA_ERROR_INVALID_VALUE", "the handle is none of this machine's GPUs"]),
     ],
     ids=["more than was allocated", "another GPU", "no such GPU", "a GPU below zero", "freed", "no handle"],
 )
 def test_memory_that_cannot_be_registered_is_refused_with_what_is_the_matter(
-    cuda: FakeCuda,
+    cuda: CudaRuntime,
     manager: SharedMemoryManager,
     allocation: CudaAllocation,
     offer: Callable[[CudaAllocation], bytes],
@@ -76,22 +80,22 @@ def test_memory_that_cannot_be_registered_is_refused_with_what_is_the_matter(
     assert isinstance(error, RegionRefusedError)
     assert error.field == "region 'mine'"
     assert [word for word in words if word not in error.reason] == []
-    assert (cuda.live, manager.status(), manager.mapped_bytes) == (NOTHING, [], 0)
+    wait_until(lambda: not cuda.retired.collect())
+    assert (left_of(MODEL), manager.status(), manager.mapped_bytes) == (NOTHING, [], 0)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"handle": TOO_SHORT}, [f"its handle has {len(TOO_SHORT)} bytes; expected {HANDLE_LENGTH}"]),
-        ({"handle": bytes(HANDLE_LENGTH)}, ["cudaErrorInvalidValue", "the handle is none of this machine's GPUs"]),
-        ({"byte_size": SIZE + 1}, [f"it claims {SIZE + 1} bytes of an allocation of {SIZE}"]),
+        ({"handle": bytes(HANDLE_LENGTH)}, ["CUDA_ERROR_INVALID_VALUE", "the handle is none of this machine's GPUs"]),
+        ({"byte_size": BLOCK + 1}, [f"it claims {BLOCK + 1} bytes of an allocation of {BLOCK}"]),
         ({"device_uuid": "0" * 32}, ["that this model does not see (it sees 2)", "--gpus", "instance_group"]),
     ],
     ids=["a handle of another length", "no handle", "more than was allocated", "a GPU not seen"],
 )
 @pytest.mark.parametrize("fence", [0, None], ids=["fenced", "unfenced"])
 def test_memory_that_cannot_be_claimed_is_refused_and_the_client_may_free_it(
-    cuda: FakeCuda,
     model: Model,
     region: ManagedRegion,
     allocation: CudaAllocation,
@@ -105,56 +109,57 @@ def test_memory_that_cannot_be_claimed_is_refused_and_the_client_may_free_it(
     assert error.field == FIELD
     assert region.segment.key not in str(error)
     assert [word for word in words if word not in error.reason] == []
-    assert cuda.live == NOTHING
+    model.unmap()
+    assert left_of(MODEL) == NOTHING
     assert not has_users(region.segment.fileno())
 
 
 def test_memory_that_is_on_another_gpu_than_is_claimed_is_refused(
-    client: FakeCuda, model: Model, region: ManagedRegion, allocation: CudaAllocation
+    client: CudaRuntime, model: Model, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
     claim = claim_of_allocation(allocation, device_uuid=client.device_uuid(1 - DEVICE))
     error = refusal(lambda: model.resolve(claim), allocation.handle)
-    assert "cudaErrorMapBufferObjectFailed" in str(error)
+    assert "it is on GPU 1, and not on GPU 0, as it says" in str(error)
     assert not has_users(region.segment.fileno())
 
 
 def test_claimed_memory_that_was_freed_is_refused(
     model: Model, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
-    allocation.free()
+    free(allocation)
     error = refusal(lambda: model.resolve(claim_of_allocation(allocation)), allocation.handle)
     assert "its owner has freed the memory" in str(error)
     assert not has_users(region.segment.fileno())
 
 
 def test_memory_of_this_very_process_is_refused(
-    client: FakeCuda, region: ManagedRegion, allocation: CudaAllocation
+    client: CudaRuntime, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
     model = Model(lambda: client, region)
     manager = SharedMemoryManager(cuda=CudaAccess(lambda: client))
     for work in (lambda: register(manager, allocation), lambda: model.resolve(claim_of_allocation(allocation))):
         error = refusal(work, allocation.handle)
         assert isinstance(error, RegionRefusedError)
-        assert "cudaErrorDeviceUninitialized" in error.reason
-        assert "exported by this very process, which has the memory already" in error.reason
+        assert "the handle was exported by this very process" in error.reason
     model.resolver.close()
 
 
 def test_memory_that_no_slot_fences_is_refused_where_the_model_takes_none(
-    cuda: FakeCuda, region: ManagedRegion, allocation: CudaAllocation
+    cuda: CudaRuntime, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
     model = Model(lambda: cuda, region, foreign_regions=False)
     error = refusal(lambda: model.resolve(claim_of_allocation(allocation, fence=None)), allocation.handle)
     assert str(error) == f"{FIELD} refused: this model takes no memory without a slot (its SHM_FOREIGN_REGIONS is off)"
-    assert cuda.log == []
-    assert model.resolve(claim_of_allocation(allocation)).memory.byte_size == SIZE
+    assert DRIVER.count("cuIpcOpenMemHandle", MODEL) == 0
+    assert model.resolve(claim_of_allocation(allocation)).memory.byte_size == BLOCK
     model.resolver.close()
 
 
 def test_too_much_memory_is_the_machines_fault(
-    cuda: FakeCuda, region: ManagedRegion, allocation: CudaAllocation
+    cuda: CudaRuntime, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
-    manager = SharedMemoryManager(max_mapped_bytes=SIZE - 1, cuda=CudaAccess(lambda: cuda))
+    manager = SharedMemoryManager(max_mapped_bytes=BLOCK - 1, cuda=CudaAccess(lambda: cuda))
     error = refusal(lambda: register(manager, allocation), allocation.handle)
     assert "SHM_MAX_MAPPED_BYTES" in str(error)
-    assert (cuda.live, manager.status()) == (NOTHING, [])
+    wait_until(lambda: not cuda.retired.collect())
+    assert (left_of(MODEL), manager.status()) == (NOTHING, [])

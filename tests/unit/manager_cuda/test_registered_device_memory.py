@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from shm_backend_utils.errors import CallerError
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import RegionStatus, SharedMemoryManager
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
-from tests.unit.fake_gpu import SIZE
+from tests.unit.fake_gpu import BLOCK, DRIVER, MODEL, SIZE, content, left_of, wait_until
 from tests.unit.manager_cuda.device_claims import DEVICE, NOTHING, register, times
 
 
 def test_registered_memory_is_the_clients(manager: SharedMemoryManager, allocation: CudaAllocation) -> None:
     register(manager, allocation)
-    memory = manager.get_memory_info("mine", 100, 10).memory
-    memory.peek()[:] = 42
-    here = allocation.array_at(0, memory.dtype, (SIZE,), SIZE)
-    assert here is not None
-    assert here.get()[99:111].tolist() == [here.get()[99], *[42] * 10, here.get()[110]]
-    assert here.get()[99] != 42 != here.get()[110]
+    here = DRIVER.memory(allocation.address, (SIZE,), np.uint8)
+    here[:] = 0
+    content(manager.get_memory_info("mine", 100, 10).memory)[:] = 42
+    assert here[99:111].tolist() == [0, *[42] * 10, 0]
 
 
 def test_a_part_of_registered_memory_has_its_attributes(
@@ -55,14 +54,14 @@ def test_only_as_much_as_was_registered_can_be_reached(
 
 
 def test_two_names_of_one_allocation_share_one_mapping(
-    cuda: FakeCuda, manager: SharedMemoryManager, allocation: CudaAllocation
+    manager: SharedMemoryManager, allocation: CudaAllocation
 ) -> None:
     assert register(manager, allocation, "first") is register(manager, allocation, "second")
-    assert (times(cuda, "open"), manager.mapped_bytes) == (1, SIZE)
+    assert (times("cuIpcOpenMemHandle"), manager.mapped_bytes) == (1, BLOCK)
     manager.unregister("first")
-    assert cuda.live.opened == 1
+    assert left_of(MODEL).opened == 1
     manager.unregister("second")
-    assert cuda.live == NOTHING
+    assert left_of(MODEL) == NOTHING
 
 
 def test_a_name_is_given_once_whatever_the_kind(
@@ -74,30 +73,33 @@ def test_a_name_is_given_once_whatever_the_kind(
 
 
 def test_memory_in_use_is_unmapped_when_its_use_ends(
-    cuda: FakeCuda, manager: SharedMemoryManager, allocation: CudaAllocation
+    cuda: CudaRuntime, manager: SharedMemoryManager, allocation: CudaAllocation
 ) -> None:
     use = register(manager, allocation)
     manager.unregister("mine")
-    assert cuda.live.opened == 1
+    assert left_of(MODEL).opened == 1
     del use
-    assert cuda.live == NOTHING
+    wait_until(lambda: not cuda.retired.collect())
+    assert left_of(MODEL) == NOTHING
 
 
-def test_arrays_outlive_their_name(cuda: FakeCuda, manager: SharedMemoryManager, allocation: CudaAllocation) -> None:
+def test_arrays_outlive_their_name(cuda: CudaRuntime, manager: SharedMemoryManager, allocation: CudaAllocation) -> None:
     register(manager, allocation)
     memory = manager.get_memory_info("mine", 0, SIZE).memory
     manager.unregister_all()
-    memory.peek()[:] = 42
-    assert cuda.live.opened == 1
+    content(memory)[:] = 42
+    assert left_of(MODEL).opened == 1
     del memory
-    assert cuda.live == NOTHING
+    wait_until(lambda: not cuda.retired.collect())
+    assert left_of(MODEL) == NOTHING
 
 
-def test_unused_memory_makes_room(client: FakeCuda, cuda: FakeCuda, allocation: CudaAllocation) -> None:
+def test_unused_memory_makes_room(client: CudaRuntime, cuda: CudaRuntime, allocation: CudaAllocation) -> None:
     other = CudaAllocation(client, SIZE, DEVICE)
-    manager = SharedMemoryManager(max_mapped_bytes=SIZE, cuda=CudaAccess(lambda: cuda))
+    manager = SharedMemoryManager(max_mapped_bytes=BLOCK, cuda=CudaAccess(lambda: cuda))
     register(manager, allocation, "old")
     register(manager, other, "new")
     assert [status.name for status in manager.status()] == ["new"]
-    assert cuda.live.opened == 1
+    wait_until(lambda: not cuda.retired.collect())
+    assert left_of(MODEL).opened == 1
     manager.unregister_all()

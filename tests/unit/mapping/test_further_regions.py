@@ -11,6 +11,7 @@ import pytest
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import RegionRefusedError, StaleRequestError, TableError
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
@@ -19,9 +20,8 @@ from shm_backend_utils.model.mapping.further_regions import FurtherRegions
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.claims import NamedRegionClaim, RegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.claims_of import claim_of_allocation, claim_of_region, resolved, slot_of
-from tests.unit.fake_gpu import SIZE, runtime_that_gives_all_back
+from tests.unit.fake_gpu import BLOCK, CLIENT, MODEL, SIZE, runtime_that_gives_all_back
 from tests.unit.mapping.files import SHM, new_key
 from tests.unit.registered import say_registered
 
@@ -45,26 +45,26 @@ def make_region() -> Iterator[MakeRegion]:
 
 
 @pytest.fixture
-def owner() -> Iterator[FakeCuda]:
-    with runtime_that_gives_all_back() as cuda:
+def owner() -> Iterator[CudaRuntime]:
+    with runtime_that_gives_all_back(CLIENT) as cuda:
         yield cuda
 
 
 @pytest.fixture
-def cuda(owner: FakeCuda) -> Iterator[FakeCuda]:
-    with runtime_that_gives_all_back() as cuda:
+def cuda(owner: CudaRuntime, allocation: CudaAllocation) -> Iterator[CudaRuntime]:
+    with runtime_that_gives_all_back(MODEL) as cuda:
         yield cuda
 
 
 @pytest.fixture
-def allocation(owner: FakeCuda) -> Iterator[CudaAllocation]:
+def allocation(owner: CudaRuntime) -> Iterator[CudaAllocation]:
     allocation = CudaAllocation(owner, SIZE, 0)
     yield allocation
     allocation.free()
 
 
 @pytest.fixture
-def resolver(cuda: FakeCuda) -> Iterator[Resolver]:
+def resolver(cuda: CudaRuntime) -> Iterator[Resolver]:
     with contextlib.closing(Resolver(Config(), CudaAccess(lambda: cuda))) as resolver:
         yield resolver
 
@@ -199,8 +199,8 @@ def test_more_of_mapped_device_memory_than_there_is_may_not_be_claimed(
 ) -> None:
     own = slot_of(resolver, make_region())
     resolved(resolver, claim_of_allocation(allocation), own)
-    with pytest.raises(RegionRefusedError, match=rf"regions\[1\] refused: it claims {SIZE + 1} bytes"):
-        resolved(resolver, claim_of_allocation(allocation, byte_size=SIZE + 1), own)
+    with pytest.raises(RegionRefusedError, match=rf"regions\[1\] refused: it claims {BLOCK + 1} bytes"):
+        resolved(resolver, claim_of_allocation(allocation, byte_size=BLOCK + 1), own)
 
 
 def test_device_memory_without_a_fence_that_was_unmapped_already_is_not_looked_after_any_more(

@@ -17,8 +17,8 @@ from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
 from shm_backend_utils.testing.fake_backend import Request
-from shm_backend_utils.testing.fake_cuda.runtime import kernel
-from tests.unit.fake_gpu import runtime_that_gives_all_back
+from tests.unit.fake_gpu import kernel as launch
+from tests.unit.fake_gpu import runtime_that_gives_all_back, stream_on
 from tests.unit.modes.doubling import FP32, Open, X, double
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
@@ -341,13 +341,13 @@ def test_by_hand(session: ShmSession, client: Client) -> None:
     assert client.is_over()
 
 
-def copied_by_the_library(call: Call) -> None:
-    kernel(slowly_double, call.to_device(call.input("X")), call.device_output("Y", (4,), np.float32).cupy())
+def copied_by_the_library(call: Call, stream: int) -> None:
+    launch(stream, slowly_double, call.to_device(call.input("X"), stream), call.device_output("Y", (4,), "f4").array)
 
 
-def copied_by_the_model(call: Call) -> None:
+def copied_by_the_model(call: Call, stream: int) -> None:
     x, y = call.input("X").numpy(), call.output("Y", (4,), np.float32).numpy()
-    kernel(lambda _: slowly_double(x, y), call.to_device(call.input("X")))
+    launch(stream, lambda _: slowly_double(x, y), call.to_device(call.input("X"), stream))
 
 
 def slowly_double(x: Any, y: Any) -> None:
@@ -358,11 +358,11 @@ def slowly_double(x: Any, y: Any) -> None:
 @pytest.mark.parametrize("room", [16, 0], ids=["on the host", "that goes back through Triton"])
 @pytest.mark.parametrize("infer", [copied_by_the_library, copied_by_the_model])
 def test_an_output_that_comes_from_a_gpu_is_not_judged_before_that_is_done(
-    open_session: Open, client: Client, infer: Callable[[Call], None], room: int
+    open_session: Open, client: Client, infer: Callable[[Call, int], None], room: int
 ) -> None:
-    with runtime_that_gives_all_back() as cuda:
+    with runtime_that_gives_all_back() as cuda, stream_on(cuda) as stream:
         session = open_session(parameters=SHM_DEBUG, cuda=CudaAccess(lambda: cuda))
-        (response,) = session.serve([client.request({"X": X}, {"Y": room})], infer)
+        (response,) = session.serve([client.request({"X": X}, {"Y": room})], lambda call: infer(call, stream))
         assert response.error is None
         assert (client.output("Y") if room else response.tensors["Y"]).tolist() == [0, 2, 4, 6]
         session.close()

@@ -1,6 +1,6 @@
 /* Memory and events that other processes reach, through /proc/PID/fd: with their owner they go, and nothing is left.
  *
- * Each file ends with a control page: what was exported, what of that is freed, and who has it open.
+ * Each file ends with control pages: what was exported, what of that is freed, and who has it open.
  */
 #include "driver.h"
 #include <fcntl.h>

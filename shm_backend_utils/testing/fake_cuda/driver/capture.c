@@ -1,4 +1,4 @@
-/* Capture of streams: what is put on one is not done, and what is not allowed meanwhile fails and spoils the capture. */
+/* Capture of streams: what is put on one is not done; what is not allowed meanwhile fails, and spoils the capture. */
 #include "driver.h"
 
 enum { GLOBAL_MODE, THREAD_LOCAL_MODE, RELAXED_MODE };

@@ -27,6 +27,10 @@ CUresult current_context(struct context **context) {
   return (*context)->retained ? (*context)->error : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
+void end_contexts(int process) {
+  for (int device = 0; device < DEVICES; device++) contexts[process][device] = (struct context){.process = process};
+}
+
 static int is_device(CUdevice device) { return device >= 0 && device < settings.devices; }
 
 EXPORT CUresult cuInit(unsigned flags) {

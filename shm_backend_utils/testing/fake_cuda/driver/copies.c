@@ -1,4 +1,4 @@
-/* Copies and fills, with unified addresses: what they mean is looked up when they are done, not when they are asked for. */
+/* Copies and fills, with unified addresses: what those mean is looked up when a copy is done, not before. */
 #include "driver.h"
 
 struct side { uintptr_t address; size_t pitch; };
@@ -18,9 +18,9 @@ static CUresult copy_now(struct work *work, struct stream *stream) {
   struct copy_work *copy = (struct copy_work *)work;
   struct place target = {NULL, NULL}, source = {NULL, copy->staged};
   lock();
-  CUresult result = resolve(stream->process, copy->target.address, span(copy->target, copy->width, copy->height), &target);
-  if (!result && !copy->staged)
-    result = resolve(stream->process, copy->source.address, span(copy->source, copy->width, copy->height), &source);
+  size_t written = span(copy->target, copy->width, copy->height), read = span(copy->source, copy->width, copy->height);
+  CUresult result = resolve(stream->process, copy->target.address, written, &target);
+  if (!result && !copy->staged) result = resolve(stream->process, copy->source.address, read, &source);
   unlock(0);
   for (size_t row = 0; !result && row < copy->height; row++)
     memmove(target.bytes + row * copy->target.pitch, source.bytes + row * copy->source.pitch, copy->width);
@@ -39,7 +39,7 @@ static int is_device(uintptr_t address) {
   return range && range->block->kind != PINNED && range->block->kind != MANAGED;
 }
 
-/* Puts a copy on a stream. As CUDA's documents say: pageable memory is read at once, and written before this returns. */
+/* Puts a copy on a stream. As CUDA documents it, pageable memory is read at once, or written before this returns. */
 static CUresult put_copy(struct stream *stream, struct side target, struct side source, size_t width, size_t height) {
   if (!width || !height) return CUDA_SUCCESS;
   if (height > 1 && (target.pitch < width || source.pitch < width)) return CUDA_ERROR_INVALID_VALUE;
@@ -55,9 +55,10 @@ static CUresult put_copy(struct stream *stream, struct side target, struct side 
     copy->staged = malloc(bytes);
     memcpy(copy->staged, place.bytes, bytes);
   }
+  struct context *context = stream->context; /* the stream may be destroyed while this waits */
   CUresult result = put_work(stream, &copy->work);
   if (!result && is_written_here) wait_for_stream(stream);
-  return result ? result : stream->context->error;
+  return result ? result : context->error;
 }
 
 /* A copy without a stream: on the legacy one; the host waits, but for copies within devices. */
@@ -142,7 +143,8 @@ struct rectangle { size_t x, y; int type; const void *host; CUdeviceptr device; 
 struct copy_2d { struct rectangle source, target; size_t width, height; };
 
 static CUresult side_of(const struct rectangle *one, size_t width, struct side *side) {
-  if (one->type != HOST_MEMORY && one->type != DEVICE_MEMORY && one->type != UNIFIED_MEMORY) return CUDA_ERROR_INVALID_VALUE;
+  int is_known = one->type == HOST_MEMORY || one->type == DEVICE_MEMORY || one->type == UNIFIED_MEMORY;
+  if (!is_known) return CUDA_ERROR_INVALID_VALUE;
   size_t pitch = one->pitch ? one->pitch : width + one->x;
   if (pitch < width + one->x) return CUDA_ERROR_INVALID_VALUE;
   uintptr_t start = one->type == HOST_MEMORY ? (uintptr_t)one->host : one->device;

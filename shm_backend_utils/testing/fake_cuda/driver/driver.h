@@ -19,6 +19,7 @@
 #define PROCESSES 16
 #define DEVICES 8
 #define BLOCK_BYTES ((size_t)2 << 20)
+#define MOST_RUBBISH ((size_t)16 << 20)
 
 typedef int CUresult;
 typedef int CUdevice;
@@ -56,7 +57,7 @@ typedef uintptr_t CUevent;
   X(CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE, 708, "cannot set while device is active in this process") \
   X(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709, "context is destroyed") \
   X(CUDA_ERROR_TOO_MANY_PEERS, 711, "peer mapping resources exhausted") \
-  X(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712, "part or all of the requested memory range is already mapped") \
+  X(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712, "part or all of the requested memory is already mapped") \
   X(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, 713, "pointer does not correspond to a registered memory region") \
   X(CUDA_ERROR_LAUNCH_FAILED, 719, "unspecified launch failure") \
   X(CUDA_ERROR_NOT_PERMITTED, 800, "operation not permitted") \
@@ -69,9 +70,9 @@ typedef uintptr_t CUevent;
   X(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, 903, "capture was not ended in the same stream as it began") \
   X(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, 904, "capturing stream has unjoined work") \
   X(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, 905, "dependency created on uncaptured work in another stream") \
-  X(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, 906, "operation would make the legacy stream depend on a capturing blocking stream") \
-  X(CUDA_ERROR_CAPTURED_EVENT, 907, "operation not permitted on an event last recorded in a capturing stream") \
-  X(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, 908, "attempt to terminate a thread-local capture sequence from another thread") \
+  X(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, 906, "the legacy stream would depend on a capturing blocking stream") \
+  X(CUDA_ERROR_CAPTURED_EVENT, 907, "operation not permitted on an event of a capturing stream") \
+  X(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, 908, "a capture sequence is terminated by another thread") \
   X(CUDA_ERROR_TIMEOUT, 909, "wait operation timed out") \
   X(CUDA_ERROR_UNKNOWN, 999, "unknown error")
 #define ERROR_CONSTANT(name, number, text) name = number,
@@ -220,6 +221,7 @@ struct stream {
   struct context *context;
   enum stream_kind kind;
   int process, priority, references, is_destroyed, has_thread;
+  int is_ended; /* its process is: nothing of it runs any more */
   unsigned flags;
   pthread_t owner; /* of PER_THREAD */
   pthread_cond_t has_work;
@@ -249,5 +251,11 @@ CUresult implicit_capture(struct stream *stream);
 /* ---- events.c ---- */
 int live_events(int process);
 int live_streams(int process);
+
+/* ---- what happens when a virtual process ends as one that is killed ---- */
+void end_contexts(int process);
+void end_streams(int process);
+void end_events(int process);
+void end_ranges(int process);
 
 #endif

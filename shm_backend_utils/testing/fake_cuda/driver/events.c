@@ -61,6 +61,15 @@ static CUresult find_event(CUevent handle, struct event **found) {
   return CUDA_ERROR_INVALID_HANDLE;
 }
 
+void end_events(int process) { /* not destroyed: what others have opened stays of use, and is never recorded by it */
+  for (struct event *event = all_events, *next; event; event = next) {
+    next = event->next;
+    if (event->process != process || event->is_destroyed) continue;
+    event->is_destroyed = 1;
+    free_if_unused(event);
+  }
+}
+
 int live_events(int process) {
   int count = 0;
   for (struct event *event = all_events; event; event = event->next)
@@ -95,7 +104,7 @@ static void wait_for(struct event *event, struct dependency record) { /* with th
   free_if_unused(event);
 }
 
-struct event_work { struct work work; struct event *event; uint64_t number; }; /* the number is of interprocess events */
+struct event_work { struct work work; struct event *event; uint64_t number; }; /* number: of interprocess events */
 
 static void release_event(struct work *work) {
   struct event *event = ((struct event_work *)work)->event;
@@ -108,7 +117,9 @@ static CUresult finish_record(struct work *work, struct stream *stream) {
   struct event_work *one = (struct event_work *)work;
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
+  lock();
   one->event->finished_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+  unlock(0);
   if (!one->event->control) return CUDA_SUCCESS;
   uint64_t *done = &one->event->control->done, before = __atomic_load_n(done, __ATOMIC_ACQUIRE);
   while (before < one->number &&
@@ -173,7 +184,8 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle) { /* at once: what is recorded
   ENTER("cuEventDestroy");
   lock();
   struct event *event = all_events;
-  while (event && (event->handle != handle || event->process != the_process || event->is_destroyed)) event = event->next;
+  while (event && (event->handle != handle || event->process != the_process || event->is_destroyed))
+    event = event->next;
   REFUSE_IF(!event, CUDA_ERROR_INVALID_HANDLE);
   event->is_destroyed = 1;
   if (event->control && !event->is_opened) __atomic_store_n(&event->control->exports[0].is_freed, 1, __ATOMIC_RELEASE);

@@ -1,11 +1,12 @@
-/* Which functions there are: what cuGetProcAddress finds, by CUDA's version. What is not here, is honestly not found. */
+/* Which functions there are: what cuGetProcAddress finds, by CUDA's version. What is not here is not found. */
 #include "driver.h"
 
 /* X(name, symbol, since): `since` is the first version of CUDA with this signature */
 #define FUNCTIONS(X) \
   X(cuInit, cuInit, 2000) X(cuDriverGetVersion, cuDriverGetVersion, 2020) \
   X(cuGetErrorName, cuGetErrorName, 6000) X(cuGetErrorString, cuGetErrorString, 6000) \
-  X(cuDeviceGetCount, cuDeviceGetCount, 2000) X(cuDeviceGet, cuDeviceGet, 2000) X(cuDeviceGetName, cuDeviceGetName, 2000) \
+  X(cuDeviceGetCount, cuDeviceGetCount, 2000) X(cuDeviceGet, cuDeviceGet, 2000) \
+  X(cuDeviceGetName, cuDeviceGetName, 2000) \
   X(cuDeviceGetUuid, cuDeviceGetUuid_v2, 9020) X(cuDeviceGetUuid, cuDeviceGetUuid_v2, 11040) \
   X(cuDeviceTotalMem, cuDeviceTotalMem_v2, 3020) X(cuDeviceGetPCIBusId, cuDeviceGetPCIBusId, 4010) \
   X(cuDeviceGetAttribute, cuDeviceGetAttribute, 2000) X(cuDeviceCanAccessPeer, cuDeviceCanAccessPeer, 4000) \
@@ -75,7 +76,8 @@ int is_function(const char *name) {
 
 enum { FOUND, NOT_FOUND, TOO_NEW };
 
-EXPORT CUresult cuGetProcAddress_v2(const char *name, function_pointer *found, int version, uint64_t flags, int *status) {
+EXPORT CUresult cuGetProcAddress_v2(const char *name, function_pointer *found, int version, uint64_t flags,
+                                     int *status) {
   (void)flags; /* which default stream is meant: the legacy one, here */
   if (!name || !found) return CUDA_ERROR_INVALID_VALUE;
   int best = 0;

@@ -12,14 +12,15 @@ static int is_over_limit(int device, size_t size) {
   return size > settings.memory_bytes || bytes_in_use(device) > settings.memory_bytes - size;
 }
 
-/* A block in a file of its own, with the control page behind it. */
+/* A block in a file of its own, with the control pages behind it. */
 static struct block *mapped_block(enum block_kind kind, int device, size_t size) {
   struct block *block = new_block(kind, device, size);
   block->nonce = new_nonce();
   block->fd = new_file(block->nonce, size + CONTROL_BYTES);
   block->address = block->fd < 0 ? 0 : reserve(size);
   if (block->address) {
-    block->view = mmap(NULL, size + CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, block->fd, 0);
+    int flags = MAP_SHARED | (size <= MOST_RUBBISH ? MAP_POPULATE : 0); /* all of it will be written at once */
+    block->view = mmap(NULL, size + CONTROL_BYTES, PROT_READ | PROT_WRITE, flags, block->fd, 0);
     if (block->view != MAP_FAILED) {
       block->control = (struct control *)(block->view + size);
       block->control->nonce = block->nonce;

@@ -4,7 +4,8 @@
 
 static int overlaps(uintptr_t address, size_t size) {
   for (struct range *range = all_ranges; range; range = range->next)
-    if (range->block->process == the_process && address < range->address + range->size && range->address < address + size)
+    if (range->block->process == the_process && address < range->address + range->size &&
+        range->address < address + size)
       return 1;
   return 0;
 }
@@ -67,10 +68,10 @@ EXPORT CUresult cuMemFreeHost(void *memory) {
   lock();
   struct context *context;
   CHECK(current_context(&context));
+  wait_for_context(context);
   struct range *range = pinned_at(memory);
   REFUSE_IF(!range || range->address != (uintptr_t)memory || !range->is_host_allocated, CUDA_ERROR_INVALID_VALUE);
   size_t size = range->size;
-  wait_for_context(context);
   remove_range(range);
   munmap(memory, size);
   return unlock(CUDA_SUCCESS);

@@ -70,6 +70,15 @@ EXPORT char *fake_cuda_memory(uintptr_t address, size_t size) {
   return bytes;
 }
 
+EXPORT void fake_cuda_end(int process) {
+  lock();
+  end_streams(process);
+  end_events(process);
+  end_ranges(process);
+  end_contexts(process);
+  unlock(0);
+}
+
 /* allocations, openings, events, streams, pinned ranges: of a virtual process, or of all (-1) */
 EXPORT void fake_cuda_live(int process, int counts[5]) {
   lock();

@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define RUBBISH 0xa5
+
 struct range *all_ranges;
 
 uintptr_t reserve(size_t size) {
@@ -58,8 +60,8 @@ void remove_range(struct range *range) {
   while (*at != range) at = &(*at)->next;
   *at = range->next;
   struct block *block = range->block;
-  int is_last = --block->ranges == 0;
   while (block->uses) pthread_cond_wait(&progress, &the_lock); /* a copy that is running right now */
+  int is_last = --block->ranges == 0;
   if (is_last && block->kind != VIRTUAL) {
     unmap(block);
     free(block);
@@ -79,14 +81,37 @@ size_t bytes_in_use(int device) {
   return used;
 }
 
-/* New memory is not zero: whoever reads what nobody wrote, sees it. */
+/* New memory is not zero: whoever reads what nobody wrote, sees it. Of much memory, a page in each 256 KiB and the end
+ * are enough to see it, and quick. */
 void fill_with_rubbish(struct range *range) {
-  memset(range->block->view + (range->address - range->block->address), 0xa5, range->size);
+  char *bytes = range->block->view + (range->address - range->block->address);
+  size_t step = range->size <= MOST_RUBBISH ? range->size : (size_t)256 << 10;
+  for (size_t at = 0; at < range->size; at += step)
+    memset(bytes + at, RUBBISH, step == range->size ? step : range->size - at < 4096 ? range->size - at : 4096);
+  if (step < range->size) memset(bytes + range->size - 4096, RUBBISH, 4096);
 }
 
 int is_mapped(uintptr_t address, size_t size) {
   uintptr_t page = address & ~(uintptr_t)4095;
   return !msync((void *)page, address + size - page, MS_ASYNC) || errno != ENOMEM;
+}
+
+void end_ranges(int process) { /* what others have opened is theirs until they close it */
+  for (struct range *range = all_ranges; range;) {
+    struct block *block = range->block;
+    if (block->process != process || block->kind == VIRTUAL || block->kind == PINNED) {
+      range = range->next;
+      continue;
+    }
+    while (block->openings) {
+      struct opening *opening = block->openings;
+      block->openings = opening->next;
+      __atomic_store_n(&opening->opener->who, 0, __ATOMIC_RELEASE);
+      free(opening);
+    }
+    remove_range(range);
+    range = all_ranges; /* it may have given up the lock */
+  }
 }
 
 static int is_gone(struct block *block) { /* its owner freed all that was opened of it */
@@ -117,7 +142,8 @@ CUresult resolve(int process, uintptr_t address, size_t span, struct place *plac
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     return is_mapped(address, span) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
   }
-  if (range->block->kind != PINNED && (!range->is_accessible || end_of_accessible(range, address + span) < address + span))
+  uintptr_t end = address + span;
+  if (range->block->kind != PINNED && (!range->is_accessible || end_of_accessible(range, end) < end))
     return CUDA_ERROR_ILLEGAL_ADDRESS;
   if (is_gone(range->block)) {
     violation("memory was used that its owner has freed");

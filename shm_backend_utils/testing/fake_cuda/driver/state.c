@@ -77,24 +77,12 @@ static void in_child(void) {
   pthread_mutex_init(&the_lock, NULL);
 }
 
-__attribute__((constructor)) static void load(void) {
-  settings.devices = (int)environment("SHM_FAKE_CUDA_DEVICES", settings.devices);
-  if (settings.devices > DEVICES) settings.devices = DEVICES;
-  settings.driver_version = (int)environment("SHM_FAKE_CUDA_DRIVER_VERSION", settings.driver_version);
-  settings.delay_us = (uint64_t)environment("SHM_FAKE_CUDA_DELAY_US", (long)settings.delay_us);
-  settings.memory_bytes = (size_t)environment("SHM_FAKE_CUDA_MEMORY_BYTES", (long)settings.memory_bytes);
-  read_uuids(getenv("SHM_FAKE_CUDA_UUIDS"));
-  for (int process = 0; process < PROCESSES; process++)
-    settings.seen[process].pid_namespace = hash_of(getenv("SHM_FAKE_CUDA_PID_NAMESPACE")),
-    settings.seen[process].pid = (int)environment("SHM_FAKE_CUDA_PID", 0);
-  pthread_atfork(before_fork, after_fork, in_child);
-}
-
 CUresult initialize(void) {
   if (is_forked) return CUDA_ERROR_NOT_INITIALIZED;
   if (settings.devices <= 0) return CUDA_ERROR_NO_DEVICE;
+  lock();
   is_initialized = 1;
-  return CUDA_SUCCESS;
+  return unlock(CUDA_SUCCESS);
 }
 
 static struct function *function_of(const char *name) {
@@ -167,13 +155,22 @@ EXPORT void fake_cuda_set_namespace(int process, const char *name, int pid) {
 /* Returns whether there is such an error and such a function. */
 EXPORT int fake_cuda_fail_next(const char *name, const char *error, int times, int process) {
   int number = error_number(error);
-  if (number <= 0 || !is_function(name)) return 0;
+  if (number <= 0 || times <= 0 || !is_function(name)) return 0;
   lock();
   struct failure **last = &function_of(name)->failures;
   while (*last) last = &(*last)->next;
   *last = calloc(1, sizeof **last);
   **last = (struct failure){NULL, process, times, number};
   return unlock(1);
+}
+
+static void read_failures(const char *text) { /* function:error:times, separated by commas */
+  char name[64], error[64];
+  for (int times; text && sscanf(text, "%63[^:]:%63[^:]:%d", name, error, &times) == 3;) {
+    fake_cuda_fail_next(name, error, times, -1);
+    text = strchr(text, ',');
+    text = text ? text + 1 : NULL;
+  }
 }
 
 EXPORT uint64_t fake_cuda_count(const char *name, int process) {
@@ -205,4 +202,18 @@ EXPORT void fake_cuda_forget(void) {
   }
   while (violation_count) free(violations[--violation_count]);
   unlock(0);
+}
+
+__attribute__((constructor)) static void load(void) {
+  settings.devices = (int)environment("SHM_FAKE_CUDA_DEVICES", settings.devices);
+  if (settings.devices > DEVICES) settings.devices = DEVICES;
+  settings.driver_version = (int)environment("SHM_FAKE_CUDA_DRIVER_VERSION", settings.driver_version);
+  settings.delay_us = (uint64_t)environment("SHM_FAKE_CUDA_DELAY_US", (long)settings.delay_us);
+  settings.memory_bytes = (size_t)environment("SHM_FAKE_CUDA_MEMORY_BYTES", (long)settings.memory_bytes);
+  read_uuids(getenv("SHM_FAKE_CUDA_UUIDS"));
+  for (int process = 0; process < PROCESSES; process++)
+    settings.seen[process].pid_namespace = hash_of(getenv("SHM_FAKE_CUDA_PID_NAMESPACE")),
+    settings.seen[process].pid = (int)environment("SHM_FAKE_CUDA_PID", 0);
+  read_failures(getenv("SHM_FAKE_CUDA_FAIL"));
+  pthread_atfork(before_fork, after_fork, in_child);
 }

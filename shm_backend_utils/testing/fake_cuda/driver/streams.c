@@ -83,7 +83,8 @@ static void *work_through(void *argument) {
     CUresult before = stream->context->error;
     unlock(0);
     if (work->is_late) be_late();
-    CUresult result = before && work->is_late ? CUDA_SUCCESS : work->run(work, stream); /* after an error, no kernel runs */
+    int is_skipped = stream->is_ended || (before && work->is_late); /* after an error, no kernel runs */
+    CUresult result = is_skipped ? CUDA_SUCCESS : work->run(work, stream);
     lock();
     if (result && !stream->context->error) stream->context->error = result;
     stream->first = work->next;
@@ -107,8 +108,8 @@ static int start(struct stream *stream) {
 }
 
 CUresult put_work(struct stream *stream, struct work *work) {
-  CUresult refused = stream->capture ? (stream->is_capture_invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS)
-                                     : implicit_capture(stream);
+  CUresult refused = stream->capture ? CUDA_SUCCESS : implicit_capture(stream);
+  if (stream->capture && stream->is_capture_invalid) refused = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (refused || stream->capture) { /* what is captured is not done */
     free_work(work);
     return refused;
@@ -196,6 +197,14 @@ int is_stream_done(struct stream *stream) {
     for (struct stream *one = all_streams; one; one = one->next)
       if (one->context == stream->context && is_blocking(one) && one->done < one->put) return 0;
   return stream->done >= stream->put;
+}
+
+void end_streams(int process) {
+  for (struct stream *one = all_streams; one; one = one->next)
+    if (one->process == process) {
+      one->is_destroyed = one->is_ended = 1;
+      pthread_cond_signal(&one->has_work);
+    }
 }
 
 int live_streams(int process) {

@@ -43,7 +43,8 @@ EXPORT CUresult cuMemGetAllocationGranularity(size_t *size, const struct propert
   return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr wish, uint64_t flags) {
+EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr wish,
+                                     uint64_t flags) {
   ENTER("cuMemAddressReserve");
   (void)wish; /* a hint */
   if (!address || !size || size % BLOCK_BYTES || alignment > BLOCK_BYTES || flags) return CUDA_ERROR_INVALID_VALUE;
@@ -105,8 +106,9 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, uint64
   lock();
   struct block *block = reserved_at(address, size);
   struct physical *physical = physical_of(handle);
-  REFUSE_IF(!block || !physical || physical->is_released || flags || !size || size % BLOCK_BYTES || offset % BLOCK_BYTES ||
-            offset > physical->size || size > physical->size - offset, CUDA_ERROR_INVALID_VALUE);
+  REFUSE_IF(!block || !physical || physical->is_released || flags, CUDA_ERROR_INVALID_VALUE);
+  REFUSE_IF(!size || size % BLOCK_BYTES || offset % BLOCK_BYTES, CUDA_ERROR_INVALID_VALUE);
+  REFUSE_IF(offset > physical->size || size > physical->size - offset, CUDA_ERROR_INVALID_VALUE);
   for (size_t at = 0; at < size; at += BLOCK_BYTES)
     REFUSE_IF(range_at(the_process, address + at), CUDA_ERROR_INVALID_VALUE);
   char *view = block->view + (address - block->address);
@@ -144,7 +146,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     struct block *block = range->block;
     struct physical *physical = physical_of(range->physical);
     size_t mapped = range->size;
-    remove_range(range);
+    remove_range(range); /* the reservation's block stays */
     mmap(block->view + (address - block->address), mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     physical->maps--;
     free_physical(physical);

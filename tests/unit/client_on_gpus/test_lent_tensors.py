@@ -16,7 +16,7 @@ from shm_backend_utils.errors import TensorError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.tensors.device_array import DeviceArray
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
-from tests.unit.client_on_gpus.conftest import gpu_client, wait_until
+from tests.unit.client_on_gpus.conftest import gpu_client, on_host, tensor_of, wait_until
 from tests.unit.client_on_gpus.gpu_server import GpuServer
 
 X = np.arange(600, dtype=np.float32)
@@ -30,7 +30,7 @@ def loans(server: GpuServer) -> list[Any]:
 
 
 def test_a_tensor_is_used_where_it_is(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
-    x = driver.tensor(X)
+    x = tensor_of(driver, X)
     result = client.infer("m", {"IN0": x}, outputs=ON_HOST)
     np.testing.assert_array_equal(result["OUT0"], 2 * X)
     (claim,) = server.seen.claims
@@ -42,14 +42,14 @@ def test_a_tensor_is_used_where_it_is(driver: FakeDriver, server: GpuServer, cli
 def test_a_tensor_in_the_midst_of_an_allocation_is_named_by_base_and_offset(
     driver: FakeDriver, server: GpuServer, client: ShmClient
 ) -> None:
-    pool = driver.tensor(np.arange(4000, dtype=np.float32), offset=512)
+    pool = tensor_of(driver, np.arange(4000, dtype=np.float32), 128)
     result = client.infer("m", {"IN0": pool[1000:1600]}, outputs=ON_HOST)
     np.testing.assert_array_equal(result["OUT0"], 2 * np.arange(1000, 1600, dtype=np.float32))
     assert len(loans(server)) == 1
 
 
 def test_tensors_of_one_allocation_are_one_region(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
-    pool = driver.tensor(np.arange(4000, dtype=np.float32))
+    pool = tensor_of(driver, np.arange(4000, dtype=np.float32))
     result = client.infer("two", {"IN0": pool[:600], "IN1": pool[64:664]}, outputs={**ON_HOST, "OUT1": X.nbytes})
     np.testing.assert_array_equal(result["OUT0"], 2 * X)
     np.testing.assert_array_equal(result["OUT1"], 2 * (X + 64))
@@ -59,18 +59,18 @@ def test_tensors_of_one_allocation_are_one_region(driver: FakeDriver, server: Gp
 def test_what_came_back_on_a_gpu_can_be_given_on(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
     first = client.infer("m", {"IN0": X}, outputs=ON_GPU)
     second = client.infer("m", {"IN0": first["OUT0"]}, outputs=ON_GPU)
-    np.testing.assert_array_equal(second["OUT0"].to_host(), 4 * X)
+    np.testing.assert_array_equal(on_host(second), 4 * X)
     assert len(loans(server)) == 1
 
 
 def test_small_tensors_are_copied_and_nothing_is_told(driver: FakeDriver, server: GpuServer, cuda: CudaAccess) -> None:
     with gpu_client(server, cuda) as client, warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = client.infer("m", {"IN0": driver.tensor(X)}, outputs=ON_GPU)
-        np.testing.assert_array_equal(result["OUT0"].to_host(), 2 * X)
+        result = client.infer("m", {"IN0": tensor_of(driver, X)}, outputs=ON_GPU)
+        np.testing.assert_array_equal(on_host(result), 2 * X)
         assert not loans(server)
         large = np.ones(2**20 // 4, np.float32)
-        client.infer("m", {"IN0": driver.tensor(large)}, outputs={"OUT0": large.nbytes})
+        client.infer("m", {"IN0": tensor_of(driver, large)}, outputs={"OUT0": large.nbytes})
         assert len(loans(server)) == 1
 
 
@@ -78,26 +78,35 @@ def test_small_tensors_are_copied_and_nothing_is_told(driver: FakeDriver, server
 def test_memory_that_cuda_cannot_share_is_copied_once_and_that_is_told_once(
     driver: FakeDriver, server: GpuServer, client: ShmClient, kind: Any, told: str
 ) -> None:
-    x = driver.tensor(X, kind=kind)
+    x = tensor_of(driver, X, kind=kind)
     with pytest.warns(CopyWarning, match=f"input 'IN0' of model 'm' is copied on its GPU: .*{told}") as caught:
         result = client.infer("m", {"IN0": x}, outputs=ON_GPU)
-        again = client.infer("m", {"IN0": x}, outputs=ON_GPU)
-    assert len(caught) == 1
     assert caught[0].filename == __file__
-    for each in (result, again):
-        np.testing.assert_array_equal(each["OUT0"].to_host(), 2 * X)
+    np.testing.assert_array_equal(on_host(result), 2 * X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(on_host(client.infer("m", {"IN0": x}, outputs=ON_GPU)), 2 * X)
     assert not loans(server)
+
+
+def test_a_small_allocation_that_shares_a_block_is_copied_and_that_is_told(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    small = [driver.tensor(X) for _ in range(2)]
+    with pytest.warns(CopyWarning, match="its allocation shares a block of CUDA's with others"):
+        result = client.infer("m", {"IN0": small[-1]}, outputs=ON_GPU)
+    np.testing.assert_array_equal(on_host(result), 2 * X)
 
 
 def test_strided_memory_is_copied_and_that_is_told(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
     x = driver.tensor(np.arange(1200, dtype=np.float32))[::2]
     with pytest.warns(CopyWarning, match="it is not C-contiguous"):
         result = client.infer("m", {"IN0": x}, outputs=ON_GPU)
-    np.testing.assert_array_equal(result["OUT0"].to_host(), 4 * X)
+    np.testing.assert_array_equal(on_host(result), 4 * X)
 
 
 def test_a_tensor_is_let_go_of_with_the_answer(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
-    x = driver.tensor(X)
+    x = tensor_of(driver, X)
     memory = weakref.ref(x.memory)
     result = client.infer("m", {"IN0": x}, outputs=ON_HOST)
     del x
@@ -109,7 +118,7 @@ def test_a_tensor_is_let_go_of_with_the_answer(driver: FakeDriver, server: GpuSe
 def test_a_tensor_that_a_model_keeps_is_kept_until_it_lets_go(
     driver: FakeDriver, server: GpuServer, client: ShmClient
 ) -> None:
-    x = driver.tensor(X)
+    x = tensor_of(driver, X)
     memory = weakref.ref(x.memory)
     server.keeps_loans = True
     client.infer("m", {"IN0": x}, outputs=ON_HOST).release()
@@ -124,7 +133,7 @@ def test_a_tensor_that_a_model_keeps_is_kept_until_it_lets_go(
 
 
 def test_a_kept_tensor_outlives_its_client(driver: FakeDriver, server: GpuServer, cuda: CudaAccess) -> None:
-    x = driver.tensor(X)
+    x = tensor_of(driver, X)
     memory = weakref.ref(x.memory)
     server.keeps_loans = True
     with gpu_client(server, cuda, lend_bytes=0) as client:
@@ -140,7 +149,7 @@ def test_a_kept_tensor_outlives_its_client(driver: FakeDriver, server: GpuServer
 def test_a_tensor_of_a_request_without_an_answer_is_kept_until_that_cannot_begin(
     driver: FakeDriver, server: GpuServer, client: ShmClient
 ) -> None:
-    x = driver.tensor(X)
+    x = tensor_of(driver, X)
     memory = weakref.ref(x.memory)
     with server.at_work_on_the_next():
         with pytest.raises(DeadlineExceededError):
@@ -149,14 +158,14 @@ def test_a_tensor_of_a_request_without_an_answer_is_kept_until_that_cannot_begin
         time.sleep(0.2)
         gc.collect()
         assert memory() is not None
-    client.infer("m", {"IN0": driver.tensor(X)}, outputs=ON_HOST).release()  # takes the slot back
+    client.infer("m", {"IN0": tensor_of(driver, X)}, outputs=ON_HOST).release()  # takes the slot back
     wait_until(lambda: memory() is None)
 
 
 def test_a_tensor_of_a_request_that_was_refused_is_let_go_of(
     driver: FakeDriver, server: GpuServer, client: ShmClient
 ) -> None:
-    x = driver.tensor(X)
+    x = tensor_of(driver, X)
     memory = weakref.ref(x.memory)
 
     def refuse(_: object) -> None:
@@ -172,10 +181,10 @@ def test_a_tensor_of_a_request_that_was_refused_is_let_go_of(
 
 def test_what_is_submitted_is_copied(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
     stream = client_stream(driver)
-    x = driver.tensor(X)
+    x = tensor_of(driver, X)
     future = client.submit("m", {"IN0": x}, outputs=ON_GPU, stream=stream)
     x.peek()[:] = 0
-    np.testing.assert_array_equal(future.result()["OUT0"].to_host(), 2 * X)
+    np.testing.assert_array_equal(on_host(future.result()), 2 * X)
     assert not loans(server)
 
 
@@ -188,12 +197,13 @@ def client_stream(driver: FakeDriver) -> int:
 
 
 def test_a_tensor_is_a_prepared_calls_memory(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
-    x = driver.tensor(X, offset=256)
+    x = tensor_of(driver, X, 64)
     with client.prepare("m", {"IN0": x}, outputs=ON_GPU) as call:
-        assert call.inputs["IN0"] is x
+        given: Any = call.inputs["IN0"]
+        assert given is x
         for times in (1, 2, 3):
             x.peek()[:] = times * X
-            np.testing.assert_array_equal(call.infer()["OUT0"].to_host(), 2 * times * X)
+            np.testing.assert_array_equal(on_host(call.infer()), 2 * times * X)
         assert not loans(server)
         assert driver.count("cuIpcOpenMemHandle", process=1) == 2
 
@@ -201,7 +211,7 @@ def test_a_tensor_is_a_prepared_calls_memory(driver: FakeDriver, server: GpuServ
 def test_a_prepared_calls_tensor_is_kept_until_no_model_has_it(
     driver: FakeDriver, server: GpuServer, client: ShmClient
 ) -> None:
-    x = driver.tensor(X)
+    x = tensor_of(driver, X)
     memory = weakref.ref(x.memory)
     call = client.prepare("m", {"IN0": x}, outputs=ON_HOST)
     call.infer().release()
@@ -222,7 +232,7 @@ def test_memory_that_cuda_cannot_share_is_no_prepared_calls(
     driver: FakeDriver, server: GpuServer, client: ShmClient, kind: Any
 ) -> None:
     with pytest.raises(TensorError, match=r"input 'IN0' cannot be a prepared call's memory: .*'cuda:0'") as caught:
-        client.prepare("m", {"IN0": driver.tensor(X, kind=kind)}, outputs=ON_HOST)
+        client.prepare("m", {"IN0": tensor_of(driver, X, kind=kind)}, outputs=ON_HOST)
     assert caught.value.tensor == "IN0"
 
 
@@ -233,6 +243,6 @@ def test_inputs_that_are_to_be_filled_are_arrays_on_the_gpu(
         array: Any = call.inputs["IN0"]
         assert isinstance(array, DeviceArray)
         driver.memory(array.address, X.shape, X.dtype)[:] = X
-        np.testing.assert_array_equal(call.infer()["OUT0"].to_host(), 2 * X)
-        np.testing.assert_array_equal(call.infer()["OUT0"].to_host(), 2 * X)
+        np.testing.assert_array_equal(on_host(call.infer()), 2 * X)
+        np.testing.assert_array_equal(on_host(call.infer()), 2 * X)
         del array

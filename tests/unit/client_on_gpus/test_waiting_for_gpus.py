@@ -1,0 +1,200 @@
+"""Waiting for GPUs: it blocks no event loop, has the call's deadline, and ends when the model has died."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import (
+    AsyncShmClient,
+    DeadlineExceededError,
+    InferenceError,
+    PoolOptions,
+    ShmClient,
+    SlotInDoubtError,
+)
+from shm_backend_utils.errors import PeerError
+from shm_backend_utils.memory.cuda.errors import CudaError
+from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+from tests.unit.client_on_gpus.conftest import gpu_client, on_host, tensor_of, wait_until
+from tests.unit.client_on_gpus.gpu_server import GpuServer
+from tests.unit.fake_wires import async_client_of
+
+X = np.arange(600, dtype=np.float32)
+ON_GPU = {"OUT0": (X.shape, X.dtype, "cuda:0")}
+LATE_S = 0.3
+DIED = "a model ended while its GPU was at work for this call, whose memory there is not used again"
+
+
+def longest_gap_s(server: GpuServer, cuda: CudaAccess, call: Callable[[AsyncShmClient], Any]) -> float:
+    """Make a call in an event loop, and return for how long another task of it did not run at the most."""
+
+    async def run() -> float:
+        longest, is_over = 0.0, False
+
+        async def tick() -> None:
+            nonlocal longest
+            last = time.monotonic()
+            while not is_over:
+                await asyncio.sleep(0.001)
+                now = time.monotonic()
+                longest, last = max(longest, now - last), now
+
+        async with async_client_of(server, cuda=cuda, pool=PoolOptions(lend_bytes=0)) as client:
+            await call(client)  # makes memory, which takes its time
+            server.work_s = LATE_S
+            ticking = asyncio.ensure_future(tick())
+            await call(client)
+            is_over = True
+            await ticking
+            bank = client._memory.bank
+        server.sweep()
+        wait_until(lambda: not bank.collect())
+        return longest
+
+    return asyncio.run(run())
+
+
+def test_a_model_that_leaves_work_to_its_gpu_blocks_no_event_loop(
+    driver: FakeDriver, server: GpuServer, cuda: CudaAccess
+) -> None:
+    server.answers_early = True
+
+    async def call(client: AsyncShmClient) -> None:
+        result = await client.infer("m", {"IN0": X}, outputs=ON_GPU)
+        array: Any = result["OUT0"]
+        np.testing.assert_array_equal(driver.memory(array.address, X.shape, X.dtype), 2 * X)
+
+    assert longest_gap_s(server, cuda, call) < LATE_S / 2
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
+@pytest.mark.parametrize("path", ["direct", "inline"])
+@pytest.mark.parametrize("kind", ["device", "managed"])
+@pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
+def test_a_user_who_is_late_blocks_no_event_loop(
+    driver: FakeDriver, server: GpuServer, cuda: CudaAccess, is_named: bool, path: Any, kind: str
+) -> None:
+    stream = driver.runtime().create_stream(0)
+    x = tensor_of(driver, X, kind=kind)
+
+    async def call(client: AsyncShmClient) -> None:
+        if server.work_s:
+            server.work_s = 0.0
+            driver.launch(stream, lambda: time.sleep(LATE_S))
+        named = stream if is_named else None
+        await client.infer("m", {"IN0": x}, outputs=ON_GPU, path=path, stream=named)
+
+    assert longest_gap_s(server, cuda, call) < LATE_S / 2
+    driver.runtime().destroy_stream(stream, 0)
+
+
+def test_a_models_gpu_that_is_late_has_the_call_end_in_time(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
+    server.answers_early, server.work_s = True, 2 * LATE_S
+    begin = time.monotonic()
+    with pytest.raises(DeadlineExceededError, match="a model's GPU was still at work in its memory"):
+        client.infer("m", {"IN0": X}, outputs=ON_GPU, timeout_s=0.1)
+    assert time.monotonic() - begin < LATE_S
+    server.work_s = 0.0
+    np.testing.assert_array_equal(on_host(client.infer("m", {"IN0": 3 * X}, outputs=ON_GPU)), 6 * X)
+
+
+def test_a_model_that_dies_in_the_middle_leaves_memory_that_is_not_used_again(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
+    (left,) = server.seen.claims
+    server.dies, server.work_s = True, LATE_S
+    with pytest.raises(InferenceError, match="not healthy"):
+        client.infer("m", {"IN0": X}, outputs=ON_GPU)
+    server.dies, server.work_s = False, 0.0
+    np.testing.assert_array_equal(on_host(client.infer("m", {"IN0": X}, outputs=ON_GPU)), 2 * X)
+    assert server.seen.claims[0].handle != left.handle
+
+
+def test_a_model_that_dies_after_its_answer_is_not_waited_for_until_the_deadline(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
+    server.answers_early, server.work_s = True, LATE_S
+    server.after = lambda _: server.die()
+    begin = time.monotonic()
+    with pytest.raises(PeerError, match=DIED):
+        client.infer("m", {"IN0": X}, outputs=ON_GPU, timeout_s=20)
+    assert time.monotonic() - begin < LATE_S
+    server.after, server.answers_early, server.work_s = (lambda _: None), False, 0.0
+    np.testing.assert_array_equal(on_host(client.infer("m", {"IN0": X}, outputs=ON_GPU)), 2 * X)
+
+
+def test_a_prepared_call_whose_model_died_says_so_ever_after(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    with client.prepare("m", {"IN0": (X.shape, X.dtype, "cuda:0")}, outputs=ON_GPU) as call:
+        call.infer().release()
+        server.dies, server.work_s = True, LATE_S
+        with pytest.raises(InferenceError, match="not healthy"):
+            call.infer()
+        server.dies = False
+        for _ in range(2):
+            with pytest.raises(PeerError, match=f"{DIED}.*prepare another"):
+                call.infer()
+
+
+def test_a_request_without_an_answer_is_waited_for_before_the_next_of_a_prepared_call(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    with client.prepare("m", {"IN0": tensor_of(driver, X)}, outputs=ON_GPU) as call:
+        with server.at_work_on_the_next():
+            with pytest.raises(DeadlineExceededError):
+                call.infer(timeout_s=1)
+            with pytest.raises(SlotInDoubtError):
+                call.infer(timeout_s=1)
+        np.testing.assert_array_equal(on_host(call.infer()), 2 * X)
+
+
+@pytest.mark.parametrize("events", [(2,), (1, 2), (0,), (9,), (1, 1)], ids=str)
+def test_events_that_there_are_not_are_the_peers_fault(
+    driver: FakeDriver, server: GpuServer, client: ShmClient, events: tuple[int, ...]
+) -> None:
+    x = tensor_of(driver, X)
+    server.events = events
+    with pytest.raises(PeerError, match="the model's results break the protocol: .*event"):
+        client.infer("m", {"IN0": x}, outputs=ON_GPU)
+    server.events = None
+    np.testing.assert_array_equal(on_host(client.infer("m", {"IN0": x}, outputs=ON_GPU)), 2 * X)
+
+
+def test_an_event_without_gpus_is_the_peers_fault(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
+    server.events = (1,)
+    with pytest.raises(PeerError, match="the model's results break the protocol"):
+        client.infer("m", {"IN0": X}, outputs={"OUT0": X.nbytes}, path="direct")
+
+
+def test_a_kernel_that_fails_is_the_calls_error(driver: FakeDriver, server: GpuServer, cuda: CudaAccess) -> None:
+    with gpu_client(server, cuda, lend_bytes=0) as client:
+        client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
+        server.answers_early = True
+        driver.fail_next("cuEventQuery", "CUDA_ERROR_LAUNCH_FAILED", times=2, process=0)
+        with pytest.raises(CudaError, match="CUDA_ERROR_LAUNCH_FAILED: a kernel has failed"):
+            client.infer("m", {"IN0": tensor_of(driver, X)}, outputs=ON_GPU)
+
+
+def test_many_calls_over_few_tensors_leave_nothing(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
+    tensors = [tensor_of(driver, X + number) for number in range(8)]
+    for _ in range(3):
+        for number, x in enumerate(tensors):
+            np.testing.assert_array_equal(on_host(client.infer("m", {"IN0": x}, outputs=ON_GPU)), 2 * (X + number))
+    before = driver.live()
+    for _ in range(20):
+        for x in tensors:
+            client.infer("m", {"IN0": x}, outputs=ON_GPU).release()
+    assert driver.live() == before

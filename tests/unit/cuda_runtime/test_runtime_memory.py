@@ -1,0 +1,204 @@
+"""Memory of GPUs and of the host: allocated, shared, asked about, pinned and copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils.memory.cuda.runtime import BLOCK_BYTES, CudaRuntime, PointerFacts, whole_blocks
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
+from tests.unit.gpus import fails_by
+
+PAGE = 4096
+
+
+@pytest.fixture
+def stream(gpu: CudaRuntime) -> Iterator[int]:
+    """A stream of device 0, which is current."""
+    stream = gpu.create_stream(0)
+    with gpu.on(0):
+        yield stream
+    gpu.destroy_stream(stream, 0)
+
+
+def bytes_at(driver: FakeDriver, address: int, byte_size: int) -> npt.NDArray[np.uint8]:
+    return driver.memory(address, (byte_size,), np.dtype(np.uint8))
+
+
+def host_pages(count: int) -> npt.NDArray[np.uint8]:
+    """Return whole pages of the host's memory."""
+    room = np.zeros((count + 1) * PAGE, np.uint8)
+    begin = -room.ctypes.data % PAGE
+    return room[begin : begin + count * PAGE]
+
+
+@pytest.mark.parametrize(
+    ("byte_size", "blocks"), [(1, 1), (BLOCK_BYTES, 1), (BLOCK_BYTES + 1, 2), (5 * BLOCK_BYTES - 1, 5)]
+)
+def test_whole_blocks_hold_so_many_bytes(gpu: CudaRuntime, byte_size: int, blocks: int) -> None:
+    assert whole_blocks(byte_size) == blocks * BLOCK_BYTES
+    address = gpu.allocate(byte_size, 1)
+    assert gpu.extent(address + byte_size - 1, 1) == (address, blocks * BLOCK_BYTES)
+    gpu.free(address, 1)
+
+
+def test_more_than_there_is_is_not_allocated(gpu: CudaRuntime) -> None:
+    with fails_by("CUDA_ERROR_OUT_OF_MEMORY"):
+        gpu.allocate(2**50, 0)
+
+
+def test_freed_memory_is_not_freed_again(gpu: CudaRuntime) -> None:
+    address = gpu.allocate(1, 0)
+    gpu.free(address, 0)
+    with fails_by("CUDA_ERROR_INVALID_VALUE"):
+        gpu.free(address, 0)
+    with fails_by("CUDA_ERROR_INVALID_VALUE"):
+        gpu.export(address)
+
+
+def test_memory_is_opened_twice_at_one_address_and_closed_twice(
+    driver: FakeDriver, gpu: CudaRuntime, peer: CudaRuntime
+) -> None:
+    address = gpu.allocate(1, 1)
+    handle = gpu.export(address)
+    opened = [peer.open(handle, 1) for _ in range(2)]
+    assert opened[0] == opened[1]
+    assert driver.live(1) == LiveCounts(opened=2)
+    bytes_at(driver, address, 3)[2] = 77
+    assert bytes_at(driver, opened[0], 3)[2] == 77
+    for each in opened:
+        peer.close(each, 1)
+    with fails_by("CUDA_ERROR_INVALID_VALUE"):
+        peer.close(opened[0], 1)
+    gpu.free(address, 1)
+
+
+# What CUDA knows of an address
+
+
+def test_what_is_known_of_device_memory(gpu: CudaRuntime) -> None:
+    address = gpu.allocate(3 * BLOCK_BYTES, 1)
+    for offset in (0, 1, 3 * BLOCK_BYTES - 1):
+        assert gpu.pointer(address + offset) == PointerFacts("device", 1, address, 3 * BLOCK_BYTES, True)
+    gpu.free(address, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "found", "is_exportable"),
+    [("device", "device", True), ("pool", "device", False), ("vmm", "device", False), ("managed", "managed", False)],
+)
+def test_what_is_known_of_a_users_tensor(
+    driver: FakeDriver, gpu: CudaRuntime, kind: str, found: str, is_exportable: bool
+) -> None:
+    tensor = driver.tensor(np.zeros(BLOCK_BYTES, np.uint8), device=1, kind=kind, offset=512)
+    facts = gpu.pointer(tensor.address)
+    assert (facts.kind, facts.device, facts.is_exportable) == (found, 1, is_exportable)
+    assert (facts.base, facts.byte_size >= BLOCK_BYTES + 512) == (tensor.address - 512, True)
+    if is_exportable:
+        assert len(gpu.export(facts.base)) == 64
+
+
+def test_memory_inside_of_a_block_of_others_is_not_exportable(driver: FakeDriver, gpu: CudaRuntime) -> None:
+    """Where such a handle opens, the block begins, says CUDA's documentation; not where the memory does."""
+    tensors = [driver.tensor(np.zeros(1000, np.uint8)) for _ in range(3)]
+    facts = [gpu.pointer(each.address) for each in tensors]
+    assert [each.is_exportable for each in facts] == [each.base % BLOCK_BYTES == 0 for each in facts]
+    assert not all(each.is_exportable for each in facts)
+
+
+def test_what_is_known_of_memory_of_the_host(gpu: CudaRuntime) -> None:
+    pages = host_pages(1)
+    assert gpu.pointer(pages.ctypes.data) == PointerFacts("host")
+    gpu.pin(pages.ctypes.data, PAGE)
+    assert gpu.pointer(pages.ctypes.data + 5) == PointerFacts("pinned")
+    gpu.unpin(pages.ctypes.data)
+    assert gpu.pointer(pages.ctypes.data) == PointerFacts("host")
+
+
+def test_what_another_process_has_is_not_known_here(gpu: CudaRuntime, peer: CudaRuntime) -> None:
+    address = gpu.allocate(1, 0)
+    assert peer.pointer(address) == PointerFacts("host")
+    opened = peer.open(gpu.export(address), 0)
+    assert (peer.pointer(opened).kind, peer.pointer(opened).base) == ("device", opened)
+    peer.close(opened, 0)
+    gpu.free(address, 0)
+
+
+def test_pinned_memory_is_not_pinned_again(driver: FakeDriver, gpu: CudaRuntime) -> None:
+    pages = host_pages(2)
+    gpu.pin(pages.ctypes.data, 2 * PAGE)
+    with fails_by("CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"):
+        gpu.pin(pages.ctypes.data, PAGE)
+    assert driver.live(0).pinned == 1
+    gpu.unpin(pages.ctypes.data)
+    with fails_by("CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"):
+        gpu.unpin(pages.ctypes.data)
+
+
+# Copies
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_bytes_come_to_the_gpu_and_back(driver: FakeDriver, gpu: CudaRuntime, stream: int, is_pinned: bool) -> None:
+    there, back = host_pages(1), host_pages(1)
+    there[:] = np.arange(PAGE) % 251
+    for each in (there, back):
+        if is_pinned:
+            gpu.pin(each.ctypes.data, PAGE)
+    address = gpu.allocate(PAGE, 0)
+    gpu.copy(address + 100, there.ctypes.data, 1000, stream)
+    gpu.copy(back.ctypes.data, address + 100, 1000, stream)
+    gpu.synchronize_stream(stream, 0)
+    assert back[:1000].tobytes() == there[:1000].tobytes()
+    assert not back[1000:].any()
+    for each in (there, back):
+        if is_pinned:
+            gpu.unpin(each.ctypes.data)
+    gpu.free(address, 0)
+
+
+def test_bytes_come_from_one_gpu_to_another(driver: FakeDriver, gpu: CudaRuntime, stream: int) -> None:
+    source, target = gpu.allocate(1, 0), gpu.allocate(1, 1)
+    bytes_at(driver, source, 100)[:] = range(100)
+    gpu.copy(target, source, 100, stream)
+    gpu.synchronize_stream(stream, 0)
+    assert bytes(bytes_at(driver, target, 100)) == bytes(range(100))
+    gpu.free(source, 0)
+    gpu.free(target, 1)
+
+
+def test_copies_are_done_late_and_in_order(driver: FakeDriver, gpu: CudaRuntime, stream: int) -> None:
+    driver.delay(0.02)
+    one, two = driver.tensor([1, 2]), driver.tensor([3, 4])
+    gpu.copy(two.address, one.address, 16, stream)
+    gpu.copy(one.address + 8, two.address, 8, stream)
+    assert two.peek().tolist() == [3, 4]
+    gpu.synchronize_stream(stream, 0)
+    assert (one.peek().tolist(), two.peek().tolist()) == ([1, 1], [1, 2])
+
+
+def test_rows_are_copied_to_rows_that_lie_otherwise(driver: FakeDriver, gpu: CudaRuntime, stream: int) -> None:
+    source = driver.tensor(np.arange(40, dtype=np.uint8).reshape(5, 8))
+    target = driver.tensor(np.zeros((5, 6), np.uint8))
+    gpu.copy_rows(target.address + 1, 6, source.address + 2, 8, 3, 5, stream)
+    gpu.synchronize_stream(stream, 0)
+    expected = np.zeros((5, 6), np.uint8)
+    expected[:, 1:4] = np.arange(40).reshape(5, 8)[:, 2:5]
+    assert target.get().tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("to_host", [False, True])
+def test_rows_are_copied_between_host_and_gpu(driver: FakeDriver, gpu: CudaRuntime, stream: int, to_host: bool) -> None:
+    tensor = driver.tensor(np.arange(12, dtype=np.uint8).reshape(3, 4))
+    pages = host_pages(1)
+    pages[:12] = np.arange(100, 112)
+    ends = [(pages.ctypes.data, 4), (tensor.address, 4)]
+    (target, target_pitch), (source, source_pitch) = ends if to_host else ends[::-1]
+    gpu.copy_rows(target, target_pitch, source, source_pitch, 2, 3, stream)
+    gpu.synchronize_stream(stream, 0)
+    moved = pages[:12].reshape(3, 4) if to_host else tensor.get()
+    first = 0 if to_host else 100
+    assert moved[:, :2].tolist() == [[first + 4 * row, first + 4 * row + 1] for row in range(3)]

@@ -1,0 +1,260 @@
+"""Arrays of any library on a GPU, taken over where they lie: what they are, who keeps them, and who waits for whom."""
+
+from __future__ import annotations
+
+import gc
+import time
+from copy import copy as copy_of
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils import dtypes
+from shm_backend_utils.dtypes import DType
+from shm_backend_utils.errors import TensorTypeError
+from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.tensors.device_copy import copy
+from shm_backend_utils.tensors.device_import import imported, is_on_gpu
+from shm_backend_utils.tensors.device_view import DeviceView
+from shm_backend_utils.tensors.strided_array import StridedArray
+from shm_backend_utils.testing.fake_cuda.driver import LiveCounts, Tensor
+from tests.unit.device_arrays.gpu import KERNEL_S, Array, Gpu, numbers
+
+NUMBERS = [dtype for dtype in dtypes.BY_NAME.values() if dtype is not dtypes.BYTES]
+every_dtype = pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
+every_shape = pytest.mark.parametrize("shape", [(), (1,), (0, 3), (2, 3, 4)], ids=str)
+
+
+class WithInterfaceAlone:
+    """A tensor as Numba has it: with CUDA's array interface, and nothing else."""
+
+    def __init__(self, tensor: Tensor, **changed: Any) -> None:
+        self._tensor = tensor
+        self._changed = changed
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        tensor = copy_of(self._tensor)
+        if tensor.dtype != dtypes.BF16.numpy:
+            return {**tensor.__cuda_array_interface__, **self._changed}
+        tensor.dtype = np.dtype(np.uint16)
+        return {**tensor.__cuda_array_interface__, "typestr": "<V2"}  # as PyTorch has it
+
+
+class WithoutVersions:
+    """A tensor of a library that speaks the DLPack of before 2023.12."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._tensor.__dlpack_device__()
+
+    def __dlpack__(self, stream: int | None = None) -> object:
+        return self._tensor.__dlpack__(stream=stream)
+
+
+class WithGradients:
+    """A tensor of PyTorch that takes part in a calculation of gradients."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+    def __dlpack__(self, **_: Any) -> object:
+        raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad.")
+
+
+PROTOCOLS = {"DLPack": lambda tensor: tensor, "older DLPack": WithoutVersions, "interface": WithInterfaceAlone}
+every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=list(PROTOCOLS))
+
+
+def late(gpu: Gpu, values: Array, stream: int) -> Tensor:
+    """Return a tensor that a kernel has still to write, and whose library knows that."""
+    tensor = gpu.driver.tensor(np.zeros_like(values))
+
+    def kernel() -> None:
+        time.sleep(KERNEL_S)
+        tensor.peek()[...] = values
+
+    with gpu.runtime.on(0):
+        gpu.driver.launch(stream, kernel)
+    tensor.stream = stream
+    return tensor
+
+
+def content(gpu: Gpu, array: DeviceArray | StridedArray, stream: int) -> Array:
+    found = np.zeros(array.shape, array.dtype)
+    copy(gpu.runtime, found, array, stream)
+    return found
+
+
+# What it is
+
+
+@every_shape
+@every_dtype
+@every_protocol
+def test_every_type_is_taken_where_it_lies(gpu: Gpu, protocol: Any, dtype: DType, shape: tuple[int, ...]) -> None:
+    values, stream = numbers(shape, dtype.numpy), gpu.stream(1)
+    tensor = gpu.driver.tensor(values, device=1, offset=512)
+    found = imported(gpu.runtime, protocol(tensor), stream)
+    assert isinstance(found, DeviceArray)
+    assert (found.shape, found.dtype, found.is_read_only) == (shape, dtype.numpy, False)
+    if values.size:
+        assert (found.address, found.device) == (tensor.address, 1)
+    assert content(gpu, found, stream).tobytes() == values.tobytes()
+
+
+@every_protocol
+def test_strided_memory_is_described_and_not_copied(gpu: Gpu, protocol: Any) -> None:
+    values, stream = numbers((6, 5, 4)), gpu.stream()
+    tensor = gpu.driver.tensor(values)[1:, ::2, 1:3]
+    found = imported(gpu.runtime, protocol(tensor), stream)
+    assert isinstance(found, StridedArray)
+    assert (found.address, found.strides) == (tensor.address, (80, 32, 4))
+    np.testing.assert_array_equal(content(gpu, found, stream), values[1:, ::2, 1:3])
+
+
+@pytest.mark.parametrize("key", [slice(1, 2), (slice(0, 1), slice(0, 3)), slice(2, 2)], ids=str)
+@every_protocol
+def test_what_is_contiguous_is_no_strided_array_whatever_strides_it_has(gpu: Gpu, protocol: Any, key: Any) -> None:
+    tensor = gpu.driver.tensor(numbers((6, 5)))[key]
+    assert isinstance(imported(gpu.runtime, protocol(tensor), gpu.stream()), DeviceArray)
+
+
+def test_bf16_by_the_interface_is_two_bytes_without_a_meaning(gpu: Gpu) -> None:
+    tensor = gpu.driver.tensor(numbers((3,), np.uint16))
+    found = imported(gpu.runtime, WithInterfaceAlone(tensor, typestr="<V2"), gpu.stream())
+    assert found.dtype == dtypes.BF16.numpy
+
+
+def test_a_library_that_puts_no_bool_into_capsules_has_an_interface(gpu: Gpu) -> None:
+    values, stream = np.array([True, False, True]), gpu.stream()
+    found = imported(gpu.runtime, gpu.driver.tensor(values, capsule_bool=False), stream)
+    assert found.dtype == np.bool_
+    assert content(gpu, found, stream).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("kind", ["device", "pool", "managed", "vmm"])
+def test_memory_of_every_kind_is_taken(gpu: Gpu, kind: Any) -> None:
+    values, stream = numbers((20,)), gpu.stream()
+    found = imported(gpu.runtime, gpu.driver.tensor(values, kind=kind), stream)
+    assert content(gpu, found, stream).tobytes() == values.tobytes()
+
+
+def test_a_bare_capsule_is_taken(gpu: Gpu) -> None:
+    values, stream = numbers((4,)), gpu.stream()
+    capsule = gpu.driver.tensor(values).__dlpack__(stream=stream)
+    assert content(gpu, imported(gpu.runtime, capsule, stream), stream).tobytes() == values.tobytes()
+
+
+def test_arrays_and_views_of_ours_are_taken_as_they_are(gpu: Gpu) -> None:
+    array, stream = gpu.array(numbers((4,))), gpu.stream()
+    assert imported(gpu.runtime, array, stream) is array
+    assert imported(gpu.runtime, DeviceView("X", array, dtypes.BY_NAME["INT32"], "direct"), stream) is array
+
+
+def test_what_is_read_only_says_so(gpu: Gpu) -> None:
+    tensor = gpu.driver.tensor(numbers((4,)))
+    read_only = WithInterfaceAlone(tensor, data=(tensor.address, True))
+    assert imported(gpu.runtime, read_only, gpu.stream()).is_read_only
+
+
+# What is refused
+
+
+def test_a_tensor_that_takes_part_in_gradients_says_what_its_library_says(gpu: Gpu) -> None:
+    with pytest.raises(TensorTypeError, match="tensor 'X' is a .*WithGradients on a GPU.*: .* use tensor.detach"):
+        imported(gpu.runtime, WithGradients(), gpu.stream(), tensor="X")
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"typestr": "<c8"}, "NumPy dtype complex64"),
+        ({"typestr": ">i4"}, "NumPy dtype >i4"),
+        ({"mask": 1}, "has a mask"),
+    ],
+    ids=["complex", "big-endian", "masked"],
+)
+def test_what_has_no_counterpart_is_refused(gpu: Gpu, changed: dict[str, Any], reason: str) -> None:
+    value = WithInterfaceAlone(gpu.driver.tensor(numbers((4,))), **changed)
+    with pytest.raises(TensorTypeError, match=f"does not give its memory away: .*{reason}"):
+        imported(gpu.runtime, value, gpu.stream(), tensor="X")
+
+
+def test_what_is_on_a_gpu_is_known(gpu: Gpu) -> None:
+    tensor = gpu.driver.tensor(numbers((4,)))
+    managed = gpu.driver.tensor(numbers((4,)), kind="managed")
+    for value in (tensor, managed, WithInterfaceAlone(tensor), gpu.array(numbers((4,)))):
+        assert is_on_gpu(value)
+    for other in (numbers((4,)), 5, None, [tensor]):
+        assert not is_on_gpu(other)
+
+
+# Who keeps it
+
+
+@every_protocol
+def test_memory_lives_as_long_as_what_was_taken(gpu: Gpu, protocol: Any) -> None:
+    before = gpu.driver.live().allocations
+    stream = gpu.stream()
+    found = imported(gpu.runtime, protocol(gpu.driver.tensor(numbers((4, 5)))), stream)
+    assert isinstance(found, DeviceArray)
+    rows = found[1:]
+    del found
+    gc.collect()
+    assert content(gpu, rows, stream).tobytes() == numbers((4, 5))[1:].tobytes()
+    assert gpu.driver.live().allocations == before + 1
+    del rows
+    gc.collect()
+    assert gpu.driver.live().allocations == before
+
+
+def test_what_is_refused_is_let_go_of(gpu: Gpu) -> None:
+    with pytest.raises(TensorTypeError):
+        imported(gpu.runtime, gpu.driver.tensor(np.zeros(4, np.complex64)), gpu.stream())
+    gc.collect()
+    assert gpu.driver.live()._replace(streams=0) == LiveCounts()
+
+
+# Who waits for whom
+
+
+@every_protocol
+def test_a_stream_waits_for_what_the_library_has_still_to_write(gpu: Gpu, protocol: Any) -> None:
+    stream = gpu.stream()
+    values = numbers((1000,))
+    found = imported(gpu.runtime, protocol(late(gpu, values, gpu.stream())), stream)
+    assert content(gpu, found, stream).tobytes() == values.tobytes()
+
+
+def test_a_default_stream_is_waited_for_too(gpu: Gpu) -> None:
+    stream = gpu.stream()
+    values = numbers((1000,))
+    for number in (0, 1, 2):
+        found = imported(gpu.runtime, WithInterfaceAlone(late(gpu, values, number), stream=number), stream)
+        assert content(gpu, found, stream).tobytes() == values.tobytes()
+
+
+def test_without_that_the_copy_would_be_wrong(gpu: Gpu) -> None:
+    stream = gpu.stream()
+    values = numbers((1000,))
+    tensor = late(gpu, values, gpu.stream())
+    found = imported(gpu.runtime, WithInterfaceAlone(tensor, stream=None), stream)
+    assert content(gpu, found, stream).tobytes() != values.tobytes()
+
+
+def test_a_stream_waits_for_who_writes_an_array_of_ours(gpu: Gpu) -> None:
+    stream, writer = gpu.stream(), gpu.stream()
+    target = gpu.empty((1000,))
+    gpu.write_late(target, numbers((1000,)), writer)
+    array = DeviceArray(gpu.runtime, target.address, (1000,), target.dtype, 0, None, written_on=writer)
+    assert imported(gpu.runtime, array, stream) is array
+    seen = DeviceArray(gpu.runtime, target.address, (1000,), target.dtype, 0, None)  # which knows nothing of the writer
+    assert content(gpu, seen, stream).tobytes() == numbers((1000,)).tobytes()
