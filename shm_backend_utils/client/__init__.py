@@ -26,8 +26,10 @@ from ..errors import (
     TensorShapeError,
     TensorTypeError,
 )
+from ..memory.cuda.errors import CudaError
 from ..memory.pool.options import PoolOptions
 from ..memory.segment import Access
+from ..tensors.device_array import DeviceArray
 from .aio import AsyncShmClient
 from .attach import Attached, CudaRegion, attach
 from .client import ShmClient
@@ -69,8 +71,10 @@ __all__ = [
     "ClosedError",
     "ConnectionLostError",
     "CopyWarning",
+    "CudaError",
     "CudaRegion",
     "DeadlineExceededError",
+    "DeviceArray",
     "Explanation",
     "ForkedError",
     "InferenceError",

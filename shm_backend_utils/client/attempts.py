@@ -137,6 +137,8 @@ def repair(core: Core, call: OpenCall, error: ShmError, attempt: int) -> Steps[K
 def _reopen(core: Core, call: OpenCall, known: KnownModel) -> Steps[OpenCall]:
     """Return the same call, with the same inputs, but of the model as it is now, and in other memory."""
     given = call.exchange.sources()
+    for source in given.values():
+        source.is_lent = False  # what is the user's may be what could not be opened
     layout = known.lay_out(given, call.wanted, output_devices=call.output_devices)
     path = yield from core.path_of(known, call.settings)
     exchange = yield from core.opening.open(call.settings, known, path, layout, given, call.wanted)

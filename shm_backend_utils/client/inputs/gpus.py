@@ -67,6 +67,10 @@ class GpuWork:
         for device in {*devices, *self._streams}:
             order_after(self._gpus.runtime, named, device, self.stream_on(device))
 
+    def may_block(self, named: Named) -> bool:
+        """Return whether :meth:`follow` waits for GPUs, as the driver cannot let a stream do so."""
+        return not named and not self._gpus.runtime.records_devices
+
     def marks(self) -> list[Mark]:
         """Return marks of what the GPUs have to do for the call until here; to be closed."""
         marks: list[Mark] = []

@@ -17,6 +17,7 @@ from ...memory.cuda.errors import CudaError
 from ...memory.cuda.memory import CudaAllocation
 from ...memory.cuda.ordering import Named
 from ...memory.cuda.streams import NamedStream
+from ...memory.descriptors import NO_DESCRIPTORS, no_descriptors
 from ...memory.pool.slot import Slot, SlotRegion
 from ...protocol.call_layout import CallLayout
 from ...protocol.claims import CudaRegionClaim, RegionClaim
@@ -29,7 +30,7 @@ from ..options import check_is_installed
 from ..steps import Steps
 from .exchange import is_answer
 from .further import FurtherMemory, GpuMemory
-from .waiting import are_done, inputs_on_gpus, library_of_inputs, until, work_of, worked_off
+from .waiting import are_done, followed, inputs_on_gpus, library_of_inputs, until, work_of, worked_off
 
 __all__ = ["CallOnGpus", "Loan", "PreparedOnGpus", "models_are_done"]
 
@@ -124,7 +125,7 @@ class CallOnGpus:
         sources = inputs_on_gpus(given)
         work = work_of(sources.values()) or GpuWork(self._gpus)
         with contextlib.closing(work):
-            work.follow(self.named, self._devices)
+            yield from followed(work, self.named, self._devices, deadline)
             if any(source.is_strided for source in sources.values()):
                 yield from worked_off(work, deadline)  # a stream has no room for very many copies that have to wait
             try:
@@ -267,7 +268,7 @@ class Loan:
         self._generation = slot.generation
         self._record = slot.record_offset
         self._tensors = tensors
-        self._fd = os.dup(region.fd)  # the client may be closed before the request is over
+        self._fd = _duplicate(region.fd)  # the client may be closed before the request is over
 
     def end_answered(self) -> bool:
         """End it after an answer. Return whether a model still uses the tensors, which are kept then."""
@@ -324,6 +325,15 @@ class PreparedOnGpus(CallOnGpus):
                 f"input {name!r} cannot be a prepared call's memory: {source.obstacle}; or describe it, as "
                 f"({source.shape}, {str(source.array.dtype)!r}, 'cuda:{source.device}'), and fill inputs[{name!r}]",
             )
+
+
+def _duplicate(fd: int) -> int:
+    try:
+        return os.dup(fd)
+    except OSError as error:
+        if error.errno not in NO_DESCRIPTORS:
+            raise
+        raise no_descriptors("to lend a tensor takes a file descriptor for the time of the call") from None
 
 
 def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:

@@ -316,7 +316,7 @@ class Opening:
         while True:
             region, memory = yield from self.take(settings, known, layout.end, 1, group)
             try:
-                yield from self._provide(settings, region, layout, sizes)
+                yield from self._provide(settings, region, memory, layout, sizes)
                 yield from self._wait_for_models(settings, region)
             except BaseException as error:
                 region.is_spoiled = True
@@ -328,11 +328,19 @@ class Opening:
             else:
                 return region, memory
 
-    def _provide(self, settings: CallSettings, region: SlotRegion, layout: CallLayout, sizes: list[int]) -> Steps[None]:
+    def _provide(
+        self, settings: CallSettings, region: SlotRegion, memory: Memory, layout: CallLayout, sizes: list[int]
+    ) -> Steps[None]:
         """Let a region have memory on GPUs, until the deadline."""
+        if region.device_memory.keys() >= set(layout.devices):
+            return  # and to allocate some may take its time
+
+        def provide(_: Memory = memory) -> None:  # which keeps the region, if nobody waits for this any more
+            self._gpus.bank.provide(region, layout.devices, sizes)
+
         while True:
             try:
-                return self._gpus.bank.provide(region, layout.devices, sizes)
+                return (yield from offloaded(provide, settings.left_s, "its memory on GPUs was being made"))
             except ShortOfMemoryError as error:
                 self._pool.drop_idle()
                 if time.monotonic() > settings.deadline:

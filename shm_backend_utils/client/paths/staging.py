@@ -23,7 +23,7 @@ from ..result import Result
 from ..settings import left_until
 from ..steps import Steps, offloaded
 from .exchange import Exchange
-from .waiting import inputs_on_gpus, library_of_inputs, work_of, worked_off
+from .waiting import followed, inputs_on_gpus, library_of_inputs, work_of, worked_off
 
 __all__ = ["StagedExchange", "brought_to_gpus", "can_be_downloaded"]
 
@@ -124,7 +124,7 @@ def can_be_downloaded(sources: Mapping[str, DeviceSource], named: Named, deadlin
     work = work_of(sources.values())
     if work is not None:
         with contextlib.closing(work):
-            work.follow(named, {source.array.device for source in sources.values()})
+            yield from followed(work, named, {source.array.device for source in sources.values()}, deadline)
             yield from worked_off(work, deadline)
 
 

@@ -6,17 +6,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from ...memory.cuda.ordering import Mark
+from ...memory.cuda.ordering import Mark, Named
 from ..errors import out_of_time
 from ..inputs.devices import DeviceSource
 from ..inputs.gpus import GpuWork
 from ..inputs.sources import Source
-from ..steps import Pause, Steps
+from ..settings import left_until
+from ..steps import Pause, Steps, offloaded
 
-__all__ = ["are_done", "inputs_on_gpus", "library_of_inputs", "until", "work_of", "worked_off"]
+__all__ = ["are_done", "followed", "inputs_on_gpus", "library_of_inputs", "until", "work_of", "worked_off"]
 
 _FIRST_PAUSE_S: Final = 20e-6
 _LONGEST_PAUSE_S: Final = 1e-3
+_COMES_BEFORE: Final = "its GPU was still at work on what comes before it"
 
 
 def until(is_done: Callable[[], bool], deadline: float, state: str) -> Steps[None]:
@@ -35,6 +37,22 @@ def until(is_done: Callable[[], bool], deadline: float, state: str) -> Steps[Non
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
+def followed(work: GpuWork, named: Named, devices: Iterable[int], deadline: float) -> Steps[None]:
+    """Have a call's work on GPUs come behind what the user has named there, or behind all that these GPUs do.
+
+    Raises
+    ------
+    DeadlineExceededError
+        The driver has to wait for that, and it takes longer.
+    CudaError
+        There is no such stream, for example.
+    """
+    if not work.may_block(named):
+        work.follow(named, devices)
+    else:
+        yield from offloaded(lambda: work.follow(named, devices), left_until(deadline), _COMES_BEFORE)
+
+
 def worked_off(work: GpuWork, deadline: float) -> Steps[None]:
     """Wait until a call's work on GPUs is done as far as it is there now, and the user's that it comes behind.
 
@@ -47,7 +65,7 @@ def worked_off(work: GpuWork, deadline: float) -> Steps[None]:
     """
     marks = work.marks()
     try:
-        yield from until(lambda: are_done(marks), deadline, "its GPU was still at work on what comes before it")
+        yield from until(lambda: are_done(marks), deadline, _COMES_BEFORE)
     finally:
         for mark in marks:
             mark.close()

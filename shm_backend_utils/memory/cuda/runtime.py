@@ -293,12 +293,17 @@ class CudaRuntime:
         """Let an event stand for all that is on a stream now (``cuEventRecord``). Both are the current device's."""
         self._ask("recording an event", "cuEventRecord", event, stream)
 
+    @property
+    def records_devices(self) -> bool:
+        """Whether :meth:`record_device` never waits."""
+        return self._version >= _RECORDS_CONTEXTS
+
     def record_device(self, event: int, device: int) -> None:
         """Let an event stand for all that a device has to do for this process now (``cuCtxRecordEvent``).
 
         A driver before CUDA 12.5 cannot: then the device is waited for, here.
         """
-        if self._version < _RECORDS_CONTEXTS:
+        if not self.records_devices:
             self.synchronize_device(device)
             with self.on(device):
                 self.record(event, 0)

@@ -77,10 +77,13 @@ def test_a_model_that_leaves_work_to_its_gpu_blocks_no_event_loop(
 @pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
 @pytest.mark.parametrize("path", ["direct", "inline"])
 @pytest.mark.parametrize("kind", ["device", "managed"])
+@pytest.mark.parametrize("is_old", [False, True], ids=["", "old driver"])
 @pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
 def test_a_user_who_is_late_blocks_no_event_loop(
-    driver: FakeDriver, server: GpuServer, cuda: CudaAccess, is_named: bool, path: Any, kind: str
+    driver: FakeDriver, server: GpuServer, cuda: CudaAccess, is_named: bool, path: Any, kind: str, is_old: bool
 ) -> None:
+    if is_old:
+        cuda.runtime._version = 12040
     stream = driver.runtime().create_stream(0)
     x = tensor_of(driver, X, kind=kind)
 
