@@ -16,6 +16,7 @@ from .. import ROOT
 __all__ = ["REPOSITORY", "copy_models", "copy_sample_models", "models_in", "sample_models"]
 
 REPOSITORY: Final = ROOT / "model_repository"
+_DEVICE_FILES: Final = ("/dev/nvidiactl", "/dev/dxg")  # of NVIDIA's kernel driver; of WSL2
 
 
 def models_in(repository: Path) -> list[Path]:
@@ -51,7 +52,8 @@ def _needs_gpu(model: Path) -> bool:
 
 
 def _has_gpu() -> bool:
-    if importlib.util.find_spec("cupy") is None:
+    """Return whether a server would see a GPU: this process may have a driver that is none."""
+    if importlib.util.find_spec("cupy") is None or not any(Path(file).exists() for file in _DEVICE_FILES):
         return False
     try:
         return CudaAccess().runtime.device_count() > 0
