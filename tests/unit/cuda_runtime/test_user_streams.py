@@ -109,7 +109,7 @@ def test_whose_a_stream_is_cuda_knows(gpu: CudaRuntime) -> None:
         of_class("CUevent", __int__=lambda _: 0x1234),
         threading.Event(),
     ],
-    ids=repr,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_is_no_stream_is_refused(value: Any) -> None:
     with pytest.raises(CallerError, match="is no stream of a GPU; expected what has __cuda_stream__"):
