@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         BatchCall,
         BufferAttributes,
         Call,
+        DeviceArray,
         DeviceView,
         MemoryType,
         SequencePart,
@@ -56,6 +57,7 @@ __all__ = [
     "Check",
     "ClientStats",
     "ClosedError",
+    "DeviceArray",
     "DeviceView",
     "Explanation",
     "MachineError",
@@ -81,8 +83,8 @@ __all__ = [
 _HOMES: Final = {
     "errors": ("CallerError", "ClosedError", "MachineError", "ModelError", "PeerError", "ShmError", "TensorError"),
     "model": (
-        *("BatchCall", "BufferAttributes", "Call", "DeviceView", "MemoryType", "SequencePart", "ShmSession"),
-        *("StreamCall", "StringsView", "TensorView"),
+        *("BatchCall", "BufferAttributes", "Call", "DeviceArray", "DeviceView", "MemoryType", "SequencePart"),
+        *("ShmSession", "StreamCall", "StringsView", "TensorView"),
     ),
 }
 """Where names are to be had, but for those of the client half."""

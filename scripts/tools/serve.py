@@ -1,4 +1,7 @@
-"""Run the embedded server in the foreground. Prints one line when every model is ready."""
+"""Run the embedded server in the foreground. Prints one line when every model is ready.
+
+Where there is a driver of GPUs, or the environment names some, a line on standard error says what models see of them.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from pathlib import Path
 from typing import get_args
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.server import Ports, StubNumpy
+from shm_backend_utils.server import Ports, StubNumpy, find_gpus
 
 from .common.command_line import Interrupted, raise_on_signals
 from .common.sample_models import copy_sample_models
 from .common.server import temporary_server
+
+_ASKED_FOR_GPUS = {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}
 
 
 def serve(model_repository: Path | None, ports: Ports, numpy: StubNumpy) -> int:
@@ -25,6 +30,9 @@ def serve(model_repository: Path | None, ports: Ports, numpy: StubNumpy) -> int:
     ) as server:
         addresses = f"grpc={server.grpc_url} http={server.http_url} metrics={server.metrics_url}"
         print(f"READY {addresses} log={server.log_file}", flush=True)
+        gpus = find_gpus(server.environment)
+        if gpus.has_driver or _ASKED_FOR_GPUS & set(server.environment):
+            print(gpus.text, file=sys.stderr)
         status = server.wait()
         print(f"{server.log_tail()}\nthe server exited by itself, with status {status}", file=sys.stderr)
         return 1
@@ -32,7 +40,7 @@ def serve(model_repository: Path | None, ports: Ports, numpy: StubNumpy) -> int:
 
 def main() -> int:
     """Run the program; return its exit status."""
-    parser = argparse.ArgumentParser(prog="scripts/serve", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/serve", description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--model-repository",
         type=Path,

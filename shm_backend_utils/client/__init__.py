@@ -26,6 +26,7 @@ from ..errors import (
     TensorShapeError,
     TensorTypeError,
 )
+from ..memory.cuda.errors import CudaError
 from ..memory.pool.options import PoolOptions
 from ..memory.segment import Access
 from ..tensors.device_array import DeviceArray
@@ -70,6 +71,7 @@ __all__ = [
     "ClosedError",
     "ConnectionLostError",
     "CopyWarning",
+    "CudaError",
     "CudaRegion",
     "DeadlineExceededError",
     "DeviceArray",

@@ -22,6 +22,7 @@ from ..errors import (
     TensorTypeError,
 )
 from ..tensors.attributes import BufferAttributes, MemoryType
+from ..tensors.device_array import DeviceArray
 from ..tensors.device_view import DeviceView
 from ..tensors.strings import Strings
 from ..tensors.strings_view import StringsView
@@ -40,6 +41,7 @@ __all__ = [
     "Call",
     "CallerError",
     "ClosedError",
+    "DeviceArray",
     "DeviceMemoryError",
     "DeviceView",
     "ForwardError",

@@ -25,6 +25,7 @@ import numpy as np
 
 from ..errors import CallerError, ClosedError, MachineError
 from .install import Installation, install
+from .preflight import find_gpus
 from .stub_numpy import install_numpy, is_there_another, make_environment, reads_own
 
 __all__ = ["EmbeddedServer", "Ports", "StubNumpy"]
@@ -39,6 +40,7 @@ _POLL_S: Final = 0.05
 _STOP_S: Final = 60.0
 _ATTEMPTS: Final = 3
 _ERROR_LINE: Final = re.compile(r'E\d{4} \S+ \d+ \S+\] "?(.*?)"?$')
+_ABOUT_GPUS: Final = re.compile("GPU|CUDA|cuda")
 _TELLING: Final = ("failed to load", "failed to start", "Poll failed", "in use")
 _EXIT_TIMEOUT_S: Final = 5  # not 30: a model whose process died, or a request that never ends, is waited for so long
 _CLIENT_SHM_FLAG: Final = "--allow-client-shm"
@@ -76,10 +78,20 @@ class EmbeddedServer:
         The server's output: the last 4 MiB of it, and the 4 MiB before in ``FILE.1``.
     shm_prefix : str
         What the names of its Python backend's shared memory begin with.
+    environment : dict
+        The environment variables of the server, and so of its stubs.
     """
 
-    def __init__(self, supervisor: subprocess.Popen[bytes], ports: Ports, log_file: Path, shm_prefix: str) -> None:
+    def __init__(
+        self,
+        supervisor: subprocess.Popen[bytes],
+        ports: Ports,
+        log_file: Path,
+        shm_prefix: str,
+        environment: dict[str, str],
+    ) -> None:
         self._supervisor = supervisor
+        self.environment = environment
         self.grpc_url = f"{_HOST}:{ports.grpc}"
         self.http_url = f"{_HOST}:{ports.http}"
         self.metrics_url = f"{_HOST}:{ports.metrics}"
@@ -223,7 +235,7 @@ class EmbeddedServer:
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C in the terminal is the launcher's to handle
         )
-        return cls(supervisor, ports, log_file, shm_prefix)
+        return cls(supervisor, ports, log_file, shm_prefix, environment)
 
     def _wait_until_ready(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -243,6 +255,8 @@ class EmbeddedServer:
 
     def _failure(self) -> str:
         reasons = list(dict.fromkeys(_reasons(self._log())))
+        if any(_ABOUT_GPUS.search(reason) for reason in reasons):
+            reasons.append(find_gpus(self.environment).text)
         return "\n".join(reasons) or self.log_tail()
 
 

@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..client.attach import CudaRegion
-from ..client.inputs.devices import DeviceSource
 from ..errors import ClosedError, TensorShapeError
 from ..memory.cuda.memory import CudaAccess, CudaAllocation
 from ..memory.segment import SystemSegment
 from ..tensors.device_array import PER_THREAD_STREAM, DeviceArray
 from ..tensors.device_copy import copy
+from ..tensors.strided_array import StridedArray
 from ..tensors.strings import Strings
 from .leak_probe import UTIL_PREFIX
 from .unregistering import unregister_when_free
@@ -53,7 +53,7 @@ class ShmHandle(ABC):
 
         Parameters
         ----------
-        data : numpy.ndarray of uint8 or DeviceSource
+        data : numpy.ndarray of uint8, DeviceArray or StridedArray
             At most as many bytes as the region has. A region on the host takes an array alone.
         """
 
@@ -204,7 +204,7 @@ class CudaShmHandle(ShmHandle):
     Raises
     ------
     MachineError
-        The driver or a GPU is missing, or the GPU has not that much memory left.
+        cuda-bindings or a GPU is missing, or the GPU has not that much memory left.
     """
 
     def __init__(self, name: str, byte_size: int, device_id: int, cuda: CudaAccess) -> None:
@@ -220,14 +220,10 @@ class CudaShmHandle(ShmHandle):
         """What ``client.attach`` wants to know of it."""
         return CudaRegion(self._raw_handle.encode(), self.device_id, self.byte_size)
 
-    def write(self, data: npt.NDArray[np.uint8] | DeviceSource) -> None:
+    def write(self, data: npt.NDArray[np.uint8] | DeviceArray | StridedArray) -> None:
         """Fill the beginning, as the base class says."""
-        if isinstance(data, DeviceSource):
-            data.work.follow((), {self.device_id})
-            data.write_to(self._array(data.dtype.numpy, data.shape))
-        else:
-            copy(self._runtime, self._array(data.dtype, data.shape), data, PER_THREAD_STREAM)
-            self._runtime.synchronize_stream(PER_THREAD_STREAM, self.device_id)
+        copy(self._runtime, self._array(data.dtype, data.shape), data, PER_THREAD_STREAM)
+        self._runtime.synchronize_stream(PER_THREAD_STREAM, self.device_id)
 
     def destroy(self) -> None:
         """Free the memory. Twice is fine."""
@@ -240,9 +236,9 @@ class CudaShmHandle(ShmHandle):
         return self._array(_BYTE, (byte_size,)).to_host()
 
     def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
-        allocation = self._allocation
-        if allocation is None:
+        if self._allocation is None:
             raise self._closed()
+        allocation = self._allocation
         return DeviceArray(self._runtime, allocation.address, shape, dtype, self.device_id, allocation.keeper)
 
     def _register_at(self, client: Any) -> None:

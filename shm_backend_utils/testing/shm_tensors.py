@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..client.inputs.devices import DeviceSource, copied_source
-from ..client.inputs.gpus import Gpus
 from ..errors import TensorError, TensorShapeError, TensorTypeError
-from ..memory.cuda.bank import DeviceBank
 from ..memory.cuda.memory import CudaAccess
-from ..tensors.device_import import is_on_gpu
+from ..tensors.device_array import PER_THREAD_STREAM, DeviceArray
+from ..tensors.device_import import imported, is_on_gpu
+from ..tensors.strided_array import StridedArray
 from ..tensors.strings import Strings
 
 __all__ = ["GivenInput", "NewRegion", "OutputRoom", "given_inputs", "new_regions", "output_rooms"]
@@ -31,15 +30,15 @@ class GivenInput(NamedTuple):
     shape : tuple of int
     byte_size : int
         In shared memory.
-    data : numpy.ndarray of uint8 or DeviceSource
-        The tensor as it lies there, or on a GPU.
+    data : numpy.ndarray of uint8, DeviceArray or StridedArray
+        The tensor as it lies there, or, complete, on a GPU.
     """
 
     name: str
     dtype: dtypes.DType
     shape: tuple[int, ...]
     byte_size: int
-    data: npt.NDArray[np.uint8] | DeviceSource
+    data: npt.NDArray[np.uint8] | DeviceArray | StridedArray
 
 
 class OutputRoom(NamedTuple):
@@ -134,9 +133,9 @@ def _on_device(name: str, value: Any, cuda: CudaAccess | None) -> GivenInput:
             f"input {name!r} lies on a GPU; expected an array on the host: copy it there, or use "
             "create_set_cuda_shm_regions",
         )
-    source = copied_source(Gpus(DeviceBank(cuda, None), 0), name, value, {})
-    assert source is not None  # as the caller has seen
-    return GivenInput(name, source.dtype, source.shape, source.byte_size, source)
+    array = imported(cuda.runtime, value, PER_THREAD_STREAM, tensor=name)
+    cuda.runtime.synchronize_device(array.device)  # for what is on streams that nobody has named
+    return GivenInput(name, dtypes.from_numpy(array.dtype, name), array.shape, array.nbytes, array)
 
 
 def _on_host(name: str, value: Any) -> GivenInput:

@@ -1,12 +1,12 @@
-"""``scripts/gpu_check`` where there is no GPU: rehearsed on a fake one, and whether its checks can fail."""
+"""``scripts/gpu_check`` where there is no GPU: rehearsed on a fake driver, and whether its checks can fail."""
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,33 +14,40 @@ from typing import Any
 
 import pytest
 
-from scripts.tools.gpu_check.check import check, default_folder
-from scripts.tools.gpu_check.fake import gpu_on, load_fake_gpu
+from scripts.tools.gpu_check import gpu as gpu_module
+from scripts.tools.gpu_check.check import Wanted, check
+from scripts.tools.gpu_check.fakes.gpu import load_fake_gpu
 from scripts.tools.gpu_check.gpu import Gpu, load_gpu
+from scripts.tools.gpu_check.kernels import LIBRARIES
 from scripts.tools.gpu_check.measuring import SMALL
 from scripts.tools.gpu_check.processes import client as client_process
 from scripts.tools.gpu_check.processes.checks import CHECKS
 from scripts.tools.gpu_check.processes.client import Check, Client, ModelProcess
 from scripts.tools.gpu_check.processes.figures import many_requests
-from scripts.tools.gpu_check.report import CheckFailedError, Figure, Report, SkippedError
-from shm_backend_utils.memory.cuda.runtime import CudaError
+from scripts.tools.gpu_check.report import CheckFailedError, Figure, NotOnAFakeError, Report
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.memory.cuda.errors import CudaError
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.server.install import FOLDER_VARIABLE
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gpu_check"
-SKIPPED_ON_A_FAKE = {
-    "PyTorch writes to the client's memory by DLPack",
-    "gpu_multiply serves Triton's own CUDA shared memory",
+IN_PART = {  # where the server itself, which is not fake, would have to open memory of the fake driver
+    "its models see the GPU",
+    "a model serves Triton's own CUDA shared memory",
     "identity on Triton's own path, by size",
-    "shm_util's regions, filled from the host, serve gpu_multiply and are gone then",
-    "shm_util's regions, filled from the GPU, serve gpu_multiply and are gone then",
+    "shm_util's regions, filled from the host, serve a model and are gone then",
+    "shm_util's regions, filled from the GPU, serve a model and are gone then",
     "shm_util's regions are registered with strings in them",
 }
+IN_WORDS = {"cupy": "CuPy", "torch": "PyTorch", "neither": "neither CuPy nor PyTorch"}
+
+
+pytestmark = pytest.mark.timeout(300)
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a user sees who runs the script on a fake GPU."""
+    """What a user sees who runs the script on a fake driver."""
 
     status: int
     printed: str
@@ -51,31 +58,44 @@ class Rehearsal:
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
     out = tmp_path_factory.mktemp("gpu_check") / "report"
+    violations = tmp_path_factory.mktemp("gpu_check") / "violations"
     command = [str(SCRIPT), "--python", sys.executable, "--rehearse", "--out", str(out)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=110, check=False)
+    environment = {**os.environ, "SHM_FAKE_CUDA_VIOLATIONS": str(violations)}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=280, check=False, env=environment)
+    assert not violations.exists() or violations.read_text() == ""  # nothing was done that CUDA leaves undefined
     content = json.loads((out / "report.json").read_text())
     return Rehearsal(done.returncode, done.stdout, (out / "report.txt").read_text(), content)
 
 
-# --- the whole check, on a fake GPU
+# --- the whole check, on a fake driver
 
 
 def test_a_rehearsal_passes_all_checks_but_those_that_need_more_than_a_fake(rehearsal: Rehearsal) -> None:
     assert {each["name"]: each for each in rehearsal.content["checks"] if each["status"] == "FAIL"} == {}
-    assert {each["name"] for each in rehearsal.content["checks"] if each["status"] == "SKIP"} == SKIPPED_ON_A_FAKE
+    assert {each["name"] for each in rehearsal.content["checks"] if each["status"] == "PART"} == IN_PART
     assert (rehearsal.content["failed"], rehearsal.status) == (0, 0)
 
 
-def test_a_rehearsal_runs_both_levels(rehearsal: Rehearsal) -> None:
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_rehearsal_runs_both_levels_with_each_library(rehearsal: Rehearsal, library: str) -> None:
     ran = {(each["group"], each["name"]) for each in rehearsal.content["checks"]}
-    assert {("two processes", name) for name in CHECKS} < ran
-    assert ("a real server", "a prepared call is filled, and answered, in one allocation") in ran
+    assert {(f"two processes, with {IN_WORDS[library]}", name) for name in CHECKS} < ran
+    assert (
+        f"a real server, with {IN_WORDS[library]}",
+        "a prepared call is filled, and answered, in one allocation",
+    ) in ran
+
+
+def test_a_rehearsal_has_several_gpus_and_the_samples_of_cupy(rehearsal: Rehearsal) -> None:
+    ran = {(each["group"], each["name"]) for each in rehearsal.content["checks"]}
+    assert ("two processes, with CuPy", "several GPUs serve one execute, each in order") in ran
+    assert ("a real server, with CuPy", "the sample gpu_normalize gives what NumPy gives") in ran
 
 
 def test_the_report_of_a_fake_says_so_in_its_title(rehearsal: Rehearsal) -> None:
     assert rehearsal.text.splitlines()[0] == "REHEARSAL ON A FAKE GPU: nothing here was measured on a GPU"
     assert rehearsal.content["title"] == rehearsal.text.splitlines()[0]
-    assert rehearsal.content["machine"]["GPU"].startswith("a fake GPU")
+    assert rehearsal.content["machine"]["GPU"].startswith("fake CUDA driver, no GPU")
 
 
 def test_figures_of_a_fake_are_never_called_figures_and_have_no_limits(rehearsal: Rehearsal) -> None:
@@ -105,7 +125,7 @@ def test_the_report_is_what_was_printed(rehearsal: Rehearsal) -> None:
 
 def test_the_report_tells_all_versions(rehearsal: Rehearsal) -> None:
     machine = rehearsal.content["machine"]
-    versions = {"driver", "CUDA of the driver", "CUDA of CuPy", "CuPy", "PyTorch", "NumPy", "Python", "kernel"}
+    versions = {"driver", "CUDA of the driver", "cuda-bindings", "CuPy", "PyTorch", "NumPy", "Python", "kernel"}
     assert set(machine) == {"date", "GPU", "server"} | versions
     assert machine["server"] == "2.51.0"
 
@@ -113,39 +133,67 @@ def test_the_report_tells_all_versions(rehearsal: Rehearsal) -> None:
 # --- where something is missing
 
 
-def test_without_cupy_it_ends_with_one_sentence(
+def test_without_the_bindings_it_ends_with_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    assert check(load_gpu, SMALL, tmp_path / "report") == 2
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    assert check(load_gpu, SMALL, tmp_path / "report", Wanted()) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("gpu_check needs a GPU and CuPy: GPU memory needs CuPy, which is not installed; ")
+    assert printed.err.startswith("gpu_check needs a GPU and cuda-bindings: GPU memory needs NVIDIA's cuda-bindings")
     assert printed.err.count("\n") == 1
     assert not (tmp_path / "report").exists()
 
 
-def without_gpu() -> Gpu:
-    raise CudaError("making GPU 0 current", "cudaErrorNoDevice")
+def without_gpu(library: str) -> Gpu:
+    raise CudaError("making GPU 0 ready", "CUDA_ERROR_NO_DEVICE")
 
 
 def test_without_a_gpu_it_ends_with_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check(without_gpu, SMALL, tmp_path) == 2
-    assert "cudaErrorNoDevice: no GPU is visible here" in capsys.readouterr().err
+    assert check(without_gpu, SMALL, tmp_path, Wanted()) == 2
+    assert "CUDA_ERROR_NO_DEVICE: no GPU is visible here" in capsys.readouterr().err
 
 
-def test_without_a_server_the_report_says_that_it_was_left_out_and_why(
+def with_neither_alone(library: str) -> Gpu:
+    if library == "neither":
+        return load_fake_gpu(library)
+    raise ImportError(f"there is no {library}")
+
+
+def test_a_library_that_was_asked_for_and_is_not_there_is_a_failure(tmp_path: Path) -> None:
+    assert check(with_neither_alone, SMALL, tmp_path, Wanted(levels=(1,), libraries=("torch",))) == 1
+    text = (tmp_path / "report.txt").read_text()
+    assert "FAIL  this machine: PyTorch can be used (it was asked for, and cannot be used: there is no torch)" in text
+
+
+def test_libraries_that_nobody_asked_for_and_are_not_there_are_named_and_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "nowhere"))
-    assert check(load_fake_gpu, SMALL, tmp_path, levels=(2,)) == 0
+    monkeypatch.setattr("scripts.tools.gpu_check.check.check_processes", lambda *_: None)
+    monkeypatch.setattr("scripts.tools.gpu_check.check.measure_processes", lambda *_: None)
+    assert check(with_neither_alone, SMALL, tmp_path, Wanted(levels=(1,))) == 0
     text = (tmp_path / "report.txt").read_text()
-    assert "SKIP  a real server: a server starts with the models (no server is installed; --server says" in text
+    assert "not checked with CuPy: there is no cupy" in text
+    assert "not checked with PyTorch: there is no torch" in text
+
+
+@pytest.mark.parametrize("levels", [(2,), (1, 2)])
+def test_without_a_server_level_2_is_a_failure_that_says_how_to_do_without(
+    levels: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scripts.tools.gpu_check.check.check_processes", lambda *_: None)
+    monkeypatch.setattr("scripts.tools.gpu_check.check.measure_processes", lambda *_: None)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "nowhere"))
+    assert check(load_fake_gpu, SMALL, tmp_path, Wanted(levels, ("neither",))) == 1
+    text = (tmp_path / "report.txt").read_text()
+    assert "FAIL  a real server: a server starts with the models (there is no server where this package" in text
+    assert "--level 1 does without" in text
     assert "\nserver: none\n" in text
 
 
 def test_a_server_that_was_named_and_is_not_there_is_a_failure(tmp_path: Path) -> None:
-    assert check(load_fake_gpu, SMALL, tmp_path, levels=(2,), server=tmp_path / "nowhere") == 1
+    wanted = Wanted((2,), ("neither",), tmp_path / "nowhere")
+    assert check(load_fake_gpu, SMALL, tmp_path, wanted) == 1
     assert "1 failed" in (tmp_path / "report.txt").read_text()
 
 
@@ -157,93 +205,105 @@ def test_a_rehearsal_must_say_where_its_report_goes() -> None:
     assert "--rehearse needs --out" in done.stderr
 
 
-def test_the_report_of_a_gpu_is_kept_by_day_and_name() -> None:
-    assert default_folder(load_fake_gpu(), "2000-01-02").parts[-3:] == ("docs", "gpu", "2000-01-02-a-fake-gpu")
+def test_pytorch_for_cpus_cannot_be_used_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    load_fake_gpu("neither")  # there is a driver, on which this PyTorch sees nothing
+    with pytest.raises((ImportError, MachineError), match="this PyTorch sees no GPU"):
+        gpu_module.load_gpu("torch")
 
 
 # --- whether the checks can fail
 
 
-def closes_no_handle(cuda: FakeCuda) -> None:
-    def fail(address: int) -> None:
-        raise CudaError("closing", "cudaErrorInvalidValue")
+def closes_no_handle(cuda: CudaRuntime) -> None:
+    def fail(address: int, device: int) -> None:
+        raise CudaError("closing", "CUDA_ERROR_INVALID_VALUE")
 
     cuda.close = fail  # type: ignore[method-assign]
 
 
-def waits_for_nothing(cuda: FakeCuda) -> None:
-    cuda.synchronize = lambda stream: None  # type: ignore[method-assign]
+def waits_for_nothing(cuda: CudaRuntime) -> None:
+    cuda.synchronize_stream = lambda stream, device: None  # type: ignore[method-assign]
+    cuda.synchronize_device = lambda device: None  # type: ignore[method-assign]
+    cuda.synchronize_event = lambda event: None  # type: ignore[method-assign]
 
 
-def ignores_events(cuda: FakeCuda) -> None:
+def ignores_events(cuda: CudaRuntime) -> None:
     cuda.wait_for_event = lambda event, stream: None  # type: ignore[method-assign]
 
 
-def asks_for_events(cuda: FakeCuda) -> None:
-    def wait(event: int, stream: int) -> None:
-        while not cuda.is_event_done(event):
-            time.sleep(0.001)
-
-    cuda.wait_for_event = wait  # type: ignore[method-assign]
+def waits_on_the_host(cuda: CudaRuntime) -> None:
+    cuda.wait_for_event = lambda event, stream: cuda.synchronize_event(event)  # type: ignore[method-assign]
 
 
-def pins_nothing(cuda: FakeCuda) -> None:
+def pins_nothing(cuda: CudaRuntime) -> None:
     def refuse(address: int, byte_size: int) -> None:
-        raise CudaError("pinning", "cudaErrorMemoryAllocation")
+        raise CudaError("pinning", "CUDA_ERROR_OUT_OF_MEMORY")
 
     cuda.pin = refuse  # type: ignore[method-assign]
 
 
-def overstates_extents(cuda: FakeCuda) -> None:
+def overstates_extents(cuda: CudaRuntime) -> None:
     extent = cuda.extent
-    cuda.extent = lambda address: (extent(address)[0], 2**60)  # type: ignore[method-assign]
+    cuda.extent = lambda address, device: (extent(address, device)[0], 2**60)  # type: ignore[method-assign]
 
 
-def ignores_streams(cuda: FakeCuda) -> None:
-    cuda.order = lambda first, then: None  # type: ignore[method-assign]
-
-
-def load_defective(defect: Callable[[FakeCuda], None]) -> Gpu:
-    cuda = FakeCuda()
-    defect(cuda)
-    return gpu_on(cuda)
+def load_defective(defect: Callable[[CudaRuntime], None]) -> Gpu:
+    gpu = load_fake_gpu("neither")
+    defect(gpu.runtime)
+    return gpu
 
 
 MANY_REQUESTS = "many requests"
+NAMED = "a stream that the model has named is waited for, once, and nothing else is"
+UNNAMED = "without a name the whole GPU is waited for"
+BY_EVENT = "with SHM_GPU_EVENTS the client's stream waits for the client's event, and no host does"
+LENT = "a tensor inside another allocation is used where it is, and unmapped before the answer"
 
 
 @pytest.mark.parametrize(
     ("defect", "check_name", "complaint"),
     [
         (closes_no_handle, MANY_REQUESTS, "the model has not let go of memory that was given up"),
-        (waits_for_nothing, "what one process writes the other reads, without opening again", "the output is wrong"),
-        (
-            ignores_events,
-            "with SHM_GPU_EVENTS the client's stream waits, and no host does",
-            "the output was read too early in turn 0",
-        ),
-        (
-            asks_for_events,
-            "with SHM_GPU_EVENTS the client's stream waits, and no host does",
-            "the client's host has waited for the event",
-        ),
+        (closes_no_handle, LENT, "the model has the tensor still mapped after turn 0"),
+        (waits_for_nothing, NAMED, "the output was sent too early in turn 0"),
+        (waits_for_nothing, UNNAMED, "the output was sent too early in turn 0"),
+        (ignores_events, NAMED, "the output was sent too early in turn 0"),
+        (ignores_events, "DLPack hands memory from stream to stream in order", "the consumer read before"),
         (pins_nothing, "SHM_PIN_HOST_MEMORY pins a region once, and undoes it", "memory is CPU; expected CPU_PINNED"),
         (overstates_extents, "a size beyond the allocation is refused", "the model has served it"),
-        (
-            ignores_streams,
-            "DLPack hands memory from stream to stream in order",
-            "the consumer read before the producer had written",
-        ),
     ],
 )
-def test_a_check_finds_a_gpu_that_is_not_as_it_must_be(
-    defect: Callable[[FakeCuda], None], check_name: str, complaint: str, monkeypatch: pytest.MonkeyPatch
+def test_a_check_finds_a_model_whose_gpu_is_not_as_it_must_be(
+    defect: Callable[[CudaRuntime], None], check_name: str, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    find(complaint, check_name, load_fake_gpu("neither"), functools.partial(load_defective, defect), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("defect", "complaint"),
+    [
+        (ignores_events, "the output was read too early in turn 0"),
+        (waits_on_the_host, "the client's host has waited for the event"),
+    ],
+)
+def test_a_check_finds_a_client_whose_gpu_is_not_as_it_must_be(
+    defect: Callable[[CudaRuntime], None], complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = functools.partial(load_fake_gpu, "neither")
+    find(complaint, BY_EVENT, load_defective(defect), load, monkeypatch)
+
+
+def find(
+    complaint: str, check_name: str, gpu: Gpu, load_model: Callable[[], Gpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run a check, which must fail with this complaint."""
     monkeypatch.setattr(client_process, "_LET_GO_S", 2.0)
-    load = functools.partial(load_defective, defect)
     checks: dict[str, Check] = {**CHECKS, MANY_REQUESTS: lambda client: many_requests(client, SMALL)}
-    with ModelProcess(load) as model, pytest.raises(CheckFailedError, match=complaint):
-        checks[check_name](Client(load(), model))
+    with ModelProcess(load_model) as model, Client(gpu, model) as client:
+        with pytest.raises(CheckFailedError, match=complaint):
+            checks[check_name](client)
+        model.kill()
 
 
 @pytest.mark.parametrize(
@@ -280,7 +340,7 @@ def test_a_limit_that_does_not_bind_is_shown_and_fails_nothing(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("error", "status", "has_trace"),
     [
-        (SkippedError("there is none"), "SKIP", False),
+        (NotOnAFakeError("a GPU alone goes on here"), "FAIL", False),
         (CheckFailedError("it is not so"), "FAIL", False),
         (ZeroDivisionError("a defect of the check"), "FAIL", True),
     ],

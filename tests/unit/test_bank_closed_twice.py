@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 
+from tests.unit.fake_gpu_events import PATIENCE_S
+
 from shm_backend_utils.memory.cuda.bank import DeviceBank
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.locks import use
@@ -12,7 +14,6 @@ from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.memory.segment import PRIVATE
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from tests.unit.fake_gpu import runtime_that_gives_all_back
-from tests.unit.fake_gpu_events import PATIENCE_S
 
 
 def collectors() -> list[threading.Thread]:

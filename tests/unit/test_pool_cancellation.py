@@ -35,7 +35,7 @@ class Take:
     """Takes a region as a call does, and makes it in the only thread that there is."""
 
     def __init__(self, memory: ClientMemory) -> None:
-        self._opening = Opening(cast(Any, None), memory, cast(Any, None), cast(Any, None))
+        self._opening = Opening(cast(Any, None), memory, cast(Any, None), cast(Any, None), cast(Any, None))
         self._driver = AsyncioDriver(cast(Any, None))
         self.threads = self._driver._threads = concurrent.futures.ThreadPoolExecutor(1)
 

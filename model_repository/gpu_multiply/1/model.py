@@ -7,10 +7,11 @@ from shm_backend_utils.model import Call, ShmSession
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         cuda = CudaAccess()
-        cuda.runtime.set_device(int(args["model_instance_device_id"]))  # says what is missing: CuPy, or a GPU
-        import cupy  # noqa: PLC0415  # only now is it certain that there is one
+        cuda.runtime.make_current(int(args["model_instance_device_id"]))  # says what is missing: bindings, or a GPU
+        import cupy  # noqa: PLC0415  # only now is it certain that there is a GPU
 
         self.cupy = cupy
+        self.streams: dict[int, Any] = {}  # by GPU: the client's may be another one than the instance's
         self.session = ShmSession.from_args(args, cuda)
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -19,8 +20,14 @@ class TritonPythonModel:
     def infer(self, call: Call) -> None:
         x = call.to_device(call.input("INPUT0"))  # no copy if it is on a GPU
         y = call.device_output("OUTPUT0", x.shape, x.dtype)
-        with self.cupy.cuda.Device(y.device):  # the client's GPU may be another one than the instance's
-            self.cupy.multiply(x, 2, out=y.cupy())
+        with self.cupy.cuda.Device(y.device), self.stream(y.device) as stream:
+            call.ready_on(stream)  # or the whole GPU is waited for
+            self.cupy.multiply(x.cupy(), 2, out=y.cupy())
+
+    def stream(self, device: int) -> Any:
+        if device not in self.streams:
+            self.streams[device] = self.cupy.cuda.Stream(non_blocking=True)
+        return self.streams[device]
 
     def finalize(self) -> None:
         self.session.close()

@@ -12,10 +12,11 @@ STD = (0.229, 0.224, 0.225)
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         cuda = CudaAccess()
-        cuda.runtime.set_device(int(args["model_instance_device_id"]))  # says what is missing: CuPy, or a GPU
-        import cupy  # noqa: PLC0415  # only now is it certain that there is one
+        cuda.runtime.make_current(int(args["model_instance_device_id"]))  # says what is missing: bindings, or a GPU
+        import cupy  # noqa: PLC0415  # only now is it certain that there is a GPU
 
         self.cupy = cupy
+        self.streams: dict[int, Any] = {}  # by GPU: the client's may be another one than the instance's
         self.normalize = cupy.ElementwiseKernel(
             "uint8 x, float32 scale, float32 shift", "float32 y", "y = x * scale + shift", "normalize"
         )
@@ -28,10 +29,16 @@ class TritonPythonModel:
         images = call.to_device(call.input("IMAGES"))  # no copy if they are on a GPU
         count, height, width, channels = images.shape
         output = call.device_output("NORMALIZED", (count, channels, height, width), np.float32)
-        normalized = output.cupy()
-        with self.cupy.cuda.Device(output.device):  # the client's GPU may be another one than the instance's
+        with self.cupy.cuda.Device(output.device), self.stream(output.device) as stream:
+            call.ready_on(stream)  # or the whole GPU is waited for
+            x, y = images.cupy(), output.cupy()
             for channel, (mean, std) in enumerate(zip(MEAN, STD, strict=True)):
-                self.normalize(images[..., channel], 1 / (255 * std), -mean / std, normalized[:, channel])
+                self.normalize(x[..., channel], 1 / (255 * std), -mean / std, y[:, channel])
+
+    def stream(self, device: int) -> Any:
+        if device not in self.streams:
+            self.streams[device] = self.cupy.cuda.Stream(non_blocking=True)
+        return self.streams[device]
 
     def finalize(self) -> None:
         self.session.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +25,7 @@ def models_in(repository: Path) -> list[Path]:
 
 
 def sample_models() -> list[Path]:
-    """Return the folders of the sample models; those of KIND_GPU only where a GPU and CuPy are.
+    """Return the folders of the sample models; those of KIND_GPU only where a GPU, cuda-bindings and CuPy are.
 
     A server does not start with a model that refuses to load.
     """
@@ -52,7 +53,7 @@ def _needs_gpu(model: Path) -> bool:
 
 def _has_gpu() -> bool:
     """Return whether a server would see a GPU: this process may have a driver that is none."""
-    if not any(Path(file).exists() for file in _DEVICE_FILES):
+    if importlib.util.find_spec("cupy") is None or not any(Path(file).exists() for file in _DEVICE_FILES):
         return False
     try:
         return CudaAccess().runtime.device_count() > 0

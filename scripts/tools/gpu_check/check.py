@@ -1,49 +1,68 @@
-"""The whole check: both levels, and a report of what they found."""
+"""The whole check: what was asked for, and a report of what was found."""
 
 from __future__ import annotations
 
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from shm_backend_utils.errors import MachineError
 
 from .. import ROOT
-from .gpu import Gpu, LoadGpu
-from .machine import describe, gpu_name
+from .driver import device_name
+from .gpu import Gpu
+from .kernels import LIBRARIES
+from .machine import describe
 from .measuring import Amounts
-from .processes.checks import check_processes
-from .report import Report
+from .processes.checks import check_processes, measure_processes
+from .report import CheckFailedError, Report
 from .server.checks import check_server
 
-__all__ = ["LEVELS", "check", "default_folder"]
+__all__ = ["LEVELS", "Wanted", "check", "default_folder"]
 
 RESULTS: Final = ROOT / "docs" / "gpu"
 TITLE: Final = "shm_backend_utils on a GPU"
 TITLE_OF_A_FAKE: Final = "REHEARSAL ON A FAKE GPU: nothing here was measured on a GPU"
 LEVELS: Final = (1, 2)
+_IN_WORDS: Final = {"cupy": "CuPy", "torch": "PyTorch", "neither": "neither CuPy nor PyTorch"}
 
 
-def check(
-    load: LoadGpu, amounts: Amounts, folder: Path | None, levels: Sequence[int] = LEVELS, server: Path | None = None
-) -> int:
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be checked.
+
+    Attributes
+    ----------
+    levels : sequence of int
+    libraries : sequence of str
+        Those that must be there, of :data:`.LIBRARIES`; empty for all that are.
+    server : pathlib.Path, optional
+        Where a server is installed, if not where this package does that.
+    """
+
+    levels: Sequence[int] = LEVELS
+    libraries: Sequence[str] = ()
+    server: Path | None = None
+
+
+def check(load: Callable[[str], Gpu], amounts: Amounts, folder: Path | None, wanted: Wanted) -> int:
     """Check a GPU and write a report.
 
     Parameters
     ----------
     load : callable
-        Makes the GPU, here and in the model's process.
+        Takes a library's name and makes the GPU, here and in the model's process.
     amounts : Amounts
         How much is done.
     folder : pathlib.Path, optional
         Where the report goes; by default one for the day and the GPU.
-    levels : sequence of int
-        Which to run.
-    server : pathlib.Path, optional
-        Where a server is installed.
+    wanted : Wanted
+        What is asked for.
 
     Returns
     -------
@@ -51,22 +70,49 @@ def check(
         The exit status.
     """
     try:
-        gpu = load()
+        gpu = load("neither")
     except MachineError as error:
-        print(f"gpu_check needs a GPU and CuPy: {error}", file=sys.stderr)
+        print(f"gpu_check needs a GPU and cuda-bindings: {error}", file=sys.stderr)
         return 2
     date = time.strftime("%Y-%m-%d")
     title = TITLE_OF_A_FAKE if gpu.is_fake else TITLE
-    report = Report(title, describe(gpu, date), folder or default_folder(gpu, date), is_fake=gpu.is_fake)
-    if 1 in levels:
-        check_processes(report, gpu, load, amounts)
-    if 2 in levels:
-        check_server(report, gpu, amounts, server)
+    report = Report(title, describe(gpu.runtime, date), folder or default_folder(date), is_fake=gpu.is_fake)
+    gpus = _loaded(report, load, wanted.libraries)
+    for library, each in gpus.items():
+        if 1 in wanted.levels:
+            check_processes(report, f"two processes, with {each.kernels.in_words}", each, partial(load, library))
+    for library, each in list(gpus.items())[:1]:  # what is measured depends little on the library
+        if 1 in wanted.levels:
+            measure_processes(report, "two processes", each, partial(load, library), amounts)
+    if 2 in wanted.levels:
+        check_server(report, gpus, amounts, wanted.server)
     report.finish()
     return 1 if report.has_failed else 0
 
 
-def default_folder(gpu: Gpu, date: str) -> Path:
-    """Return where the reports of a GPU are kept."""
-    name = re.sub(r"[^a-z0-9]+", "-", gpu_name(gpu).lower()).strip("-")
+def default_folder(date: str) -> Path:
+    """Return where the reports of this machine's first GPU are kept."""
+    name = re.sub(r"[^a-z0-9]+", "-", device_name(0).lower()).strip("-")
     return RESULTS / f"{date}-{name}"
+
+
+def _loaded(report: Report, load: Callable[[str], Gpu], asked_for: Sequence[str]) -> dict[str, Gpu]:
+    """Return the GPU with each library; one that was asked for and cannot be used is a failed check."""
+    gpus: dict[str, Gpu] = {}
+    for library in asked_for or LIBRARIES:
+
+        def use(library: str = library) -> str:
+            try:
+                gpus[library] = load(library)
+            except (ImportError, MachineError) as error:
+                raise CheckFailedError(f"it was asked for, and cannot be used: {error}") from error
+            return ""
+
+        if asked_for:
+            report.run("this machine", f"{_IN_WORDS[library]} can be used", use)
+            continue
+        try:
+            gpus[library] = load(library)
+        except (ImportError, MachineError) as error:
+            report.learned(f"not checked with {_IN_WORDS[library]}", str(error))
+    return gpus

@@ -13,10 +13,28 @@ import numpy.typing as npt
 
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.tensors.device_import import imported
 
-__all__ = ["Gpu", "LoadGpu", "load_gpu"]
+from .kernels import Kernels, load_kernels
+from .report import require
 
-_COUNTED: Final = ("open", "close", "pin", "unpin", "synchronize", "is_event_done")
+__all__ = ["WAITS", "CallCounts", "Gpu", "LoadGpu", "load_gpu"]
+
+_COUNTED: Final = (
+    "open",
+    "close",
+    "pin",
+    "unpin",
+    "copy",
+    "synchronize_stream",
+    "synchronize_device",
+    "synchronize_event",
+    "is_event_done",
+    "record_device",
+)
+WAITS: Final = ("synchronize_stream", "synchronize_device", "synchronize_event")
+"""How a host waits for a GPU without a bound."""
 
 
 class CallCounts:
@@ -46,19 +64,16 @@ class Gpu:
     Attributes
     ----------
     access : CudaAccess
-    cupy : module
-        CuPy, or what stands for it.
-    import_torch : callable
-        Returns PyTorch; raises ImportError if there is none for this GPU.
+    kernels : Kernels
+        What is done on it.
     import_cuda_shared_memory : callable
-        Returns tritonclient's module of that name; raises ImportError likewise.
+        Returns tritonclient's module of that name; raises ImportError if it cannot be used.
     is_fake : bool
         Whether it is no GPU at all.
     """
 
     access: CudaAccess
-    cupy: Any
-    import_torch: Callable[[], Any]
+    kernels: Kernels
     import_cuda_shared_memory: Callable[[], Any]
     is_fake: bool = False
 
@@ -72,64 +87,60 @@ class Gpu:
         """What the runtime has done since this was asked for first."""
         return CallCounts(self.runtime)
 
-    def double(self, x: Any, y: Any) -> None:
-        """Launch the kernel of the model gpu_multiply on the current stream."""
-        self.cupy.multiply(x, 2, out=y)
+    @cached_property
+    def stream(self) -> int:
+        """A stream of GPU 0, for what the check itself copies."""
+        return self.runtime.create_stream(0)
 
-    def add_one(self, x: Any, y: Any) -> None:
-        """Launch a kernel that adds 1 to all numbers on the current stream."""
-        self.cupy.add(x, 1, out=y)
+    def forget_stream(self) -> None:
+        """Have another :attr:`stream` from now on."""
+        vars(self).pop("stream", None)
 
-    def upload(self, array: Any, values: npt.NDArray[Any]) -> None:
-        """Fill an array on the current device; it is complete then."""
-        self.runtime.copy(array, values, self._stream())
-        self.wait()
+    def stream_of(self, device: int) -> int:
+        """Return :attr:`stream`, or a new one of another GPU."""
+        return self.stream if device == 0 else self.runtime.create_stream(device)
 
-    def download(self, array: Any) -> npt.NDArray[Any]:
-        """Return an array of the current device, after what is on the current stream."""
+    def described(self, value: Any) -> DeviceArray:
+        """Return what an array of any library is; :attr:`stream` waits for what that library has on its own."""
+        found = imported(self.runtime, value, self.stream)
+        require(isinstance(found, DeviceArray), f"an array is not contiguous: {found}")
+        assert isinstance(found, DeviceArray)
+        return found
+
+    def upload(self, array: DeviceArray, values: npt.NDArray[Any]) -> None:
+        """Fill an array; it is complete then."""
+        self._copy(array.device, array.address, np.ascontiguousarray(values).ctypes.data, array.nbytes)
+
+    def download(self, array: DeviceArray) -> npt.NDArray[Any]:
+        """Return a copy on the host, of what is there now: nothing is waited for."""
         values = np.empty(array.shape, array.dtype)
-        self.runtime.copy(values, array, self._stream())
-        self.wait()
+        self._copy(array.device, values.ctypes.data, array.address, array.nbytes)
         return values
 
-    def array(self, values: npt.NDArray[Any]) -> Any:
-        """Return a copy on the current device."""
-        array = self.runtime.empty(values.shape, values.dtype)
-        self.upload(array, values)
-        return array
-
-    def wait(self) -> None:
-        """Wait for the current stream."""
-        self.runtime.synchronize(self._stream())
-
-    def used_bytes(self) -> int:
-        """Return how much memory of the current device is in use, by whomever."""
-        free, total = self.cupy.cuda.runtime.memGetInfo()
-        return int(total - free)
-
-    def _stream(self) -> int:
-        return self.runtime.stream_address(self.runtime.current_stream())
+    def _copy(self, device: int, target: int, source: int, byte_size: int) -> None:
+        stream = self.stream_of(device)
+        with self.runtime.on(device):
+            self.runtime.copy(target, source, byte_size, stream)
+        self.runtime.synchronize_stream(stream, device)
 
 
 LoadGpu = Callable[[], Gpu]
-"""Makes a process' Gpu; a function at the top of a module, so that a new process can be told of it."""
+"""Makes a process' Gpu; a function at the top of a module, or a partial of one, so that a new process can be told."""
 
 
-def load_gpu() -> Gpu:
-    """Return the real GPU; raises MachineError if CuPy or a GPU is missing."""
+def load_gpu(library: str) -> Gpu:
+    """Return the real GPU.
+
+    Raises
+    ------
+    MachineError
+        The bindings, the driver or a GPU are missing.
+    ImportError
+        The library is missing, or sees no GPU.
+    """
     access = CudaAccess()
-    access.runtime.set_device(0)
-    import cupy  # noqa: PLC0415  # only now is it certain that there is one
-
-    return Gpu(access, cupy, _import_torch, _import_cuda_shared_memory)
-
-
-def _import_torch() -> Any:
-    import torch  # noqa: PLC0415  # takes seconds
-
-    if not torch.cuda.is_available():
-        raise ImportError("PyTorch sees no GPU")
-    return torch
+    access.runtime.make_current(0)
+    return Gpu(access, load_kernels(library, access.runtime), _import_cuda_shared_memory)
 
 
 def _import_cuda_shared_memory() -> Any:

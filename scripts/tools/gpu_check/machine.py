@@ -12,26 +12,28 @@ from typing import Final
 
 import numpy as np
 
-from .gpu import Gpu
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 
-__all__ = ["describe", "gpu_name"]
+from .driver import device_bytes, device_name, driver_version
 
+__all__ = ["describe"]
+
+_MISSING: Final = "not installed"
 _DRIVER_FILE: Final = Path("/proc/driver/nvidia/version")
 _QUERY: Final = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
 
 
-def describe(gpu: Gpu, date: str) -> dict[str, str]:
+def describe(runtime: CudaRuntime, date: str) -> dict[str, str]:
     """Return what is known of a machine."""
-    runtime = gpu.cupy.cuda.runtime
-    count = gpu.runtime.device_count()
-    gibibytes = runtime.getDeviceProperties(0)["totalGlobalMem"] / 2**30
+    count = runtime.device_count()
+    gibibytes = device_bytes(runtime, 0) / 2**30
     return {
         "date": date,
-        "GPU": f"{gpu_name(gpu)}, {gibibytes:.0f} GiB{f' (the first of {count})' if count > 1 else ''}",
+        "GPU": f"{device_name(0)}, {gibibytes:.0f} GiB{f' (the first of {count})' if count > 1 else ''}",
         "driver": _driver_version(),
-        "CUDA of the driver": _cuda_version(runtime.driverGetVersion()),
-        "CUDA of CuPy": _cuda_version(runtime.runtimeGetVersion()),
-        "CuPy": gpu.cupy.__version__,
+        "CUDA of the driver": driver_version(),
+        "cuda-bindings": _package_version("cuda-bindings"),
+        "CuPy": _cupy_version(),
         "PyTorch": _package_version("torch"),
         "NumPy": np.__version__,
         "Python": platform.python_version(),
@@ -39,10 +41,10 @@ def describe(gpu: Gpu, date: str) -> dict[str, str]:
     }
 
 
-def gpu_name(gpu: Gpu) -> str:
-    """Return the name that CUDA has for it."""
-    name: bytes = gpu.cupy.cuda.runtime.getDeviceProperties(0)["name"]
-    return name.decode()
+def _cupy_version() -> str:
+    """Return the version of whichever of its distributions is installed; they differ by CUDA's version."""
+    names = [name for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy") if _package_version(name) != _MISSING]
+    return ", ".join(f"{name} {_package_version(name)}" for name in names) or _MISSING
 
 
 def _driver_version() -> str:
@@ -57,12 +59,8 @@ def _driver_version() -> str:
     return "unknown"
 
 
-def _cuda_version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}" if number else "none"
-
-
 def _package_version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return _MISSING

@@ -10,10 +10,13 @@ from typing import Final
 from ..common.rounds import Times, shuffled
 from .report import Figure
 
-__all__ = ["FULL", "SMALL", "Amounts", "identity_figures", "medians_ms", "multiply_figure", "name_of"]
+__all__ = ["FULL", "SMALL", "Amounts", "identity_figures", "kernel_figure", "medians_ms", "name_of"]
 
 MOST_OF_EMPTY: Final = 1.2
 MOST_OF_THE_FLOOR: Final = 1.1
+KERNELS: Final = {"cupy": "gpu_multiply", "torch": "torch.mul", "neither": "a copy on the GPU"}
+"""What the kernel is that a call is measured with, by library."""
+
 _WARM_UP_ROUNDS: Final = 20
 
 
@@ -77,14 +80,14 @@ def identity_figures(
     ]
 
 
-def multiply_figure(group: str, medians: Mapping[str, float], byte_size: int, *, binds: bool) -> Figure:
-    """Return what gpu_multiply takes, over its parts; medians are of "multiply", "kernel" and "empty"."""
+def kernel_figure(group: str, library: str, medians: Mapping[str, float], byte_size: int, *, binds: bool) -> Figure:
+    """Return what a call takes that has the GPU do one thing, over its parts; of "call", "kernel" and "empty"."""
     floor = medians["kernel"] + medians["empty"]
     return Figure(
-        f"gpu_multiply of {name_of(byte_size)}",
-        medians["multiply"] / floor,
+        f"{KERNELS[library]} of {name_of(byte_size)}",
+        medians["call"] / floor,
         "× (the kernel alone + an empty request)",
-        f"{medians['multiply']:.4f} ms / ({medians['kernel']:.4f} ms + {medians['empty']:.4f} ms)",
+        f"{medians['call']:.4f} ms / ({medians['kernel']:.4f} ms + {medians['empty']:.4f} ms)",
         at_most=MOST_OF_THE_FLOOR,
         group=group,
         binds=binds,

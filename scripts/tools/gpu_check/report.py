@@ -13,7 +13,7 @@ from typing import Final
 from .. import ROOT
 from ..common import figures as common
 
-__all__ = ["CheckFailedError", "Figure", "Outcome", "Report", "SkippedError", "require"]
+__all__ = ["CheckFailedError", "Figure", "NotOnAFakeError", "Outcome", "Report", "require"]
 
 TEXT_FILE: Final = "report.txt"
 JSON_FILE: Final = "report.json"
@@ -23,8 +23,8 @@ class CheckFailedError(Exception):
     """Something is not as it must be."""
 
 
-class SkippedError(Exception):
-    """This machine lacks what the check needs."""
+class NotOnAFakeError(Exception):
+    """A fake GPU ends here: what comes next in this check, only a GPU can do. On a GPU it is a failure."""
 
 
 def require(condition: bool, otherwise: str) -> None:
@@ -35,7 +35,11 @@ def require(condition: bool, otherwise: str) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one check ended: ``status`` is PASS, FAIL or SKIP. ``trace`` is there if it raised."""
+    """How one check ended; ``trace`` is there if it raised.
+
+    ``status`` is PASS or FAIL, or PART if it was rehearsed as far as a fake GPU goes. Nothing is skipped: what was
+    asked for and cannot be run has failed.
+    """
 
     group: str
     name: str
@@ -103,8 +107,8 @@ class Report:
         begin, trace = time.perf_counter(), ""
         try:
             status, detail = "PASS", check()
-        except SkippedError as error:
-            status, detail = "SKIP", str(error)
+        except NotOnAFakeError as error:
+            status, detail = "PART" if self.is_fake else "FAIL", str(error)
         except CheckFailedError as error:
             status, detail = "FAIL", str(error)
         except Exception as error:
@@ -135,8 +139,9 @@ class Report:
         """Say what came out."""
         self._say("", "Figures of a fake GPU, which say nothing of any GPU:" if self.is_fake else "Figures:")
         self._say(*[f"  {figure}" for figure in self.figures] or ["  none"])
-        counts = {status: self._count(status) for status in ("PASS", "FAIL", "SKIP")}
-        total = f"{counts['PASS']} checks passed, {counts['FAIL']} failed, {counts['SKIP']} skipped"
+        counts = {status: self._count(status) for status in ("PASS", "FAIL", "PART")}
+        in_part = f", {counts['PART']} rehearsed in part, as a fake goes no further" if self.is_fake else ""
+        total = f"{counts['PASS']} checks passed, {counts['FAIL']} failed{in_part}"
         others = [each for each in self.outcomes if each.status != "PASS"]
         self._say("", total, *[f"  {each.status}  {each.name}: {each.detail}" for each in others])
         self._write_json()

@@ -28,6 +28,9 @@ INSTALL_SERVER = "scripts.tools.setup.install_server"
 OTHER_CLIENT = "triton-shm-client==0.1.0"
 # What tests exchange tensors with. Only where pip finds the build for CPUs: the others bring gigabytes for GPUs.
 TORCH = "torch==2.13.0+cpu"
+# NVIDIA's bindings of the driver in both forms, as both are supported, and differ in names and types.
+BINDINGS_OF_CUDA_12 = "cuda-bindings<13"
+BINDINGS_OF_CUDA_13 = "cuda-bindings>=13"
 
 
 class StepFailedError(Exception):
@@ -163,9 +166,9 @@ def main() -> int:
     parser.add_argument("--numpy1", action="store_true", help="make .venv-numpy1 instead: the same with NumPy 1.26")
     arguments = parser.parse_args()
     environment = (
-        Environment(".venv-numpy1", ["numpy==1.26.4"], [OTHER_CLIENT], [])
+        Environment(".venv-numpy1", ["numpy==1.26.4", BINDINGS_OF_CUDA_12], [OTHER_CLIENT], [])
         if arguments.numpy1
-        else Environment(".venv", ["numpy>=2"], [OTHER_CLIENT], [TORCH])
+        else Environment(".venv", ["numpy>=2", BINDINGS_OF_CUDA_13], [OTHER_CLIENT], [TORCH])
     )
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     checkout = os.open(ROOT, os.O_RDONLY)

@@ -86,7 +86,7 @@ def test_a_record_is_as_small_as_can_be() -> None:
     least = least_names_for(layout.PAGE_SIZE)
     room = layout.PAGE_SIZE // 2
     # 32 bytes of head, 32 of the tensor, 5 times 96 kept for further regions.
-    assert (least - 1) == room - 32 - 32 - 5 * 96
+    assert (least - 1) == room - 32 - 32 - 5 * 160 - 96
     assert record_byte_size(names_of(least - 1)) == layout.PAGE_SIZE
     assert record_byte_size(names_of(least)) == 2 * layout.PAGE_SIZE
 
@@ -102,4 +102,4 @@ def test_names_may_fill_the_largest_record_and_not_more() -> None:
         middle = (few + many) // 2
         few, many = (middle, many) if obstacle_in_tensors(names_of(middle)) is None else (few, middle)
     count = -(-few // 60_000)
-    assert few == layout.MAX_RECORD_BYTE_SIZE // 2 - 32 - 32 * count - 5 * 96
+    assert few == layout.MAX_RECORD_BYTE_SIZE // 2 - 32 - 32 * count - 5 * 160 - 96 * count

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from tests.unit.fake_gpu_events import PATIENCE_S
+
 from shm_backend_utils.client.client_memory import ClientMemory
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.options import RequestOptions
@@ -23,7 +25,6 @@ from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.call_layout import CallInput
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
-from tests.unit.fake_gpu_events import PATIENCE_S
 
 T = TypeVar("T")
 

@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from tests.unit.fake_gpu_events import PATIENCE_S
 
 from shm_backend_utils.memory.cuda.bank import DeviceBank, ShortOfMemoryError
 from shm_backend_utils.memory.cuda.memory import CudaMappings
@@ -15,7 +16,6 @@ from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.device_bank.bank_calls import LIMIT, SHM, SIZE, MakeRegion, times
 from tests.unit.fake_gpu import BYTES
-from tests.unit.fake_gpu_events import PATIENCE_S
 
 
 class Model:

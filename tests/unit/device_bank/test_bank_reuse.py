@@ -6,17 +6,17 @@ import threading
 import time
 
 import pytest
+from shm_backend_utils.memory.cuda.events import Event, EventListener, EventRecorder
+from tests.unit.fake_gpu_events import PATIENCE_S, live_events, live_streams, unfinished_work
 
 from shm_backend_utils.client.errors import DeadlineExceededError, PoolExhaustedError
 from shm_backend_utils.client.paths.direct import DirectExchange, wait_for_models
 from shm_backend_utils.errors import PeerError
-from shm_backend_utils.memory.cuda.events import Event, EventListener, EventRecorder
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol import results, table
 from shm_backend_utils.protocol.results import NO_RESULTS
 from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 from tests.unit.device_bank.bank_calls import SHM, MakeRegion, pool_and_opening, times
-from tests.unit.fake_gpu_events import PATIENCE_S, live_events, live_streams, unfinished_work
 
 
 def leave_events(exchange: DirectExchange, *events: Event) -> SlotRegion:

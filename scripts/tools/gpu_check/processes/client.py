@@ -13,12 +13,12 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shm_backend_utils.memory.cuda.runtime import device_guard
+from shm_backend_utils.tensors.device_array import DeviceArray
 
 from ..gpu import Gpu, LoadGpu
 from ..report import CheckFailedError, require
 from .model import Answer, serve
-from .slots import DeviceSlot, HostSlot, Slot
+from .slots import DeviceSlot, HostSlot, LentSlot, Slot
 
 __all__ = ["Check", "Client", "ModelProcess"]
 
@@ -37,8 +37,8 @@ class ModelProcess:
         self._load_gpu = load_gpu
         self._running: tuple[Any, Any] | None = None
 
-    def infer(self, model: str, parameters: str) -> Answer:
-        """Send a request and return the answer; raises CheckFailedError if none comes."""
+    def infer(self, model: str, *parameters: str) -> Answer:
+        """Send a request, or several for one ``execute``, and return the answer; CheckFailedError if none comes."""
         _, connection = self._running or self._start()
         try:
             connection.send((model, parameters))
@@ -53,7 +53,7 @@ class ModelProcess:
 
     def counts(self) -> Counter[str]:
         """Return how often the process' runtime has done what, by the names of its methods."""
-        return Counter(self.infer("", "").notes)
+        return Counter(self.infer("").notes)
 
     def kill(self) -> None:
         """End it at once."""
@@ -97,7 +97,7 @@ class ModelProcess:
 
 
 class Client:
-    """Calls of the check.
+    """Calls of the check. A context manager.
 
     Attributes
     ----------
@@ -109,19 +109,47 @@ class Client:
     def __init__(self, gpu: Gpu, model: ModelProcess) -> None:
         self.gpu = gpu
         self.model = model
+        self._given_up: list[Slot] = []
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Free all slots: models let go of them some seconds after they were given up."""
+        try:
+            self.wait_until_unmapped("identity", self._given_up)
+        except BaseException:
+            self.model.kill()  # whoever has the memory mapped must be gone before it is freed
+            raise
+        finally:
+            for slot in self._given_up:
+                slot.free()
 
     @contextlib.contextmanager
-    def slot(self, model: str, count: int, *, room: int | None = None, device: int = 0) -> Iterator[DeviceSlot]:
-        """Make a slot as :meth:`DeviceSlot.of_numbers` does; its device is the current one as long as it is there."""
-        made = DeviceSlot.of_numbers(self.gpu, model, count, room=room, device=device)
-        with self._kept(model, made), device_guard(self.gpu.runtime, device):
+    def slot(self, model: str, count: int, **more: Any) -> Iterator[DeviceSlot]:
+        """Make a slot as :meth:`DeviceSlot.of_numbers` does."""
+        with self._kept(model, DeviceSlot.of_numbers(self.gpu, model, count, **more)) as made:
+            yield made
+
+    @contextlib.contextmanager
+    def lent_slot(self, model: str, tensor: DeviceArray) -> Iterator[LentSlot]:
+        """Make a slot whose input is somebody's own tensor."""
+        with self._kept(model, LentSlot(self.gpu, model, tensor)) as made:
+            yield made
+
+    @contextlib.contextmanager
+    def batch_slot(self, model: str, rows: int, width: int) -> Iterator[DeviceSlot]:
+        """Make a slot for rows of FP32, and as many in the output."""
+        shapes, kinds = ((rows, width), (rows, width)), (np.dtype(np.float32), np.dtype(np.float32))
+        with self._kept(model, DeviceSlot(self.gpu, model, *shapes, ("INPUT0", "OUTPUT0"), kinds, 0)) as made:
             yield made
 
     @contextlib.contextmanager
     def image_slot(self, count: int, height: int, width: int) -> Iterator[DeviceSlot]:
         """Make a slot for photographs."""
         shapes = (count, height, width, 3), (count, 3, height, width)
-        made = DeviceSlot(self.gpu, "gpu_normalize", *shapes, ("IMAGES", "NORMALIZED"), np.dtype(np.uint8), 0)
+        kinds = np.dtype(np.uint8), np.dtype(np.float32)
+        made = DeviceSlot(self.gpu, "gpu_normalize", *shapes, ("IMAGES", "NORMALIZED"), kinds, 0)
         with self._kept("gpu_normalize", made):
             yield made
 
@@ -131,11 +159,12 @@ class Client:
         with self._kept(model, HostSlot(model, values)) as made:
             yield made
 
-    def infer(self, model: str, slot: Slot) -> dict[str, Any]:
-        """Make a request, which must succeed, and return the model's notes."""
-        answer = self.model.infer(model, slot.next_request())
+    def infer(self, model: str, *slots: Slot) -> dict[str, Any]:
+        """Make a request in each slot, for one ``execute``; they must succeed. Return the model's notes."""
+        answer = self.model.infer(model, *[slot.next_request() for slot in slots])
         require(not answer.error, f"the model refused the request: {answer.error}")
-        require(slot.is_completed, "the model has answered without finishing with the slot")
+        for slot in slots:
+            require(slot.is_completed, "the model has answered without finishing with the slot")
         return answer.notes
 
     def refusal(self, model: str, slot: Slot, encoded: bytes | None = None) -> str:
@@ -167,15 +196,16 @@ class Client:
 
     @contextlib.contextmanager
     def _kept(self, model: str, slot: _AnySlot) -> Iterator[_AnySlot]:
+        self._given_up.append(slot)
         try:
             yield slot
-            self.wait_until_unmapped(model, [slot])
+            slot.unlink()
+            self.let_go(model)
         except BaseException:
-            self.model.kill()  # whoever has the memory mapped must be gone before it is freed
+            self.model.kill()
+            self.gpu.forget_stream()  # it may wait for what the model will never do
             slot.unlink()
             raise
-        finally:
-            slot.free()
 
 
 Check = Callable[[Client], str]

@@ -9,7 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from ..measuring import Amounts, identity_figures, medians_ms, multiply_figure, name_of
+from shm_backend_utils.memory.cuda.streams import named_stream
+
+from ..driver import used_bytes
+from ..measuring import Amounts, identity_figures, kernel_figure, medians_ms, name_of
 from ..report import Figure, Report, require
 from .client import Client
 from .slots import DeviceSlot
@@ -26,7 +29,7 @@ def measure(report: Report, group: str, client: Client, amounts: Amounts) -> Non
     shown beside its limit here, and held to it where there is a server.
     """
     report.run(group, "identity on a GPU, by size", lambda: _identity(report, group, client, amounts))
-    report.run(group, "gpu_multiply and its parts", lambda: _multiply(report, group, client, amounts))
+    report.run(group, "a kernel and its parts", lambda: _kernel(report, group, client, amounts))
 
 
 def _identity(report: Report, group: str, client: Client, amounts: Amounts) -> str:
@@ -50,46 +53,50 @@ def _identity(report: Report, group: str, client: Client, amounts: Amounts) -> s
     )
 
 
-def _multiply(report: Report, group: str, client: Client, amounts: Amounts) -> str:
+def _kernel(report: Report, group: str, client: Client, amounts: Amounts) -> str:
     gpu, count = client.gpu, amounts.large_bytes // 4
-    with client.slot("gpu_multiply", count) as slot:
+    model = "gpu_multiply" if gpu.kernels.name == "cupy" else "quick"
+    with client.slot(model, count) as slot:
         gpu.upload(slot.x, np.ones(count, np.float32))
+        own = gpu.kernels.stream(0)
 
         def kernel_alone() -> None:
-            gpu.double(slot.x, slot.y)
-            gpu.wait()
+            gpu.kernels.quick(slot.x, slot.y, own)
+            gpu.runtime.synchronize_stream(named_stream(own).handle, 0)
 
         cases: dict[str, Callable[[], object]] = {
             "empty": _empty(client),
             "kernel": kernel_alone,
-            "multiply": _case(client, "gpu_multiply", slot),
+            "call": _case(client, model, slot),
         }
         medians = medians_ms(cases, amounts.rounds)
-    return report.measured(multiply_figure(group, medians, amounts.large_bytes, binds=False))
+    return report.measured(kernel_figure(group, gpu.kernels.name, medians, amounts.large_bytes, binds=False))
 
 
 def many_requests(client: Client, amounts: Amounts) -> str:
     """Check that many requests over some regions open each once, and that nothing is left when they are given up."""
     gpu, model = client.gpu, client.model
-    with client.slot("gpu_multiply", 1) as warm_up:  # what CUDA itself allocates at first use is no leak
-        client.infer("gpu_multiply", warm_up)
+    with client.slot("quick", 1) as warm_up:  # what CUDA itself allocates at first use is no leak
+        client.infer("quick", warm_up)
         gpu.download(warm_up.y)
-    before, used_before = model.counts(), gpu.used_bytes()
+        client.wait_until_unmapped("quick", [warm_up])
+    before, used_before = model.counts(), used_bytes(gpu.runtime, 0)
     slots: list[DeviceSlot] = []
     try:
         count = amounts.region_bytes // 8
         for number in range(amounts.regions):
-            slots.append(DeviceSlot.of_numbers(gpu, "gpu_multiply", count))
+            slots.append(DeviceSlot.of_numbers(gpu, "quick", count))
             gpu.upload(slots[-1].x, np.full(count, number, np.float32))
         begin = time.perf_counter()
         for number in range(amounts.requests):
-            client.infer("gpu_multiply", slots[number % len(slots)])
+            client.infer("quick", slots[number % len(slots)])
         seconds = time.perf_counter() - begin
         for number, slot in enumerate(slots):
-            require(bool((gpu.download(slot.y) == 2 * number).all()), f"the output of slot {number} is wrong")
+            expected = gpu.kernels.after_quick(np.full(count, number, np.float32))
+            require(bool((gpu.download(slot.y) == expected).all()), f"the output of slot {number} is wrong")
         opened = model.counts()["open"] - before["open"]
         require(opened == amounts.regions, f"the model opened {opened} handles; expected {amounts.regions}")
-        client.wait_until_unmapped("gpu_multiply", slots)
+        client.wait_until_unmapped("quick", slots)
     except BaseException:
         model.kill()
         raise
@@ -97,7 +104,7 @@ def many_requests(client: Client, amounts: Amounts) -> str:
         for slot in slots:
             slot.unlink()
             slot.free()
-    after, used_after = model.counts(), gpu.used_bytes()
+    after, used_after = model.counts(), used_bytes(gpu.runtime, 0)
     left = (after["open"] - after["close"]) - (before["open"] - before["close"])
     require(left == 0, f"{left} handles are still open in the model's process")
     grown = used_after - used_before

@@ -1,4 +1,4 @@
-"""Checks that memory of a GPU is shared rightly: what must be served is, and what must be refused is."""
+"""Checks that memory of a GPU is shared rightly: what must be served is, where it is and in every type."""
 
 from __future__ import annotations
 
@@ -7,42 +7,40 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from shm_backend_utils.dtypes import BY_NAME
-from shm_backend_utils.errors import RegionRefusedError
-from shm_backend_utils.memory.cuda.memory import CudaMappings
-from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaError, device_guard
 from shm_backend_utils.protocol.results import OutputPlace
 
 from .. import photographs
-from ..report import CheckFailedError, SkippedError, require
+from ..report import require
 from .client import Check, Client
-from .slots import DeviceSlot
+from .model import BATCH_ROWS
 
-__all__ = ["CHECKS"]
+__all__ = ["CHECKS", "COUNT", "OF_CUPY", "OF_SEVERAL_GPUS", "numbers"]
 
 COUNT: Final = 2**19
-"""FP32 numbers: 2 MiB. CUDA may put smaller allocations into one block, and then a claim reaches its neighbours."""
+"""FP32 numbers: 2 MiB."""
 
-NO_DEVICE: Final = "0123456789abcdef" * 2
-SEED: Final = 1
+_SEED: Final = 1
 
 
-def _numbers(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return np.random.default_rng(SEED).standard_normal(count, np.float32)
+def numbers(count: int) -> npt.NDArray[np.float32]:
+    """Return some that are all different."""
+    return np.random.default_rng(_SEED).standard_normal(count, np.float32)
 
 
 def _handle_round_trip(client: Client) -> str:
     gpu = client.gpu
     with client.slot("look", COUNT) as slot:
-        numbers = _numbers(COUNT)
-        gpu.upload(slot.x, numbers)
+        values = numbers(COUNT)
+        gpu.upload(slot.x, values)
         seen = client.infer("look", slot)
         require(seen["path"] == "direct" and seen["is_on_gpu"], f"the model saw an input elsewhere: {seen}")
         require(seen["handle"] == slot.allocation.handle, "the model saw another handle")
         require(seen["uuid"] == slot.allocation.device_uuid, "the model saw another GPU")
-        require(seen["byte_size"] == numbers.nbytes, f"the model saw {seen['byte_size']} bytes of {numbers.nbytes}")
-        require(bool((seen["values"] == numbers[:64]).all()), "the model saw other values")
+        require(seen["byte_size"] == values.nbytes, f"the model saw {seen['byte_size']} bytes of {values.nbytes}")
+        require(bool((seen["values"] == values[:64]).all()), "the model saw other values")
         return f"an allocation of {slot.allocation.byte_size} bytes has {seen['extent']} in the other process"
 
 
@@ -59,18 +57,22 @@ def _small_allocations(client: Client) -> str:
             require(
                 bool((seen["values"] == number).all()), f"the model saw the memory of another slot in slot {number}"
             )
+            require(seen["extent"] <= slot.allocation.byte_size, "the handle opens more than the slot's allocation")
     return f"1.25 KiB have {sorted(extents)} bytes in the other process"
 
 
 def _mutation(client: Client) -> str:
     gpu = client.gpu
-    with client.slot("gpu_multiply", COUNT) as slot:
+    with client.slot("quick", COUNT) as slot:
         before = client.model.counts()["open"]
         for turn in range(3):
-            numbers = _numbers(COUNT) + np.float32(turn)
-            gpu.upload(slot.x, numbers)
-            client.infer("gpu_multiply", slot)
-            require(bool((gpu.download(slot.y) == numbers * 2).all()), f"the output is wrong in turn {turn}")
+            values = numbers(COUNT) + np.float32(turn)
+            gpu.upload(slot.x, values)
+            client.infer("quick", slot)
+            require(
+                bool((gpu.download(slot.y) == gpu.kernels.after_quick(values)).all()),
+                f"the output is wrong in turn {turn}",
+            )
         opened = client.model.counts()["open"] - before
         require(opened == 1, f"the model opened the memory {opened} times for 3 requests")
     return ""
@@ -85,13 +87,6 @@ def _pass_through(client: Client) -> str:
     return ""
 
 
-def _normalize(client: Client) -> str:
-    with client.image_slot(photographs.COUNT, photographs.HEIGHT, photographs.WIDTH) as slot:
-        client.gpu.upload(slot.x, photographs.noise())
-        client.infer("gpu_normalize", slot)
-        return photographs.compared(client.gpu.download(slot.y))
-
-
 def _dlpack(client: Client) -> str:
     with client.slot("dlpack", COUNT) as slot:
         client.gpu.upload(slot.x, np.arange(COUNT, dtype=np.float32) % 1000)
@@ -104,140 +99,107 @@ def _dlpack(client: Client) -> str:
     return ""
 
 
-def _torch(client: Client) -> str:
-    with client.slot("torch", COUNT) as slot:
-        numbers = _numbers(COUNT)
-        client.gpu.upload(slot.x, numbers)
-        found = client.infer("torch", slot)
-        if "missing" in found:
-            raise SkippedError(found["missing"])
-        require(found["is_same_memory"], "PyTorch got a copy")
-        require(bool((client.gpu.download(slot.y) == numbers * 2).all()), "the output is wrong")
+def _lent(client: Client) -> str:
+    """A tensor of the library's own, from the middle of its allocation: used where it is, and unmapped at once."""
+    gpu = client.gpu
+    own = gpu.described(gpu.kernels.tensor(2 * COUNT, 0))
+    tensor, values = own[COUNT // 2 :][:COUNT], numbers(COUNT)
+    require(gpu.runtime.pointer(tensor.address).is_exportable, "the library's memory cannot be exported")
+    gpu.upload(tensor, values)
+    with client.lent_slot("quick", tensor) as slot:
+        before = client.model.counts()
+        for turn in range(3):
+            client.infer("quick", slot)
+            require(not slot.is_borrowed, f"the model has the tensor still mapped after turn {turn}")
+            require(
+                bool((gpu.download(slot.y) == gpu.kernels.after_quick(values)).all()),
+                f"the output is wrong in turn {turn}",
+            )
+        opened = client.model.counts()["open"] - before["open"]
+        require(opened == 4, f"the model opened {opened} handles; expected 3 times the tensor's, and once the output's")
+        return f"it lies {slot.offset} bytes behind the beginning of its allocation"
+
+
+def _library_type(client: Client, name: str) -> str:
+    dtype = BY_NAME[name].numpy
+    with client.slot(f"library_{name}", COUNT, dtype=dtype) as slot:
+        patterns = np.random.default_rng(_SEED).integers(0, 2, COUNT * dtype.itemsize, np.uint8)
+        client.gpu.upload(slot.x, patterns.view(dtype))
+        found = client.infer(f"library_{name}", slot)
+        require(found["is_same_memory"], "the library got a copy")
+        copied = client.gpu.download(slot.y)
+        require(bool((copied.view(np.uint8) == patterns).all()), "the library has written other bytes")
+    return "" if client.gpu.kernels.name == "neither" else f"as {found['type']}"
+
+
+def _bf16(client: Client) -> str:
+    return _library_type(client, "BF16")
+
+
+def _bool(client: Client) -> str:
+    return _library_type(client, "BOOL")
+
+
+def _batch(client: Client) -> str:
+    """Two slots of one client and one device: their rows are gathered there, and none crosses to the host."""
+    gpu, rows, width = client.gpu, BATCH_ROWS, COUNT // 2
+    with contextlib.ExitStack() as stack:
+        slots = [stack.enter_context(client.batch_slot("batch", rows, width)) for _ in range(2)]
+        for number, slot in enumerate(slots):
+            gpu.upload(slot.x, np.full((rows, width), number, np.float32))
+        notes = client.infer("batch", *slots)
+        require(notes["kind"] == "DeviceView", f"the batch's input was a {notes['kind']}; expected a DeviceView")
+        require(notes["rows"] == 2 * rows, f"the batch had {notes['rows']} rows; expected {2 * rows}")
+        for number, slot in enumerate(slots):
+            require(bool((gpu.download(slot.y) == number).all()), f"the output of request {number} is wrong")
     return ""
 
 
-def _device_guard(client: Client) -> str:
-    runtime = client.gpu.runtime
-    last = runtime.device_count() - 1
-    with client.slot("look", COUNT, device=last) as slot, device_guard(runtime, 0):
-        seen = client.infer("look", slot)
-        require(seen["uuid"] == slot.allocation.device_uuid, "the model saw another GPU")
-        during, after = seen["current_device"], seen["current_device_after"]
-        require(during == after == 0, f"the model's device was {during}, and then {after}; expected 0 and 0")
-    require(runtime.current_device() == 0, f"the client's device is {runtime.current_device()} now; expected 0")
-    return "there is one GPU only" if last == 0 else f"the memory was on GPU {last}"
+def _other_gpus(client: Client) -> str:
+    gpu = client.gpu
+    devices = range(gpu.runtime.device_count())
+    with contextlib.ExitStack() as stack:
+        slots = [stack.enter_context(client.slot("late", COUNT, device=device)) for device in devices]
+        for slot in slots:
+            gpu.upload(slot.x, np.full(COUNT, slot.x.device, np.float32))
+        client.infer("late", *slots)  # one execute, with a stream of each
+        for slot in slots:
+            expected = gpu.kernels.after_late(np.full(COUNT, slot.x.device, np.float32))
+            require(bool((gpu.download(slot.y) == expected).all()), f"the output on GPU {slot.x.device} is wrong")
+    return f"{len(devices)} GPUs in one execute"
 
 
-def _claimed_too_large(client: Client) -> str:
+def _normalize(client: Client) -> str:
+    with client.image_slot(photographs.COUNT, photographs.HEIGHT, photographs.WIDTH) as slot:
+        client.gpu.upload(slot.x, photographs.noise())
+        client.infer("gpu_normalize", slot)
+        return photographs.compared(client.gpu.download(slot.y))
+
+
+def _multiply(client: Client) -> str:
     with client.slot("gpu_multiply", COUNT) as slot:
-        size = slot.allocation.byte_size
-        for claimed in (size * 2 + 2**22, 2**50):  # the extent may be rounded up to pages of 2 MiB
-            reason = client.refusal("gpu_multiply", slot, slot.claiming(byte_size=claimed))
-            _require_words(reason, f"claims {claimed} bytes of an allocation of ")
+        values: npt.NDArray[Any] = numbers(COUNT)
+        client.gpu.upload(slot.x, values)
         client.infer("gpu_multiply", slot)
+        require(bool((client.gpu.download(slot.y) == values * 2).all()), "the output is wrong")
     return ""
-
-
-def _freed(client: Client) -> str:
-    with client.slot("gpu_multiply", COUNT) as slot:
-        slot.free_on_device()
-        reason = client.refusal("gpu_multiply", slot)
-        _require_words(reason, "regions[1] refused", "freed")
-    return _brief(reason)
-
-
-def _same_process(client: Client) -> str:
-    with client.slot("gpu_multiply", COUNT) as slot:
-        try:
-            CudaMappings(client.gpu.runtime).map(slot.allocation.handle, slot.allocation.byte_size, 0, "the memory")
-        except RegionRefusedError as error:
-            _require_words(str(error), "exported by this very process")
-            return _brief(str(error))
-    raise CheckFailedError("it was mapped a second time")
-
-
-def _handle_length(client: Client) -> str:
-    with client.slot("gpu_multiply", COUNT) as slot:
-        for length in (0, HANDLE_LENGTH - 1, HANDLE_LENGTH + 1):
-            handle = slot.allocation.handle.ljust(HANDLE_LENGTH + 1, b"\0")[:length]
-            reason = client.refusal("gpu_multiply", slot, slot.claiming_handle_length(length))
-            _require_words(reason, "regions[1].name_length", "64, as a CUDA IPC handle has")
-            try:
-                CudaMappings(client.gpu.runtime).map(handle, 1, 0, "the memory")
-            except RegionRefusedError as error:
-                _require_words(str(error), f"its handle has {length} bytes; expected 64")
-            else:
-                raise CheckFailedError(f"a handle of {length} bytes was mapped")
-    return ""
-
-
-def _no_such_device(client: Client) -> str:
-    runtime = client.gpu.runtime
-    with client.slot("gpu_multiply", COUNT) as slot:
-        reason = client.refusal("gpu_multiply", slot, slot.claiming(device_uuid=NO_DEVICE))
-        _require_words(reason, "it is on a GPU that this model does not see")
-    try:
-        runtime.set_device(runtime.device_count())
-    except CudaError as error:
-        require(error.name == "cudaErrorInvalidDevice", f"CUDA calls it {error.name}; expected cudaErrorInvalidDevice")
-        return ""
-    runtime.set_device(0)
-    raise CheckFailedError("a device that does not exist was made current")
-
-
-def _host_memory(client: Client) -> str:
-    host = np.zeros(2**20, np.uint8)
-    try:
-        client.gpu.runtime.export(host.ctypes.data)
-    except CudaError as error:
-        exporting = error.name
-    else:
-        raise CheckFailedError("CUDA gave a handle of host memory")
-    with client.slot("gpu_multiply", COUNT) as slot:
-        key = slot.region.segment.key.encode().ljust(HANDLE_LENGTH, b"\0")
-        for handle in (bytes(HANDLE_LENGTH), key):
-            reason = client.refusal("gpu_multiply", slot, slot.claiming(handle=handle))
-            _require_words(reason, "regions[1] refused")
-    return f"exporting it: {exporting}; claiming it: {_brief(reason)}"
-
-
-def _good_after_bad(client: Client) -> str:
-    with client.slot("gpu_multiply", COUNT) as slot:
-        client.refusal("gpu_multiply", slot, slot.claiming(byte_size=2**50))
-        _check_doubles(client, slot)
-    return ""
-
-
-def _check_doubles(client: Client, slot: DeviceSlot) -> None:
-    numbers = _numbers(COUNT)
-    client.gpu.upload(slot.x, numbers)
-    client.infer("gpu_multiply", slot)
-    require(bool((client.gpu.download(slot.y) == numbers * 2).all()), "the output is wrong")
-
-
-def _require_words(text: str, *words: str) -> None:
-    for each in words:
-        require(each in text, f"the reason does not say {each!r}: {text}")
-
-
-def _brief(reason: str) -> str:
-    return reason if len(reason) <= 200 else f"{reason[:200]}…"
 
 
 CHECKS: Final[Mapping[str, Check]] = {
     "an IPC handle leads another process to the same memory": _handle_round_trip,
-    "small allocations have handles of their own": _small_allocations,
+    "small allocations have handles of their own, and blocks of their own": _small_allocations,
     "what one process writes the other reads, without opening again": _mutation,
     "an input that is passed on stays where it is": _pass_through,
-    "gpu_normalize gives what NumPy gives": _normalize,
+    "a tensor inside another allocation is used where it is, and unmapped before the answer": _lent,
     "DLPack hands memory from stream to stream in order": _dlpack,
-    "PyTorch writes to the client's memory by DLPack": _torch,
-    "calls leave the current device as it was": _device_guard,
-    "a size beyond the allocation is refused": _claimed_too_large,
-    "freed memory is refused": _freed,
-    "memory of the same process is refused": _same_process,
-    "a handle of a wrong length is refused": _handle_length,
-    "a device that does not exist is refused": _no_such_device,
-    "host memory that is claimed to be a GPU's is refused": _host_memory,
-    "a slot is served after it was refused": _good_after_bad,
+    "BF16 passes without a copy": _bf16,
+    "bool passes without a copy": _bool,
+    "a batch on one GPU stays there": _batch,
+}
+OF_CUPY: Final[Mapping[str, Check]] = {
+    "the sample gpu_multiply multiplies": _multiply,
+    "the sample gpu_normalize gives what NumPy gives": _normalize,
+}
+OF_SEVERAL_GPUS: Final[Mapping[str, Check]] = {
+    "several GPUs serve one execute, each in order": _other_gpus,
 }

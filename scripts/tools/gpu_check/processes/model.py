@@ -1,4 +1,4 @@
-"""The model's process: the real sample models, and some for the check alone, behind a pipe instead of a server."""
+"""The model's process: real models, and some for this level alone, behind a pipe instead of a server."""
 
 from __future__ import annotations
 
@@ -8,43 +8,42 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import BatchCall, Call, ShmSession
 from shm_backend_utils.tensors.attributes import MemoryType
 from shm_backend_utils.testing import fake_backend
 
 from ...common.sample_models import REPOSITORY
 from ..gpu import Gpu, LoadGpu
+from .consumers import hand_over, library_arrays
 
-__all__ = ["ADDITIONS", "Answer", "serve"]
+__all__ = ["BATCH_ROWS", "Answer", "serve"]
 
-ADDITIONS: Final = 200
-"""Kernels of one request to count_up: fewer than CUDA lets a stream have waiting."""
-
-_FLOATS: Final = {"data_type": "TYPE_FP32", "dims": [-1]}
-_IMAGES: Final = {"data_type": "TYPE_UINT8", "dims": [-1, -1, -1, 3]}
-_NORMALIZED: Final = {"data_type": "TYPE_FP32", "dims": [-1, 3, -1, -1]}
+_OWN_MODELS: Final = Path(__file__).resolve().parents[1] / "models"
+_OUTPUT: Final = ("OUTPUT0",)
+BATCH_ROWS: Final = 2
+"""How many rows each request to the model for batches has."""
 
 
 class Answer(NamedTuple):
-    """What comes back: why the request failed, or nothing; and what the model has to say."""
+    """What comes back: why a request failed, or nothing; and what the model has to say."""
 
     error: str
     notes: dict[str, Any]
 
 
 def serve(connection: Connection, load_gpu: LoadGpu) -> None:
-    """Serve until the pipe is closed: a model's name and the text of its parameters come, an answer goes.
+    """Serve until the pipe is closed: a model's name and the texts of its requests' parameters come, an answer goes.
 
     No name at all asks how often the runtime has done what.
     """
     sys.modules[fake_backend.NAME] = fake_backend.module()
     gpu = load_gpu()
-    sys.modules["cupy"] = gpu.cupy  # the very same, unless it stands for CuPy
     counts = gpu.counts
     models = _Models(gpu)
     connection.send("ready")
@@ -61,20 +60,29 @@ class _Models:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._notes: dict[str, Any] = {}
-        by_event, pinned = {"SHM_GPU_EVENTS": "true"}, {"SHM_PIN_HOST_MEMORY": "true"}
         self._models: dict[str, Any] = {
             "empty": _Empty(),
-            "identity": _OwnModel("identity", self._identity, gpu),
-            "look": _OwnModel("look", self._look, gpu),
-            "dlpack": _OwnModel("dlpack", self._dlpack, gpu),
-            "torch": _OwnModel("torch", self._torch, gpu),
-            "count_up": _OwnModel("count_up", self._count_up, gpu),
-            "count_up_by_event": _OwnModel("count_up_by_event", self._count_up, gpu, by_event),
-            "to_device": _OwnModel("to_device", self._to_device, gpu),
-            "to_device_pinned": _OwnModel("to_device_pinned", self._to_device, gpu, pinned),
+            "identity": self._own("identity", self._identity),
+            "look": self._own("look", self._look),
+            "dlpack": self._own("dlpack", self._dlpack),
+            "names_foreign": self._own("names_foreign", self._names_foreign),
+            "to_device": self._own("to_device", self._to_device),
+            "to_device_pinned": self._own("to_device_pinned", self._to_device, SHM_PIN_HOST_MEMORY="true"),
         }
-        self._models["gpu_multiply"] = _sample("gpu_multiply", {"INPUT0": _FLOATS}, {"OUTPUT0": _FLOATS}, gpu)
-        self._models["gpu_normalize"] = _sample("gpu_normalize", {"IMAGES": _IMAGES}, {"NORMALIZED": _NORMALIZED}, gpu)
+        for name in ("BF16", "BOOL"):
+            self._models[f"library_{name}"] = self._own(f"library_{name}", self._library, data_type=name)
+        for name, work, stream, more in (
+            ("quick", "quick", "named", {}),
+            ("late", "late", "named", {}),
+            ("late_unnamed", "late", "unnamed", {}),
+            ("late_by_event", "late", "named", {"SHM_GPU_EVENTS": "true"}),
+        ):
+            parameters = {"LIBRARY": gpu.kernels.name, "WORK": work, "STREAM": stream, **more}
+            self._models[name] = _loaded(_OWN_MODELS / "gpu_work", name, gpu, parameters)
+        self._models["batch"] = _OwnModel("batch", self._batch, gpu, "FP32", {}, max_batch_size=8)
+        if gpu.kernels.name == "cupy":
+            for name in ("gpu_multiply", "gpu_normalize"):
+                self._models[name] = _loaded(REPOSITORY / name, name, gpu, {})
         self._outputs: dict[str, tuple[str, ...]] = {
             "empty": (),
             "to_device": (),
@@ -82,15 +90,20 @@ class _Models:
             "gpu_normalize": ("NORMALIZED",),
         }
 
-    def answer(self, name: str, parameters: str) -> Answer:
+    def answer(self, name: str, parameters: tuple[str, ...]) -> Answer:
         self._notes = {}
-        outputs = self._outputs.get(name, ("OUTPUT0",))
-        (response,) = self._models[name].execute([fake_backend.Request(parameters, outputs)])
-        return Answer("" if response.error is None else f"[{response.error.code}] {response.error}", self._notes)
+        outputs = self._outputs.get(name, _OUTPUT)
+        carried = {"SHM": np.empty((BATCH_ROWS, 0), np.uint8)} if name == "batch" else {}
+        responses = self._models[name].execute([fake_backend.Request(each, outputs, carried) for each in parameters])
+        errors = [f"[{each.error.code}] {each.error}" for each in responses if each.error is not None]
+        return Answer("; ".join(errors), self._notes)
 
     def close(self) -> None:
         for model in self._models.values():
             model.finalize()
+
+    def _own(self, name: str, infer: Callable[[Call], None], data_type: str = "FP32", **parameters: str) -> _OwnModel:
+        return _OwnModel(name, infer, self._gpu, data_type, parameters)
 
     def _identity(self, call: Call) -> None:
         call.put("OUTPUT0", call.input("INPUT0"))
@@ -101,96 +114,53 @@ class _Models:
         attributes, runtime = x.attributes, self._gpu.runtime
         self._notes = {
             "is_on_gpu": attributes.memory_type is MemoryType.GPU,
+            "device": attributes.memory_type_id,
             "byte_size": attributes.byte_size,
             "handle": attributes.cuda_ipc_handle,
             "uuid": runtime.device_uuid(attributes.memory_type_id),
-            "extent": runtime.extent(runtime.address_of(call.to_device(x)))[1],
+            "extent": runtime.extent(x.array.address, x.array.device)[1],
             "path": call.path,
-            "current_device": runtime.current_device(),
             "values": call.to_host(x)[:64].copy(),
         }
         call.put("OUTPUT0", x)
-        self._notes["current_device_after"] = runtime.current_device()
 
     def _dlpack(self, call: Call) -> None:
         """Write the output on one stream, hand it to another by DLPack, and read it there; the host waits for none."""
-        gpu, runtime = self._gpu, self._gpu.runtime
-        x = call.to_device(call.input("INPUT0"))
-        y = call.device_output("OUTPUT0", x.shape, x.dtype)
-        first, second = gpu.cupy.cuda.Stream(non_blocking=True), gpu.cupy.cuda.Stream(non_blocking=True)
-        with first:
-            self._add_up(x, y.cupy())
-            capsule = y.__dlpack__(stream=second.ptr)
-        with second:
-            consumed = runtime.adopt(capsule)
-            result = runtime.empty(x.shape, np.dtype(np.float32))
-            gpu.double(consumed, result)
-            expected = (gpu.download(x) + ADDITIONS) * 2
-            is_right = bool((gpu.download(result) == expected).all())
-        self._notes = {
-            "is_right": is_right,
-            "is_same_memory": runtime.address_of(consumed) == runtime.address_of(y.cupy()),
-            "device": y.__dlpack_device__(),
-            "refused": [_refuses(lambda given=given: y.__dlpack__(**given)) for given in _REFUSED],  # type: ignore[misc]
-            "accepted": [y.__dlpack__(stream=stream) is not None for stream in (None, -1, 1, 2)],
-        }
-
-    def _torch(self, call: Call) -> None:
-        """Let PyTorch write the output."""
-        try:
-            torch = self._gpu.import_torch()
-        except ImportError as error:
-            self._notes = {"missing": str(error)}
-            call.put("OUTPUT0", call.input("INPUT0"))
-            return
         x = call.input("INPUT0")
         y = call.device_output("OUTPUT0", x.shape, x.dtype)
-        source, target = torch.from_dlpack(x), torch.from_dlpack(y)
-        target.copy_(source * 2)
-        self._notes = {"is_same_memory": target.data_ptr() == self._gpu.runtime.address_of(y.cupy())}
+        self._notes = hand_over(self._gpu, call.to_device(x), y)
 
-    def _count_up(self, call: Call) -> None:
-        x = call.to_device(call.input("INPUT0"))
-        self._add_up(x, call.device_output("OUTPUT0", x.shape, x.dtype).cupy())
+    def _library(self, call: Call) -> None:
+        """Take input and output as arrays of the library, and let that copy one to the other."""
+        x = call.input("INPUT0")
+        y = call.device_output("OUTPUT0", x.shape, x.dtype)
+        self._notes = library_arrays(self._gpu, x.array, y.array)
+
+    def _batch(self, batch: BatchCall) -> None:
+        """Give the batch back, and tell where it was."""
+        x = batch.input("INPUT0")
+        self._notes = {"kind": type(x).__name__, "rows": x.shape[0]}
+        batch.put("OUTPUT0", x)
+
+    def _names_foreign(self, call: Call) -> None:
+        """Name a stream of a GPU that the call does not use."""
+        call.input("INPUT0")
+        call.ready_on(self._gpu.runtime.create_stream(self._gpu.runtime.device_count() - 1))
+        call.put("OUTPUT0", call.input("INPUT0"))
 
     def _to_device(self, call: Call) -> None:
         """Copy the input, which is on the host, and tell how long that took."""
-        runtime = self._gpu.runtime
+        gpu = self._gpu
         x = call.input("INPUT0")
-        stream = runtime.stream_address(call.stream)
-        runtime.synchronize(stream)
+        gpu.runtime.synchronize_device(0)
         begin = time.perf_counter()
         copied = call.to_device(x)
-        runtime.synchronize(stream)
+        gpu.runtime.synchronize_device(0)
         self._notes = {
             "seconds": time.perf_counter() - begin,
             "memory_type": x.attributes.memory_type.name,
-            "is_right": bool((self._gpu.download(copied[-64:]) == x.numpy()[-64:]).all()),
+            "is_right": bool((gpu.download(copied[-64:]) == x.numpy()[-64:]).all()),
         }
-
-    def _add_up(self, x: Any, y: Any) -> None:
-        """Let y be x + 1, and add 1 again and again: who reads it too early sees too little. Wait for nothing."""
-        self._gpu.add_one(x, y)
-        for _ in range(ADDITIONS - 1):
-            self._gpu.add_one(y, y)
-
-
-_REFUSED: Final[list[dict[str, Any]]] = [
-    {"stream": 0},
-    {"stream": -2},
-    {"stream": "1"},
-    {"stream": True},
-    {"dl_device": (1, 0)},
-    {"copy": True},
-]
-
-
-def _refuses(export: Callable[[], object]) -> bool:
-    try:
-        export()
-    except BufferError:
-        return True
-    return False
 
 
 class _Empty:
@@ -204,42 +174,62 @@ class _Empty:
 
 
 class _OwnModel:
-    """A model of the check's own."""
+    """A model of this level's own. One that takes batches is called for a batch, else for each request."""
 
     def __init__(
-        self, name: str, infer: Callable[[Call], None], gpu: Gpu, parameters: Mapping[str, str] | None = None
+        self,
+        name: str,
+        infer: Callable[[Any], None],
+        gpu: Gpu,
+        data_type: str,
+        parameters: Mapping[str, str],
+        max_batch_size: int = 0,
     ) -> None:
-        arguments = _arguments(name, {"INPUT0": _FLOATS}, {"OUTPUT0": _FLOATS}, parameters or {})
+        tensor = {"data_type": f"TYPE_{data_type}", "dims": [-1]}
+        inputs = {"INPUT0": tensor}
+        if max_batch_size:
+            inputs["SHM"] = {"data_type": "TYPE_UINT8", "dims": [-1]}
+        arguments = _arguments(name, inputs, {"OUTPUT0": tensor}, parameters, max_batch_size)
         self._session = ShmSession.from_args(arguments, gpu.access)
+        self._serve: Any = self._session.serve_batch if max_batch_size else self._session.serve
         self._infer = infer
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        return self._session.serve(requests, self._infer)
+        responses: list[Any] = self._serve(requests, self._infer)
+        return responses
 
     def finalize(self) -> None:
         self._session.close()
 
 
-def _sample(name: str, inputs: dict[str, Any], outputs: dict[str, Any], gpu: Gpu) -> Any:
-    """Load a sample model as Triton does, but with this process' CUDA."""
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / name / "1" / "model.py")
+_FP32: Final = {"data_type": "TYPE_FP32", "dims": [-1]}
+_IMAGES: Final = {"data_type": "TYPE_UINT8", "dims": [-1, -1, -1, 3]}
+_NORMALIZED: Final = {"data_type": "TYPE_FP32", "dims": [-1, 3, -1, -1]}
+
+
+def _loaded(folder: Path, name: str, gpu: Gpu, parameters: Mapping[str, str]) -> Any:
+    """Load a model as Triton does, but with this process' CUDA, whose calls are counted."""
+    spec = importlib.util.spec_from_file_location(name, folder / "1" / "model.py")
     if spec is None or spec.loader is None:
-        raise MachineError(f"sample model {name!r} cannot be loaded; is the checkout whole?")
+        raise MachineError(f"model {name!r} cannot be loaded; is the checkout whole?")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     vars(module)["CudaAccess"] = lambda: gpu.access
     model = module.TritonPythonModel()
-    model.initialize(_arguments(name, inputs, outputs, {}))
+    inputs, outputs = {"INPUT0": _FP32}, {"OUTPUT0": _FP32}
+    if name == "gpu_normalize":
+        inputs, outputs = {"IMAGES": _IMAGES}, {"NORMALIZED": _NORMALIZED}
+    model.initialize(_arguments(name, inputs, outputs, parameters, 0))
     return model
 
 
 def _arguments(
-    name: str, inputs: dict[str, Any], outputs: dict[str, Any], parameters: Mapping[str, str]
+    name: str, inputs: dict[str, Any], outputs: dict[str, Any], parameters: Mapping[str, str], max_batch_size: int
 ) -> dict[str, str]:
     """Return what Triton passes to initialize."""
     config = {
         "name": name,
-        "max_batch_size": 0,
+        "max_batch_size": max_batch_size,
         "input": [{"name": tensor, "optional": True, **what} for tensor, what in inputs.items()],
         "output": [{"name": tensor, **what} for tensor, what in outputs.items()],
         "parameters": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.memory import locks as lease
-from shm_backend_utils.memory.cuda.events import Event
 from shm_backend_utils.memory.cuda.memory import CudaAllocation
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import results, table
@@ -22,12 +21,14 @@ from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAME
 from shm_backend_utils.protocol.claims import CudaRegionClaim, RegionClaim, claimed_size
 from shm_backend_utils.protocol.results import Results
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
+from shm_backend_utils.tensors.device_array import DeviceArray
 
 from ..gpu import Gpu
 
-__all__ = ["DeviceSlot", "HostSlot", "Slot"]
+__all__ = ["DeviceSlot", "HostSlot", "LentSlot", "Slot"]
 
 _ALIGNMENT: Final = 256
+_FP32: Final = np.dtype(np.float32)
 _NAME_LENGTH: Final = struct.Struct("<H")
 _NAME_LENGTH_OFFSET: Final = (
     table.HEAD_LENGTH - 8 + 6
@@ -79,9 +80,14 @@ class Slot:
         further = [claimed_size(claim) for claim in self._table.regions]
         return results.decode(self._record.copy_results(), [self.region.header.byte_size, *further])
 
-    def events(self) -> Sequence[Event]:
-        """Return the events that tell when the outputs are complete."""
+    def events(self) -> tuple[int, ...]:
+        """Return the numbers of the regions whose events tell when the outputs are complete."""
         return self.results().events
+
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether some model still has memory mapped that was lent for one request."""
+        return lease.has_borrowers(self.region.segment.fileno(), self.region.record_offset(0))
 
     def unlink(self) -> None:
         """Give the memory up: models let go of it now."""
@@ -103,7 +109,7 @@ class DeviceSlot(Slot):
 
     Attributes
     ----------
-    x, y : array
+    x, y : DeviceArray
         Input and output.
     allocation : CudaAllocation
     """
@@ -115,27 +121,37 @@ class DeviceSlot(Slot):
         shape: tuple[int, ...],
         out_shape: tuple[int, ...],
         names: tuple[str, str],
-        dtype: np.dtype[Any],
+        kinds: tuple[np.dtype[Any], np.dtype[Any]],
         device: int,
     ) -> None:
         super().__init__()
-        x_bytes, y_bytes = math.prod(shape) * dtype.itemsize, math.prod(out_shape) * 4
-        y_begin = -(-x_bytes // _ALIGNMENT) * _ALIGNMENT
-        self.allocation = CudaAllocation(gpu.runtime, y_begin + max(y_bytes, _ALIGNMENT), device)
-        self.x: Any = self.allocation.array_at(0, dtype, shape, x_bytes)
-        self.y: Any = self.allocation.array_at(y_begin, np.dtype(np.float32), out_shape, y_bytes)
+        sizes = [math.prod(each) * dtype.itemsize for each, dtype in zip((shape, out_shape), kinds, strict=True)]
+        y_begin = -(-sizes[0] // _ALIGNMENT) * _ALIGNMENT
+        self.allocation = CudaAllocation(gpu.runtime, y_begin + max(sizes[1], _ALIGNMENT), device)
+        address, keeper = self.allocation.address, self.allocation.keeper
+        self.x = DeviceArray(gpu.runtime, address, shape, kinds[0], device, keeper)
+        self.y = DeviceArray(gpu.runtime, address + y_begin, out_shape, kinds[1], device, keeper)
         self.describe(
             model,
-            {names[0]: InputSpan(dtypes.from_numpy(dtype, names[0]), shape, 1, 0, x_bytes)},
-            {names[1]: OutputSpan(1, y_begin, y_bytes)},
-            CudaRegionClaim(self.allocation.handle, self.allocation.byte_size, self.allocation.device_uuid, 0),
+            {names[0]: InputSpan(dtypes.from_numpy(kinds[0], names[0]), shape, 1, 0, sizes[0])},
+            {names[1]: OutputSpan(1, y_begin, sizes[1])},
+            _claim(self.allocation),
         )
 
     @classmethod
-    def of_numbers(cls, gpu: Gpu, model: str, count: int, *, room: int | None = None, device: int = 0) -> DeviceSlot:
-        """Make a slot for ``count`` numbers (FP32), and room for as many in the output unless told otherwise."""
+    def of_numbers(
+        cls,
+        gpu: Gpu,
+        model: str,
+        count: int,
+        *,
+        room: int | None = None,
+        device: int = 0,
+        dtype: np.dtype[Any] = _FP32,
+    ) -> DeviceSlot:
+        """Make a slot for ``count`` numbers, of FP32 or as told, and room for as many in the output or as told."""
         out = (count if room is None else room,)
-        return cls(gpu, model, (count,), out, ("INPUT0", "OUTPUT0"), np.dtype(np.float32), device)
+        return cls(gpu, model, (count,), out, ("INPUT0", "OUTPUT0"), (dtype, dtype), device)
 
     def claiming(self, **changes: Any) -> bytes:
         """Return the table with other claims about the device memory."""
@@ -150,13 +166,39 @@ class DeviceSlot(Slot):
 
     def free_on_device(self) -> None:
         """Free the memory of the GPU alone."""
-        self.x = self.y = None
+        self.x = self.y = None  # type: ignore[assignment]  # they keep it
         self.allocation.free()
+        runtime = self.allocation.runtime
+        while runtime.retired.collect():  # it is freed when its device is done
+            runtime.synchronize_device(self.allocation.device)
 
     def free(self) -> None:
         """Free everything; nobody may have memory of the GPU mapped."""
         self.free_on_device()
         super().free()
+
+
+class LentSlot(DeviceSlot):
+    """A slot whose input lies in another allocation, at an offset, and is lent for one request: a user's own tensor.
+
+    Parameters
+    ----------
+    tensor : DeviceArray
+        The user's; of FP32, in memory that can be exported.
+    """
+
+    def __init__(self, gpu: Gpu, model: str, tensor: DeviceArray) -> None:
+        (count,) = tensor.shape
+        super().__init__(gpu, model, (1,), (count,), ("INPUT0", "OUTPUT0"), (_FP32, _FP32), tensor.device)
+        runtime, address = gpu.runtime, tensor.address
+        facts = runtime.pointer(address)
+        with runtime.on(tensor.device):
+            handle = runtime.export(facts.base)
+        lent = CudaRegionClaim(handle, facts.byte_size, runtime.device_uuid(tensor.device), 0, is_for_one_request=True)
+        self.offset = address - facts.base
+        x = InputSpan(dtypes.BY_NAME["FP32"], (count,), 2, self.offset, tensor.nbytes)
+        y = OutputSpan(1, self.y.address - self.allocation.address, self.y.nbytes)
+        self.describe(model, {"INPUT0": x}, {"OUTPUT0": y}, _claim(self.allocation), lent)
 
 
 class HostSlot(Slot):
@@ -168,3 +210,9 @@ class HostSlot(Slot):
         self.region.bytes()[begin : begin + values.nbytes] = values.view(np.uint8)
         dtype = dtypes.from_numpy(values.dtype, "INPUT0")
         self.describe(model, {"INPUT0": InputSpan(dtype, values.shape, 0, begin, values.nbytes)}, {})
+
+
+def _claim(allocation: CudaAllocation) -> CudaRegionClaim:
+    return CudaRegionClaim(
+        allocation.handle, allocation.byte_size, allocation.device_uuid, 0, event=allocation.event_handle
+    )

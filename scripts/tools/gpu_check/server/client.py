@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tritonclient.grpc as grpcclient
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.server import Installation
+from shm_backend_utils.server import EmbeddedServer, Installation
 
 from ...common.server import temporary_server
 from ..gpu import Gpu
-from .repository import write_repository
+from .repository import work_model, write_repository
 
-__all__ = ["ServerCheck", "ServerClient", "running_server"]
+__all__ = ["ServerCheck", "ServerClient", "clients_of", "running_server"]
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,22 @@ class ServerClient:
     Attributes
     ----------
     gpu : Gpu
-        This process'.
+        This process', with one library.
     shm : ShmClient
     bare : tritonclient.grpc.InferenceServerClient
+    after_server : contextlib.ExitStack
+        Closed when the server has ended. Memory that no slot fences is freed then: nobody tells when a model has let
+        go of it, and freed before, it would be what CUDA leaves undefined.
     """
 
     gpu: Gpu
     shm: ShmClient
     bare: Any
+    after_server: contextlib.ExitStack
+
+    def model(self, work: str) -> str:
+        """Return the name of the model that does this work by this client's library."""
+        return work_model(work, self.gpu.kernels.name)
 
     def infer_nothing(self) -> None:
         """Make an empty request, to a model without this library."""
@@ -51,13 +59,20 @@ ServerCheck = Callable[[ServerClient], str]
 
 
 @contextlib.contextmanager
-def running_server(gpu: Gpu, installation: Installation) -> Iterator[ServerClient]:
-    """Run a server as long as the block."""
-    models = functools.partial(write_repository, is_fake=gpu.is_fake)
-    with (
-        temporary_server("gpu-check", models, installation=installation, numpy="own") as server,
-        ShmClient(server.grpc_url, cuda=gpu.access) as shm,
-        grpcclient.InferenceServerClient(server.grpc_url) as bare,
-    ):
-        yield ServerClient(gpu, shm, bare)
-        server.stop()  # no model has the client's memory mapped then: the client frees it when it is closed
+def running_server(gpus: Sequence[Gpu], installation: Installation) -> Iterator[EmbeddedServer]:
+    """Run a server as long as the block, with models that work by the libraries of all these."""
+    libraries = [gpu.kernels.name for gpu in gpus]
+    models = functools.partial(write_repository, libraries=libraries, is_fake=gpus[0].is_fake)
+    with temporary_server("gpu-check", models, installation=installation, numpy="own") as server:
+        yield server
+
+
+@contextlib.contextmanager
+def clients_of(server: EmbeddedServer, gpus: Sequence[Gpu]) -> Iterator[list[ServerClient]]:
+    """Make a client with each of these; stop the server in the end."""
+    with contextlib.ExitStack() as stack:
+        after_server = stack.enter_context(contextlib.ExitStack())
+        bare = stack.enter_context(grpcclient.InferenceServerClient(server.grpc_url))
+        shm = [stack.enter_context(ShmClient(server.grpc_url, cuda=gpu.access)) for gpu in gpus]
+        yield [ServerClient(gpu, each, bare, after_server) for gpu, each in zip(gpus, shm, strict=True)]
+        server.stop()  # no model has the clients' memory mapped then: they free it when they are closed

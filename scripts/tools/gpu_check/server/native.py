@@ -19,7 +19,7 @@ from shm_backend_utils.protocol.claims import CudaRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
 from ..measuring import Amounts, identity_figures, medians_ms, name_of
-from ..report import Report, SkippedError, require
+from ..report import CheckFailedError, NotOnAFakeError, Report, require
 from .client import ServerCheck, ServerClient
 
 __all__ = ["CHECKS", "measure"]
@@ -58,7 +58,7 @@ def _region(client: ServerClient, byte_size: int) -> Iterator[Region]:
     try:
         module = client.gpu.import_cuda_shared_memory()
     except ImportError as error:
-        raise SkippedError(f"tritonclient's CUDA shared memory cannot be used here: {error}") from None
+        raise CheckFailedError(f"tritonclient's CUDA shared memory cannot be used here: {error}") from None
     name = f"gpu-check-{secrets.token_hex(4)}"
     handle = module.create_shared_memory_region(name, byte_size, _DEVICE)
     try:
@@ -75,7 +75,7 @@ def _registered(client: ServerClient, byte_size: int) -> Iterator[Region]:
         except InferenceServerException as error:
             if not client.gpu.is_fake:
                 raise
-            raise SkippedError(f"the server takes no memory of a fake GPU: {error}") from None
+            raise NotOnAFakeError(f"the server takes no memory of a fake GPU: {error}") from None
         try:
             yield region
         finally:
@@ -94,28 +94,29 @@ def _native_request(client: ServerClient) -> str:
     numbers = np.arange(COUNT, dtype=np.float32)
     with _registered(client, numbers.nbytes) as x, _registered(client, numbers.nbytes) as y:
         x.fill(numbers)
-        _infer(client, "gpu_multiply", x, y)
-        require(bool((y.numbers() == numbers * 2).all()), "the output is wrong")
+        _infer(client, client.model("quick"), x, y)
+        require(bool((y.numbers() == client.gpu.kernels.after_quick(numbers)).all()), "the output is wrong")
     return ""
 
 
 def _raw_region(client: ServerClient) -> str:
     numbers = np.arange(COUNT, dtype=np.float32)
     size = numbers.nbytes
-    with _region(client, 2 * size) as region:
-        region.fill(numbers)
-        claim = CudaRegionClaim(
-            base64.b64decode(region.raw_handle()), 2 * size, client.gpu.runtime.device_uuid(_DEVICE), None
-        )
-        inputs = {"INPUT0": InputSpan(BY_NAME["FP32"], numbers.shape, 1, 0, size)}
-        text = named.encode_descriptor("gpu_multiply", Table(inputs, {"OUTPUT0": OutputSpan(1, size, size)}, (claim,)))
-        client.bare.infer("gpu_multiply", [], parameters={named.PARAMETER: text})
-        require(bool((region.numbers()[COUNT:] == numbers * 2).all()), "the output is wrong")
+    region = client.after_server.enter_context(_region(client, 2 * size))
+    region.fill(numbers)
+    claim = CudaRegionClaim(
+        base64.b64decode(region.raw_handle()), 2 * size, client.gpu.runtime.device_uuid(_DEVICE), None
+    )
+    inputs = {"INPUT0": InputSpan(BY_NAME["FP32"], numbers.shape, 1, 0, size)}
+    model = client.model("quick")
+    text = named.encode_descriptor(model, Table(inputs, {"OUTPUT0": OutputSpan(1, size, size)}, (claim,)))
+    client.bare.infer(model, [], parameters={named.PARAMETER: text})
+    require(bool((region.numbers()[COUNT:] == client.gpu.kernels.after_quick(numbers)).all()), "the output is wrong")
     return f"a descriptor of {len(text)} bytes"
 
 
 CHECKS: Final[Mapping[str, ServerCheck]] = {
-    "gpu_multiply serves Triton's own CUDA shared memory": _native_request,
+    "a model serves Triton's own CUDA shared memory": _native_request,
     "memory that tritonclient has made goes directly, by its handle": _raw_region,
 }
 

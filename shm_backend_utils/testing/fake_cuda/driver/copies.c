@@ -55,9 +55,10 @@ static CUresult put_copy(struct stream *stream, struct side target, struct side 
     copy->staged = malloc(bytes);
     memcpy(copy->staged, place.bytes, bytes);
   }
+  struct context *context = stream->context; /* the stream may be destroyed while this waits */
   CUresult result = put_work(stream, &copy->work);
   if (!result && is_written_here) wait_for_stream(stream);
-  return result ? result : stream->context->error;
+  return result ? result : context->error;
 }
 
 /* A copy without a stream: on the legacy one; the host waits, but for copies within devices. */

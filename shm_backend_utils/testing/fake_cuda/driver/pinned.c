@@ -68,10 +68,10 @@ EXPORT CUresult cuMemFreeHost(void *memory) {
   lock();
   struct context *context;
   CHECK(current_context(&context));
+  wait_for_context(context);
   struct range *range = pinned_at(memory);
   REFUSE_IF(!range || range->address != (uintptr_t)memory || !range->is_host_allocated, CUDA_ERROR_INVALID_VALUE);
   size_t size = range->size;
-  wait_for_context(context);
   remove_range(range);
   munmap(memory, size);
   return unlock(CUDA_SUCCESS);

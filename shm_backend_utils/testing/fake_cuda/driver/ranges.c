@@ -60,8 +60,8 @@ void remove_range(struct range *range) {
   while (*at != range) at = &(*at)->next;
   *at = range->next;
   struct block *block = range->block;
-  int is_last = --block->ranges == 0;
   while (block->uses) pthread_cond_wait(&progress, &the_lock); /* a copy that is running right now */
+  int is_last = --block->ranges == 0;
   if (is_last && block->kind != VIRTUAL) {
     unmap(block);
     free(block);

@@ -146,7 +146,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     struct block *block = range->block;
     struct physical *physical = physical_of(range->physical);
     size_t mapped = range->size;
-    remove_range(range);
+    remove_range(range); /* the reservation's block stays */
     mmap(block->view + (address - block->address), mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     physical->maps--;
     free_physical(physical);

@@ -1,0 +1,196 @@
+"""Whether models will see a GPU, and the reasons why not, each with what to do."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.server import EmbeddedServer, find_gpus
+from shm_backend_utils.server.preflight import GpuFinding, read_facts
+from shm_backend_utils.testing.fake_cuda.build import library
+
+CONFIG = 'backend: "python" instance_group [ { kind: KIND_GPU } ]'
+FACTS: dict[str, Any] = {
+    "library": "/usr/lib/libcuda.so.1",
+    "driver": "580.95",
+    "has_device_files": True,
+    "backend_finds_it": True,
+    "error": "",
+    "cuda": "13.0",
+    "devices": ["NVIDIA H200"],
+    "bindings": "13.0.3",
+}
+NO_LIBRARY: dict[str, Any] = {
+    "library": "",
+    "refused": "libcuda.so.1: cannot open shared object file: No such file or directory",
+    "elsewhere": [],
+    "has_device_files": False,
+    "bindings": "13.0.3",
+}
+
+
+IDLE_MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+
+
+def has_driver() -> bool:
+    """Whether there is a driver, other than the fake one that tests may have loaded."""
+    try:
+        found = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return not hasattr(found, "fake_cuda_live")
+
+
+@pytest.fixture
+def with_fake() -> dict[str, str]:
+    """An environment in which processes find the fake driver, as a real one may be found."""
+    return {**os.environ, "LD_LIBRARY_PATH": str(library().parent)}
+
+
+without_driver = pytest.mark.skipif(has_driver(), reason="there is a driver here")
+
+
+def test_a_gpu_that_models_see_is_named_with_its_versions() -> None:
+    assert read_facts(FACTS, {}) == GpuFinding(
+        ("NVIDIA H200",),
+        has_driver=True,
+        is_ready=True,
+        text="models see NVIDIA H200 (CUDA 13.0, release 580.95, cuda-bindings 13.0.3)",
+    )
+
+
+def test_all_gpus_are_named() -> None:
+    assert read_facts({**FACTS, "devices": ["A", "B"]}, {}).text.startswith("models see A, B (")
+
+
+@pytest.mark.parametrize(
+    ("facts", "environment", "words"),
+    [
+        (NO_LIBRARY, {}, "there is no NVIDIA driver here (libcuda.so.1 is not found); install it on the machine; in a"),
+        ({**NO_LIBRARY, "has_device_files": True}, {}, "NVIDIA_DRIVER_CAPABILITIES must have 'compute'"),
+        ({**NO_LIBRARY, "elsewhere": ["/opt/nvidia"]}, {}, "libcuda.so.1 is in /opt/nvidia, where it is not looked"),
+        ({**NO_LIBRARY, "refused": "invalid ELF header"}, {}, "library cannot be loaded: invalid ELF header"),
+        ({**FACTS, "error": "CUDA_ERROR_NO_DEVICE", "devices": []}, {}, "it shows no device; in a container: docker"),
+        ({**FACTS, "devices": []}, {}, "with MIG, make an instance first"),
+        ({**FACTS, "devices": []}, {"CUDA_VISIBLE_DEVICES": "7"}, "CUDA_VISIBLE_DEVICES is '7': give it numbers or"),
+        ({**FACTS, "devices": []}, {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES is '': give it numbers or"),
+        ({**FACTS, "devices": []}, {"NVIDIA_VISIBLE_DEVICES": "void"}, "NVIDIA_VISIBLE_DEVICES is 'void', which hides"),
+        ({**FACTS, "error": "CUDA_ERROR_STUB_LIBRARY"}, {}, "that is the toolkit's stub for linking, and no driver"),
+        ({**FACTS, "error": "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"}, {}, "the library and the kernel's module are of"),
+        ({**FACTS, "error": "CUDA_ERROR_LAUNCH_FAILED"}, {}, "says CUDA_ERROR_LAUNCH_FAILED; see CUDA's documentation"),
+    ],
+)
+def test_each_reason_for_none_is_told_with_what_to_do(
+    facts: dict[str, Any], environment: dict[str, str], words: str
+) -> None:
+    finding = read_facts(facts, environment)
+    assert finding.text.startswith("models see no GPU: ")
+    assert words in finding.text
+    assert "\n" not in finding.text
+    assert not finding.is_ready
+
+
+def test_a_gpu_without_the_bindings_is_seen_and_not_ready() -> None:
+    finding = read_facts({**FACTS, "bindings": ""}, {})
+    assert finding.devices == ("NVIDIA H200",)
+    assert not finding.is_ready
+    assert "their Python has no cuda-bindings" in finding.text
+
+
+def test_an_instance_of_a_divided_gpu_is_usable_with_a_word_of_warning() -> None:
+    finding = read_facts({**FACTS, "devices": ["NVIDIA A100-SXM4-40GB MIG 1g.5gb"]}, {})
+    assert finding.is_ready
+    assert "clients must use the very same instance" in finding.text
+
+
+def test_a_driver_that_tritons_backend_does_not_find_is_told() -> None:
+    assert "Triton's Python backend looks for libcuda.so" in read_facts({**FACTS, "backend_finds_it": False}, {}).text
+
+
+# --- by a process
+
+
+@without_driver
+def test_without_a_driver_a_process_says_so() -> None:
+    finding = find_gpus(os.environ, sys.executable)
+    assert (finding.has_driver, finding.is_ready) == (False, False)
+    assert finding.text.startswith("models see no GPU: there is no NVIDIA driver here")
+
+
+@without_driver
+def test_a_file_of_that_name_that_is_no_library_is_told(tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").write_text("none")
+    finding = find_gpus({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}, sys.executable)
+    assert "the driver's library cannot be loaded: " in finding.text
+
+
+def test_a_driver_that_is_found_through_the_environment_is_asked(with_fake: dict[str, str]) -> None:
+    finding = find_gpus({**with_fake, "SHM_FAKE_CUDA_DRIVER_VERSION": "12080"}, sys.executable)
+    assert finding.devices == ("fake CUDA driver, no GPU",) * 2
+    assert finding.is_ready
+    assert "(CUDA 12.8, " in finding.text
+
+
+def test_a_driver_without_a_device_is_told_from_none(with_fake: dict[str, str]) -> None:
+    finding = find_gpus({**with_fake, "SHM_FAKE_CUDA_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "-1"}, sys.executable)
+    assert (finding.has_driver, finding.is_ready) == (True, False)
+    assert f"there is a driver ({library()}), and it shows no device; CUDA_VISIBLE_DEVICES is '-1'" in finding.text
+
+
+def test_a_python_without_the_bindings_is_told(with_fake: dict[str, str], tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", symlinks=True)
+    finding = find_gpus({**with_fake, "PATH": str(tmp_path / "bare" / "bin")})
+    assert "models see fake CUDA driver, no GPU, fake CUDA driver, no GPU, but their Python has no cuda" in finding.text
+
+
+def test_a_python_that_is_not_there_is_told() -> None:
+    assert "no process of the models' Python could be asked" in find_gpus({"PATH": "/nowhere"}, "no-python").text
+
+
+def test_a_process_that_dies_is_told() -> None:
+    assert find_gpus(os.environ, "false").text == "models see no GPU: the process that asked the driver ended: status 1"
+
+
+def repository(folder: Path, config: str = CONFIG) -> Path:
+    (folder / "models" / "m" / "1").mkdir(parents=True)
+    (folder / "models" / "m" / "config.pbtxt").write_text(config)
+    (folder / "models" / "m" / "1" / "model.py").write_text(IDLE_MODEL)
+    return folder / "models"
+
+
+@without_driver
+def test_a_server_that_does_not_start_for_lack_of_a_gpu_says_what_to_do(tmp_path: Path) -> None:
+    repository(tmp_path)
+    with pytest.raises(MachineError, match="has kind KIND_GPU but no GPUs are available") as failure:
+        EmbeddedServer.start(tmp_path / "models", log_file=tmp_path / "log", numpy="own")
+    assert "models see no GPU: there is no NVIDIA driver here" in str(failure.value)
+
+
+@without_driver
+def test_what_stubs_see_is_asked_in_the_environment_of_a_server_that_runs(
+    tmp_path: Path, with_fake: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Older than the CUDA that the server was built for, so that it says that there is none, and goes on.
+    monkeypatch.setenv("SHM_FAKE_CUDA_DRIVER_VERSION", "11000")
+    monkeypatch.setenv("LD_LIBRARY_PATH", with_fake["LD_LIBRARY_PATH"])
+    models = repository(tmp_path, CONFIG.replace("KIND_GPU", "KIND_CPU"))
+    with EmbeddedServer.start(models, log_file=tmp_path / "log", numpy="own") as server:
+        assert find_gpus(server.environment).devices == ("fake CUDA driver, no GPU",) * 2
+
+
+@without_driver
+def test_a_server_that_takes_the_fake_driver_for_a_real_one_loads_no_model(
+    tmp_path: Path, with_fake: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", with_fake["LD_LIBRARY_PATH"])
+    models = repository(tmp_path, CONFIG.replace("KIND_GPU", "KIND_CPU"))
+    with pytest.raises(MachineError, match="unable to get number of CUDA devices") as failure:
+        EmbeddedServer.start(models, log_file=tmp_path / "log", numpy="own")
+    assert "models see fake CUDA driver, no GPU" in str(failure.value)
