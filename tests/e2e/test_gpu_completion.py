@@ -33,7 +33,7 @@ def gpu(triton_server: EmbeddedServer) -> Iterator[Gpu]:
 
 
 def infer(gpu: Gpu, deed: str = "double", x: Any = X, where: Any = ON_THE_GPU, **options: Any) -> Result:
-    return gpu.infer(deed, gpu.array(x), where, path="direct", **options)
+    return gpu.infer(deed, gpu.kept_array(x), where, path="direct", **options)
 
 
 def prepared(gpu: Gpu, deed: str, **more: str) -> Any:
