@@ -45,13 +45,13 @@ def test_the_client_is_told_in_time_and_others_are_served(server: EmbeddedServer
     gate.close()
     before = left_here()
     runtime = DRIVER.runtime()
-    x = DRIVER.tensor(X)
+    given = [DRIVER.tensor(X)]
     with ShmClient(server.grpc_url, cuda=CudaAccess(lambda: runtime)) as client:
 
         def infer(name: str, deed: str, **parameters: Any) -> Any:
             said = {"deed": deed, **parameters}
             return client.infer(
-                name, {"X": x}, outputs={"Y": ON_THE_GPU}, parameters=said, path="direct", timeout_s=DEADLINE_S
+                name, {"X": given[0]}, outputs={"Y": ON_THE_GPU}, parameters=said, path="direct", timeout_s=DEADLINE_S
             )
 
         infer(model, "double").release()
@@ -72,6 +72,6 @@ def test_the_client_is_told_in_time_and_others_are_served(server: EmbeddedServer
                 found = DRIVER.memory(y.address, y.shape, y.dtype).copy()
             np.testing.assert_array_equal(found, X * 2, err_msg=str(number))
             del y
-    del x
+    given.clear()
     eventually(lambda: not runtime.retired.collect() and left_here() == before)
     assert DRIVER.violations() == []
