@@ -119,7 +119,8 @@ class Gpu:
 
 def content_of(array: Any) -> npt.NDArray[Any]:
     """Return what is in an array on a GPU now, without waiting for anything."""
-    return DRIVER.memory(array.address, array.shape, array.dtype).copy()
+    found: npt.NDArray[Any] = DRIVER.memory(array.address, array.shape, array.dtype).copy()
+    return found
 
 
 def left_here() -> LiveCounts:

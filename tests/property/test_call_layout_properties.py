@@ -48,6 +48,7 @@ def calls(
         config_inputs.append({"name": f"I{index}", "data_type": config_name(dtype), "dims": [-1] * len(dims)})
         kind = f"S{draw(st.integers(1, 50))}" if dtype is BYTES else dtype.numpy
         one = described_inputs({f"I{index}": ((*batch, *dims), np.dtype(kind))})[f"I{index}"]
+        assert isinstance(one, CallInput)
         given[f"I{index}"] = one if dtype is BYTES else one._replace(device=draw(devices))
     on_devices: dict[str, int] = {}
     for index in range(draw(st.integers(0, 4))):

@@ -32,6 +32,8 @@ __all__ = [
     "that_nobody_loads",
 ]
 
+DELAY_S: Final = 0.0002
+"""How late everything is that is put on a stream, unless a test says something else."""
 PATIENCE_S: Final = 20.0
 NOTHING: Final = LiveCounts()
 
@@ -43,7 +45,7 @@ def driver() -> Iterator[FakeDriver]:
     driver.forget()
     before = driver.live()  # a test that failed may have left something
     yield driver
-    driver.delay(0)
+    driver.delay(DELAY_S)
     assert (driver.live(), driver.violations()) == (before, [])
 
 

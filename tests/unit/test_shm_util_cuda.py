@@ -1,8 +1,9 @@
-"""Regions on a GPU around an inference, on the fake one; the server is another runtime, which maps the handles."""
+"""Regions on a GPU around an inference, on the fake driver; the server is another process, which maps the handles."""
 
 from __future__ import annotations
 
 import base64
+import functools
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -12,9 +13,10 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import ClosedError, MachineError, TensorShapeError
+from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
-from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaError, device_guard
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, LiveCounts
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
+from shm_backend_utils.testing.fake_cuda.driver import LiveCounts, Tensor
 from shm_backend_utils.testing.shm_util import (
     CudaShmHandle,
     ShmRegions,
@@ -22,7 +24,8 @@ from shm_backend_utils.testing.shm_util import (
     create_set_cuda_shm_regions,
     unregister_cleanup_shm_regions,
 )
-from tests.unit.fake_gpu import runtime_that_gives_all_back
+from tests.unit.fake_gpu import CLIENT, DRIVER, MODEL, left_of, runtime_that_gives_all_back, stream_on
+from tests.unit.gpus import collect_all
 
 X: Final = np.arange(1, 6, dtype=np.float32)
 WORDS: Final = np.array([["a", ""], ["ü", "nul\0"]], object)
@@ -44,9 +47,9 @@ class Registrations:
         Which registration fails, from 0.
     """
 
-    def __init__(self, cuda: FakeCuda) -> None:
+    def __init__(self, cuda: CudaRuntime) -> None:
         self.cuda = cuda
-        self.registered: dict[str, int] = {}
+        self.registered: dict[str, tuple[int, int]] = {}
         self.contents: dict[str, bytes] = {}
         self.calls: list[tuple[str, str, int, int]] = []
         self.fail_at: int | None = None
@@ -58,45 +61,54 @@ class Registrations:
             raise LostError
         handle = base64.b64decode(raw_handle, validate=True)
         assert len(handle) == HANDLE_LENGTH
-        with device_guard(self.cuda, device_id):
-            self.registered[name] = self.cuda.open(handle)
-            memory = self.cuda.array(self.registered[name], (byte_size,), np.dtype(np.uint8), device_id, None)
-        self.contents[name] = memory.peek().tobytes()
+        self.registered[name] = self.cuda.open(handle, device_id), device_id
+        self.contents[name] = self.memory(name, byte_size, np.uint8).tobytes()
 
     def unregister_cuda_shared_memory(self, name: str) -> None:
         if name in self.refuses_to_unregister:
             raise LostError
         if name in self.registered:
-            self.cuda.close(self.registered.pop(name))
+            self.cuda.close(*self.registered.pop(name))
+
+    def end(self) -> None:
+        for address, device in self.registered.values():
+            self.cuda.close(address, device)
+        self.registered.clear()
+
+    def memory(self, name: str, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return DRIVER.memory(self.registered[name][0], (count,), dtype)
+
+
+class OfInterface:
+    """An array of a library that has no DLPack."""
+
+    def __init__(self, array: Tensor) -> None:
+        self._array = array
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self._array.__cuda_array_interface__
 
 
 @pytest.fixture
 def server() -> Iterator[Registrations]:
-    with runtime_that_gives_all_back() as cuda:
+    with runtime_that_gives_all_back(MODEL) as cuda:
         yield Registrations(cuda)
 
 
 @pytest.fixture
-def cuda() -> Iterator[FakeCuda]:
-    with runtime_that_gives_all_back() as cuda:
+def cuda() -> Iterator[CudaRuntime]:
+    with runtime_that_gives_all_back(CLIENT) as cuda:
         yield cuda
 
 
-def create(server: Registrations, cuda: FakeCuda, inputs: Any, outputs: Any = (), **named: Any) -> ShmRegions:
+def create(server: Registrations, cuda: CudaRuntime, inputs: Any, outputs: Any = (), **named: Any) -> ShmRegions:
     access = CudaAccess(lambda: cuda)
     return create_set_cuda_shm_regions(inputs, outputs, None, None, server, "grpc", cuda=access, **named)
 
 
-def two_and_one(server: Registrations, cuda: FakeCuda) -> ShmRegions:
+def two_and_one(server: Registrations, cuda: CudaRuntime) -> ShmRegions:
     return create(server, cuda, [("X", X), ("WORDS", WORDS)], [("Y", 20)])
-
-
-def late_array(cuda: FakeCuda, values: npt.NDArray[Any], device: int = 0) -> FakeDeviceArray:
-    """Return an array that is still to be filled when this returns, as after a kernel was launched."""
-    with device_guard(cuda, device):
-        array = cuda.empty(values.shape, values.dtype)
-        array[...] = values
-    return array
 
 
 def clean_up(regions: ShmRegions, server: Registrations) -> None:
@@ -107,18 +119,18 @@ def clean_up(regions: ShmRegions, server: Registrations) -> None:
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("device", [0, 1])
 def test_each_region_is_registered_by_its_handle_in_base64_its_device_and_its_size(
-    server: Registrations, cuda: FakeCuda, device: int, protocol: str
+    server: Registrations, cuda: CudaRuntime, device: int, protocol: str
 ) -> None:
     regions = create_set_cuda_shm_regions(
         [("X", X)], [("Y", 20)], ["a", "b"], [32, 64], server, protocol, device_id=device, cuda=CudaAccess(lambda: cuda)
     )
     assert [(name, *what) for name, _, *what in server.calls] == [("a", device, 32), ("b", device, 64)]
     assert all(isinstance(raw_handle, str) for _, raw_handle, _, _ in server.calls)  # JSON takes no bytes
-    assert cuda.live == LiveCounts(allocations=2)
+    assert left_of(CLIENT) == LiveCounts(allocations=2, events=2)
     clean_up(regions, server)
 
 
-def test_inputs_are_complete_when_they_are_registered(server: Registrations, cuda: FakeCuda) -> None:
+def test_inputs_are_complete_when_they_are_registered(server: Registrations, cuda: CudaRuntime) -> None:
     regions = two_and_one(server, cuda)
     assert server.contents["input0"] == X.tobytes()
     assert server.contents["input1"] == ENCODED
@@ -126,14 +138,14 @@ def test_inputs_are_complete_when_they_are_registered(server: Registrations, cud
 
 
 @pytest.mark.parametrize("array", [X, X[::2], X[::-1], X.astype(">f4")], ids=["plain", "part", "reversed", "big"])
-def test_what_was_written_is_read(server: Registrations, cuda: FakeCuda, array: npt.NDArray[Any]) -> None:
+def test_what_was_written_is_read(server: Registrations, cuda: CudaRuntime, array: npt.NDArray[Any]) -> None:
     regions = create(server, cuda, [array])
     assert regions.shm_handles[0].read(np.float32, array.shape).tolist() == array.tolist()
     clean_up(regions, server)
 
 
 @pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=lambda dtype: dtype.name)
-def test_every_data_type(server: Registrations, cuda: FakeCuda, dtype: dtypes.DType) -> None:
+def test_every_data_type(server: Registrations, cuda: CudaRuntime, dtype: dtypes.DType) -> None:
     array = np.array([b"x", b"yy"], object) if dtype is dtypes.BYTES else np.array([1, 0, 2]).astype(dtype.numpy)
     regions = create(server, cuda, [("X", array)])
     assert regions.inputs[0].datatype() == dtype.name
@@ -142,39 +154,70 @@ def test_every_data_type(server: Registrations, cuda: FakeCuda, dtype: dtypes.DT
 
 
 @pytest.mark.parametrize("device", [0, 1])
+@pytest.mark.parametrize("library", ["DLPack", "interface", "neither"])
 def test_an_array_on_a_gpu_is_copied_there_after_what_fills_it(
-    server: Registrations, cuda: FakeCuda, device: int
+    server: Registrations, cuda: CudaRuntime, device: int, library: str
 ) -> None:
-    array = late_array(cuda, X.reshape(5, 1), device)
-    regions = create(server, cuda, [("X", array)])
-    assert server.contents["input0"] == X.tobytes()
+    with stream_on(cuda, device) as stream:
+        array = DRIVER.tensor(X.reshape(5, 1), device=device, process=CLIENT)
+        array.write(X.reshape(5, 1) * 3, stream)
+        if library == "neither":
+            array.stream = None  # nobody knows that it is late
+        regions = create(server, cuda, [("X", OfInterface(array) if library == "interface" else array)])
+    assert server.contents["input0"] == (X * 3).tobytes()
     assert (regions.inputs[0].shape(), regions.inputs[0].datatype()) == ([5, 1], "FP32")
-    assert [what[0] for name, what in cuda.log if name == "copy"] == ["device to device"]
     clean_up(regions, server)
 
 
-def test_what_a_model_writes_is_read(server: Registrations, cuda: FakeCuda) -> None:
+def test_an_array_in_any_order_is_copied(server: Registrations, cuda: CudaRuntime) -> None:
+    array = DRIVER.tensor(X, process=CLIENT)[::2]
+    regions = create(server, cuda, [("X", array)])
+    assert server.contents["input0"] == X[::2].tobytes()
+    assert regions.shm_handles[0].byte_size == 12
+    del array
+    clean_up(regions, server)
+
+
+def test_what_a_model_writes_is_read(server: Registrations, cuda: CudaRuntime) -> None:
     regions = two_and_one(server, cuda)
-    output = server.cuda.array(server.registered["output0"], (5,), X.dtype, 0, None)
-    output.peek()[:] = X * 2
+    server.memory("output0", 5, X.dtype)[:] = X * 2
     assert regions.shm_handles[2].read(np.float32, 5).tolist() == (X * 2).tolist()
     clean_up(regions, server)
 
 
-def test_a_read_is_a_copy(server: Registrations, cuda: FakeCuda) -> None:
+def test_what_is_late_on_a_stream_that_nobody_names_is_read(server: Registrations, cuda: CudaRuntime) -> None:
+    regions = create(server, cuda, [X])
+    memory = server.memory("input0", 5, X.dtype)
+    with stream_on(cuda) as stream:
+        DRIVER.launch(stream, functools.partial(memory.fill, 9), CLIENT)
+        assert regions.shm_handles[0].read(np.float32, 5).tolist() == [9] * 5
+        DRIVER.launch(stream, functools.partial(memory.fill, 8), CLIENT)
+        regions.shm_handles[0].write(X.view(np.uint8))
+        assert memory.tolist() == X.tolist()
+    clean_up(regions, server)
+
+
+def test_more_than_there_is_is_not_written(server: Registrations, cuda: CudaRuntime) -> None:
+    regions = create(server, cuda, [X])
+    with pytest.raises(TensorShapeError, match="region 'input0' has 20 bytes, but 21 are to be written"):
+        regions.shm_handles[0].write(np.zeros(21, np.uint8))
+    clean_up(regions, server)
+
+
+def test_a_read_is_a_copy(server: Registrations, cuda: CudaRuntime) -> None:
     regions = create(server, cuda, [X])
     read = regions.shm_handles[0].read(np.float32, 5)
     clean_up(regions, server)
     assert read.tolist() == X.tolist()
 
 
-def test_a_tensor_without_elements_has_a_region_too(server: Registrations, cuda: FakeCuda) -> None:
-    regions = create(server, cuda, [X[:0], late_array(cuda, X[:0])])
+def test_a_tensor_without_elements_has_a_region_too(server: Registrations, cuda: CudaRuntime) -> None:
+    regions = create(server, cuda, [X[:0], DRIVER.tensor(X[:0], process=CLIENT)])
     assert [handle.read(np.float32, 0).tolist() for handle in regions.shm_handles] == [[], []]
     clean_up(regions, server)
 
 
-def test_more_than_there_is_cannot_be_read(server: Registrations, cuda: FakeCuda) -> None:
+def test_more_than_there_is_cannot_be_read(server: Registrations, cuda: CudaRuntime) -> None:
     regions = create(server, cuda, [X])
     with pytest.raises(TensorShapeError, match="region 'input0' has 20 bytes, but FP32 of shape \\[6\\] takes 24"):
         regions.shm_handles[0].read(np.float32, 6)
@@ -187,41 +230,51 @@ def test_more_than_there_is_cannot_be_read(server: Registrations, cuda: FakeCuda
 
 
 @pytest.mark.parametrize(
-    ("method", "turn"), [("allocate", 0), ("allocate", 1), ("export", 2), ("device_uuid", 1), ("copy", 0), ("copy", 1)]
+    ("method", "turn"),
+    [
+        ("allocate", 0),
+        ("allocate", 1),
+        ("export", 2),
+        ("device_uuid", 1),
+        ("create_stream", 1),
+        ("copy", 0),
+        ("copy", 1),
+    ],
 )
 def test_a_failure_of_cuda_leaves_nothing(
-    server: Registrations, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, method: str, turn: int
+    server: Registrations, cuda: CudaRuntime, monkeypatch: pytest.MonkeyPatch, method: str, turn: int
 ) -> None:
     original, calls = getattr(cuda, method), iter(range(100))
 
     def fail_or_call(*arguments: Any) -> Any:
         if next(calls) == turn:
-            raise CudaError(method, "cudaErrorMemoryAllocation")
+            raise CudaError(method, "CUDA_ERROR_OUT_OF_MEMORY")
         return original(*arguments)
 
     monkeypatch.setattr(cuda, method, fail_or_call)
     with pytest.raises(CudaError, match=f"{method} failed"):
         two_and_one(server, cuda)
-    assert cuda.live == LiveCounts()
+    collect_all(cuda)
+    assert left_of(CLIENT) == LiveCounts()
     assert server.calls == []
 
 
 @pytest.mark.parametrize("turn", range(3))
-def test_a_region_that_the_server_refuses_leaves_nothing(server: Registrations, cuda: FakeCuda, turn: int) -> None:
+def test_a_region_that_the_server_refuses_leaves_nothing(server: Registrations, cuda: CudaRuntime, turn: int) -> None:
     server.fail_at = turn
     with pytest.raises(LostError):
         two_and_one(server, cuda)
-    assert (server.registered, cuda.live) == ({}, LiveCounts())
+    assert (server.registered, left_of(CLIENT)) == ({}, LiveCounts())
     clean_up(two_and_one(server, cuda), server)
 
 
-def test_where_there_is_no_gpu_of_that_number_nothing_is_made(server: Registrations, cuda: FakeCuda) -> None:
-    with pytest.raises(CudaError, match="cudaErrorInvalidDevice: there is no such device here"):
+def test_where_there_is_no_gpu_of_that_number_nothing_is_made(server: Registrations, cuda: CudaRuntime) -> None:
+    with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_DEVICE"):
         create(server, cuda, [X], device_id=2)
 
 
 def test_without_a_gpu_the_error_is_that_of_the_machine(server: Registrations) -> None:
-    def load() -> FakeCuda:
+    def load() -> CudaRuntime:
         raise MachineError("there is no GPU")
 
     with pytest.raises(MachineError, match="there is no GPU"):
@@ -230,21 +283,21 @@ def test_without_a_gpu_the_error_is_that_of_the_machine(server: Registrations) -
 
 @pytest.mark.parametrize("name", ["input0", "input1", "output0"])
 def test_a_region_that_cannot_be_unregistered_keeps_nothing_else(
-    server: Registrations, cuda: FakeCuda, name: str
+    server: Registrations, cuda: CudaRuntime, name: str
 ) -> None:
     regions = two_and_one(server, cuda)
     server.refuses_to_unregister = {name}
     with pytest.raises(LostError):
         unregister_cleanup_shm_regions(regions.shm_handles, server, "grpc")
     assert set(server.registered) == {name}
-    assert cuda.live == LiveCounts()
+    assert left_of(CLIENT) == LiveCounts(allocations=1, events=1)  # what the server has mapped
     server.refuses_to_unregister = set()
     clean_up(regions, server)
 
 
 @pytest.mark.parametrize("turn", range(3))
 def test_a_region_that_cannot_be_freed_keeps_nothing_else(
-    server: Registrations, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, turn: int
+    server: Registrations, cuda: CudaRuntime, monkeypatch: pytest.MonkeyPatch, turn: int
 ) -> None:
     regions = two_and_one(server, cuda)
     destroy = CudaShmHandle.destroy
@@ -258,14 +311,13 @@ def test_a_region_that_cannot_be_freed_keeps_nothing_else(
         patch.setattr(CudaShmHandle, "destroy", fail_or_destroy)
         with pytest.raises(LostError):
             unregister_cleanup_shm_regions(regions.shm_handles, server, "grpc")
-    assert (server.registered, cuda.live) == ({}, LiveCounts(allocations=1))
+    assert (server.registered, left_of(CLIENT)) == ({}, LiveCounts(allocations=1, events=1))
     clean_up(regions, server)
 
 
-def test_memory_alone_can_be_given_back(server: Registrations, cuda: FakeCuda) -> None:
+def test_memory_alone_can_be_given_back(server: Registrations, cuda: CudaRuntime) -> None:
     regions = two_and_one(server, cuda)
+    server.end()
     for _ in range(2):
         cleanup_shm_regions(regions.shm_handles)
-    assert cuda.live == LiveCounts()
-    assert len(server.registered) == 3
-    clean_up(regions, server)
+    assert left_of(CLIENT) == LiveCounts()

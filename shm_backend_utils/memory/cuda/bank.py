@@ -16,7 +16,7 @@ from ..repeater import Repeater
 from ..rounding import roomy
 from .errors import CudaError
 from .memory import CudaAccess, CudaAllocation
-from .runtime import BLOCK_BYTES
+from .runtime import BLOCK_BYTES, whole_blocks
 
 __all__ = ["DeviceBank", "ShortOfMemoryError", "rounded_up"]
 
@@ -71,6 +71,7 @@ class DeviceBank:
         self._lock = threading.Lock()
         self._byte_sizes: Counter[int] = Counter()
         self._given_up: deque[_GivenUp] = deque()  # appended to by finalizers, which wait for no lock
+        self._starting = threading.Lock()
         self._collector: Repeater | None = None
         forsake_in_children(self)
 
@@ -94,10 +95,10 @@ class DeviceBank:
         MachineError
             The bindings, the driver or a GPU are missing.
         """
+        self._take_care_of(region)  # also of what it has if there is no more
         for device, byte_size in zip(devices, byte_sizes, strict=True):
             if device not in region.device_memory:
-                region.device_memory[device] = self._allocate(device, byte_size)
-        self._take_care_of(region)
+                region.device_memory[device] = self._allocate(device, whole_blocks(byte_size))
 
     def keep(self, region: SlotRegion, what: object) -> None:
         """Keep memory of the user's that a region's slot fences, until that is destroyed and no model uses it."""
@@ -138,12 +139,14 @@ class DeviceBank:
                 self._collect()
             finally:
                 self._lock.release()
-        if self.cuda.collect() or self._given_up:
+        if self.cuda.has_retired or self._given_up:
             self._free_later()
 
     def forsake(self) -> None:
         """Forget everything, in a forked child, which cannot use its parent's device memory."""
         self._lock = threading.Lock()  # the parent's other threads may have held it, and do not run here
+        self._starting = threading.Lock()
+        self._collector = None
         while self._given_up:
             os.close(self._given_up.popleft().fd)
 
@@ -163,18 +166,24 @@ class DeviceBank:
 
     def _collect(self) -> None:
         for _ in range(len(self._given_up)):
-            each = self._given_up.popleft()
+            each = self._given_up[0]
             if each.is_in_use(each.fd):
-                self._given_up.append(each)
+                self._given_up.rotate(-1)
                 continue
+            self._given_up.popleft()
             os.close(each.fd)
             for allocation in each.allocations:
                 allocation.free()
                 self._byte_sizes[allocation.device] -= allocation.byte_size
 
     def _free_later(self) -> None:
-        if self._collector is None:
-            self._collector = Repeater(self._collect_until_all_is_free, _ROUND_S, "shm device memory")
+        # Whoever does not get the lock leaves it to who has it; finalizers wait for nothing.
+        while self._collector is None and self._starting.acquire(blocking=False):
+            try:
+                if self._collector is None:
+                    self._collector = Repeater(self._collect_until_all_is_free, _ROUND_S, "shm device memory")
+            finally:
+                self._starting.release()
 
     def _allocate(self, device: int, byte_size: int) -> CudaAllocation:
         limit = self._max_bytes
@@ -203,4 +212,6 @@ class DeviceBank:
         if not is_left and collector is not None:
             self._collector = None
             collector.stop_some_time()
+            if self._given_up or self.cuda.has_retired:  # since it was looked at
+                self._free_later()
         return _ROUND_S

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -19,11 +21,12 @@ Named = Sequence[NamedStream | NamedEvent]
 class OwnStreams:
     """Streams of this package's own, for its copies. They and the default streams do not wait for each other.
 
-    Thread-safe. There are as many of a device as were in use at once.
+    Thread-safe. There are as many of a device as were in use at once. They go with this object.
     """
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self.runtime = runtime
+        self._process = os.getpid()
         self._idle: defaultdict[int, deque[int]] = defaultdict(deque)
 
     def borrow(self, device: int) -> int:
@@ -54,6 +57,13 @@ class OwnStreams:
         finally:
             self.give_back(stream, device)
 
+    def __del__(self) -> None:
+        if self._process == os.getpid():  # in a forked child they are not ours
+            destroy, retired = self.runtime.destroy_stream, self.runtime.retired
+            for device, streams in self._idle.items():
+                for stream in streams:
+                    retired.add_idle(functools.partial(destroy, stream, device))
+
 
 def order_after(runtime: CudaRuntime, first: Named, device: int, stream: int) -> None:
     """Let all that comes later on a stream wait for what a user has named. No host waits.
@@ -72,8 +82,13 @@ def order_after(runtime: CudaRuntime, first: Named, device: int, stream: int) ->
     Raises
     ------
     CudaError
-        A stream is being captured into a graph, for example. A driver before CUDA 12.5 cannot let a stream wait for a
-        device; then the host waits, here.
+        A stream is being captured into a graph, or an event was recorded there: what waits for these would be captured,
+        too, and not be done. Nothing waits then.
+
+    Notes
+    -----
+    A driver before CUDA 12.5 cannot let a stream wait for a device; then the host waits, here. Stream 2 is the calling
+    thread's own.
     """
     events = [each for each in first if isinstance(each, NamedEvent)]
     streams = [each for each in first if isinstance(each, NamedStream)]
@@ -83,7 +98,8 @@ def order_after(runtime: CudaRuntime, first: Named, device: int, stream: int) ->
                 runtime.wait_for_event(event, stream)
     for each in events:
         with runtime.on(device):
-            runtime.wait_for_event(each.handle, stream)
+            if not runtime.is_event_done(each.handle):  # that fails where it was recorded in a capture
+                runtime.wait_for_event(each.handle, stream)
 
 
 class Mark:
@@ -136,6 +152,8 @@ def _recorded(runtime: CudaRuntime, streams: Iterable[NamedStream], device: int)
         own = each.device_on(runtime, device)
         with _event(runtime, own) as event:
             with runtime.on(own):
+                if runtime.is_capturing(each.handle):
+                    raise CudaError("waiting for a stream", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
                 runtime.record(event, each.handle)
             yield event
     if not streams:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
 from ...errors import MachineError
+from ...forks import forsake_in_children
 from .errors import CudaError
 from .retired import Retired
 
@@ -101,6 +102,11 @@ class CudaRuntime:
             ) from None
         self._version: int = self._ask("asking for the driver's version", "cuDriverGetVersion")
         self.retired = Retired(self)
+        forsake_in_children(self)
+
+    def forsake(self) -> None:
+        """Let nothing wait for the parent's other threads, in a forked child. CUDA refuses it everything."""
+        self._lock = threading.RLock()
 
     def device_count(self) -> int:
         """Return how many devices this process sees (``cuDeviceGetCount``)."""

@@ -6,6 +6,7 @@ CUDA's protocol for streams in Python is ``__cuda_stream__``, which returns a ve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, Final, NamedTuple
 
 from ...errors import CallerError
@@ -14,6 +15,7 @@ from .runtime import CudaRuntime
 __all__ = ["NamedEvent", "NamedStream", "named", "named_stream"]
 
 _DEFAULT_STREAMS: Final = frozenset({0, 1, 2})
+_LEGACY: Final = 1  # CU_STREAM_LEGACY
 
 
 class NamedStream(NamedTuple):
@@ -63,17 +65,16 @@ def named_stream(value: Any) -> NamedStream:
     CallerError
         It is none of these.
     """
-    handle, device = _handle_of(value), None
+    handle = _handle_of(value)
     if handle is None:
         raise CallerError(
             f"{value!r} is no stream of a GPU; expected what has __cuda_stream__, as streams of torch, CuPy and "
             "cuda-core have, or a CUstream as a number"
         )
-    if handle in _DEFAULT_STREAMS or handle < 0:
-        device = _device_of(value)
     if handle < 0:
         raise CallerError(f"stream {handle} is none of CUDA's; expected a number of 0 or more")
-    return NamedStream(handle, device)
+    # A 0 is what these libraries mean by 1; to the driver's functions, it may be a default stream of each thread.
+    return NamedStream(handle or _LEGACY, _device_of(value) if handle in _DEFAULT_STREAMS else None)
 
 
 def named(value: Any) -> tuple[NamedStream | NamedEvent, ...]:
@@ -82,7 +83,7 @@ def named(value: Any) -> tuple[NamedStream | NamedEvent, ...]:
     Raises
     ------
     CallerError
-        There is something else in it.
+        There is something else in it, or an event that was never recorded.
     """
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return tuple([_named(each) for each in value])
@@ -91,31 +92,39 @@ def named(value: Any) -> tuple[NamedStream | NamedEvent, ...]:
 
 def _named(value: Any) -> NamedStream | NamedEvent:
     event = _event_handle_of(value)
-    return named_stream(value) if event is None else NamedEvent(event)
+    if event is None:
+        return named_stream(value)
+    if event == 0:
+        raise CallerError(f"{value!r} was never recorded, and stands for nothing; record it on your stream first")
+    return NamedEvent(event)
 
 
 def _handle_of(value: Any) -> int | None:
-    if isinstance(value, bool):
-        return None
     if hasattr(value, "__cuda_stream__"):
-        _, handle = value.__cuda_stream__()
+        version, handle = value.__cuda_stream__()
+        if version != 0:
+            raise CallerError(f"{value!r} has __cuda_stream__ of version {version}; expected 0")
         return int(handle)
-    for name in ("cuda_stream", "ptr"):  # torch's streams, and CuPy's before 14
-        if hasattr(value, name):
-            return int(getattr(value, name))
-    try:
-        return int(value)  # also a CUstream of cuda-bindings
-    except (TypeError, ValueError):
-        return None
+    if hasattr(value, "cuda_stream"):  # torch's
+        return int(value.cuda_stream)
+    if _has_class(value, "Stream", "ExternalStream") and hasattr(value, "ptr"):  # CuPy's, before 14
+        return int(value.ptr)
+    is_number = isinstance(value, Integral) and not isinstance(value, bool)
+    return int(value) if is_number or _has_class(value, "CUstream", "cudaStream_t") else None
 
 
 def _event_handle_of(value: Any) -> int | None:
-    """Return the handle of what is an event: torch's, CuPy's, or a CUevent; None of anything else."""
-    if hasattr(value, "cuda_event"):
-        return int(value.cuda_event)
-    if type(value).__name__ in ("Event", "CUevent", "cudaEvent_t"):
-        return int(value.ptr) if hasattr(value, "ptr") else int(getattr(value, "handle", value))
-    return None
+    """Return the handle of what is an event: torch's, CuPy's, cuda-core's, or a CUevent; None of anything else."""
+    if _has_class(value, "Event"):
+        for name in ("cuda_event", "ptr", "handle"):  # torch's, CuPy's, cuda-core's
+            if hasattr(value, name):
+                return int(getattr(value, name))
+    return int(value) if _has_class(value, "CUevent", "cudaEvent_t") else None
+
+
+def _has_class(value: object, *names: str) -> bool:
+    """Return whether a class of a value has such a name: the libraries that those are of need not be there."""
+    return any(each.__name__ in names for each in type(value).__mro__)
 
 
 def _device_of(value: Any) -> int | None:

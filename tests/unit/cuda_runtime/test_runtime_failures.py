@@ -127,6 +127,8 @@ def test_a_function_that_fails_leaves_nothing(
         calls += 1
     assert calls, f"{function} is not called here"
     do(gpu, peer)
+    captures = driver.bindings()  # the mode of this thread, where CUDA refused to change it back
+    captures.cuThreadExchangeStreamCaptureMode(captures.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
 
 
 @contextlib.contextmanager

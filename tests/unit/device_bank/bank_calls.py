@@ -1,79 +1,65 @@
-"""Calls whose memory comes of a bank, and the sizes that the tests of this folder have in common."""
+"""The sizes that the tests of this folder have in common, and a model that has a region's memory mapped."""
 
 from __future__ import annotations
 
-import contextlib
+import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
 
-from tests.unit.fake_gpu_events import PATIENCE_S
+import numpy as np
 
-from shm_backend_utils.client.client_memory import ClientMemory
-from shm_backend_utils.client.known_model import KnownModel
-from shm_backend_utils.client.options import RequestOptions
-from shm_backend_utils.client.paths.direct import DirectExchange
-from shm_backend_utils.client.paths.opening import Opening
-from shm_backend_utils.client.settings import CallSettings
-from shm_backend_utils.client.steps import BlockingDriver, Steps
-from shm_backend_utils.dtypes import BY_NAME
-from shm_backend_utils.memory.cuda.memory import CudaAccess
-from shm_backend_utils.memory.pool.options import PoolOptions
+from shm_backend_utils.memory.cuda.memory import CudaMapping, CudaMappings
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.memory.locks import use
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.origin import Origin
-from shm_backend_utils.protocol.call_layout import CallInput
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+from tests.unit.gpus import BLOCK_BYTES, PATIENCE_S, collect_all
 
-T = TypeVar("T")
+__all__ = ["LIMIT", "SHM", "SIZE", "MakeRegion", "Model", "collectors", "eventually"]
 
 SHM = Path("/dev/shm")
-SIZE = 4096
-BYTE = BY_NAME["UINT8"]
+SIZE = BLOCK_BYTES
 LIMIT = 2 * SIZE
 
 MakeRegion = Callable[..., SlotRegion]
 
 
-def times(cuda: FakeCuda, operation: str) -> int:
-    return sum(name == operation for name, _ in cuda.log)
+def collectors() -> list[threading.Thread]:
+    """Return the threads of banks that wait for models or GPUs."""
+    return [thread for thread in threading.enumerate() if thread.name == "shm device memory"]
 
 
-SPEC = ModelSpec.from_config(
-    {
-        "name": "m",
-        "input": [{"name": name, "data_type": "TYPE_UINT8", "dims": [-1], "optional": True} for name in "AB"],
-    }
-)
+def eventually(is_so: Callable[[], bool]) -> bool:
+    """Wait until something is so, and return whether it is."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return is_so()
 
 
-class Calls:
-    """Takes memory for calls of a model on the direct path, as a client does."""
+class Model:
+    """What a model has of a region: the device memory, mapped, and the lease that says so."""
 
-    def __init__(self, cuda: FakeCuda) -> None:
-        self.memory = ClientMemory(PoolOptions(max_bytes=2**20, max_device_bytes=LIMIT), CudaAccess(lambda: cuda))
-        self._known = KnownModel(SPEC, head_room=1)
-        self._opening = Opening(cast(Any, None), self.memory, cast(Any, None), cast(Any, None))
-        self._driver = BlockingDriver(cast(Any, None))
+    def __init__(self, driver: FakeDriver, runtime: CudaRuntime, region: SlotRegion, device: int = 0) -> None:
+        allocation = region.device_memory[device]
+        fd = os.open(SHM / region.key, os.O_RDWR)
+        lease = use(fd)
+        os.close(fd)
+        self._driver, self._runtime, self._device = driver, runtime, device
+        self.mapping: CudaMapping = CudaMappings(runtime).map(
+            allocation.handle, allocation.byte_size, device, "region", lease, allocation.event_handle
+        )
 
-    def open(self, timeout_s: float = PATIENCE_S, **devices: int) -> DirectExchange:
-        """Return a call with some inputs of 100 bytes on these GPUs."""
-        given = {name: CallInput(BYTE, (100,), 100, device) for name, device in devices.items()}
-        settings = CallSettings("m", "", "auto", time.monotonic() + timeout_s, RequestOptions(), Origin.here("infer"))
-        layout = self._known.lay_out(given, None)
-        exchange = self._driver.run(self._opening.open(settings, self._known, "direct", layout, given, None))
-        assert isinstance(exchange, DirectExchange)
-        return exchange
+    def write(self, value: int) -> None:
+        self._driver.memory(self.mapping.address, (SIZE,), np.dtype(np.uint8))[:] = value
 
-    def run(self, operation: Steps[T]) -> T:
-        """Do an operation, as a client does."""
-        return self._driver.run(operation)
+    def record(self) -> None:
+        """Let the client's event stand for what is to be done on the default stream."""
+        with self._runtime.on(self._device):
+            self._runtime.record(self.mapping.event, 1)
 
-    def close(self) -> None:
-        self._driver._threads.shutdown()
-        self.memory.end()
-
-
-def pool_and_opening(cuda: FakeCuda) -> contextlib.closing[Calls]:
-    return contextlib.closing(Calls(cuda))
+    def let_go(self) -> None:
+        self.mapping.close()
+        collect_all(self._runtime)

@@ -1,40 +1,31 @@
-"""A bank of device memory on fake GPUs, and regions that have some of it."""
+"""A bank of device memory, and regions that have some of it."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from shm_backend_utils.memory.cuda.bank import DeviceBank
 from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.memory.segment import PRIVATE
 from shm_backend_utils.protocol.layout import PAGE_SIZE
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
-from tests.unit.device_bank.bank_calls import LIMIT, SIZE, MakeRegion
-from tests.unit.fake_gpu import objects_of, runtime_that_gives_all_back
+from tests.unit.device_bank.bank_calls import LIMIT, SIZE, MakeRegion, collectors, eventually
 
 
 @pytest.fixture
-def cuda() -> Iterator[FakeCuda]:
-    with runtime_that_gives_all_back() as cuda:
-        yield cuda
-        assert cuda.current_device() == 0
-    assert objects_of(os.getpid()) == []
-
-
-@pytest.fixture
-def bank(cuda: FakeCuda) -> Iterator[DeviceBank]:
+def bank(gpu: CudaRuntime) -> Iterator[DeviceBank]:
     """A bank from which two of the smallest regions can be provided on each device."""
-    with contextlib.closing(DeviceBank(CudaAccess(lambda: cuda), LIMIT)) as bank:
+    with contextlib.closing(DeviceBank(CudaAccess(lambda: gpu), LIMIT)) as bank:
         yield bank
+    assert eventually(lambda: not collectors())
 
 
 @pytest.fixture
-def new_region(bank: DeviceBank) -> Iterator[MakeRegion]:
+def new_region(bank: DeviceBank, peer: CudaRuntime) -> Iterator[MakeRegion]:
     """Make a region with so much memory on these devices; it is destroyed in the end."""
     regions: list[SlotRegion] = []
 

@@ -11,31 +11,32 @@ import pytest
 FORKING = """
 import atexit, faulthandler, os, threading, traceback
 from pathlib import Path
-from shm_backend_utils.client.client_memory import ClientMemory
+from shm_backend_utils.memory.cuda.bank import DeviceBank
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.locks import use
-from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.memory.segment import PRIVATE
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
 freeing, go_on = threading.Event(), threading.Event()
+driver = FakeDriver.load()
+cuda = driver.runtime()
+free = cuda.free
 
-class SlowCuda(FakeCuda):
-    def free(self, address):
-        freeing.set()
-        go_on.wait(20)
-        super().free(address)
+def free_slowly(address, device):
+    freeing.set()
+    go_on.wait(20)
+    free(address, device)
 
-class Client:
-    pass
+def collect_all():
+    while bank.collect():
+        pass
 
-cuda, client = SlowCuda(), Client()
-memory = ClientMemory(PoolOptions(), CudaAccess(lambda: cuda))
-memory.end_with(client)
+cuda.free = free_slowly
+bank = DeviceBank(CudaAccess(lambda: cuda), None)
 regions = [SlotRegion(100, 1, 4096, PRIVATE) for _ in range(2)]
 for region in regions:
-    memory.bank.provide(region, [0], [100])
+    bank.provide(region, [0], [100])
 
 inodes = {region: (Path("/dev/shm") / region.key).stat().st_ino for region in regions}
 
@@ -66,7 +67,7 @@ finally:
     go_on.set()
     for region in regions:
         region.destroy()
-    memory.end()
+    bank.close()
 """
 
 USES = {
@@ -83,19 +84,33 @@ USES = {
     "ends although its parent was freeing memory": """
         for region in regions:
             region.destroy()
-        collecting = threading.Thread(target=memory.bank.collect)
+        collecting = threading.Thread(target=collect_all)
         collecting.start()
-        freeing.wait(20)
+        assert freeing.wait(20)
         in_child(lambda: None)
         collecting.join()
     """,
     "frees nothing": """
         go_on.set()
         regions[0].destroy()
-        in_child(memory.bank.close)
-        assert cuda.live.allocations == 2
-        memory.bank.collect()
-        assert cuda.live.allocations == 1
+        in_child(bank.close)
+        assert driver.live().allocations == 2
+        collect_all()
+        assert driver.live().allocations == 1
+    """,
+    "gives up nothing of its parent's when that was waiting for models": """
+        go_on.set()
+        user = use(regions[0]._region.segment.fileno())
+        regions[0].destroy()
+        bank.close()
+        def work():
+            assert not bank.collect()
+            bank.abandon()
+            assert not [thread for thread in threading.enumerate() if thread.name == "shm device memory"]
+        in_child(work)
+        user.give_back()
+        while driver.live().allocations > 1:
+            pass
     """,
 }
 

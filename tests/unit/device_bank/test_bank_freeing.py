@@ -2,67 +2,82 @@
 
 from __future__ import annotations
 
-import os
+import gc
 import threading
+import time
+import weakref
+from collections.abc import Callable
 
-import numpy as np
 import pytest
-from tests.unit.fake_gpu_events import PATIENCE_S
 
 from shm_backend_utils.memory.cuda.bank import DeviceBank, ShortOfMemoryError
-from shm_backend_utils.memory.cuda.memory import CudaMappings
-from shm_backend_utils.memory.locks import use
-from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
-from tests.unit.device_bank.bank_calls import LIMIT, SHM, SIZE, MakeRegion, times
-from tests.unit.fake_gpu import BYTES
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+from tests.unit.device_bank.bank_calls import LIMIT, MakeRegion, Model, collectors, eventually
+from tests.unit.gpus import PATIENCE_S
 
 
-class Model:
-    """What a model has of a region: the device memory, mapped, and the lease that says so."""
+class Kept:
+    """Something that can be seen to be gone."""
 
-    def __init__(self, region: SlotRegion, device: int = 0) -> None:
-        allocation = region.device_memory[device].allocation
-        fd = os.open(SHM / region.key, os.O_RDWR)
-        self._mappings = CudaMappings(FakeCuda())
-        lease = use(fd)
-        os.close(fd)
-        mapping = self._mappings.map(allocation.handle, allocation.byte_size, device, "region", lease)
-        self._array = mapping.array_at(0, BYTES, (allocation.byte_size,), allocation.byte_size)
+    def watch(self) -> Callable[[], bool]:
+        seen = weakref.ref(self)
+        return lambda: seen() is not None
 
-    def write(self, value: int) -> None:
-        assert self._array is not None
-        self._array.peek()[:] = value
 
-    def let_go(self) -> None:
-        self._array = None
+def collect_all(bank: DeviceBank) -> None:
+    """Free what can be freed, when the GPU has finished with it."""
+    gc.collect()
+    deadline = time.monotonic() + PATIENCE_S
+    while bank.collect() and (not bank._given_up or bank.cuda.has_retired):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_memory_of_a_destroyed_slot_is_freed_once_nobody_has_it_mapped(
-    cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion
+    driver: FakeDriver, bank: DeviceBank, new_region: MakeRegion
 ) -> None:
     region = new_region((0, 1))
     region.destroy()
-    bank.collect()
-    assert cuda.live.allocations == 0
-    assert times(cuda, "free") == 2
+    collect_all(bank)
+    assert (driver.live().allocations, driver.live().events) == (0, 0)
+    assert driver.count("cuMemFree") == 2
 
 
-def test_memory_that_a_model_has_mapped_is_not_freed(cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion) -> None:
+def test_memory_that_a_model_has_mapped_is_not_freed(
+    driver: FakeDriver, peer: CudaRuntime, bank: DeviceBank, new_region: MakeRegion
+) -> None:
     region = new_region()
-    model = Model(region)
+    model = Model(driver, peer, region)
     region.destroy()
-    bank.collect()
-    assert cuda.live.allocations == 1
+    collect_all(bank)
+    assert driver.live(0).allocations == 1
     model.write(7)  # on a GPU, this would be undefined if the memory was freed
     model.let_go()
-    bank.collect()
-    assert cuda.live.allocations == 0
+    collect_all(bank)
+    assert driver.live(0).allocations == 0
 
 
-def test_memory_that_a_model_has_mapped_counts_and_is_nobody_elses(bank: DeviceBank, new_region: MakeRegion) -> None:
+def test_an_event_lives_as_long_as_a_model_may_record_it(
+    driver: FakeDriver, peer: CudaRuntime, bank: DeviceBank, new_region: MakeRegion
+) -> None:
+    """A model that closes late uses nothing that its client has destroyed."""
+    region = new_region()
+    model = Model(driver, peer, region)
+    region.destroy()
+    bank.close()
+    collect_all(bank)
+    model.record()
+    peer.synchronize_device(0)
+    model.let_go()
+    assert eventually(lambda: driver.live(0).events == 0)
+
+
+def test_memory_that_a_model_has_mapped_counts_and_is_nobody_elses(
+    driver: FakeDriver, peer: CudaRuntime, bank: DeviceBank, new_region: MakeRegion
+) -> None:
     region = new_region(byte_size=LIMIT)
-    model = Model(region)
+    model = Model(driver, peer, region)
     region.destroy()
     with pytest.raises(ShortOfMemoryError, match=f"{LIMIT} of {LIMIT} bytes on GPU 0 are in use"):
         new_region()
@@ -71,92 +86,202 @@ def test_memory_that_a_model_has_mapped_counts_and_is_nobody_elses(bank: DeviceB
 
 
 def test_memory_that_several_models_have_mapped_is_freed_after_the_last(
-    cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion
+    driver: FakeDriver, peer: CudaRuntime, bank: DeviceBank, new_region: MakeRegion
 ) -> None:
     region = new_region()
-    models = [Model(region), Model(region)]
+    models = [Model(driver, peer, region), Model(driver, driver.runtime(2), region)]
     region.destroy()
     live = []
     for model in models:
         model.let_go()
-        bank.collect()
-        live.append(cuda.live.allocations)
+        collect_all(bank)
+        live.append(driver.live(0).allocations)
     assert live == [1, 0]
 
 
 def test_a_model_that_keeps_one_slots_memory_keeps_no_other(
-    cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion
+    driver: FakeDriver, peer: CudaRuntime, bank: DeviceBank, new_region: MakeRegion
 ) -> None:
     regions = [new_region(), new_region((1,)), new_region()]
-    model = Model(regions[1], device=1)
+    model = Model(driver, peer, regions[1], device=1)
     for region in regions:
         region.destroy()
-    bank.collect()
-    assert cuda.live.allocations == 1
+    collect_all(bank)
+    assert driver.live(0).allocations == 1
     model.write(7)
     model.let_go()
 
 
 def test_all_memory_of_a_slot_stays_while_a_model_has_some_of_it_mapped(
-    cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion
+    driver: FakeDriver, peer: CudaRuntime, bank: DeviceBank, new_region: MakeRegion
 ) -> None:
     region = new_region((0, 1))
-    model = Model(region, device=1)
+    model = Model(driver, peer, region, device=1)
     region.destroy()
-    bank.collect()
-    assert cuda.live.allocations == 2
+    collect_all(bank)
+    assert driver.live(0).allocations == 2
     model.let_go()
 
 
-def test_memory_is_freed_after_the_users_last_array(cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion) -> None:
-    region = new_region()
-    array = region.device_memory[0].array_at(np.empty(0, np.uint8), 0, BYTES, (SIZE,))
-    region.destroy()
-    bank.collect()
-    assert array.get().size == SIZE
-    assert cuda.live.allocations == 1
-    del array
-    assert cuda.live.allocations == 0
-
-
-def test_burying_waits_for_nothing_as_finalizers_do_it(
-    cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion
+def test_memory_is_freed_after_the_last_one_that_keeps_it(
+    driver: FakeDriver, bank: DeviceBank, new_region: MakeRegion
 ) -> None:
     region = new_region()
-    with bank._lock:
+    keeper = region.device_memory[0].keeper
+    region.destroy()
+    collect_all(bank)
+    assert driver.live().allocations == 1
+    del keeper
+    collect_all(bank)
+    assert driver.live().allocations == 0
+
+
+def test_giving_up_waits_for_nothing_as_finalizers_do_it(
+    driver: FakeDriver, gpu: CudaRuntime, bank: DeviceBank, new_region: MakeRegion
+) -> None:
+    region = new_region()
+    asked = driver.count("cuCtxPushCurrent")
+    with bank._lock, bank._starting, gpu.retired._lock:
         region.destroy()
-    assert times(cuda, "free") == 0
-    bank.collect()
-    assert times(cuda, "free") == 1
+    assert (driver.count("cuMemFree"), driver.count("cuCtxPushCurrent")) == (0, asked)
+    collect_all(bank)
+    assert driver.count("cuMemFree") == 1
 
 
-def test_a_slot_is_buried_once(cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion) -> None:
+def test_a_slot_is_given_up_once(driver: FakeDriver, bank: DeviceBank, new_region: MakeRegion) -> None:
     region = new_region()
     region.destroy()
     region.destroy()
-    bank.collect()
-    assert times(cuda, "free") == 1
+    collect_all(bank)
+    assert driver.count("cuMemFree") == 1
+
+
+def test_what_cannot_be_looked_at_now_is_kept(
+    driver: FakeDriver, bank: DeviceBank, new_region: MakeRegion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_region().destroy()
+    each = bank._given_up[0]
+    bank._given_up[0] = each._replace(is_in_use=lambda _: 1 // 0 == 0)
+    with pytest.raises(ZeroDivisionError):
+        bank.collect()
+    assert (len(bank._given_up), driver.live().allocations) == (1, 1)
+    bank._given_up[0] = each
 
 
 # Closing
 
 
-def test_a_bank_that_is_closed_frees_what_nobody_uses(cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion) -> None:
+def test_a_bank_that_is_closed_frees_what_nobody_uses(
+    driver: FakeDriver, bank: DeviceBank, new_region: MakeRegion
+) -> None:
     new_region().destroy()
     bank.close()
-    assert cuda.live.allocations == 0
+    assert eventually(lambda: driver.live().allocations == 0)
+    assert eventually(lambda: not collectors())
 
 
-def test_what_models_still_use_is_freed_after_the_bank_was_closed_when_they_let_go(
-    cuda: FakeCuda, bank: DeviceBank, new_region: MakeRegion
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("way", ["close", "abandon"])
+def test_what_models_still_use_is_freed_when_they_let_go(
+    driver: FakeDriver, peer: CudaRuntime, bank: DeviceBank, new_region: MakeRegion, way: str, times: int
 ) -> None:
     region = new_region()
-    model = Model(region)
+    model = Model(driver, peer, region)
     region.destroy()
-    bank.close()
-    (undertaker,) = [thread for thread in threading.enumerate() if thread.name == "shm device memory"]
-    assert cuda.live.allocations == 1
+    for _ in range(times):
+        getattr(bank, way)()
+    (collector,) = collectors()
+    assert driver.live(0).allocations == 1
     model.let_go()
-    undertaker.join(PATIENCE_S)
-    assert not undertaker.is_alive()
-    assert cuda.live.allocations == 0
+    collector.join(PATIENCE_S)
+    assert not collectors()
+    assert driver.live(0).allocations == 0
+
+
+def test_a_bank_that_is_abandoned_asks_nothing_of_cuda_itself(
+    driver: FakeDriver, bank: DeviceBank, new_region: MakeRegion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finalizer abandons it, and CUDA may wait for a device that it frees memory of."""
+    new_region().destroy()
+    here = threading.get_ident()
+    asked: list[int] = []
+    collect = bank.cuda.collect
+
+    def noted() -> bool:
+        asked.append(threading.get_ident())
+        return collect()
+
+    monkeypatch.setattr(bank.cuda, "collect", noted)
+    bank.abandon()
+    assert eventually(lambda: driver.live().allocations == 0)
+    assert asked
+    assert here not in asked
+    assert eventually(lambda: not collectors())
+
+
+def test_a_finalizer_that_abandons_waits_for_no_lock_of_the_mappings(
+    driver: FakeDriver, gpu: CudaRuntime, bank: DeviceBank, new_region: MakeRegion
+) -> None:
+    new_region().destroy()
+    with bank.cuda.mappings._lock, gpu.retired._lock:
+        bank.abandon()
+    assert eventually(lambda: driver.live().allocations == 0)
+    assert eventually(lambda: not collectors())
+
+
+# What is kept for models
+
+
+def test_what_a_region_keeps_lives_until_no_model_uses_it(
+    driver: FakeDriver, peer: CudaRuntime, bank: DeviceBank, new_region: MakeRegion
+) -> None:
+    region, kept = new_region(), [Kept()]
+    is_alive = kept[0].watch()
+    bank.keep(region, kept.pop())
+    collect_all(bank)
+    assert is_alive()
+    model = Model(driver, peer, region)
+    region.destroy()
+    collect_all(bank)
+    assert is_alive()
+    model.let_go()
+    collect_all(bank)
+    assert not is_alive()
+
+
+def test_what_is_kept_while_something_is_in_use_is_let_go_of_then(bank: DeviceBank, new_region: MakeRegion) -> None:
+    in_use, kept = [True], [Kept()]
+    is_alive = kept[0].watch()
+    bank.keep_while(new_region()._region.segment.fileno(), lambda _: in_use[0], kept.pop())
+    time.sleep(0.1)
+    assert is_alive()
+    in_use[0] = False
+    assert eventually(lambda: not is_alive())
+    assert eventually(lambda: not collectors())
+
+
+def test_threads_that_have_something_kept_share_one_collector_and_all_is_let_go_of(
+    bank: DeviceBank, new_region: MakeRegion
+) -> None:
+    fd = new_region()._region.segment.fileno()
+    in_use, alive = [True], []
+    lock = threading.Lock()
+
+    def keep() -> None:
+        for _ in range(20):
+            kept = Kept()
+            with lock:
+                alive.append(kept.watch())
+            bank.keep_while(fd, lambda _: in_use[0], kept)
+
+    for _ in range(3):
+        in_use[0] = True
+        threads = [threading.Thread(target=keep) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert len(collectors()) == 1
+        in_use[0] = False
+        assert eventually(lambda: not any(is_alive() for is_alive in alive))
+        assert eventually(lambda: not collectors())

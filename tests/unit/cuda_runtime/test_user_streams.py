@@ -1,0 +1,205 @@
+"""Streams and events as users hold them: what is taken, by which attributes, and what is refused."""
+
+from __future__ import annotations
+
+import threading
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.errors import CallerError
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.memory.cuda.streams import NamedEvent, NamedStream, named, named_stream
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+
+
+class Protocol:
+    """What CUDA's protocol asks for, and nothing else."""
+
+    def __init__(self, handle: int, version: int = 0) -> None:
+        self._found = version, handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return self._found
+
+
+class TorchStream:
+    """What torch's streams have, before 2.8; ``_CudaStreamBase`` in its sources."""
+
+    def __init__(self, handle: int, device: int) -> None:
+        self.cuda_stream = handle
+        self.device = types.SimpleNamespace(type="cuda", index=device)
+
+
+def of_class(name: str, **attributes: Any) -> Any:
+    """Return an object of a class of such a name."""
+    return type(name, (), attributes)()
+
+
+def test_what_has_cudas_protocol_is_a_stream() -> None:
+    assert named_stream(Protocol(0x1234)) == NamedStream(0x1234)
+
+
+def test_another_version_of_the_protocol_is_refused() -> None:
+    with pytest.raises(CallerError, match="has __cuda_stream__ of version 1; expected 0"):
+        named_stream(Protocol(0x1234, 1))
+
+
+@pytest.mark.parametrize("number", [0x1234, np.int64(0x1234), np.uint64(0x1234)])
+def test_a_number_is_a_stream(number: Any) -> None:
+    found = named_stream(number)
+    assert (found, type(found.handle)) == (NamedStream(0x1234), int)
+
+
+@pytest.mark.parametrize(("number", "handle"), [(0, 1), (1, 1), (2, 2)])
+def test_a_default_stream_is_of_whatever_device_is_meant(gpu: CudaRuntime, number: int, handle: int) -> None:
+    """0 is what libraries mean by 1; to functions that are bound per thread, it is the thread's own."""
+    found = named_stream(number)
+    assert found == NamedStream(handle, None)
+    assert [found.device_on(gpu, device) for device in (0, 1)] == [0, 1]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_default_stream_of_a_library_says_of_which_device_it_is(gpu: CudaRuntime, number: int) -> None:
+    streams = [
+        TorchStream(number, 1),
+        of_class("Stream", ptr=number, device_id=1),
+        of_class("ExternalStream", ptr=number, device_id=1),
+    ]
+    for each in streams:
+        found = named_stream(each)
+        assert found == NamedStream(number or 1, 1)
+        assert found.device_on(gpu, 0) == 1
+
+
+def test_cupys_streams_that_have_no_device_are_of_the_one_that_is_meant(gpu: CudaRuntime) -> None:
+    found = named_stream(of_class("Stream", ptr=0, device_id=-1))
+    assert found == NamedStream(1, None)
+    assert found.device_on(gpu, 1) == 1
+
+
+def test_whose_a_stream_is_cuda_knows(gpu: CudaRuntime) -> None:
+    stream = gpu.create_stream(1)
+    for value in (stream, TorchStream(stream, 0), Protocol(stream), of_class("Stream", ptr=stream, device_id=0)):
+        found = named_stream(value)
+        assert found == NamedStream(stream)
+        assert found.device_on(gpu, 0) == 1
+    gpu.destroy_stream(stream, 1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        False,
+        "5",
+        b"5",
+        1.0,
+        5.5,
+        object(),
+        [5],
+        np.arange(3),
+        np.array(5),
+        np.bool_(True),
+        of_class("MemoryPointer", ptr=0x1234, device_id=0),
+        of_class("Event", ptr=0x1234),
+        of_class("CUevent", __int__=lambda _: 0x1234),
+        threading.Event(),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_is_no_stream_is_refused(value: Any) -> None:
+    with pytest.raises(CallerError, match="is no stream of a GPU; expected what has __cuda_stream__"):
+        named_stream(value)
+
+
+@pytest.mark.parametrize("value", [-1, np.int64(-5), Protocol(-1), TorchStream(-1, 0)])
+def test_a_negative_number_is_no_stream(value: Any) -> None:
+    with pytest.raises(CallerError, match=r"stream -\d is none of CUDA's; expected a number of 0 or more"):
+        named_stream(value)
+
+
+# Events
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        of_class("Event", cuda_event=0x1234),  # torch's
+        of_class("Event", ptr=0x1234),  # CuPy's
+        of_class("Event", handle=0x1234),  # cuda-core's
+        of_class("CUevent", __int__=lambda _: 0x1234),
+        of_class("cudaEvent_t", __int__=lambda _: 0x1234),
+    ],
+)
+def test_an_event_is_known(value: Any) -> None:
+    assert named(value) == (NamedEvent(0x1234),)
+
+
+def test_an_event_that_was_never_recorded_is_refused() -> None:
+    """Torch's have no event of CUDA's until they are recorded."""
+    with pytest.raises(CallerError, match="was never recorded, and stands for nothing; record it on your stream first"):
+        named(of_class("Event", cuda_event=0))
+
+
+def test_an_event_of_threads_is_none_of_a_gpu() -> None:
+    with pytest.raises(CallerError, match="is no stream of a GPU"):
+        named(threading.Event())
+
+
+def test_several_are_named_in_their_order() -> None:
+    event = of_class("Event", ptr=7)
+    assert named([5, event, Protocol(6)]) == (NamedStream(5), NamedEvent(7), NamedStream(6))
+    assert named((5,)) == named(5) == (NamedStream(5),)
+    assert named([]) == ()
+
+
+@pytest.mark.parametrize("value", ["55", b"55", [[5]], [5, None]])
+def test_a_sequence_of_something_else_is_refused(value: Any) -> None:
+    with pytest.raises(CallerError, match="is no stream of a GPU"):
+        named(value)
+
+
+# The real packages
+
+
+def test_handles_of_the_bindings_are_known(driver: FakeDriver) -> None:
+    bindings = driver.bindings()
+    assert named(bindings.CUstream(0x1234)) == (NamedStream(0x1234),)
+    assert named(bindings.CUevent(0x1234)) == (NamedEvent(0x1234),)
+
+
+def test_handles_of_the_runtimes_bindings_are_known() -> None:
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    assert named(runtime.cudaStream_t(0x1234)) == (NamedStream(0x1234),)
+    assert named(runtime.cudaEvent_t(0x1234)) == (NamedEvent(0x1234),)
+
+
+def test_torchs_classes_have_the_names_that_we_look_for() -> None:
+    torch = pytest.importorskip("torch")
+    assert (torch.cuda.Stream.__name__, torch.cuda.Event.__name__) == ("Stream", "Event")
+    # Builds for CPUs have no streams, but the code that reads these attributes.
+    assert "cuda_stream" in torch.cuda.Stream.__repr__.__code__.co_names
+    assert "cuda_event" in torch.cuda.Event.__repr__.__code__.co_names
+
+
+@pytest.mark.filterwarnings("ignore:ExternalStream is deprecated:DeprecationWarning")
+def test_cupys_streams_are_known() -> None:
+    cupy = pytest.importorskip("cupy")
+    stream = cupy.cuda.ExternalStream(0x1234, 1)
+    assert (stream.ptr, stream.device_id) == (0x1234, 1)
+    assert named(stream) == (NamedStream(0x1234),)
+    assert named(cupy.cuda.ExternalStream(2, 1)) == (NamedStream(2, 1),)
+    assert (cupy.cuda.Stream.__name__, cupy.cuda.Event.__name__) == ("Stream", "Event")
+    assert named(cupy.cuda.Stream.null) == (NamedStream(1),)
+    assert named(cupy.cuda.Stream.ptds) == (NamedStream(2),)
+
+
+def test_cupys_memory_is_no_stream() -> None:
+    cupy = pytest.importorskip("cupy")
+    memory = cupy.cuda.UnownedMemory(0x1234, 100, None, 0)
+    with pytest.raises(CallerError, match="is no stream of a GPU"):
+        named(cupy.cuda.MemoryPointer(memory, 0))
