@@ -19,7 +19,7 @@ from ..client.attach import CudaRegion
 from ..errors import ClosedError, TensorShapeError
 from ..memory.cuda.memory import CudaAccess, CudaAllocation
 from ..memory.segment import SystemSegment
-from ..tensors.device_array import PER_THREAD_STREAM, DeviceArray
+from ..tensors.device_array import DeviceArray
 from ..tensors.device_copy import copy
 from ..tensors.strided_array import StridedArray
 from ..tensors.strings import Strings
@@ -115,6 +115,11 @@ class ShmHandle(ABC):
         if self._may_be_registered:
             unregister_when_free(lambda: self._unregister_at(client))
             self._may_be_registered = False
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the server may do undefined things if the memory goes now."""
+        return False
 
     @abstractmethod
     def destroy(self) -> None:
@@ -220,10 +225,23 @@ class CudaShmHandle(ShmHandle):
         """What ``client.attach`` wants to know of it."""
         return CudaRegion(self._raw_handle.encode(), self.device_id, self.byte_size)
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether the server may have it mapped: CUDA leaves undefined what comes of memory that is freed then."""
+        return self._may_be_registered
+
     def write(self, data: npt.NDArray[np.uint8] | DeviceArray | StridedArray) -> None:
-        """Fill the beginning, as the base class says."""
-        copy(self._runtime, self._array(data.dtype, data.shape), data, PER_THREAD_STREAM)
-        self._runtime.synchronize_stream(PER_THREAD_STREAM, self.device_id)
+        """Fill the beginning, as the base class says, after all that the GPUs have to do: nobody names streams here."""
+        target = self._array(data.dtype, data.shape)
+        devices = {self.device_id} if isinstance(data, np.ndarray) else {self.device_id, data.device}
+        for device in devices:
+            self._runtime.synchronize_device(device)
+        stream = self._runtime.create_stream(self.device_id)
+        try:
+            copy(self._runtime, target, data, stream)
+            self._runtime.synchronize_stream(stream, self.device_id)
+        finally:
+            self._runtime.destroy_stream(stream, self.device_id)
 
     def destroy(self) -> None:
         """Free the memory. Twice is fine."""
@@ -231,15 +249,25 @@ class CudaShmHandle(ShmHandle):
             self._allocation.free()
             self._allocation = None
             self._cuda.collect()
+            self._runtime.synchronize_device(self.device_id)
+        self._cuda.collect()  # now the GPU has finished with it
 
     def _read(self, byte_size: int) -> npt.NDArray[np.uint8]:
         return self._array(_BYTE, (byte_size,)).to_host()
 
     def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
-        if self._allocation is None:
-            raise self._closed()
+        """Return an array over the beginning, for this class alone: the memory goes with the region."""
         allocation = self._allocation
-        return DeviceArray(self._runtime, allocation.address, shape, dtype, self.device_id, allocation.keeper)
+        if allocation is None:
+            raise self._closed()
+        array = DeviceArray(self._runtime, allocation.address, shape, dtype, self.device_id, allocation)
+        if array.nbytes > self.byte_size:
+            raise TensorShapeError(
+                self.name,
+                f"region {self.name!r} has {self.byte_size} bytes, but {array.nbytes} are to be written; write less, "
+                "or make the region larger",
+            )
+        return array
 
     def _register_at(self, client: Any) -> None:
         client.register_cuda_shared_memory(self.name, self._raw_handle, self.device_id, self.byte_size)

@@ -133,8 +133,8 @@ def _on_device(name: str, value: Any, cuda: CudaAccess | None) -> GivenInput:
             f"input {name!r} lies on a GPU; expected an array on the host: copy it there, or use "
             "create_set_cuda_shm_regions",
         )
-    array = imported(cuda.runtime, value, PER_THREAD_STREAM, tensor=name)
-    cuda.runtime.synchronize_device(array.device)  # for what is on streams that nobody has named
+    array = imported(cuda.runtime, value, PER_THREAD_STREAM, tensor=name)  # one that nobody needs to make
+    cuda.runtime.synchronize_device(array.device)
     return GivenInput(name, dtypes.from_numpy(array.dtype, name), array.shape, array.nbytes, array)
 
 

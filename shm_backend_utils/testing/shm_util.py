@@ -201,7 +201,9 @@ def unregister_cleanup_shm_regions(*arguments: Any, **named: Any) -> None:  # no
     """Unregister each region by its name, and give its memory back. No request must be using them any more.
 
     What fails does not keep the rest from being done. Regions that are unregistered or destroyed already are passed
-    over, as are those that the server does not know any more; so it may be called again.
+    over, as are those that the server does not know any more; so it may be called again. A region on a GPU that cannot
+    be unregistered keeps its memory, which the server may have mapped: call it again, or :func:`cleanup_shm_regions`
+    when the server has ended.
 
     With the six arguments of the original in Triton's tests it does what that does, as in :mod:`.upstream_calls`.
 
@@ -226,8 +228,9 @@ def unregister_cleanup_shm_regions(*arguments: Any, **named: Any) -> None:  # no
 def cleanup_shm_regions(shm_handles: Iterable[ShmHandle | None]) -> None:
     """Give the memory of regions back, as :func:`unregister_cleanup_shm_regions` does, without asking the server.
 
-    What is registered there keeps its name, and system memory its bytes, until the server is told or ends. Raises as
-    the other does.
+    What is registered there keeps its name, and system memory its bytes, until the server is told or ends. Regions on
+    GPUs must not be registered any more, or the server must have ended: what comes of it else, CUDA leaves undefined.
+    Raises as the other does.
     """
     _do_all([handle.destroy for handle in _those_made(shm_handles)])
 
@@ -283,7 +286,12 @@ def _unregister_cleanup(shm_handles: Iterable[ShmHandle | None], triton_client: 
     _module_of(protocol, triton_client)
     handles = _those_made(shm_handles)
     unregistering = [functools.partial(handle.unregister, triton_client) for handle in handles]
-    _do_all([*unregistering, *[handle.destroy for handle in handles]])
+    _do_all([*unregistering, *[functools.partial(_destroy_unless_needed, handle) for handle in handles]])
+
+
+def _destroy_unless_needed(handle: ShmHandle) -> None:
+    if not handle.is_needed:
+        handle.destroy()
 
 
 def _input(module: Any, tensor: GivenInput, handle: ShmHandle) -> Any:

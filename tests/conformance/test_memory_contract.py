@@ -20,6 +20,7 @@ import pytest
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
@@ -30,12 +31,15 @@ from shm_backend_utils.model.mapping.pinning import Pinning
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.claims import NamedRegionClaim, RegionClaim
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, LiveCounts
+from shm_backend_utils.tensors.device_array import DeviceArray
 from tests.unit.claims_of import Resolved, claim_of_allocation, resolved, slot_of
+from tests.unit.fake_gpu import CLIENT, DRIVER, MODEL, array_on, content, left_of, wait_until
 from tests.unit.registered import say_registered
 
 FIELD: Final = "regions[1]"
 SIZE: Final = 8192
+BLOCK: Final = 2 * 2**20
+"""What an allocation on a GPU has."""
 DEVICE: Final = 1
 INT32: Final = BY_NAME["INT32"]
 PLACE: Final = 1024
@@ -56,7 +60,7 @@ class Kind(ABC):
     pins = False
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.cuda = FakeCuda()
+        self.cuda = DRIVER.runtime(MODEL)
         """The model's."""
 
     @abstractmethod
@@ -157,16 +161,16 @@ class Cuda(Kind):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch)
         self._fence = ManagedRegion.create(1)
-        self._allocation = CudaAllocation(FakeCuda(), SIZE, DEVICE)
+        self._allocation = CudaAllocation(DRIVER.runtime(CLIENT), BLOCK, DEVICE)
 
     def claim(self, more: int = 0) -> RegionClaim:
-        return claim_of_allocation(self._allocation, byte_size=SIZE + more)
+        return claim_of_allocation(self._allocation, byte_size=BLOCK + more)
 
     def data(self) -> npt.NDArray[np.uint8]:
-        return on_host(self._allocation.array_at(0, np.dtype(np.uint8), (SIZE,), SIZE))
+        return DRIVER.memory(self._allocation.address, (BLOCK,), np.uint8)
 
     def mapping_count(self) -> int:
-        return self.cuda.live.opened
+        return left_of(MODEL).opened
 
     def go(self) -> None:
         self._fence.segment.unlink()
@@ -188,7 +192,18 @@ KINDS: Final[dict[str, type[Kind]]] = {"managed": Managed, "pinned": Pinned, "fo
 
 def on_host(array: Any) -> npt.NDArray[Any]:
     """Return an array, or the fake GPU's memory under it."""
-    return array.peek() if isinstance(array, FakeDeviceArray) else array
+    return content(array) if isinstance(array, DeviceArray) else array
+
+
+def collect(cuda: CudaRuntime) -> None:
+    """Unmap and unpin what nobody refers to any more."""
+    wait_until(lambda: not cuda.retired.collect())
+
+
+def mappings_of(kind: Kind) -> int:
+    """Return how often the memory is mapped, when what is due was unmapped."""
+    collect(kind.cuda)
+    return kind.mapping_count()
 
 
 class Model:
@@ -217,12 +232,13 @@ class Model:
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kind]:
+    before = left_of(MODEL)
     kind = KINDS[request.param](monkeypatch)
     yield kind
     kind.go()
-    if kind.cuda.live != LiveCounts():
-        gc.collect()  # what only waits for the collector is no leak
-    assert kind.cuda.live == LiveCounts()
+    gc.collect()  # what only waits for the collector is no leak
+    collect(kind.cuda)
+    assert left_of(MODEL) == before
 
 
 @pytest.fixture
@@ -279,14 +295,14 @@ def test_a_view_says_whether_it_may_be_written_to(model: Model, writable: bool) 
     assert view.writable is writable
 
 
-def test_memory_knows_its_own_arrays_by_their_place(model: Model) -> None:
+def test_memory_knows_its_own_arrays_by_their_place(kind: Kind, model: Model) -> None:
     memory = model.map().mapped.memory
     assert memory.offset_of(memory.part(500, 100).bytes()) == 500
     assert memory.part(100, 800).offset_of(memory.part(500, 100).bytes()) == 400
     assert memory.offset_of(memory.part(100, 800).part(50, 10).bytes()) == 150
-    assert memory.offset_of(memory.bytes()[::2]) is None
-    elsewhere = FakeCuda(1) if memory.device is None else None
-    other = np.zeros(4, np.uint8) if elsewhere is None else elsewhere.empty((4,), np.dtype(np.uint8))
+    if memory.device is None:
+        assert memory.offset_of(memory.bytes()[::2]) is None
+    other = np.zeros(4, np.uint8) if memory.device is not None else array_on(kind.cuda, [1, 2], DEVICE)
     assert memory.offset_of(other) is None
 
 
@@ -298,10 +314,10 @@ def test_parts_of_one_memory_know_that_they_are(model: Model) -> None:
 
 
 def test_memory_is_mapped_once_however_often_it_is_named(kind: Kind, model: Model) -> None:
-    assert kind.mapping_count() == 0
+    assert mappings_of(kind) == 0
     found = [model.map().mapped for _ in range(3)]
     assert found[0] is found[1] is found[2]
-    assert kind.mapping_count() == 1
+    assert mappings_of(kind) == 1
     assert model.registry.mapped()[0] >= SIZE
 
 
@@ -309,9 +325,9 @@ def test_memory_is_unmapped_when_its_last_use_ends(kind: Kind, model: Model) -> 
     uses, counts = [model.map(), model.map()], []
     model.registry.unregister_all()
     while uses:
-        counts.append(kind.mapping_count())
+        counts.append(mappings_of(kind))
         uses.pop()
-    assert (counts, kind.mapping_count()) == ([1, 1], 0)
+    assert (counts, mappings_of(kind)) == ([1, 1], 0)
 
 
 def test_arrays_outlive_the_region(kind: Kind, model: Model) -> None:
@@ -319,10 +335,10 @@ def test_arrays_outlive_the_region(kind: Kind, model: Model) -> None:
     model.registry.unregister_all()
     on_host(array)[:] = 7
     assert kind.data()[PLACE : PLACE + 24].view(np.int32).tolist() == [7] * 6
-    assert kind.mapping_count() == 1
+    assert mappings_of(kind) == 1
     del array
     gc.collect()
-    assert kind.mapping_count() == 0
+    assert mappings_of(kind) == 0
 
 
 def test_arrays_outlive_their_owner(kind: Kind, model: Model) -> None:
@@ -337,7 +353,7 @@ def test_closing_twice_is_fine(kind: Kind, model: Model) -> None:
     model.map()
     model.resolver.close()
     model.resolver.close()
-    assert kind.mapping_count() == 0
+    assert mappings_of(kind) == 0
 
 
 def test_memory_that_was_unmapped_is_mapped_anew(kind: Kind, model: Model) -> None:
@@ -346,7 +362,7 @@ def test_memory_that_was_unmapped_is_mapped_anew(kind: Kind, model: Model) -> No
     second = model.map()
     assert second.mapped is not first
     del first
-    assert kind.mapping_count() == 1
+    assert mappings_of(kind) == 1
     numbers(second)
 
 
@@ -360,7 +376,7 @@ def test_more_than_there_is_is_refused_before_anything_is_viewed(kind: Kind, mod
     del refusal
     gc.collect()
     model.registry.unregister_all()
-    assert kind.mapping_count() == 0
+    assert mappings_of(kind) == 0
 
 
 @pytest.mark.parametrize("shape", [(7,), (2**40, 2**40), (2, 3, 2)], ids=str)
@@ -373,7 +389,7 @@ def test_memory_whose_owner_has_gone_is_unmapped_and_not_mapped_again(kind: Kind
     model.map()
     kind.go()
     model.registry.drop_abandoned()
-    assert kind.mapping_count() == 0
+    assert mappings_of(kind) == 0
     assert model.registry.statuses() == []
     with pytest.raises((RegionGoneError, RegionRefusedError)):
         model.map()
@@ -390,4 +406,4 @@ def test_memory_whose_owner_has_gone_is_refused_although_it_is_mapped(kind: Kind
 def test_memory_of_a_living_owner_stays_mapped(kind: Kind, model: Model) -> None:
     model.map()
     model.registry.drop_abandoned()
-    assert kind.mapping_count() == 1
+    assert mappings_of(kind) == 1

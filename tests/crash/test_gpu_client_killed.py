@@ -7,15 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.fake_cuda.memory import KEY_PREFIX
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
-from tests.e2e.fake_gpus import MODEL, Told, X, flavour_of, gpu_of, told_by
+from tests.e2e.fake_gpus import MODEL, Told, X, content_of, flavour_of, gpu_of, told_by
 
 from .gate import Gate
 from .processes import eventually, held_regions, region_of, stub_of
@@ -24,17 +21,32 @@ VICTIM = """
 import json, sys
 import numpy as np
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.memory.cuda.memory import CudaAccess
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
-cuda = FakeCuda()
-client = ShmClient(sys.argv[1], cuda=CudaAccess(lambda: cuda))
+driver = FakeDriver.load()
+client = ShmClient(sys.argv[1])
 place = ((1000,), np.float32, "cuda:0")
 call = client.prepare("fake_gpu", {"X": place}, outputs={"Y": place}, parameters=json.loads(sys.argv[2]), path="direct")
-call.inputs["X"].fill(1)
+x = call.inputs["X"]
+driver.memory(x.address, x.shape, x.dtype)[:] = 1
 print("here", flush=True)
-result = call.infer()
-assert (result["Y"].peek() == 2).all()
+y = call.infer()["Y"]
+assert (driver.memory(y.address, y.shape, y.dtype) == 2).all()
+print("here, too", flush=True)
+sys.stdin.read()
+"""
+
+LENDER = """
+import json, sys
+import numpy as np
+from shm_backend_utils.client import ShmClient
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+
+driver = FakeDriver.load()
+client = ShmClient(sys.argv[1])
+x = driver.tensor(np.ones(1 << 19, np.float32))
+print("here", flush=True)
+client.infer("fake_gpu", {"X": x}, outputs={"Y": "cuda:0"}, parameters=json.loads(sys.argv[2]), path="direct").release()
 print("here, too", flush=True)
 sys.stdin.read()
 """
@@ -43,12 +55,15 @@ sys.stdin.read()
 class Victim:
     """A client process whose model has its memory open, and maybe stands at a gate."""
 
-    def __init__(self, server: EmbeddedServer, gate: Gate, is_model_at_work: bool) -> None:
+    def __init__(
+        self, server: EmbeddedServer, gate: Gate, is_model_at_work: bool, program: str = VICTIM, deed: str = "double"
+    ) -> None:
         gate.close()
-        deed = "double_behind_the_gate" if is_model_at_work else "double"
+        if is_model_at_work:
+            deed = "double_behind_the_gate"
         parameters = {**gate.parameters(""), "deed": deed}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", VICTIM, server.grpc_url, json.dumps(parameters)],
+            [sys.executable, "-c", program, server.grpc_url, json.dumps(parameters)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -68,14 +83,9 @@ class Victim:
         self._process.kill()
         self._process.communicate()
 
-    def memory_of_gpus(self) -> list[Path]:
-        """Return what there is of its GPU's memory."""
-        return list(Path("/dev/shm").glob(f"{KEY_PREFIX}{self.pid}-*"))
-
     def end(self) -> None:
-        """Kill it, and do what the driver of a GPU does for its dead."""
+        """Kill it, if nobody has."""
         self.kill()
-        FakeCuda()
 
 
 @pytest.fixture
@@ -119,14 +129,10 @@ def test_the_model_closes_the_memory_by_itself(
 
 def test_nothing_is_left_when_the_next_client_has_started(triton_server: EmbeddedServer, idle_victim: Victim) -> None:
     assert region_of(idle_victim.pid) is not None
-    assert len(idle_victim.memory_of_gpus()) == 1
     idle_victim.kill()
     with gpu_of(flavour_of(triton_server)) as gpu, gpu.infer("double", gpu.array(X)) as result:
-        y: Any = result["Y"]
-        assert (y.peek() == X * 2).all()
+        assert (content_of(result["Y"]) == X * 2).all()
         eventually(lambda: region_of(idle_victim.pid) is None)  # another client may be at it
-        assert idle_victim.memory_of_gpus() == []
-        del y
 
 
 def test_a_model_that_is_at_work_comes_to_its_end_and_closes_the_memory_then(
@@ -139,3 +145,21 @@ def test_a_model_that_is_at_work_comes_to_its_end_and_closes_the_memory_then(
     after = told_by(MODEL, triton_server.grpc_url, "sweep")
     assert (after.launched, after.finished) == (before.launched + 1, before.finished + 1)
     assert after.open_now == before.open_now
+
+
+@pytest.mark.parametrize("is_model_at_work", [True, False], ids=["during the request", "while the model keeps it"])
+def test_a_client_may_be_killed_that_has_lent_its_own_tensor(
+    triton_server: EmbeddedServer, gate: Gate, before: Told, is_model_at_work: bool
+) -> None:
+    url = triton_server.grpc_url
+    lender = Victim(triton_server, gate, is_model_at_work, LENDER, "keep")
+    if not is_model_at_work:  # at the gate, the model answers nobody
+        assert told_by(MODEL, url).open_now > before.open_now
+    lender.kill()
+    if is_model_at_work:
+        gate.let_go()
+    after = told_by(MODEL, url, "let_go")
+    eventually(lambda: told_by(MODEL, url, "let_go").open_now == before.open_now)
+    assert after.violations == before.violations
+    with gpu_of(flavour_of(triton_server)) as gpu, gpu.infer("double", gpu.array(X)) as result:
+        assert (content_of(result["Y"]) == X * 2).all()

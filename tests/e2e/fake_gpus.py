@@ -16,9 +16,9 @@ import numpy.typing as npt
 from shm_backend_utils.client import Result, ShmClient
 from shm_backend_utils.memory.cuda import bank as device_bank
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
-from shm_backend_utils.memory.cuda.runtime import device_guard
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, FakeDeviceArray, LiveCounts
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 
 from .eventually import eventually
@@ -26,6 +26,7 @@ from .flavours import AnyClient, Flavour, url_of
 from .hand_made import DATATYPES, Claim, HandMade, Tensor, hand_made
 
 __all__ = [
+    "DRIVER",
     "HAND_MADE_SIZE",
     "MODEL",
     "TWO_FLAVOURS",
@@ -36,12 +37,15 @@ __all__ = [
     "X",
     "ask",
     "claim_of",
+    "content_of",
     "flavour_of",
     "gpu_of",
     "hand_made_for",
+    "left_here",
     "told_by",
 ]
 
+DRIVER: Final = FakeDriver.load()
 MODEL: Final = "fake_gpu"
 TWO_FLAVOURS: Final = ("grpc", "http aio")
 """Each protocol once, and each client: enough where neither decides what happens."""
@@ -50,13 +54,12 @@ X: Final = np.arange(1000, dtype=np.float32)
 Y_OFFSET: Final = 4096
 HAND_MADE_SIZE: Final = 2 * Y_OFFSET
 
-_DEFAULT_STREAM: Final = 1
 _ROUND_S: Final = 0.002
 """How often a closed client looks whether models have let go of its memory."""
 
 
 class Told(NamedTuple):
-    """What a model tells of its CUDA: how often it was asked for what so far, and what is open now."""
+    """What a model tells of its CUDA: how often it was asked for what so far, what is open now, what was undefined."""
 
     opens: int
     waits: int
@@ -66,24 +69,35 @@ class Told(NamedTuple):
     open_now: int
     allocated_now: int
     pinned_now: int
+    violations: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Gpu:
     """A client, the CUDA of its process, and the model that it calls."""
 
     client: AnyClient
-    cuda: FakeCuda
+    cuda: CudaRuntime
     url: str
     model: str
+    streams: tuple[int, ...]
+    made: int = 0
 
-    def array(self, values: npt.ArrayLike, device: int = 0) -> FakeDeviceArray:
-        """Return an array that is still to be filled when this returns, as after a kernel was launched."""
-        source = np.asarray(values, np.float32)
-        with device_guard(self.cuda, device):
-            array = self.cuda.empty(source.shape, source.dtype)
-            array[...] = source
-        return array
+    def array(self, values: npt.ArrayLike, device: int = 0) -> Any:
+        """Return a tensor that is still to be filled when this returns, as after a kernel was launched."""
+        self.made += 1
+        return DRIVER.tensor(np.asarray(values, np.float32), device=device, stream=self.streams[device])
+
+    @property
+    def allocations(self) -> int:
+        """How often the client has allocated memory."""
+        return DRIVER.count("cuMemAlloc") - self.made
+
+    def fill(self, array: Any, values: Any) -> None:
+        """Fill an array, late, on a stream."""
+        memory, value = DRIVER.memory(array.address, array.shape, array.dtype), np.asarray(values)
+        with self.cuda.on(array.device):
+            DRIVER.launch(self.streams[array.device], lambda: np.copyto(memory, value))
 
     def infer(self, deed: str, x: Any, where: Any = "cuda:0", *, deed_with: Any = None, **options: Any) -> Result:
         """Let the model do something, and its output be where it is wanted."""
@@ -93,9 +107,25 @@ class Gpu:
     def told(self, deed: str = "tell", **parameters: Any) -> Told:
         return told_by(self.model, self.url, deed, **parameters)
 
-    def times(self, operation: str) -> int:
-        """Return how often this process' CUDA was asked for something."""
-        return [name for name, _ in self.cuda.log].count(operation)
+    def times(self, function: str) -> int:
+        """Return how often this process has called a function of the driver."""
+        return DRIVER.count(function)
+
+    def finish(self) -> None:
+        """Wait until what this process has launched is done."""
+        for device in range(len(self.streams)):
+            self.cuda.synchronize_device(device)
+
+
+def content_of(array: Any) -> npt.NDArray[Any]:
+    """Return what is in an array on a GPU now, without waiting for anything."""
+    found: npt.NDArray[Any] = DRIVER.memory(array.address, array.shape, array.dtype).copy()
+    return found
+
+
+def left_here() -> LiveCounts:
+    """Return what this process has not given back, but for idle streams."""
+    return DRIVER.live()._replace(streams=0)
 
 
 def ask(model: str, url: str, deed: str, **parameters: Any) -> list[int]:
@@ -122,18 +152,24 @@ def flavour_of(server: EmbeddedServer, name: str = "grpc") -> Flavour:
 @contextlib.contextmanager
 def gpu_of(flavour: Flavour, model: str = MODEL, **options: Any) -> Iterator[Gpu]:
     """Run a client that has fake GPUs, and see that nothing of them is left."""
+    gc.collect()
     probe = ShmLeakProbe(pool_prefix=None)
-    cuda = FakeCuda()
+    DRIVER.forget()
+    before = left_here()
+    cuda = DRIVER.runtime()
+    streams = tuple(cuda.create_stream(device) for device in range(cuda.device_count()))
     with (
         patch.object(device_bank, "_ROUND_S", _ROUND_S),
         flavour.client(cuda=CudaAccess(lambda: cuda), **options) as client,
     ):
-        yield Gpu(client, cuda, flavour.url, model)
-    told_by(model, flavour.url, "let_go")  # the model would do it by itself, within seconds
-    for device in range(cuda.device_count()):
-        with device_guard(cuda, device):
-            cuda.synchronize(_DEFAULT_STREAM)  # what is on a stream keeps its arrays
-    _see_that(lambda: cuda.live == LiveCounts() and not probe.growth())
+        gpu = Gpu(client, cuda, flavour.url, model, streams)
+        yield gpu
+    gpu.finish()
+    for device, stream in enumerate(streams):
+        cuda.destroy_stream(stream, device)
+    told = told_by(model, flavour.url, "let_go")  # the model would do it by itself, within seconds
+    _see_that(lambda: not cuda.retired.collect() and left_here() == before and not probe.growth())
+    assert (DRIVER.violations(), told.violations) == ([], 0)
 
 
 def _see_that(nothing_is_left: Callable[[], bool]) -> None:
@@ -152,7 +188,7 @@ class GpuRequest:
     At the beginning of the memory is X, and at ``Y_OFFSET`` room for 2 X.
     """
 
-    def __init__(self, cuda: FakeCuda, allocation: CudaAllocation, request: HandMade) -> None:
+    def __init__(self, cuda: CudaRuntime, allocation: CudaAllocation, request: HandMade) -> None:
         self.cuda = cuda
         self.allocation = allocation
         self.request = request
@@ -180,9 +216,7 @@ class GpuRequest:
 
     def content(self) -> npt.NDArray[Any]:
         """Return all of the memory as it is now, writable."""
-        array: Any = self.allocation.array_at(0, X.dtype, (HAND_MADE_SIZE // 4,), HAND_MADE_SIZE)
-        content: npt.NDArray[Any] = array.peek()
-        return content
+        return DRIVER.memory(self.allocation.address, (HAND_MADE_SIZE // 4,), X.dtype)
 
 
 def claim_of(allocation: CudaAllocation, fence: int = 0) -> Claim:
@@ -192,7 +226,7 @@ def claim_of(allocation: CudaAllocation, fence: int = 0) -> Claim:
 
 @contextlib.contextmanager
 def hand_made_for(server: EmbeddedServer) -> Iterator[GpuRequest]:
-    cuda = FakeCuda()
+    cuda = DRIVER.runtime()
     allocation = CudaAllocation(cuda, HAND_MADE_SIZE, 0)
     with hand_made(server.grpc_url, MODEL, {}, {}, tensor_count=1) as request:
         made = GpuRequest(cuda, allocation, request)
@@ -200,3 +234,5 @@ def hand_made_for(server: EmbeddedServer) -> Iterator[GpuRequest]:
         yield made
     told_by(MODEL, server.grpc_url, "let_go")
     allocation.free()
+    del made
+    _see_that(lambda: not cuda.retired.collect())

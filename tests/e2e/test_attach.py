@@ -26,7 +26,7 @@ from shm_backend_utils.client import Attached, CudaRegion, attach
 from shm_backend_utils.errors import CallerError, TableError, TensorError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
+from shm_backend_utils.testing.fake_cuda import FakeDriver
 from shm_backend_utils.testing.unregistering import unregister_when_free
 
 from ..crash.gate import Gate
@@ -301,7 +301,7 @@ class TestWhatIsWrongIsSaidBeforeAnythingIsSent:
                 "direct_only",
                 [user.input("X", [4], "FP32", 16)],
                 cuda_regions={user.name: region},
-                cuda=CudaAccess(FakeCuda),
+                cuda=CudaAccess(FakeDriver.load().runtime),
             )
 
     @pytest.mark.parametrize("handle", [b"no base64!", b"YQ=="])
@@ -312,7 +312,7 @@ class TestWhatIsWrongIsSaidBeforeAnythingIsSent:
                 "direct_only",
                 [user.input("X", [4], "FP32", 16)],
                 cuda_regions={user.name: region},
-                cuda=CudaAccess(FakeCuda),
+                cuda=CudaAccess(FakeDriver.load().runtime),
             )
 
     def test_nothing_to_attach(self, user: User) -> None:

@@ -15,11 +15,13 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import InferenceError, Result, ShmClient
 from shm_backend_utils.errors import MachineError
+from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
-from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaError, CudaRuntime
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime, whole_blocks
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.server import EmbeddedServer
 
+from .eventually import eventually
 from .fake_gpus import (
     HAND_MADE_SIZE,
     MODEL,
@@ -29,12 +31,14 @@ from .fake_gpus import (
     X,
     ask,
     claim_of,
+    content_of,
     flavour_of,
     gpu_of,
     hand_made_for,
 )
 from .hand_made import Claim
 
+ALLOCATED = whole_blocks(HAND_MADE_SIZE)
 ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
 
 
@@ -86,6 +90,7 @@ def _freed_memory(made: GpuRequest) -> None:
     freed = CudaAllocation(made.cuda, HAND_MADE_SIZE, 0)
     made.table.regions = [claim_of(freed)]
     freed.free()
+    eventually(lambda: not made.cuda.retired.collect())
 
 
 def _memory_of_the_model_itself(made: GpuRequest) -> None:
@@ -118,19 +123,25 @@ def _named_twice(made: GpuRequest) -> None:
 
 NO_FENCE_OF_ANYTHING = "0, or the number of an earlier region that is lent"
 LIES = {
-    "handle too short": (_handle_of(63), "regions[1].name_length: found 63, expected 64, as a CUDA IPC handle has"),
-    "handle too long": (_handle_of(65), "regions[1].name_length: found 65, expected 64, as a CUDA IPC handle has"),
+    "handle too short": (
+        _handle_of(63),
+        "regions[1].name_length: found 63, expected 64, as a CUDA IPC handle has",
+    ),
+    "handle too long": (
+        _handle_of(65),
+        "regions[1].name_length: found 65, expected 64, as a CUDA IPC handle has",
+    ),
     "GPU that the model does not see": (
         _claim(secret=bytes(16)),
         "regions[1] refused: it is on a GPU that this model does not see (it sees 2)",
     ),
-    "handle of another GPU": (_memory_on_another_gpu, "is on a GPU that this process cannot reach"),
+    "handle of another GPU": (_memory_on_another_gpu, "it is on GPU 0, and not on GPU 1, as it says"),
     "freed memory": (_freed_memory, "its owner has freed the memory"),
     "memory of the model itself": (_memory_of_the_model_itself, "the handle was exported by this very process"),
     "host memory": (_host_memory, "the handle is none of this machine's GPUs"),
     "size beyond the allocation": (
-        _claim(byte_size=HAND_MADE_SIZE + 1),
-        f"regions[1] refused: it claims {HAND_MADE_SIZE + 1} bytes of an allocation of {HAND_MADE_SIZE}",
+        _claim(byte_size=ALLOCATED + 1),
+        f"regions[1] refused: it claims {ALLOCATED + 1} bytes of an allocation of {ALLOCATED}",
     ),
     "no size": (_claim(byte_size=0), "regions[1].byte_size: found 0"),
     "span beyond the claim": (
@@ -182,10 +193,8 @@ def test_tables_may_claim_different_sizes_of_one_allocation(hand_made: GpuReques
 
 def test_no_claim_is_believed_because_a_smaller_one_was_true(hand_made: GpuRequest) -> None:
     hand_made.send()
-    hand_made.claim.byte_size = HAND_MADE_SIZE + 1
-    with pytest.raises(
-        InferenceServerException, match=f"claims {HAND_MADE_SIZE + 1} bytes of an allocation of {HAND_MADE_SIZE}"
-    ):
+    hand_made.claim.byte_size = ALLOCATED + 1
+    with pytest.raises(InferenceServerException, match=f"claims {ALLOCATED + 1} bytes of an allocation of {ALLOCATED}"):
         hand_made.send()
 
 
@@ -199,7 +208,7 @@ def gpu(triton_server: EmbeddedServer) -> Iterator[Gpu]:
 
 
 def content(array: Any) -> list[float]:
-    values: list[float] = array.peek().tolist()
+    values: list[float] = content_of(array).tolist()
     return values
 
 
@@ -224,13 +233,13 @@ def test_a_host_array_that_claims_to_be_on_a_gpu_is_refused(gpu: Gpu) -> None:
 
 
 def test_a_client_whose_memory_cannot_be_opened_once_takes_other_memory(gpu: Gpu) -> None:
-    gpu.told("fail_next", method="open", name="cudaErrorInvalidResourceHandle", times=1)
+    gpu.told("fail_next", function="cuIpcOpenMemHandle", name="CUDA_ERROR_INVALID_HANDLE", times=1)
     assert doubles_on_the_gpu(gpu)
     assert gpu.client.stats().retries == 1
 
 
 def test_a_client_whose_memory_cannot_be_opened_at_all_takes_another_path(gpu: Gpu) -> None:
-    gpu.told("fail_next", method="open", name="cudaErrorMapBufferObjectFailed", times=2)
+    gpu.told("fail_next", function="cuIpcOpenMemHandle", name="CUDA_ERROR_MAP_FAILED", times=2)
     with gpu.infer("double_where_it_is_wanted", gpu.array(X), ON_THE_GPU) as result:
         assert (result.path, content(result["Y"])) == ("triton-shm", (X * 2).tolist())
     gpu.client.explain(MODEL)  # checks everything anew
@@ -241,8 +250,8 @@ def test_a_client_whose_memory_cannot_be_opened_at_all_takes_another_path(gpu: G
 
 
 MISSING = {
-    "CuPy": "GPU memory needs CuPy, which is not installed; install triton-shm-backend-utils[cuda]",
-    "driver": "cudaErrorInsufficientDriver: the NVIDIA driver is missing, or older than CuPy's CUDA; update it",
+    "bindings": "GPU memory needs NVIDIA's cuda-bindings, which cannot be imported",
+    "GPU": "CUDA_ERROR_NO_DEVICE: no GPU is visible here; see nvidia-smi",
 }
 
 
@@ -280,21 +289,21 @@ def test_a_model_that_is_asked_for_nothing_on_a_gpu_loads_no_cuda(triton_server:
         assert loads() == before
 
 
-def _without_cupy() -> CudaAccess:
+def _without_bindings() -> CudaAccess:
     return CudaAccess()
 
 
-def _with_an_old_driver() -> CudaAccess:
+def _without_a_gpu() -> CudaAccess:
     def load() -> CudaRuntime:
-        raise CudaError("counting the GPUs", "cudaErrorInsufficientDriver")
+        raise CudaError("counting the GPUs", "CUDA_ERROR_NO_DEVICE")
 
     return CudaAccess(load)
 
 
 @pytest.mark.parametrize(
     ("access", "complaint"),
-    [(_without_cupy, MISSING["CuPy"]), (_with_an_old_driver, MISSING["driver"])],
-    ids=["CuPy", "driver"],
+    [(_without_bindings, MISSING["bindings"]), (_without_a_gpu, MISSING["GPU"])],
+    ids=["bindings", "GPU"],
 )
 def test_a_client_that_can_use_no_gpu_says_why_and_sends_from_the_host(
     triton_server: EmbeddedServer,
@@ -302,7 +311,8 @@ def test_a_client_that_can_use_no_gpu_says_why_and_sends_from_the_host(
     access: Callable[[], CudaAccess],
     complaint: str,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
+    monkeypatch.delattr("cuda.bindings.driver")
     with ShmClient(triton_server.grpc_url, cuda=access()) as client:
         with pytest.raises(MachineError, match=re.escape(complaint)):
             client.infer(MODEL, {"X": X}, outputs={"Y": "cuda:0"}, parameters={"deed": "double"})

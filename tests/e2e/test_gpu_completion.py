@@ -12,12 +12,11 @@ import pytest
 
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, Result
 from shm_backend_utils.client.errors import deadline_exceeded
-from shm_backend_utils.errors import PeerError
 from shm_backend_utils.protocol import results
 from shm_backend_utils.server import EmbeddedServer
 from tests.crash.gate import Gate
 
-from .fake_gpus import TWO_FLAVOURS, Gpu, X, ask, flavour_of, gpu_of
+from .fake_gpus import DRIVER, TWO_FLAVOURS, Gpu, X, ask, content_of, flavour_of, gpu_of, told_by
 
 MOST_ROWS = 4
 """What the model `fake_gpu_batch` takes at once. It waits until it has as many."""
@@ -46,14 +45,14 @@ def prepared(gpu: Gpu, deed: str, **more: str) -> Any:
 
 def content(array: Any) -> list[float]:
     """Return what is in an array now, without waiting for anything."""
-    values: list[float] = array.peek().tolist()
+    values: list[float] = content_of(array).tolist()
     return values
 
 
-def content_in_order(array: Any) -> list[float]:
-    """Return what is in an array when the current stream has come there."""
-    values: list[float] = array.get().tolist()
-    return values
+def content_in_order(gpu: Gpu, array: Any) -> list[float]:
+    """Return what is in an array when the user's stream, which the call was given, has come there."""
+    gpu.cuda.synchronize_stream(gpu.streams[0], 0)
+    return content(array)
 
 
 def waits_of(gpu: Gpu, call: Callable[[], object]) -> int:
@@ -96,7 +95,7 @@ def test_requests_that_are_executed_together_wait_once(gpu: Gpu, total: str | No
 
 
 def on_host(array: Any) -> Any:
-    return array if isinstance(array, np.ndarray) else array.peek()
+    return array if isinstance(array, np.ndarray) else content_of(array)
 
 
 @pytest.mark.parametrize("deed", ["double", "double_where_it_is_wanted", "double_in_memory_of_its_own"])
@@ -117,20 +116,22 @@ def test_a_request_on_the_host_waits_for_no_gpu(gpu: Gpu) -> None:
 
 def test_a_kernel_that_fails_fails_the_request_and_not_the_next(gpu: Gpu) -> None:
     refusal = refusal_of(lambda: infer(gpu, "launch_what_fails"))
-    assert refusal.startswith("[StatusCode.UNAVAILABLE] shm:machine: a kernel failed with cudaErrorIllegalAddress: ")
+    assert refusal.startswith(
+        "[StatusCode.UNAVAILABLE] shm:machine: waiting for a stream failed with CUDA_ERROR_ILLEGAL"
+    )
+    ask(gpu.model, gpu.url, "forget_failures")
     with infer(gpu) as result:
         assert content(result["Y"]) == (X * 2).tolist()
-    assert gpu.times("allocate") == 1  # the memory was given back
+    assert gpu.allocations == 1  # the memory was given back
 
 
 def test_what_a_model_launched_before_it_failed_is_done_when_its_response_comes(gpu: Gpu) -> None:
     with prepared(gpu, "fail_after_launching") as call:
         x: Any = call.inputs["X"]
-        x[:] = X
+        gpu.fill(x, X)
         with pytest.raises(InferenceError, match="the model gave up late"):
             call.infer()
-        y = gpu.cuda.array(x.address + Y_OFFSET, X.shape, X.dtype, 0, None)
-        assert content(y) == (X * 2).tolist()
+        assert DRIVER.memory(x.address + Y_OFFSET, X.shape, X.dtype).tolist() == (X * 2).tolist()
 
 
 # The client waits
@@ -141,7 +142,7 @@ def gpu_with_events(request: pytest.FixtureRequest, triton_server: EmbeddedServe
     """A client of a model that has events from its first call on a GPU on."""
     with gpu_of(flavour_of(triton_server, request.param), EVENTS) as gpu:
         with infer(gpu) as result:
-            content_in_order(result["Y"])
+            content_in_order(gpu, result["Y"])
         yield gpu
 
 
@@ -153,22 +154,27 @@ def gate(tmp_path: Path) -> Gate:
 
 
 def test_with_events_a_response_comes_while_the_gpu_still_works(gpu_with_events: Gpu, gate: Gate) -> None:
-    with infer(gpu_with_events, "launch_what_waits_at_the_gate", X + 1, deed_with=gate.parameters("")) as result:
+    with infer(
+        gpu_with_events,
+        "launch_what_waits_at_the_gate",
+        X + 1,
+        deed_with=gate.parameters(""),
+        stream=gpu_with_events.streams[0],
+    ) as result:
         y: Any = result["Y"]
     gate.wait_for_model()
     assert content(y) != ((X + 1) * 2).tolist()
     gate.let_go()
-    assert content_in_order(y) == ((X + 1) * 2).tolist()
+    assert content_in_order(gpu_with_events, y) == ((X + 1) * 2).tolist()
 
 
 def test_with_events_the_model_waits_for_nothing_and_the_users_stream_for_the_model(gpu_with_events: Gpu) -> None:
     gpu = gpu_with_events
 
     def infer_many() -> None:
-        with gpu.cuda.stream():
-            for value in range(5):
-                with infer(gpu, x=X + value) as result:
-                    assert content_in_order(result["Y"]) == ((X + value) * 2).tolist()
+        for value in range(5):
+            with infer(gpu, x=X + value, stream=gpu.streams[0]) as result:
+                assert content_in_order(gpu, result["Y"]) == ((X + value) * 2).tolist()
 
     assert waits_of(gpu, infer_many) == 0
 
@@ -176,13 +182,12 @@ def test_with_events_the_model_waits_for_nothing_and_the_users_stream_for_the_mo
 def test_with_events_a_prepared_call_may_be_filled_again_at_once(gpu_with_events: Gpu) -> None:
     gpu = gpu_with_events
     with prepared(gpu, "double") as call:
-        copies = [gpu.array(X) for _ in range(5)]
-        for value, copy in enumerate(copies):
-            x: Any = call.inputs["X"]
-            x.fill(value)
+        found = []
+        for value in range(5):
+            gpu.fill(call.inputs["X"], value)
             with call.infer() as result:
-                copy[...] = result["Y"]
-        assert [content_in_order(copy)[0] for copy in copies] == [0, 2, 4, 6, 8]
+                found.append(content(result["Y"])[0])
+        assert found == [0, 2, 4, 6, 8]
 
 
 def test_with_events_a_prepared_call_is_sent_again_only_when_the_gpu_has_ended_what_got_no_answer(
@@ -196,8 +201,7 @@ def test_with_events_a_prepared_call_is_sent_again_only_when_the_gpu_has_ended_w
         raise deadline_exceeded()
 
     with prepared(gpu, "copy_behind_the_gate", **gate.parameters("")) as call:
-        x: Any = call.inputs["X"]
-        x[:] = X
+        gpu.fill(call.inputs["X"], X)
         monkeypatch.setattr(results, "decode", too_late)
         with pytest.raises(DeadlineExceededError):
             call.infer()
@@ -213,7 +217,7 @@ def test_with_events_a_prepared_call_is_sent_again_only_when_the_gpu_has_ended_w
 
 def test_with_events_memory_serves_no_other_call_while_the_gpu_still_works(gpu_with_events: Gpu, gate: Gate) -> None:
     gpu = gpu_with_events
-    infer(gpu, "copy_behind_the_gate", deed_with=gate.parameters("")).release()
+    infer(gpu, "copy_behind_the_gate", deed_with=gate.parameters(""), stream=gpu.streams[0]).release()
     gate.wait_for_model()
     with ThreadPoolExecutor(1) as thread:
         another = thread.submit(lambda: infer(gpu, x=X + 1).release())
@@ -235,18 +239,17 @@ def test_with_events_an_output_on_the_host_is_waited_for(gpu_with_events: Gpu) -
 
 def test_an_event_that_cannot_be_recorded_fails_the_request_and_not_the_next(gpu_with_events: Gpu) -> None:
     gpu = gpu_with_events
-    gpu.told("fail_next", method="record", name="cudaErrorInvalidResourceHandle", times=1)
-    assert "record() of the fake GPU failed with cudaErrorInvalidResourceHandle" in refusal_of(lambda: infer(gpu))
+    gpu.told("fail_next", function="cuEventRecord", name="CUDA_ERROR_INVALID_HANDLE", times=1)
+    assert "recording an event failed with CUDA_ERROR_INVALID_HANDLE" in refusal_of(lambda: infer(gpu))
     with infer(gpu) as result:
-        assert content_in_order(result["Y"]) == (X * 2).tolist()
+        assert content(result["Y"]) == (X * 2).tolist()
 
 
-def test_an_event_that_cannot_be_opened_fails_the_call_and_not_the_next(triton_server: EmbeddedServer) -> None:
-    with gpu_of(flavour_of(triton_server), EVENTS) as other:
-        infer(other).release()  # from now on the model has events
+def test_an_event_that_the_model_cannot_open_fails_the_call_and_not_the_next(triton_server: EmbeddedServer) -> None:
+    url = triton_server.grpc_url
+    told_by(EVENTS, url, "fail_next", function="cuIpcOpenEventHandle", name="CUDA_ERROR_INVALID_HANDLE", times=5)
     with gpu_of(flavour_of(triton_server), EVENTS) as gpu:
-        gpu.cuda.fail_next("open_event", "cudaErrorInvalidResourceHandle")
-        refusal = refusal_of(lambda: infer(gpu), PeerError)
-        assert refusal.startswith("the model's CUDA event cannot be waited for: open_event() of the fake GPU failed")
+        assert "opening another process' event failed with CUDA_ERROR_INVALID_HANDLE" in refusal_of(lambda: infer(gpu))
+        ask(EVENTS, url, "forget_failures")
         with infer(gpu) as result:
-            assert content_in_order(result["Y"]) == (X * 2).tolist()
+            assert content(result["Y"]) == (X * 2).tolist()

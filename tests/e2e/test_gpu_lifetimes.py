@@ -15,19 +15,19 @@ import tritonclient.grpc
 from shm_backend_utils.client import BudgetError, PoolExhaustedError, PoolOptions, Result
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.fake_cuda.runtime import LiveCounts
+from shm_backend_utils.testing.fake_cuda.driver import LiveCounts
 from tests.crash.gate import Gate
 from tests.crash.processes import stub_of
 from tests.crash.server_options import installation_with
 
 from .eventually import all_memory_comes_back, eventually
-from .fake_gpus import MODEL, Gpu, X, ask, flavour_of, gpu_of, hand_made_for, told_by
+from .fake_gpus import DRIVER, MODEL, Gpu, X, ask, content_of, flavour_of, gpu_of, hand_made_for, left_here, told_by
 from .hand_made import NO_FENCE
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 NOTHING = LiveCounts()
-SIZE_OF_A_CALL = 8192
-"""What X and Y take together on a GPU."""
+SIZE_OF_A_CALL = 2 * 2**20
+"""What X and Y take together on a GPU: a block."""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def infer(gpu: Gpu, deed: str = "double", device: int = 0, to: int | None = None
 
 
 def is_doubled(array: Any) -> bool:
-    return bool((array.peek() == X * 2).all())
+    return bool((content_of(array) == X * 2).all())
 
 
 # In the model
@@ -70,7 +70,7 @@ def test_memory_is_closed_and_freed_when_nobody_has_used_it_for_a_while(triton_s
         before = gpu.told().open_now
         infer(gpu).release()
         eventually(lambda: gpu.told("sweep").open_now == before)
-        eventually(lambda: gpu.cuda.live == NOTHING)
+        eventually(lambda: left_here() == NOTHING)
 
 
 def test_memory_that_the_model_keeps_is_neither_closed_nor_freed(gpu: Gpu) -> None:
@@ -78,7 +78,7 @@ def test_memory_that_the_model_keeps_is_neither_closed_nor_freed(gpu: Gpu) -> No
     infer(gpu, "keep").release()
     gpu.client.close()
     assert gpu.told("sweep").open_now == before + 1
-    assert gpu.cuda.live.allocations == 1
+    assert left_here().allocations == 1
     assert ask(MODEL, gpu.url, "tell_what_was_kept") == X.tolist()
     assert gpu.told("let_go").open_now == before
 
@@ -101,15 +101,16 @@ def test_results_outlive_the_client(gpu: Gpu) -> None:
     gpu.client.close()
     gpu.told("let_go")
     assert is_doubled(y)
-    assert gpu.cuda.live.allocations == 1
+    assert left_here().allocations == 1
 
 
 def test_inputs_of_a_prepared_call_outlive_the_client(gpu: Gpu) -> None:
     call = gpu.client.prepare(MODEL, {"X": (X.shape, X.dtype, "cuda:0")}, parameters={"deed": "double"})
     x: Any = call.inputs["X"]
     gpu.client.close()
-    x[:] = X
-    assert x.get().tolist() == X.tolist()
+    gpu.fill(x, X)
+    gpu.finish()
+    assert content_of(x).tolist() == X.tolist()
 
 
 def test_each_gpu_has_memory_of_its_own(gpu: Gpu) -> None:
@@ -119,7 +120,7 @@ def test_each_gpu_has_memory_of_its_own(gpu: Gpu) -> None:
             y: Any = result["Y"]
             assert (y.device, is_doubled(y)) == (device, True)
         del y
-    assert gpu.times("allocate") == 2
+    assert gpu.allocations == 2
     assert gpu.told().opens == before + 2
 
 
@@ -129,7 +130,7 @@ def test_one_call_may_have_memory_on_each_gpu(gpu: Gpu) -> None:
             y: Any = result["Y"]
             assert (y.device, is_doubled(y)) == (1, True)
         del y
-    assert gpu.times("allocate") == 2
+    assert gpu.allocations == 2
 
 
 # While a model still writes
@@ -141,7 +142,7 @@ def test_a_client_that_closes_frees_nothing_that_a_model_works_in(gpu: Gpu, gate
         call = thread.submit(infer, gpu, "double_behind_the_gate", deed_with=gate.parameters(""))
         gate.wait_for_model()
         gpu.client.close()
-        assert gpu.times("free") == 0
+        assert left_here().allocations >= 1
         gate.let_go()
         with pytest.raises(ClosedError):
             call.result()
@@ -164,15 +165,15 @@ def test_memory_serves_no_other_call_before_the_model_is_done(gpu: Gpu, gate: Ga
         outputs={"Y": (X.shape, X.dtype, "cuda:0")},
         parameters={"deed": "double"},
     )
-    assert gpu.times("allocate") == 2
+    assert gpu.allocations == 2
     gate.let_go()
-    call.inputs["X"][:] = X
+    gpu.fill(call.inputs["X"], X)
     with call.infer() as result:
         assert is_doubled(result["Y"])
     call.close()
     all_memory_comes_back(gpu.client)
     infer(gpu).release()
-    assert gpu.times("allocate") == 2
+    assert gpu.allocations == 2
 
 
 def test_memory_that_a_gpu_still_writes_to_is_neither_closed_nor_freed(
@@ -187,7 +188,7 @@ def test_memory_that_a_gpu_still_writes_to_is_neither_closed_nor_freed(
         with ThreadPoolExecutor(1) as thread:
             swept = thread.submit(gpu.told, "sweep")
             wait([swept], timeout=1)  # a model that waits for the GPU before it closes anything cannot have answered
-            assert gpu.times("free") == 0
+            assert left_here().allocations >= 1
             gate.let_go()
             told = swept.result()
         eventually(lambda: gpu.told().finished == told.launched)
@@ -214,7 +215,7 @@ def test_a_budget_is_each_gpus_own(poor_gpu: Gpu) -> None:
     infer(poor_gpu, device=1).release()
     held.release()
     infer(poor_gpu).release()
-    assert poor_gpu.times("allocate") == 2
+    assert poor_gpu.allocations == 2
 
 
 def refusal_of(gpu: Gpu, kind: type[Exception]) -> str:
@@ -243,15 +244,18 @@ def test_a_call_beyond_the_budget_is_refused_at_once(triton_server: EmbeddedServ
 
 
 def test_a_gpu_that_is_full_is_asked_again(gpu: Gpu) -> None:
-    gpu.cuda.fail_next("allocate", "cudaErrorMemoryAllocation")
-    with infer(gpu) as result:
+    x = gpu.array(X)
+    DRIVER.fail_next("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY")
+    with gpu.infer("double", x, (X.shape, X.dtype, "cuda:0")) as result:
         assert is_doubled(result["Y"])
 
 
 def test_a_gpu_that_stays_full_is_named(gpu: Gpu) -> None:
-    for _ in range(100):
-        gpu.cuda.fail_next("allocate", "cudaErrorMemoryAllocation")
-    assert "the device has not that much memory left" in refusal_of(gpu, PoolExhaustedError)
+    x = gpu.array(X)
+    DRIVER.fail_next("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY", times=100)
+    with pytest.raises(PoolExhaustedError, match="the GPU has not that much memory left"):
+        gpu.infer("double", x, (X.shape, X.dtype, "cuda:0"), timeout_s=0.2)
+    DRIVER.forget()
     all_memory_comes_back(gpu.client)
 
 
@@ -295,11 +299,11 @@ def test_a_model_that_is_unloaded_closes_everything_and_one_that_is_loaded_opens
     with gpu_of(flavour_of(loader.server), "fake_gpu_pinned") as gpu:
         infer(gpu).release()
         loader.unload("fake_gpu_pinned")
-        assert f"closed the session: {LiveCounts(opened=1, pinned=1)} became {NOTHING}" in loader.log()
+        assert f"became {NOTHING}, []" in loader.log()
         loader.load("fake_gpu_pinned")
         with infer(gpu) as result:
             assert is_doubled(result["Y"])
-        assert (gpu.told().opens, gpu.times("allocate")) == (1, 1)
+        assert (gpu.told().opens, gpu.allocations) == (1, 1)
 
 
 def test_memory_whose_last_user_is_gone_with_its_events_serves_others(loader: Loader, gate: Gate) -> None:

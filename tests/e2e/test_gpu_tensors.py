@@ -10,12 +10,11 @@ import pytest
 
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import CallerError, MachineError, TensorError
-from shm_backend_utils.memory.cuda.runtime import device_guard
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.fake_cuda.runtime import FakeDeviceArray
+from shm_backend_utils.tensors.device_array import DeviceArray
 
 from .eventually import all_memory_comes_back
-from .fake_gpus import MODEL, TWO_FLAVOURS, Gpu, flavour_of, gpu_of
+from .fake_gpus import DRIVER, MODEL, TWO_FLAVOURS, Gpu, content_of, flavour_of, gpu_of
 from .flavours import Flavour
 
 X = np.arange(1000, dtype=np.float32)
@@ -55,9 +54,9 @@ def to_place(place: int | None) -> Any:
 def content(array: Any, place: int | None) -> list[float]:
     """Return what is in an array now, without waiting for anything, once it is known to be in its place."""
     if place is not None:
-        assert isinstance(array, FakeDeviceArray)
+        assert isinstance(array, DeviceArray)
         assert array.device == place
-        array = array.peek()
+        array = content_of(array)
     assert isinstance(array, np.ndarray)
     values: list[float] = array.tolist()
     return values
@@ -86,7 +85,7 @@ def test_a_prepared_call_grows_on_the_host_and_not_on_a_gpu(gpu: Gpu, to: int | 
         overflows = []
         for factor in (1, 2, 3):
             x: Any = call.inputs["X"]
-            x.fill(factor)
+            gpu.fill(x, factor)
             with call.infer() as result:
                 assert content(result["Y"], to) == [2 * factor] * X.size
                 overflows.append(bool(result.overflowed))
@@ -127,17 +126,16 @@ def test_a_prepared_call_is_filled_on_the_gpu_on_every_path(gpu: Gpu, path: Path
         assert call.path == path
         for value in range(3):
             x: Any = call.inputs["X"]
-            with device_guard(gpu.cuda, 1):
-                x.fill(value)  # on a stream: not done yet
+            gpu.fill(x, value)  # on a stream: not done yet
             with call.infer() as result:
                 assert content(result["Y"], 0) == [2 * value] * X.size
 
 
-def test_a_call_waits_for_what_is_on_the_users_own_stream(gpu: Gpu) -> None:
-    with gpu.cuda.stream():
-        x = gpu.array(X)
-        with gpu.infer("double", x, ON_THE_GPU) as result:
-            assert content(result["Y"], 0) == (X * 2).tolist()
+def test_a_call_waits_for_what_is_on_the_stream_that_the_user_names(gpu: Gpu) -> None:
+    x = gpu.array(X)
+    with gpu.infer("double", x, ON_THE_GPU, stream=gpu.streams[0]) as result:
+        gpu.cuda.synchronize_stream(gpu.streams[0], 0)
+        assert content(result["Y"], 0) == (X * 2).tolist()
 
 
 def test_a_submitted_call_brings_its_tensors_to_the_gpu(gpu: Gpu) -> None:
@@ -149,7 +147,7 @@ def test_a_submitted_call_brings_its_tensors_to_the_gpu(gpu: Gpu) -> None:
 def test_arrays_of_a_submitted_call_may_be_written_again_at_once(one_gpu: Gpu) -> None:
     x = one_gpu.array(X)
     future = one_gpu.client.submit(MODEL, {"X": x}, outputs={"Y": ON_THE_GPU}, parameters={"deed": "double"})
-    x.fill(0)
+    one_gpu.fill(x, 0)
     with future.result() as result:
         assert content(result["Y"], 0) == (X * 2).tolist()
 
@@ -197,8 +195,8 @@ def test_a_list_of_arrays_on_gpus_is_refused(one_gpu: Gpu) -> None:
 
 
 def test_an_array_on_a_gpu_of_another_dtype_is_refused(one_gpu: Gpu) -> None:
-    with device_guard(one_gpu.cuda, 0):
-        integers = one_gpu.cuda.empty((3,), np.dtype(np.int32))
+    one_gpu.made += 1
+    integers = DRIVER.tensor(np.zeros(3, np.int32))
     with pytest.raises(TensorError, match="'X' is INT32, but the model's configuration says TYPE_FP32"):
         one_gpu.infer("double", integers)
 
@@ -213,7 +211,7 @@ def test_a_device_that_is_no_name_of_one_is_refused(one_gpu: Gpu, device: str) -
 
 
 def test_a_device_that_is_not_there_is_named(one_gpu: Gpu) -> None:
-    with pytest.raises(MachineError, match="there is no such device here; see CUDA_VISIBLE_DEVICES") as refusal:
+    with pytest.raises(MachineError, match="there is no such GPU here; see CUDA_VISIBLE_DEVICES") as refusal:
         one_gpu.infer("double", X, (X.shape, X.dtype, "cuda:2"))
     all_memory_comes_back(one_gpu.client)  # although the error is kept
     assert refusal.value is not None

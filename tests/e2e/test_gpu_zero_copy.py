@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shm_backend_utils.client import PoolOptions
 from shm_backend_utils.server import EmbeddedServer
 
-from .fake_gpus import MODEL, Gpu, flavour_of, gpu_of
+from .fake_gpus import DRIVER, MODEL, Gpu, ask, content_of, flavour_of, gpu_of
 from .flavours import Flavour
 
 X = np.arange(1000, dtype=np.float32)
@@ -38,10 +39,10 @@ def prepared(gpu: Gpu, deed: str, length: int = X.size) -> Any:
 
 def test_model_and_client_see_each_others_writes_while_the_request_runs(every_gpu: Gpu) -> None:
     with prepared(every_gpu, "answer_while_it_runs", 2) as call:
-        question = call.inputs["X"].peek()
+        question = DRIVER.memory(call.inputs["X"].address, (2,), X.dtype)
         question[:] = [1, 1]
         result = call.infer()
-        answer = result["Y"].peek()
+        answer = DRIVER.memory(result["Y"].address, (2,), X.dtype)
         question[:] = answer[:] = 0
         has_ended = threading.Event()
         seen = []
@@ -64,10 +65,10 @@ def test_model_and_client_see_each_others_writes_while_the_request_runs(every_gp
 def test_an_output_lies_in_the_allocation_that_the_model_was_given(gpu: Gpu) -> None:
     with prepared(gpu, "double") as call, call.infer() as result:
         x, y = call.inputs["X"], result["Y"]
-        begin, byte_size = gpu.cuda.extent(x.address)
-        assert gpu.cuda.extent(y.address) == (begin, byte_size)
+        begin, byte_size = gpu.cuda.extent(x.address, 0)
+        assert gpu.cuda.extent(y.address, 0) == (begin, byte_size)
         assert begin <= x.address < x.address + x.nbytes <= y.address < y.address + y.nbytes <= begin + byte_size
-        assert gpu.times("allocate") == 1
+        assert gpu.allocations == 1
 
 
 def test_an_input_that_the_model_passes_through_is_where_the_client_wrote_it(gpu: Gpu) -> None:
@@ -77,34 +78,68 @@ def test_an_input_that_the_model_passes_through_is_where_the_client_wrote_it(gpu
 
 def test_a_part_of_an_input_that_is_passed_through_is_there_too(gpu: Gpu) -> None:
     with prepared(gpu, "pass_a_part_through") as call:
-        call.inputs["X"][:] = X
+        gpu.fill(call.inputs["X"], X)
         with call.infer() as result:
             assert result["Y"].address == call.inputs["X"].address + 4
-            assert result["Y"].peek().tolist() == X[1:-1].tolist()
+            assert content_of(result["Y"]).tolist() == X[1:-1].tolist()
 
 
 def test_the_next_answer_of_a_prepared_call_appears_in_the_arrays_of_the_last(gpu: Gpu) -> None:
     with prepared(gpu, "double") as call:
-        call.inputs["X"].fill(3)
+        gpu.fill(call.inputs["X"], 3)
         first = call.infer()["Y"]
-        assert (first.peek() == 6).all()
-        call.inputs["X"].fill(5)
+        assert (content_of(first) == 6).all()
+        gpu.fill(call.inputs["X"], 5)
         call.infer().release()
-        assert (first.peek() == 10).all()
+        assert (content_of(first) == 10).all()
 
 
 def test_a_prepared_call_copies_nothing(gpu: Gpu) -> None:
     with prepared(gpu, "double") as call:
         call.infer().release()
         call.infer().release()
-    assert gpu.times("copy") == 0
+    assert gpu.times("cuMemcpyAsync") == 0
 
 
 def test_an_array_of_the_user_is_copied_once_and_on_the_gpu(gpu: Gpu) -> None:
     x = gpu.array(X)
     with gpu.infer("double", x, ON_THE_GPU):
-        copies = [what for name, what in gpu.cuda.log if name == "copy"]
-        assert [(direction, byte_size) for direction, byte_size, _ in copies] == [("device to device", X.nbytes)]
+        assert gpu.times("cuMemcpyAsync") == 1
+
+
+@pytest.mark.parametrize("lend_bytes", [0, 1 << 20])
+def test_a_tensor_of_the_user_is_used_where_it_is(triton_server: EmbeddedServer, lend_bytes: int) -> None:
+    """From a size on, which is 1 MiB by default; smaller ones are copied on the GPU."""
+    large = np.arange(1 << 19, dtype=np.float32)
+    with gpu_of(flavour_of(triton_server), pool=PoolOptions(lend_bytes=lend_bytes)) as gpu:
+        before = gpu.told()
+        for number in range(3):
+            x = gpu.array(large + number)
+            with gpu.infer("double", x, (large.shape, large.dtype, "cuda:0"), path="direct") as result:
+                np.testing.assert_array_equal(content_of(result["Y"]), (large + number) * 2)
+            del x
+        assert gpu.times("cuMemcpyAsync") == 0
+        after = gpu.told()
+        assert after.opens == before.opens + 4
+        assert after.open_now == before.open_now + 1  # what is lent is unmapped before the answer
+
+
+def test_a_part_of_a_pool_is_lent_by_its_place_there(triton_server: EmbeddedServer) -> None:
+    pool = np.arange(3 << 18, dtype=np.float32)
+    with gpu_of(flavour_of(triton_server)) as gpu:
+        x = gpu.array(pool)[1 << 18 : 2 << 18]
+        with gpu.infer("pass_through", x, "cuda:0", path="direct") as result:
+            np.testing.assert_array_equal(content_of(result["Y"]), pool[1 << 18 : 2 << 18])
+        del x
+
+
+def test_a_tensor_that_the_model_keeps_is_kept_by_the_client(triton_server: EmbeddedServer) -> None:
+    large = np.arange(1 << 19, dtype=np.float32)
+    with gpu_of(flavour_of(triton_server)) as gpu:
+        gpu.infer("keep", gpu.array(large), path="direct").release()
+        gpu.infer("double", gpu.array(large), path="direct").release()
+        assert ask(MODEL, gpu.url, "tell_what_was_kept") == large.tolist()
+        assert gpu.told("let_go").violations == 0
 
 
 def test_the_wire_carries_no_tensors(gpu: Gpu) -> None:
@@ -117,8 +152,8 @@ def test_memory_is_allocated_and_mapped_once_for_many_calls(every_gpu: Gpu) -> N
     before = every_gpu.told().opens
     for value in range(20):
         with every_gpu.infer("double", every_gpu.array(np.full(X.size, value)), ON_THE_GPU) as result:
-            assert (result["Y"].peek() == 2 * value).all()  # type: ignore[attr-defined]  # an array of the fake GPU
-    assert every_gpu.times("allocate") == 1
+            assert (content_of(result["Y"]) == 2 * value).all()
+    assert every_gpu.allocations == 1
     assert every_gpu.told().opens == before + 1
 
 

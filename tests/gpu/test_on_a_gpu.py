@@ -7,67 +7,61 @@ from collections.abc import Iterator
 
 import pytest
 
+from scripts.tools.gpu_check.driver import device_name
 from scripts.tools.gpu_check.gpu import Gpu, load_gpu
+from scripts.tools.gpu_check.kernels import LIBRARIES
 from scripts.tools.gpu_check.measuring import SMALL
-from scripts.tools.gpu_check.processes.checks import CHECKS
+from scripts.tools.gpu_check.processes.checks import check_processes
 from scripts.tools.gpu_check.processes.client import Client, ModelProcess
 from scripts.tools.gpu_check.processes.figures import many_requests
-from scripts.tools.gpu_check.report import Outcome, Report, SkippedError
-from scripts.tools.gpu_check.server.checks import find_server
+from scripts.tools.gpu_check.report import CheckFailedError, Report
+from scripts.tools.gpu_check.server.checks import check_with_server, find_server
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 
 try:
-    CudaAccess().runtime.device_count()
+    CudaAccess().runtime.device_uuid(0)
+    IS_FAKE = "fake" in device_name(0)  # which other tests of this process may have loaded
 except MachineError as error:
     pytest.skip(f"no GPU was tested: {error}", allow_module_level=True)
+if IS_FAKE:
+    pytest.skip("no GPU was tested: there is a fake driver alone", allow_module_level=True)
 
-from scripts.tools.gpu_check.server.calls import CHECKS as CALLS
-from scripts.tools.gpu_check.server.client import running_server
-from scripts.tools.gpu_check.server.native import CHECKS as NATIVE_CALLS
-from scripts.tools.gpu_check.server.shm_util import CHECKS as SHM_UTIL_CALLS
-
-SERVER_CHECKS = {**CALLS, **NATIVE_CALLS, **SHM_UTIL_CALLS}
+pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module")
-def gpu() -> Gpu:
-    return load_gpu()
-
-
-@pytest.fixture(scope="module")
-def client(gpu: Gpu) -> Iterator[Client]:
-    with ModelProcess(load_gpu) as model:
-        yield Client(gpu, model)
-
-
-@pytest.fixture(scope="module")
-def outcomes(gpu: Gpu, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """How the checks with a server ended. It has stopped then, so that no test leaves memory in use."""
+@pytest.fixture(params=LIBRARIES)
+def gpu(request: pytest.FixtureRequest) -> Gpu:
     try:
-        installation = find_server(None)
-    except SkippedError as reason:
-        pytest.skip(str(reason))
-    report = Report("tests", {}, tmp_path_factory.mktemp("gpu"), is_fake=False)
-    with running_server(gpu, installation) as server:
-        return {name: report.run("", name, functools.partial(check, server)) for name, check in SERVER_CHECKS.items()}
+        return load_gpu(request.param)
+    except (ImportError, MachineError) as error:
+        pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_between_two_processes(client: Client, name: str) -> None:
+@pytest.fixture
+def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
+    """A report of checks, none of which may have failed in the end."""
+    made = Report("tests", {}, tmp_path_factory.mktemp("gpu"), is_fake=False)
+    yield made
+    failed = [f"{each.name}: {each.detail}\n{each.trace}" for each in made.outcomes if each.status != "PASS"]
+    assert not failed, "\n".join(failed)
+    assert made.outcomes
+
+
+def test_between_two_processes(gpu: Gpu, report: Report) -> None:
+    check_processes(report, "two processes", gpu, functools.partial(load_gpu, gpu.kernels.name))
+
+
+def test_many_requests_leave_nothing_behind(gpu: Gpu) -> None:
+    load = functools.partial(load_gpu, gpu.kernels.name)
+    with ModelProcess(load) as model, Client(gpu, model) as client:
+        many_requests(client, SMALL)
+
+
+def test_with_a_server(gpu: Gpu, report: Report) -> None:
     try:
-        CHECKS[name](client)
-    except SkippedError as reason:
+        find_server(None)
+    except CheckFailedError as reason:
         pytest.skip(str(reason))
-
-
-def test_many_requests_leave_nothing_behind(client: Client) -> None:
-    many_requests(client, SMALL)
-
-
-@pytest.mark.parametrize("name", SERVER_CHECKS)
-def test_with_a_server(outcomes: dict[str, Outcome], name: str) -> None:
-    outcome = outcomes[name]
-    if outcome.status == "SKIP":
-        pytest.skip(outcome.detail)
-    assert outcome.status == "PASS", f"{outcome.detail}\n{outcome.trace}"
+    with check_with_server(report, {gpu.kernels.name: gpu}, None):
+        pass

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,26 +15,13 @@ from scripts.tools.common import sample_models
 from scripts.tools.common.sample_models import REPOSITORY
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda
 
 OF_GPUS = {"gpu_multiply", "gpu_normalize"}
 OF_THE_HOST = {config.parent.name for config in REPOSITORY.glob("*/config.pbtxt")} - OF_GPUS
 
 
-def has_gpu() -> bool:
-    try:
-        return CudaAccess().runtime.device_count() > 0
-    except MachineError:
-        return False
-
-
-def no_cupy() -> CudaRuntime:
-    raise MachineError("there is no CuPy")
-
-
-@pytest.mark.skipif(has_gpu(), reason="there is a GPU, on which they load")
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there may be a GPU, on which they load")
 def test_models_for_gpus_do_not_load_without_one_and_say_why(tmp_path: Path) -> None:
     for name, kind in itertools.product(OF_GPUS, ("KIND_GPU", "KIND_CPU")):
         model = tmp_path / "models" / f"{name}_{kind}"
@@ -42,21 +31,43 @@ def test_models_for_gpus_do_not_load_without_one_and_say_why(tmp_path: Path) -> 
     with pytest.raises(MachineError) as failure:
         EmbeddedServer.start(tmp_path / "models", log_file=tmp_path / "server.log")
     by_the_server = "has kind KIND_GPU but no GPUs are available"
-    by_the_model = "MachineError: .*(needs CuPy, which is not installed|driver is missing|no GPU is visible)"
+    by_the_model = "MachineError: .*(needs NVIDIA.s cuda-bindings|needs NVIDIA.s driver|no GPU is visible)"
     for name in OF_GPUS:
         assert re.search(rf"failed to load '{name}_KIND_GPU' version 1: .*{by_the_server}", str(failure.value))
         assert re.search(rf"failed to load '{name}_KIND_CPU' version 1: .*{by_the_model}", str(failure.value))
 
 
+class Cuda:
+    """As much of CUDA as is asked here."""
+
+    def __init__(self, devices: int) -> None:
+        self._devices = devices
+
+    def device_count(self) -> int:
+        return self._devices
+
+
+def no_bindings() -> Any:
+    raise MachineError("there are no bindings")
+
+
 @pytest.mark.parametrize(
-    ("load", "expected"),
-    [(FakeCuda, OF_THE_HOST | OF_GPUS), (lambda: FakeCuda(devices=0), OF_THE_HOST), (no_cupy, OF_THE_HOST)],
-    ids=["two GPUs", "no GPU", "no CuPy"],
+    ("load", "file", "has_cupy", "expected"),
+    [
+        (lambda: Cuda(2), "/dev/null", True, OF_THE_HOST | OF_GPUS),
+        (lambda: Cuda(2), "/dev/none", True, OF_THE_HOST),
+        (lambda: Cuda(2), "/dev/null", False, OF_THE_HOST),
+        (lambda: Cuda(0), "/dev/null", True, OF_THE_HOST),
+        (no_bindings, "/dev/null", True, OF_THE_HOST),
+    ],
+    ids=["two GPUs", "a driver that is none", "no CuPy", "no GPU", "no bindings"],
 )
 def test_models_for_gpus_are_served_only_where_one_is(
-    load: object, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load: Any, file: str, has_cupy: bool, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample_models, "CudaAccess", lambda: CudaAccess(load))  # type: ignore[arg-type]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if has_cupy else None)
+    monkeypatch.setattr(sample_models, "CudaAccess", lambda: CudaAccess(load))
+    monkeypatch.setattr(sample_models, "_DEVICE_FILES", (file,))
     sample_models.copy_sample_models(tmp_path)
     assert {config.parent.name for config in tmp_path.glob("*/config.pbtxt")} == expected
     assert all((tmp_path / name / "1").is_dir() for name in expected)

@@ -162,7 +162,7 @@ def test_stopping_twice_is_fine(stopped: Stopped) -> None:
 
 def test_a_server_that_has_died_has_no_process_id_though_its_supervisor_still_lives(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE) as supervisor:
-        server = EmbeddedServer(supervisor, Ports(1, 1, 1), tmp_path / "server.log", "none")
+        server = EmbeddedServer(supervisor, Ports(1, 1, 1), tmp_path / "server.log", "none", {})
         with pytest.raises(ClosedError):
             server.pid  # noqa: B018
         supervisor.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import EmbeddedServer, find_gpus
 from shm_backend_utils.server.preflight import GpuFinding, read_facts
+from shm_backend_utils.testing.fake_cuda.build import library
 
 CONFIG = 'backend: "python" instance_group [ { kind: KIND_GPU } ]'
 FACTS: dict[str, Any] = {
@@ -34,12 +36,22 @@ NO_LIBRARY: dict[str, Any] = {
 }
 
 
+IDLE_MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+
+
 def has_driver() -> bool:
+    """Whether there is a driver, other than the fake one that tests may have loaded."""
     try:
-        ctypes.CDLL("libcuda.so.1")
+        found = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
-    return True
+    return not hasattr(found, "fake_cuda_live")
+
+
+@pytest.fixture
+def with_fake() -> dict[str, str]:
+    """An environment in which processes find the fake driver, as a real one may be found."""
+    return {**os.environ, "LD_LIBRARY_PATH": str(library().parent)}
 
 
 without_driver = pytest.mark.skipif(has_driver(), reason="there is a driver here")
@@ -119,6 +131,25 @@ def test_a_file_of_that_name_that_is_no_library_is_told(tmp_path: Path) -> None:
     assert "the driver's library cannot be loaded: " in finding.text
 
 
+def test_a_driver_that_is_found_through_the_environment_is_asked(with_fake: dict[str, str]) -> None:
+    finding = find_gpus({**with_fake, "SHM_FAKE_CUDA_DRIVER_VERSION": "12080"}, sys.executable)
+    assert finding.devices == ("fake CUDA driver, no GPU",) * 2
+    assert finding.is_ready
+    assert "(CUDA 12.8, " in finding.text
+
+
+def test_a_driver_without_a_device_is_told_from_none(with_fake: dict[str, str]) -> None:
+    finding = find_gpus({**with_fake, "SHM_FAKE_CUDA_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "-1"}, sys.executable)
+    assert (finding.has_driver, finding.is_ready) == (True, False)
+    assert f"there is a driver ({library()}), and it shows no device; CUDA_VISIBLE_DEVICES is '-1'" in finding.text
+
+
+def test_a_python_without_the_bindings_is_told(with_fake: dict[str, str], tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", symlinks=True)
+    finding = find_gpus({**with_fake, "PATH": str(tmp_path / "bare" / "bin")})
+    assert "models see fake CUDA driver, no GPU, fake CUDA driver, no GPU, but their Python has no cuda" in finding.text
+
+
 def test_a_python_that_is_not_there_is_told() -> None:
     assert "no process of the models' Python could be asked" in find_gpus({"PATH": "/nowhere"}, "no-python").text
 
@@ -127,11 +158,39 @@ def test_a_process_that_dies_is_told() -> None:
     assert find_gpus(os.environ, "false").text == "models see no GPU: the process that asked the driver ended: status 1"
 
 
+def repository(folder: Path, config: str = CONFIG) -> Path:
+    (folder / "models" / "m" / "1").mkdir(parents=True)
+    (folder / "models" / "m" / "config.pbtxt").write_text(config)
+    (folder / "models" / "m" / "1" / "model.py").write_text(IDLE_MODEL)
+    return folder / "models"
+
+
 @without_driver
 def test_a_server_that_does_not_start_for_lack_of_a_gpu_says_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "models" / "m" / "1").mkdir(parents=True)
-    (tmp_path / "models" / "m" / "config.pbtxt").write_text(CONFIG)
-    (tmp_path / "models" / "m" / "1" / "model.py").write_text("class TritonPythonModel:\n    pass\n")
+    repository(tmp_path)
     with pytest.raises(MachineError, match="has kind KIND_GPU but no GPUs are available") as failure:
         EmbeddedServer.start(tmp_path / "models", log_file=tmp_path / "log", numpy="own")
     assert "models see no GPU: there is no NVIDIA driver here" in str(failure.value)
+
+
+@without_driver
+def test_what_stubs_see_is_asked_in_the_environment_of_a_server_that_runs(
+    tmp_path: Path, with_fake: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Older than the CUDA that the server was built for, so that it says that there is none, and goes on.
+    monkeypatch.setenv("SHM_FAKE_CUDA_DRIVER_VERSION", "11000")
+    monkeypatch.setenv("LD_LIBRARY_PATH", with_fake["LD_LIBRARY_PATH"])
+    models = repository(tmp_path, CONFIG.replace("KIND_GPU", "KIND_CPU"))
+    with EmbeddedServer.start(models, log_file=tmp_path / "log", numpy="own") as server:
+        assert find_gpus(server.environment).devices == ("fake CUDA driver, no GPU",) * 2
+
+
+@without_driver
+def test_a_server_that_takes_the_fake_driver_for_a_real_one_loads_no_model(
+    tmp_path: Path, with_fake: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", with_fake["LD_LIBRARY_PATH"])
+    models = repository(tmp_path, CONFIG.replace("KIND_GPU", "KIND_CPU"))
+    with pytest.raises(MachineError, match="unable to get number of CUDA devices") as failure:
+        EmbeddedServer.start(models, log_file=tmp_path / "log", numpy="own")
+    assert "models see fake CUDA driver, no GPU" in str(failure.value)

@@ -102,8 +102,9 @@ def test_descriptions_say_which_tensors_are_on_which_gpu() -> None:
 
 
 def test_the_device_of_a_tensor_changes_neither_its_shape_nor_its_room() -> None:
-    there, here = described_inputs({"A": ((2,), FP32, "cuda:1")}), described_inputs({"A": ((2,), FP32)})
-    assert cast(CallInput, there["A"])._replace(device=None) == here["A"]
+    there, here = described_inputs({"A": ((2,), FP32, "cuda:1")})["A"], described_inputs({"A": ((2,), FP32)})["A"]
+    assert isinstance(there, CallInput)
+    assert there._replace(device=None) == here
     assert (
         wanted_outputs({"X": ((2, 3), FP32, "cuda:1"), "Y": "cuda:0"}).byte_sizes
         == wanted_outputs({"X": ((2, 3), FP32), "Y": None}).byte_sizes

@@ -8,6 +8,8 @@ import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.dtypes import BY_NAME
@@ -17,6 +19,7 @@ from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model.config import Config
+from shm_backend_utils.model.mapping.memory import HostMemory
 from shm_backend_utils.model.mapping.pinning import Pinning
 from shm_backend_utils.model.mapping.registry import Registry
 from shm_backend_utils.model.mapping.resolver import Resolver
@@ -142,8 +145,14 @@ def unpin(cuda: CudaRuntime) -> None:
 
 def place_of(found: Resolved) -> tuple[int, int]:
     """Return where a whole mapping is, and how large."""
-    memory = found.mapped.memory.bytes()
+    memory = bytes_of(found)
     return memory.ctypes.data, memory.nbytes
+
+
+def bytes_of(found: Resolved) -> npt.NDArray[np.uint8]:
+    memory = found.mapped.memory
+    assert isinstance(memory, HostMemory)
+    return memory.bytes()
 
 
 def attributes_of(found: Resolved) -> BufferAttributes:
@@ -187,7 +196,7 @@ def test_views_of_a_pinned_region_say_so(model: Resolver, region: ManagedRegion)
 
 
 def test_a_pinned_region_is_the_memory_that_it_was(model: Resolver, region: ManagedRegion) -> None:
-    memory = mapped(model, region).memory.bytes()
+    memory = bytes_of(mapped(model, region))
     memory[region.data_offset] = 42
     assert region.data()[0] == 42
 
@@ -225,7 +234,7 @@ def test_a_region_in_use_is_unpinned_when_its_use_ends(
 def test_arrays_of_a_region_that_was_unpinned_stay_valid(
     cuda: PinningCuda, manager: Registry, model: Resolver, region: ManagedRegion
 ) -> None:
-    array = mapped(model, region).memory.bytes()
+    array = bytes_of(mapped(model, region))
     manager.unregister_all()
     assert pinned(cuda) == 0
     array[region.data_offset] = 42
@@ -292,7 +301,7 @@ def test_a_region_that_cannot_be_pinned_serves_as_it_is(
     DRIVER.fail_next("cuMemHostRegister", name, process=MODEL)
     found = mapped(model, region)
     assert attributes_of(found) == BufferAttributes(MemoryType.CPU, 0, region.header.byte_size, None)
-    found.memory.bytes()[region.data_offset] = 42
+    bytes_of(found)[region.data_offset] = 42
     assert region.data()[0] == 42
     (warning,) = warnings
     assert warning.startswith("SHM_PIN_HOST_MEMORY: memory stays pageable: ")

@@ -13,13 +13,13 @@ import tritonclient.http
 
 from shm_backend_utils.errors import ClosedError, TensorError, TensorTypeError
 from shm_backend_utils.memory.segment import SystemSegment
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from shm_backend_utils.testing.shm_util import (
     SystemShmHandle,
     cleanup_shm_regions,
     create_set_shm_regions,
     unregister_cleanup_shm_regions,
 )
-from tests.unit.fake_gpu import DRIVER
 
 X: Final = np.arange(1, 6, dtype=np.float32)
 ONE_INPUT: Final[Any] = [("X", X)]
@@ -152,7 +152,7 @@ def test_what_is_wrong_is_named_before_anything_is_made(
 
 
 def test_an_array_on_a_gpu_is_for_the_other_function() -> None:
-    array = DRIVER.tensor(np.zeros(5, np.float32))
+    array = FakeDriver.load().tensor(X)
     with pytest.raises(TensorError, match="input 'X' lies on a GPU; .* or use create_set_cuda_shm_regions"):
         create([("X", array)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +16,7 @@ from .. import ROOT
 __all__ = ["REPOSITORY", "copy_models", "copy_sample_models", "models_in", "sample_models"]
 
 REPOSITORY: Final = ROOT / "model_repository"
+_DEVICE_FILES: Final = ("/dev/nvidiactl", "/dev/dxg")  # of NVIDIA's kernel driver; of WSL2
 
 
 def models_in(repository: Path) -> list[Path]:
@@ -23,7 +25,7 @@ def models_in(repository: Path) -> list[Path]:
 
 
 def sample_models() -> list[Path]:
-    """Return the folders of the sample models; those of KIND_GPU only where a GPU and CuPy are.
+    """Return the folders of the sample models; those of KIND_GPU only where a GPU, cuda-bindings and CuPy are.
 
     A server does not start with a model that refuses to load.
     """
@@ -50,6 +52,9 @@ def _needs_gpu(model: Path) -> bool:
 
 
 def _has_gpu() -> bool:
+    """Return whether a server would see a GPU: this process may have a driver that is none."""
+    if importlib.util.find_spec("cupy") is None or not any(Path(file).exists() for file in _DEVICE_FILES):
+        return False
     try:
         return CudaAccess().runtime.device_count() > 0
     except MachineError:

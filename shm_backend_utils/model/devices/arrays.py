@@ -278,9 +278,11 @@ class DeviceArrays:
                 )
 
     def close(self) -> None:
-        """Give memory that nobody uses back to CUDA. Twice is fine."""
+        """Give memory and streams that nobody uses back to CUDA. Twice is fine."""
         if "_scratch" in vars(self):
             self._scratch.close()
+        if "own_streams" in vars(self):
+            self.own_streams.close()
 
     def _order_after(self, named: Sequence[NamedStream], device: int, stream: int) -> None:
         """Let a stream of ours come after these of a GPU, or, if there are none, after all that it has to do."""

@@ -125,7 +125,7 @@ class DeviceMemory:
         assert data_begin == 0
         return DeviceMemory(self.mapping, self.begin + begin, byte_size)
 
-    def bytes(self) -> DeviceArray:
+    def bytes(self) -> Any:
         """Return all of it as an array of bytes, writable."""
         return self._array(self.address, (self.byte_size,), np.dtype(np.uint8), writable=True)
 

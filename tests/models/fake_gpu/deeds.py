@@ -1,21 +1,25 @@
-"""Does what the parameter `deed` says on a GPU that does not exist, and never waits for what it has launched."""
+"""Does what the parameter `deed` says on a GPU that does not exist, and never waits for what it has launched.
+
+Its work is on a stream of its own, which it names unless the parameter `names` is false.
+"""
 
 import json
 import os
 import select
 import time
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from shm_backend_utils.memory.cuda.memory import CudaAccess
-from shm_backend_utils.memory.cuda.runtime import CudaError
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.tensors.device_view import DeviceView
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
 PATIENCE_S = 10
+DRIVER = FakeDriver.load()
 
 
 def double(x, y):
@@ -24,12 +28,19 @@ def double(x, y):
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.cuda = FakeCuda()
-        self.session = ShmSession.from_args(args, cuda=CudaAccess(lambda: self.cuda))
+        self.session = ShmSession.from_args(args)
         self.outputs = [output["name"] for output in json.loads(args["model_config"])["output"]]
         self.launched = self.finished = 0
         self.kept = None
         self.own = None
+
+    @cached_property
+    def runtime(self) -> CudaRuntime:
+        return self.session._open_context().arrays.runtime
+
+    @cached_property
+    def stream(self) -> int:
+        return self.runtime.create_stream(0)
 
     def execute(self, requests):
         return self.session.serve(requests, self.infer)
@@ -40,42 +51,49 @@ class TritonPythonModel:
     def finalize(self):
         """Close, and say in the server's log what is open before and after."""
         self.kept = None
-        before = self.cuda.live
+        before = DRIVER.live()
         self.session.close()
-        pb_utils.Logger.log_info(f"closed the session: {before} became {self.cuda.live}")
+        after = DRIVER.live()._replace(streams=0)
+        pb_utils.Logger.log_info(f"closed the session: {before} became {after}, {DRIVER.violations()}")
 
-    def launch(self, function, *arrays):
-        def run(*memories):
+    def stream_for(self, call: Call) -> int:
+        if call.parameters.get("names", True):
+            call.ready_on(self.stream)
+        return self.stream
+
+    def launch(self, stream, function, *arrays):
+        """Put a function of the arrays' memory on a stream."""
+        memories = [DRIVER.memory(array.address, array.shape, array.dtype) for array in arrays]
+
+        def run():
             function(*memories)
             self.finished += 1
 
         self.launched += 1
-        kernel(run, *arrays)
+        DRIVER.launch(stream, run)
 
     def do_double(self, call):
         """Every output = 2 X, on the GPU wherever they lie."""
-        x = call.input("X")
+        x, stream = call.input("X"), self.stream_for(call)
         for name in filter(call.requested, self.outputs):
             y = call.device_output(name, x.shape, x.dtype)
-            with call.stream:
-                self.launch(double, call.to_device(x), y.cupy())
+            self.launch(stream, double, call.to_device(x, stream), y.array)
 
     def do_double_where_it_is_wanted(self, call):
         """Y = 2 X, on the GPU or on the host."""
         x = call.input("X")
         y = call.output("Y", x.shape, x.dtype)
         if isinstance(y, DeviceView):
-            with call.stream:
-                self.launch(double, call.to_device(x), y.cupy())
+            stream = self.stream_for(call)
+            self.launch(stream, double, call.to_device(x, stream), y.array)
         else:
             double(call.to_host(x), y.numpy())
 
     def do_double_in_memory_of_its_own(self, call):
-        x = call.input("X")
-        with call.stream:
-            y = self.cuda.empty(x.shape, x.dtype)
-            self.launch(double, call.to_device(x), y)
-            call.put("Y", y)
+        x, stream = call.input("X"), self.stream_for(call)
+        y = DRIVER.tensor(np.zeros(x.shape, x.dtype))
+        self.launch(stream, double, call.to_device(x, stream), y)
+        call.put("Y", y)
 
     def do_double_on_the_host(self, call):
         call.put("Y", call.to_host(call.input("X")) * 2)
@@ -84,31 +102,28 @@ class TritonPythonModel:
         """Y = 2 X, when the test lets the model go."""
         x, y = call.input("X"), call.device_output("Y", call.input("X").shape, np.float32)
         wait_at_the_gate(call.parameters)
-        with call.stream:
-            self.launch(double, x.cupy(), y.cupy())
+        self.launch(self.stream_for(call), double, x.array, y.array)
 
     def do_launch_what_waits_at_the_gate(self, call):
         """Y = 2 X, when the test lets the GPU go, which the model does not wait for."""
-        x, y = call.input("X").cupy(), call.device_output("Y", call.input("X").shape, np.float32).cupy()
-        parameters = call.parameters
-        with call.stream:
-            self.launch(lambda _: wait_at_the_gate(parameters), y)
-            self.launch(double, x, y)
+        x, y = call.input("X").array, call.device_output("Y", call.input("X").shape, np.float32).array
+        parameters, stream = call.parameters, self.stream_for(call)
+        self.launch(stream, lambda _: wait_at_the_gate(parameters), y)
+        self.launch(stream, double, x, y)
 
     def do_copy_behind_the_gate(self, call):
         """Keep a copy of X, made when the test lets the GPU go, which the model does not wait for."""
-        x, parameters = call.input("X").cupy(), call.parameters
-        with call.stream:
-            copied = self.kept = self.cuda.empty(x.shape, x.dtype)
-            self.launch(lambda _: wait_at_the_gate(parameters), x)
-            self.launch(lambda x, copied: np.copyto(copied, x), x, copied)
+        x, parameters, stream = call.input("X").array, call.parameters, self.stream_for(call)
+        copied = self.kept = DRIVER.tensor(np.zeros(x.shape, x.dtype))
+        self.launch(stream, lambda _: wait_at_the_gate(parameters), x)
+        self.launch(stream, lambda x, copied: np.copyto(copied, x), x, copied)
         call.put("Y", call.input("X"))
 
     def do_pass_through(self, call):
         call.put("Y", call.input("X"))
 
     def do_pass_a_part_through(self, call):
-        call.put("Y", call.input("X").cupy()[1:-1])
+        call.put("Y", call.input("X").array[1:-1])
 
     def do_repeat(self, call):
         """Three times X, one after another."""
@@ -116,7 +131,7 @@ class TritonPythonModel:
         y = call.output("Y", (3 * x.shape[0],), x.dtype)
         values = np.tile(call.to_host(x), 3)
         if isinstance(y, DeviceView):
-            y.cupy()[:] = values
+            call.put("Y", values)
         else:
             y.numpy()[:] = values
 
@@ -125,25 +140,34 @@ class TritonPythonModel:
         raise RuntimeError("the model gave up late")
 
     def do_launch_what_fails(self, call):
-        with call.stream:
-            self.launch(fail, call.device_output("Y", call.input("X").shape, np.float32).cupy())
+        """Have CUDA say that a kernel has failed, when it is waited for."""
+        self.do_double(call)
+        for function in ("cuStreamSynchronize", "cuCtxSynchronize", "cuEventRecord"):
+            DRIVER.fail_next(function, "CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    def do_forget_failures(self, call):
+        DRIVER.forget()
+        self.do_tell(call)
 
     def do_answer_while_it_runs(self, call):
         """Write 42, wait until somebody writes to the input, and answer that."""
-        question, answer = call.input("X").cupy(), call.output("Y", (2,), np.float32).cupy()
-        answer.peek()[0] = 42
+        x, y = call.input("X").array, call.output("Y", (2,), np.float32).array
+        question = DRIVER.memory(x.address, x.shape, x.dtype)
+        answer = DRIVER.memory(y.address, y.shape, y.dtype)
+        answer[0] = 42
         deadline = time.monotonic() + PATIENCE_S
-        while question.peek()[1] == 0 and time.monotonic() < deadline:
+        while question[1] == 0 and time.monotonic() < deadline:
             time.sleep(0.001)
-        answer.peek()[1] = question.peek()[1] + 1
+        answer[1] = question[1] + 1
 
     def do_keep(self, call):
         """Keep an array over the client's memory."""
-        self.kept = call.input("X").cupy()
+        self.kept = call.input("X").array
         call.put("Y", call.input("X"))
 
     def do_tell_what_was_kept(self, call):
-        call.put("Y", self.kept.get())
+        kept = self.kept
+        call.put("Y", DRIVER.memory(kept.address, kept.shape, kept.dtype).copy())
 
     def do_tell_attributes(self, call):
         """Tell the memory type, the device and the size of X, and whether it came with a handle."""
@@ -153,41 +177,46 @@ class TritonPythonModel:
         call.put("Y", np.array(told, np.float32))
 
     def do_tell_what_is_pinned(self, call):
-        """Tell where X begins in the range that was pinned last, and how large that is."""
-        address = call.input("X").numpy().ctypes.data
-        begin, byte_size = [pinned for name, pinned in self.cuda.log if name == "pin"][-1]
-        call.put("Y", np.array([address - begin, byte_size], np.float32))
+        """Tell whether X lies in pinned memory, for CUDA."""
+        with self.runtime.on(0):
+            kind = self.runtime.pointer(call.input("X").numpy().ctypes.data).kind
+        call.put("Y", np.array([kind == "pinned"], np.float32))
 
     def do_export(self, call):
         """Allocate memory, and give its handle away."""
-        self.own = self.cuda.allocate(1 << 16)
-        call.put("Y", np.frombuffer(self.cuda.export(self.own), np.uint8).astype(np.float32))
+        self.own = self.runtime.allocate(1 << 16, 0)
+        call.put("Y", np.frombuffer(self.runtime.export(self.own), np.uint8).astype(np.float32))
 
     def do_fail_next(self, call):
         """Let CUDA fail the next times that it is asked for something."""
-        for _ in range(call.parameters["times"]):
-            self.cuda.fail_next(call.parameters["method"], call.parameters["name"])
+        parameters = call.parameters
+        DRIVER.fail_next(parameters["function"], parameters["name"], parameters["times"])
         self.do_tell(call)
 
     def do_let_go(self, call):
         """Drop what was kept or allocated, and sweep."""
         self.kept = None
         if self.own is not None:
-            self.cuda.free(self.own)
+            self.runtime.free(self.own, 0)
             self.own = None
         self.do_sweep(call)
 
     def do_sweep(self, call):
         """Unmap at once what would be unmapped in some seconds."""
-        self.session._open_context().resolver.sweep()
+        context = self.session._open_context()
+        context.resolver.sweep()
+        deadline = time.monotonic() + PATIENCE_S
+        while context.resolver._cuda.collect() and time.monotonic() < deadline:
+            time.sleep(0.001)
         self.do_tell(call)
 
     def do_tell(self, call):
-        """Tell how often CUDA was asked for what, and what is open now."""
-        names = [name for name, _ in self.cuda.log]
-        live = self.cuda.live
-        told = [names.count("open"), names.count("synchronize"), names.count("pin"), self.launched, self.finished]
-        call.put("Y", np.array([*told, live.opened, live.allocations, live.pinned], np.float32))
+        """Tell how often CUDA was asked for what, what is open now, and how much was undefined."""
+        waits = DRIVER.count("cuStreamSynchronize") + DRIVER.count("cuCtxSynchronize")
+        counts = [DRIVER.count("cuIpcOpenMemHandle"), waits, DRIVER.count("cuMemHostRegister")]
+        live = DRIVER.live()
+        now = [live.opened, live.allocations, live.pinned, len(DRIVER.violations())]
+        call.put("Y", np.array([*counts, self.launched, self.finished, *now], np.float32))
 
 
 def wait_at_the_gate(parameters):
@@ -195,7 +224,3 @@ def wait_at_the_gate(parameters):
     Path(parameters["arrived"]).write_bytes(b"here")  # opens when the test does
     select.select([go], [], [], PATIENCE_S)
     os.close(go)
-
-
-def fail(_):
-    raise CudaError("a kernel", "cudaErrorIllegalAddress")

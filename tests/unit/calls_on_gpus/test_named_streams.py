@@ -278,12 +278,10 @@ def test_threads_of_an_instance_on_a_gpu_have_it_current(
     together = threading.Barrier(2)
     found: list[int | None] = []
 
-    def answer(call: StreamCall) -> Iterator[None]:
+    def answer(call: StreamCall) -> None:
         together.wait(10)
         error, device = DRIVER.bindings(MODEL).cuCtxGetDevice()
         found.append(None if error else int(device))
-        return
-        yield
 
     session.serve_streams([client.request(slot, {}) for slot in range(2)], answer)
     assert found == expected

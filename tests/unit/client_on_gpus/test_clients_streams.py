@@ -134,7 +134,9 @@ def test_an_earlier_result_is_read_before_a_call_writes_there(
     np.testing.assert_array_equal(read[0], 2 * X)
 
 
-@pytest.mark.parametrize("stream", ["fast", 1.5j, object(), -5, [object()]], ids=str)
+@pytest.mark.parametrize(
+    "stream", ["fast", 1.5j, object(), -5, [object()]], ids=["text", "complex", "object", "negative", "list"]
+)
 def test_what_is_no_stream_is_refused_with_and_without_gpus(client: ShmClient, stream: object) -> None:
     with pytest.raises(CallerError, match=r"stream|expected"):
         client.infer("m", {"IN0": X}, stream=stream)

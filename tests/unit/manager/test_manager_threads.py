@@ -12,6 +12,7 @@ from shm_backend_utils.errors import CallerError, MachineError, RegionRefusedErr
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.model import SharedMemoryManager
 from shm_backend_utils.model.mapping.mapped import MappedRegion
+from shm_backend_utils.model.mapping.memory import HostMemory
 from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, registry_of
 
 
@@ -75,12 +76,12 @@ def test_threads_do_not_disturb_each_other(make_file: MakeFile) -> None:
                 registry_of(manager).begin_use(region)
             except MachineError:
                 continue  # another thread freed the name, or everything is in use: a clear answer both
-            assert region.memory.bytes().tobytes() == keys[key]
+            assert content_of(region) == keys[key]
             if dice.random() < 0.3:
                 manager.unregister(name)
             if dice.random() < 0.05:
                 registry_of(manager).drop_abandoned()
-            assert region.memory.bytes().tobytes() == keys[key]
+            assert content_of(region) == keys[key]
             registry_of(manager).end_use(region)
             served += 1
         return served
@@ -90,6 +91,11 @@ def test_threads_do_not_disturb_each_other(make_file: MakeFile) -> None:
     manager.unregister_all()
     assert manager.mapped_bytes == 0
     assert [key for key in keys if is_mapped(key)] == []
+
+
+def content_of(region: MappedRegion) -> bytes:
+    assert isinstance(region.memory, HostMemory)
+    return region.memory.bytes().tobytes()
 
 
 def find_or_register(manager: SharedMemoryManager, name: str, key: str) -> MappedRegion:

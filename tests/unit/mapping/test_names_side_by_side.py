@@ -16,7 +16,7 @@ from shm_backend_utils.errors import RegionGoneError
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping import policy
-from shm_backend_utils.model.mapping.memory import Memory
+from shm_backend_utils.model.mapping.memory import HostMemory, Memory
 from shm_backend_utils.model.mapping.named_regions import NamedRegions
 from shm_backend_utils.model.mapping.registry import Registry
 from shm_backend_utils.protocol.claims import NamedRegionClaim
@@ -61,7 +61,9 @@ def objects() -> Iterator[Callable[[int], str]]:
 
 
 def value_of(opened: tuple[Any, Memory]) -> int:
-    return int(opened[1].bytes()[0])
+    memory = opened[1]
+    assert isinstance(memory, HostMemory)
+    return int(memory.bytes()[0])
 
 
 def opened_with(regions: NamedRegions, registration: Registration) -> tuple[Any, Memory]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .client import ServerCheck, ServerClient
 
-__all__ = ["check_server", "checks_of", "find_server"]
+__all__ = ["check_server", "check_with_server", "checks_of", "find_server"]
 
 _GROUP: Final = "a real server"
 _WITHOUT: Final = "; --level 1 does without"
@@ -50,6 +50,14 @@ def find_server(folder: Path | None) -> Installation:
 
 def check_server(report: Report, gpus: Mapping[str, Gpu], amounts: Amounts, folder: Path | None) -> None:
     """Run all checks of this level, and measure with the first library; or say why not."""
+    with check_with_server(report, gpus, folder) as clients:
+        for client in clients[:1]:
+            _measure(report, client, amounts)
+
+
+@contextlib.contextmanager
+def check_with_server(report: Report, gpus: Mapping[str, Gpu], folder: Path | None) -> Iterator[list[ServerClient]]:
+    """Run all checks, and return a client with each library, for the block; none if there is no server."""
     with contextlib.ExitStack() as stack:
         clients: list[ServerClient] = []
         servers: list[EmbeddedServer] = []
@@ -67,14 +75,12 @@ def check_server(report: Report, gpus: Mapping[str, Gpu], amounts: Amounts, fold
 
         report.run(_GROUP, "a server starts with the models", start)
         report.learned("server", clients[0].server_version() if clients else "none")
-        for server in servers:
-            report.run(
-                _GROUP, "its models see the GPU", functools.partial(_models_see, server, next(iter(gpus.values())))
-            )
+        for client in clients[:1]:
+            see = functools.partial(_models_see, servers[0], client.gpu)
+            report.run(_GROUP, "its models see the GPU", see)
         for client in clients:
             _check(report, client)
-        for client in clients[:1]:
-            _measure(report, client, amounts)
+        yield clients
 
 
 def _models_see(server: EmbeddedServer, gpu: Gpu) -> str:

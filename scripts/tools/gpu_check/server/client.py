@@ -30,11 +30,15 @@ class ServerClient:
         This process', with one library.
     shm : ShmClient
     bare : tritonclient.grpc.InferenceServerClient
+    after_server : contextlib.ExitStack
+        Closed when the server has ended. Memory that no slot fences is freed then: nobody tells when a model has let
+        go of it, and freed before, it would be what CUDA leaves undefined.
     """
 
     gpu: Gpu
     shm: ShmClient
     bare: Any
+    after_server: contextlib.ExitStack
 
     def model(self, work: str) -> str:
         """Return the name of the model that does this work by this client's library."""
@@ -67,8 +71,8 @@ def running_server(gpus: Sequence[Gpu], installation: Installation) -> Iterator[
 def clients_of(server: EmbeddedServer, gpus: Sequence[Gpu]) -> Iterator[list[ServerClient]]:
     """Make a client with each of these; stop the server in the end."""
     with contextlib.ExitStack() as stack:
+        after_server = stack.enter_context(contextlib.ExitStack())
         bare = stack.enter_context(grpcclient.InferenceServerClient(server.grpc_url))
-        yield [
-            ServerClient(gpu, stack.enter_context(ShmClient(server.grpc_url, cuda=gpu.access)), bare) for gpu in gpus
-        ]
+        shm = [stack.enter_context(ShmClient(server.grpc_url, cuda=gpu.access)) for gpu in gpus]
+        yield [ServerClient(gpu, each, bare, after_server) for gpu, each in zip(gpus, shm, strict=True)]
         server.stop()  # no model has the clients' memory mapped then: they free it when they are closed

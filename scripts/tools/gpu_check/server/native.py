@@ -102,18 +102,16 @@ def _native_request(client: ServerClient) -> str:
 def _raw_region(client: ServerClient) -> str:
     numbers = np.arange(COUNT, dtype=np.float32)
     size = numbers.nbytes
-    with _region(client, 2 * size) as region:
-        region.fill(numbers)
-        claim = CudaRegionClaim(
-            base64.b64decode(region.raw_handle()), 2 * size, client.gpu.runtime.device_uuid(_DEVICE), None
-        )
-        inputs = {"INPUT0": InputSpan(BY_NAME["FP32"], numbers.shape, 1, 0, size)}
-        model = client.model("quick")
-        text = named.encode_descriptor(model, Table(inputs, {"OUTPUT0": OutputSpan(1, size, size)}, (claim,)))
-        client.bare.infer(model, [], parameters={named.PARAMETER: text})
-        require(
-            bool((region.numbers()[COUNT:] == client.gpu.kernels.after_quick(numbers)).all()), "the output is wrong"
-        )
+    region = client.after_server.enter_context(_region(client, 2 * size))
+    region.fill(numbers)
+    claim = CudaRegionClaim(
+        base64.b64decode(region.raw_handle()), 2 * size, client.gpu.runtime.device_uuid(_DEVICE), None
+    )
+    inputs = {"INPUT0": InputSpan(BY_NAME["FP32"], numbers.shape, 1, 0, size)}
+    model = client.model("quick")
+    text = named.encode_descriptor(model, Table(inputs, {"OUTPUT0": OutputSpan(1, size, size)}, (claim,)))
+    client.bare.infer(model, [], parameters={named.PARAMETER: text})
+    require(bool((region.numbers()[COUNT:] == client.gpu.kernels.after_quick(numbers)).all()), "the output is wrong")
     return f"a descriptor of {len(text)} bytes"
 
 

@@ -81,19 +81,17 @@ def _strings(client: ServerClient) -> str:
 
 def _attached(client: ServerClient) -> str:
     handles = [CudaShmHandle(name, _NUMBERS.nbytes, 0, client.gpu.access) for name in ("in", "out")]
-    try:
-        handles[0].write(_NUMBERS.view(np.uint8))
-        x = tritonclient.grpc.InferInput("INPUT0", list(_NUMBERS.shape), "FP32")
-        x.set_shared_memory("in", _NUMBERS.nbytes)
-        y = tritonclient.grpc.InferRequestedOutput("OUTPUT0")
-        y.set_shared_memory("out", _NUMBERS.nbytes)
-        regions = {handle.name: handle.region for handle in handles}
-        attached = attach(client.model("quick"), [x], [y], cuda_regions=regions, cuda=client.gpu.access)
-        response = client.bare.infer(client.model("quick"), **attached)
-        require(not response.get_response().outputs, "the output came with the response")
-        doubled = handles[1].read(np.float32, _NUMBERS.shape)
-    finally:
-        cleanup_shm_regions(handles)
+    client.after_server.callback(cleanup_shm_regions, handles)
+    handles[0].write(_NUMBERS.view(np.uint8))
+    x = tritonclient.grpc.InferInput("INPUT0", list(_NUMBERS.shape), "FP32")
+    x.set_shared_memory("in", _NUMBERS.nbytes)
+    y = tritonclient.grpc.InferRequestedOutput("OUTPUT0")
+    y.set_shared_memory("out", _NUMBERS.nbytes)
+    regions = {handle.name: handle.region for handle in handles}
+    attached = attach(client.model("quick"), [x], [y], cuda_regions=regions, cuda=client.gpu.access)
+    response = client.bare.infer(client.model("quick"), **attached)
+    require(not response.get_response().outputs, "the output came with the response")
+    doubled = handles[1].read(np.float32, _NUMBERS.shape)
     require(bool((doubled == client.gpu.kernels.after_quick(_NUMBERS)).all()), "the output is wrong")
     return ""
 

@@ -4,33 +4,40 @@ waited for the GPU before them. Lets go of memory soon after its client has.
 
 import numpy as np
 
-from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.mapping import resolver
-from shm_backend_utils.testing.fake_cuda.runtime import FakeCuda, kernel
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
 resolver.SWEEP_INTERVAL_S = 0.05
+
+DRIVER = FakeDriver.load()
 
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.cuda = FakeCuda()
-        self.session = ShmSession.from_args(args, cuda=CudaAccess(lambda: self.cuda))
+        self.session = ShmSession.from_args(args)
+        self.stream = 0
 
     def execute(self, requests):
         self.requests = len(requests)
-        self.waits = [name for name, _ in self.cuda.log].count("synchronize")
+        self.waits = DRIVER.count("cuStreamSynchronize") + DRIVER.count("cuCtxSynchronize")
         return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:
-        a, b = call.to_device(call.input("A")), call.to_device(call.input("B"))
+        if not self.stream:
+            self.stream = self.session._open_context().arrays.runtime.create_stream(0)
+        call.ready_on(self.stream)
+        a, b = (call.to_device(call.input(name), self.stream) for name in ("A", "B"))
         total, product = (call.device_output(name, a.shape, a.dtype) for name in ("SUM", "PRODUCT"))
-        with call.stream:
-            kernel(lambda a, b, out: np.add(a, b, out=out), a, b, total.cupy())
-            kernel(lambda a, b, out: np.multiply(a, b, out=out), a, b, product.cupy())
+        self.launch(np.add, a, b, total.array)
+        self.launch(np.multiply, a, b, product.array)
         rows = (a.shape[0], 1)
         call.output("REQUESTS", rows, np.int32).numpy()[:] = self.requests
         call.output("WAITS", rows, np.int32).numpy()[:] = self.waits
+
+    def launch(self, function, a, b, out):
+        a, b, out = (DRIVER.memory(each.address, each.shape, each.dtype) for each in (a, b, out))
+        DRIVER.launch(self.stream, lambda: function(a, b, out=out))
 
     def finalize(self):
         self.session.close()

@@ -1,27 +1,27 @@
-"""Doubles on the host. It can use no GPU: CuPy is not installed, or, if a request says so, the driver is too old."""
+"""Doubles on the host. It can use no GPU: NVIDIA's bindings are not installed; or, if a request says so, no GPU."""
 
 import sys
 
 import numpy as np
 
-from shm_backend_utils.memory.cuda.cupy_runtime import CupyRuntime
+from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
-from shm_backend_utils.memory.cuda.runtime import CudaError
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession
 
 
 class TritonPythonModel:
     def initialize(self, args):
-        sys.modules["cupy"] = None  # wherever it is, it is not found
-        self.lacks = "CuPy"
+        sys.modules["cuda.bindings.driver"] = None  # wherever it is, it is not found
+        self.lacks = "bindings"
         self.loads = 0
         self.session = ShmSession.from_args(args, cuda=CudaAccess(self.load))
 
     def load(self):
         self.loads += 1
-        if self.lacks == "driver":
-            raise CudaError("counting the GPUs", "cudaErrorInsufficientDriver")
-        return CupyRuntime()
+        if self.lacks == "GPU":
+            raise CudaError("counting the GPUs", "CUDA_ERROR_NO_DEVICE")
+        return CudaRuntime()
 
     def execute(self, requests):
         return self.session.serve(requests, self.infer)
