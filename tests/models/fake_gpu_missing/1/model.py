@@ -1,4 +1,4 @@
-"""Doubles on the host. It can use no GPU: NVIDIA's bindings are not installed; or, if a request says so, no GPU."""
+"""Doubles on the host. It can use no GPU: NVIDIA's bindings are not installed; or, if a request says so, no GPU is."""
 
 import sys
 
