@@ -238,6 +238,7 @@ class Core:
         """
         self.is_closed = True
         self._memory.pool.close()
+        self.gpus.close()
         deadline = time.monotonic() + _CLOSING_S
         while (yield from self._registrations.drop_all(deadline)) and time.monotonic() < deadline:
             yield Pause(_CLOSING_ROUND_S)

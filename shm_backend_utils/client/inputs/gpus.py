@@ -47,19 +47,27 @@ class Gpus:
                 self._streams = OwnStreams(self.runtime)
             return self._streams
 
+    def close(self) -> None:
+        """Let go of the streams that no call uses. Those of calls under way go with these."""
+        with self._lock:
+            self._streams = None
+
 
 class GpuWork:
     """What one call has GPUs do: all on one stream for each of them. Give the streams back by :meth:`close`."""
 
     def __init__(self, gpus: Gpus) -> None:
         self._gpus = gpus
+        self._lender: OwnStreams | None = None
         self._streams: dict[int, int] = {}
 
     def stream_on(self, device: int) -> int:
         """Return the call's stream of a GPU."""
         stream = self._streams.get(device)
         if stream is None:
-            stream = self._streams[device] = self._gpus.streams.borrow(device)
+            if self._lender is None:
+                self._lender = self._gpus.streams
+            stream = self._streams[device] = self._lender.borrow(device)
         return stream
 
     def follow(self, named: Named, devices: Iterable[int]) -> None:
@@ -86,8 +94,10 @@ class GpuWork:
     def close(self) -> None:
         """Give the streams back; what is still to be done there is done first. Twice is fine."""
         streams, self._streams = self._streams, {}
-        for device, stream in streams.items():
-            self._gpus.streams.give_back(stream, device)
+        lender, self._lender = self._lender, None
+        if lender is not None:
+            for device, stream in streams.items():
+                lender.give_back(stream, device)
 
     def __del__(self) -> None:
         self.close()

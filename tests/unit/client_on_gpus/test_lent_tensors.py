@@ -18,6 +18,7 @@ from shm_backend_utils.tensors.device_array import DeviceArray
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.client_on_gpus.conftest import gpu_client, on_host, tensor_of, wait_until
 from tests.unit.client_on_gpus.gpu_server import GpuServer
+from tests.unit.fake_gpu import stream_on
 
 X = np.arange(600, dtype=np.float32)
 ON_GPU = {"OUT0": (X.shape, X.dtype, "cuda:0")}
@@ -180,17 +181,12 @@ def test_a_tensor_of_a_request_that_was_refused_is_let_go_of(
 
 
 def test_what_is_submitted_is_copied(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
-    stream = client_stream(driver)
     x = tensor_of(driver, X)
-    future = client.submit("m", {"IN0": x}, outputs=ON_GPU, stream=stream)
-    x.peek()[:] = 0
-    np.testing.assert_array_equal(on_host(future.result()), 2 * X)
+    with stream_on(driver.runtime()) as stream:
+        future = client.submit("m", {"IN0": x}, outputs=ON_GPU, stream=stream)
+        x.peek()[:] = 0
+        np.testing.assert_array_equal(on_host(future.result()), 2 * X)
     assert not loans(server)
-
-
-def client_stream(driver: FakeDriver) -> int:
-    """Return a stream that the driver fixture's runtime has made, which lives as long as the process."""
-    return int(driver.runtime().create_stream(0))
 
 
 # Prepared calls

@@ -186,7 +186,7 @@ def test_a_kernel_that_fails_is_the_calls_error(driver: FakeDriver, server: GpuS
     with gpu_client(server, cuda, lend_bytes=0) as client:
         client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
         server.answers_early = True
-        driver.fail_next("cuEventQuery", "CUDA_ERROR_LAUNCH_FAILED", times=2, process=0)
+        driver.fail_next("cuEventQuery", "CUDA_ERROR_LAUNCH_FAILED", process=0)
         with pytest.raises(CudaError, match="CUDA_ERROR_LAUNCH_FAILED: a kernel has failed"):
             client.infer("m", {"IN0": tensor_of(driver, X)}, outputs=ON_GPU)
 
