@@ -335,10 +335,16 @@ class Opening:
         if region.device_memory.keys() >= set(layout.devices):
             return  # and to allocate some may take its time
 
-        def provide(_: Memory = memory) -> None:  # which keeps the region, if nobody waits for this any more
-            self._gpus.bank.provide(region, layout.devices, sizes)
+        kept: list[Memory] = []  # which keeps the region, if nobody waits for this any more
+
+        def provide() -> None:
+            try:
+                self._gpus.bank.provide(region, layout.devices, sizes)
+            finally:
+                kept.clear()  # an error that somebody keeps must not keep it
 
         while True:
+            kept.append(memory)
             try:
                 return (yield from offloaded(provide, settings.left_s, "its memory on GPUs was being made"))
             except ShortOfMemoryError as error:

@@ -201,3 +201,10 @@ def test_many_calls_over_few_tensors_leave_nothing(driver: FakeDriver, server: G
         for x in tensors:
             client.infer("m", {"IN0": x}, outputs=ON_GPU).release()
     assert driver.live() == before
+
+
+def test_an_error_that_is_kept_keeps_no_slot(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
+    with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_DEVICE") as caught:
+        client.infer("m", {"IN0": X}, outputs={"OUT0": (X.shape, X.dtype, "cuda:7")})
+    wait_until(lambda: client.stats().slots_held == 0)
+    assert caught.value
