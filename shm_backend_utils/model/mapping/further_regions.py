@@ -29,7 +29,7 @@ class FurtherRegions:
     borrowed : list of SharedLease
         Those of lent slots.
     passing : list of CudaMapping
-        What is lent for this request alone.
+        What is unmapped before the answer.
     """
 
     memories: list[Memory]
@@ -40,7 +40,7 @@ class FurtherRegions:
     _cuda: CudaAccess
 
     def unmap_passing(self) -> None:
-        """Unmap what is lent for this request alone, before it is answered, when GPUs have been waited for.
+        """Unmap what may be freed after the answer, before that, when GPUs have been waited for.
 
         What an array of ``model.py`` keeps, goes when that is gone; its lease, by which the client sees it, after that.
         """

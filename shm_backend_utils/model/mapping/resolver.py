@@ -51,7 +51,6 @@ class Resolver:
         self._cuda = cuda
         self._pinning = pinning
         self._named = NamedRegions(config, self.registry, pinning)
-        self._unfenced: set[str] = set()
         self._lock = threading.Lock()  # of the sweeper's start and end
         self._is_closed = False
         self._sweeper: Repeater | None = None
@@ -120,7 +119,7 @@ class Resolver:
                 if isinstance(claim, LentRegionClaim):
                     assert mapped.managed is not None
                     found.borrowed.append(policy.Fence(mapped.managed, claim.slot).borrow())
-                elif isinstance(claim, CudaRegionClaim) and claim.is_for_one_request:
+                elif isinstance(claim, CudaRegionClaim) and _is_passing(claim):
                     assert isinstance(mapped.segment, CudaMapping)
                     found.passing.append(mapped.segment)
             if found.borrowed:
@@ -141,7 +140,6 @@ class Resolver:
             The server, which knows the names of foreign regions, does not answer.
         """
         self.registry.drop_abandoned()
-        self._forget_unfenced()
         self._cuda.collect()
         self._named.sweep()
 
@@ -181,23 +179,12 @@ class Resolver:
             held = None if managed is None else policy.Fence(managed, slot)
             return MappedRegion(policy.open_cuda(claim, held, self._config, self._cuda, field), region)
 
-        if claim.is_for_one_request:
+        if _is_passing(claim):
             mapped = self.registry.hold(open_it)
-            return mapped, mapped.memory.part(0, claim.byte_size)
-        name = f"cuda: {claim.handle.hex()}"
-        mapped = self.registry.obtain(name, open_it, 0, claim.byte_size, field)
-        mapped.segment.check(claim.byte_size, field)
-        if fence is None:
-            self._unfenced.add(name)
+        else:
+            mapped = self.registry.obtain(f"cuda: {claim.handle.hex()}", open_it, 0, claim.byte_size, field)
+            mapped.segment.check(claim.byte_size, field)
         return mapped, mapped.memory.part(0, claim.byte_size)
-
-    def _forget_unfenced(self) -> None:
-        """Unmap device memory that no slot fences and no call uses: nothing tells when its owner frees it."""
-        for name in list(self._unfenced):
-            found = self.registry.find(name)
-            if found is None or not found[0].is_in_use:
-                self.registry.unregister(name)
-                self._unfenced.discard(name)
 
     def _start_sweeper(self) -> None:
         if self._sweeper is not None:
@@ -213,3 +200,8 @@ class Resolver:
             with contextlib.suppress(MachineError):  # the server does not answer; it may the next time
                 self.sweep()
         return _COLLECT_INTERVAL_S if self._cuda.collect() else max(self._next_sweep - time.monotonic(), 0)
+
+
+def _is_passing(claim: CudaRegionClaim) -> bool:
+    """Return whether memory is unmapped before the answer: it is lent until then, or nothing tells when it is freed."""
+    return claim.is_for_one_request or claim.fence is None

@@ -203,15 +203,6 @@ def test_more_of_mapped_device_memory_than_there_is_may_not_be_claimed(
         resolved(resolver, claim_of_allocation(allocation, byte_size=BLOCK + 1), own)
 
 
-def test_device_memory_without_a_fence_that_was_unmapped_already_is_not_looked_after_any_more(
-    resolver: Resolver, allocation: CudaAllocation
-) -> None:
-    resolved(resolver, claim_of_allocation(allocation, fence=None))
-    resolver.registry.unregister_all()
-    resolver.sweep()
-    assert resolver._unfenced == set()
-
-
 # The end
 
 

@@ -31,8 +31,8 @@ class ServerClient:
     shm : ShmClient
     bare : tritonclient.grpc.InferenceServerClient
     after_server : contextlib.ExitStack
-        Closed when the server has ended. Memory that no slot fences is freed then: nobody tells when a model has let
-        go of it, and freed before, it would be what CUDA leaves undefined.
+        Closed when the server has ended. What is registered there by its handle is freed then, as Triton unmaps some
+        time after it has been told to.
     """
 
     gpu: Gpu
