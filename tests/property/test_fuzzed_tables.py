@@ -29,7 +29,7 @@ FIELDS: Final = {
     *("input_count and output_count", "inputs or outputs", "outputs.NAME"),
     *("inputs[N]", "inputs[N].name", "inputs[N].datatype", "inputs[N].byte_size", "inputs[N].shape"),
     *("outputs[N]", "outputs[N].name"),
-    *("regions[N]", "regions[N].kind", "regions[N].reserved", "regions[N].name", "regions[N].name_length"),
+    *("regions[N]", "regions[N].kind", "regions[N].flags", "regions[N].name", "regions[N].name_length"),
     *("regions[N].byte_size", "regions[N].fence"),
 }
 
