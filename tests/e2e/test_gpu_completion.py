@@ -248,5 +248,6 @@ def test_an_event_that_the_model_cannot_open_fails_the_call_and_not_the_next(tri
     with gpu_of(flavour_of(triton_server), EVENTS) as gpu:
         assert "opening another process' event failed with CUDA_ERROR_INVALID_HANDLE" in refusal_of(lambda: infer(gpu))
         ask(EVENTS, url, "forget_failures")
+        gpu.client.explain(EVENTS)  # looks anew what the model takes
         with infer(gpu) as result:
             assert content(result["Y"]) == (X * 2).tolist()
