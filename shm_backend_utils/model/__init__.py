@@ -22,8 +22,8 @@ from ..errors import (
     TensorTypeError,
 )
 from ..tensors.attributes import BufferAttributes, MemoryType
-from ..tensors.device_array import DeviceArray
-from ..tensors.device_view import DeviceView
+from ..tensors.cuda.device_array import DeviceArray
+from ..tensors.cuda.device_view import DeviceView
 from ..tensors.strings import Strings
 from ..tensors.strings_view import StringsView
 from ..tensors.view import TensorView

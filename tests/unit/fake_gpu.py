@@ -16,7 +16,7 @@ import pytest
 from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime, whole_blocks
-from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
 
 __all__ = [

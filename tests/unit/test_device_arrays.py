@@ -16,8 +16,8 @@ from shm_backend_utils.memory.cuda.streams import NamedStream
 from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.devices.uses import DeviceUses, shared_by
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
-from shm_backend_utils.tensors.device_array import DeviceArray
-from shm_backend_utils.tensors.device_view import DeviceView
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
+from shm_backend_utils.tensors.cuda.device_view import DeviceView
 from shm_backend_utils.tensors.view import TensorView
 from tests.unit.fake_gpu import (
     DRIVER,

@@ -16,7 +16,7 @@ from shm_backend_utils.model.devices.uses import DeviceUses
 from shm_backend_utils.model.mapping.pinning import Pinning
 from shm_backend_utils.model.modes.gathering import Buffers, Gathering, with_rows
 from shm_backend_utils.tensors.attributes import MemoryType
-from shm_backend_utils.tensors.device_view import DeviceView
+from shm_backend_utils.tensors.cuda.device_view import DeviceView
 from shm_backend_utils.tensors.view import TensorView
 from tests.unit.fake_gpu import (
     DRIVER,

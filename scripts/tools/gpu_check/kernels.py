@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from shm_backend_utils.memory.cuda.memory import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
-from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 
 __all__ = ["LATE_STEPS", "LIBRARIES", "Kernels", "load_kernels"]
 

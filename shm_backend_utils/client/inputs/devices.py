@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from ... import dtypes
 from ...memory.cuda.runtime import BLOCK_BYTES, PointerFacts
-from ...tensors.device_array import DeviceArray
-from ...tensors.device_copy import copy
-from ...tensors.device_import import imported, is_on_gpu
-from ...tensors.libraries import library_of
+from ...tensors.cuda.copies import copy
+from ...tensors.cuda.device_array import DeviceArray
+from ...tensors.cuda.imported import imported, is_on_gpu
+from ...tensors.cuda.libraries import library_of
 from .gpus import Gpus, GpuWork
 from .sources import Source
 

@@ -23,7 +23,7 @@ from ...protocol.call_layout import CallLayout
 from ...protocol.claims import CudaRegionClaim, RegionClaim
 from ...protocol.results import broken_results
 from ...protocol.spans import InputSpan, Table
-from ...tensors.device_array import DeviceArray
+from ...tensors.cuda.device_array import DeviceArray
 from ..inputs.devices import DeviceSource
 from ..inputs.gpus import Gpus, GpuWork
 from ..options import check_is_installed

@@ -11,10 +11,10 @@ import numpy as np
 
 from ...memory.cuda.ordering import Named
 from ...protocol.call_layout import AnyInput
-from ...tensors.device_array import DeviceArray
-from ...tensors.device_copy import copy
-from ...tensors.libraries import as_library
-from ...tensors.new_arrays import new_array
+from ...tensors.cuda.copies import copy
+from ...tensors.cuda.device_array import DeviceArray
+from ...tensors.cuda.libraries import as_library
+from ...tensors.cuda.new_arrays import new_array
 from ..inputs.devices import DeviceSource
 from ..inputs.gpus import Gpus, GpuWork
 from ..inputs.sources import Source

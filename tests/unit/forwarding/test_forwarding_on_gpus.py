@@ -20,7 +20,7 @@ from shm_backend_utils.model.forward.ordinary import Asked, Given, OrdinaryForwa
 from shm_backend_utils.model.mapping.memory import DeviceMemory, HostMemory
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.protocol.claims import LentRegionClaim
-from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing import fake_backend
 from shm_backend_utils.testing.fake_backend import Tensor

@@ -21,7 +21,7 @@ from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAME
 from shm_backend_utils.protocol.claims import CudaRegionClaim, RegionClaim, claimed_size
 from shm_backend_utils.protocol.results import Results
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 
 from ..gpu import Gpu
 
