@@ -17,7 +17,8 @@ import numpy.typing as npt
 from .. import dtypes
 from ..client.attach import CudaRegion
 from ..errors import ClosedError, TensorShapeError
-from ..memory.cuda.memory import CudaAccess, CudaAllocation
+from ..memory.cuda.access import CudaAccess
+from ..memory.cuda.allocations import CudaAllocation
 from ..memory.segment import SystemSegment
 from ..tensors.cuda.copies import copy
 from ..tensors.cuda.device_array import DeviceArray

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..errors import TensorError, TensorShapeError, TensorTypeError
-from ..memory.cuda.memory import CudaAccess
+from ..memory.cuda.access import CudaAccess
 from ..tensors.cuda.device_array import PER_THREAD_STREAM, DeviceArray
 from ..tensors.cuda.imported import imported, is_on_gpu
 from ..tensors.cuda.strided_array import StridedArray

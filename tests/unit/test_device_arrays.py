@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.cuda.streams import NamedStream
 from shm_backend_utils.model.devices.arrays import DeviceArrays
@@ -25,15 +25,14 @@ from tests.unit.fake_gpu import (
     MODEL,
     array_on,
     content,
-    fails_by,
     held_back,
     kernel,
     left_of,
     runtime_that_gives_all_back,
     stream_on,
-    that_nobody_loads,
     wait_until,
 )
+from tests.unit.gpus import fails_by, that_nobody_loads
 
 DEVICE = 1
 """The instance's GPU."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.devices.uses import DeviceUses

@@ -23,6 +23,7 @@ from ...protocol.layout import data_offset
 from ..client_memory import ClientMemory
 from ..copies import tell_gpu_copy, tell_no_growth
 from ..errors import DeadlineExceededError, PathUnavailableError
+from ..inputs.devices import inputs_on_gpus
 from ..inputs.gpus import Gpus
 from ..known_model import KnownModel
 from ..settings import CallSettings
@@ -33,11 +34,11 @@ from .direct import DirectExchange
 from .exchange import Exchange
 from .further import HostMemory
 from .inline import InlineExchange
-from .on_gpus import CallOnGpus, PreparedOnGpus, models_are_done
+from .on_gpus import CallOnGpus, PreparedOnGpus
 from .prepared import PreparedExchange
 from .staging import StagedExchange
 from .triton_shm import RegisteredExchange, Registrations
-from .waiting import inputs_on_gpus
+from .waiting import models_are_done
 
 __all__ = ["Opening"]
 

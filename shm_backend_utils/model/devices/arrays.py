@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ...dtypes import DType
 from ...errors import CallerError, ModelError
-from ...memory.cuda.memory import CudaAccess
+from ...memory.cuda.access import CudaAccess
 from ...memory.cuda.ordering import OwnStreams, order_after
 from ...memory.cuda.runtime import CudaRuntime
 from ...memory.cuda.streams import NamedStream, named_stream

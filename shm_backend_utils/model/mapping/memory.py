@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES, DType
-from ...memory.cuda.memory import CudaMapping
+from ...memory.cuda.mappings import CudaMapping
 from ...memory.managed import array_at
 from ...tensors.attributes import BufferAttributes, MemoryType
 from ...tensors.cuda.device_array import DeviceArray

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...memory.cuda.memory import CudaAllocation
+from ...memory.cuda.allocations import CudaAllocation
 from ...memory.cuda.runtime import CudaRuntime
 from .copies import copy
 from .device_array import DeviceArray

@@ -19,8 +19,8 @@ from shm_backend_utils.client import (
     SlotInDoubtError,
 )
 from shm_backend_utils.errors import PeerError
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.client_on_gpus.conftest import gpu_client, on_host, tensor_of, wait_until
 from tests.unit.client_on_gpus.gpu_server import GpuServer

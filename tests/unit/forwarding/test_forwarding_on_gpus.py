@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation, CudaMappings
+from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
+from shm_backend_utils.memory.cuda.mappings import CudaMappings
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool

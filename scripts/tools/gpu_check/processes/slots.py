@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.memory import locks as lease
-from shm_backend_utils.memory.cuda.memory import CudaAllocation
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import results, table
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, SlotAddress
