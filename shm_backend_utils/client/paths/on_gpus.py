@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import PeerError, TensorError
+from ...errors import TensorError
 from ...memory.cuda.allocations import CudaAllocation
 from ...memory.cuda.errors import CudaError
 from ...memory.cuda.ordering import Named
@@ -26,7 +26,7 @@ from ..options import check_is_installed
 from ..steps import Steps
 from .further import FurtherMemory, GpuMemory
 from .loan import Loan
-from .waiting import are_done, followed, lost_memory, models_are_done, worked_off
+from .waiting import LostMemoryError, are_done, followed, models_are_done, worked_off
 
 __all__ = ["CallOnGpus", "PreparedOnGpus"]
 
@@ -95,7 +95,6 @@ class CallOnGpus:
         ]
         inputs, numbers = dict(layout.table.inputs), dict[int, int]()
         for name, source in self._lent.items():
-            self._check_can_be_lent(name, source)
             base, byte_size, device = source.facts.base, source.facts.byte_size, source.facts.device
             if base not in numbers:
                 with runtime.on(device):
@@ -163,22 +162,23 @@ class CallOnGpus:
         return further.plain_array_at(memory, span.offset, span.dtype.numpy, span.shape)
 
     def check_is_not_lost(self) -> None:
-        """Raise PeerError if a model ended while its GPU was at work in this memory."""
+        """Raise LostMemoryError if a model ended while its GPU was at work in this memory."""
         if self._is_lost:
-            raise lost_memory()
+            raise LostMemoryError
 
     def reclaimed(self, slot: Slot, deadline: float) -> Steps[None]:
         """Make sure that no GPU is at work for a request that got no answer, once the slot was reclaimed.
 
         Raises
         ------
-        PeerError
+        LostMemoryError
             A model has begun with it and ended before it was through.
         DeadlineExceededError
             The GPU takes longer.
         """
         if slot.was_left:
-            self._lose()
+            self._is_lost = self._region.is_spoiled = True
+            raise LostMemoryError
         yield from self._models_are_done(self._allocations, deadline)
 
     def outputs_are_ready(self, events: Sequence[int], deadline: float) -> Steps[None]:
@@ -187,7 +187,7 @@ class CallOnGpus:
         Raises
         ------
         PeerError
-            There is no such event, or the model is dead.
+            There is no such event, or, as LostMemoryError, the model is dead.
         DeadlineExceededError
             A GPU takes longer.
         """
@@ -218,9 +218,6 @@ class CallOnGpus:
     def _devices(self) -> set[int]:
         return {each.device for each in self._allocations} | {each.facts.device for each in self._lent.values()}
 
-    def _check_can_be_lent(self, name: str, source: DeviceSource) -> None:
-        """Raise TensorError if it cannot; what is lent for one request can, as it was looked at before."""
-
     def _keep_while_working(self, work: GpuWork, what: object) -> None:
         """Keep what GPUs may be copying from, or to, until they are done."""
         marks = work.marks()
@@ -236,13 +233,9 @@ class CallOnGpus:
     def _models_are_done(self, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
         try:
             yield from models_are_done(self._region, allocations, deadline)
-        except PeerError:
-            self._is_lost = self._region.is_spoiled
+        except LostMemoryError:
+            self._is_lost = True
             raise
-
-    def _lose(self) -> None:
-        self._is_lost = self._region.is_spoiled = True
-        raise lost_memory()
 
 
 class PreparedOnGpus(CallOnGpus):
@@ -259,15 +252,20 @@ class PreparedOnGpus(CallOnGpus):
         library: str | None,
         named: Named,
     ) -> None:
+        sources = inputs_on_gpus(given)
+        for name in layout.lent:
+            _check_can_be_lent(name, sources[name])
         super().__init__(gpus, region, layout, given, library, named)
         if self._lent:
             region.is_spoiled = True  # models let go of the tensors when it is gone
             gpus.bank.keep(region, [source.value for source in self._lent.values()])
 
-    def _check_can_be_lent(self, name: str, source: DeviceSource) -> None:
-        if source.obstacle:
-            raise TensorError(
-                name,
-                f"input {name!r} cannot be a prepared call's memory: {source.obstacle}; or describe it, as "
-                f"({source.shape}, {str(source.array.dtype)!r}, 'cuda:{source.device}'), and fill inputs[{name!r}]",
-            )
+
+def _check_can_be_lent(name: str, source: DeviceSource) -> None:
+    """Raise TensorError unless a user's tensor can be the memory of a prepared call."""
+    if source.obstacle:
+        raise TensorError(
+            name,
+            f"input {name!r} cannot be a prepared call's memory: {source.obstacle}; or describe it, as "
+            f"({source.shape}, {str(source.array.dtype)!r}, 'cuda:{source.device}'), and fill inputs[{name!r}]",
+        )

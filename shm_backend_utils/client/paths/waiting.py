@@ -15,11 +15,21 @@ from ..inputs.gpus import GpuWork
 from ..settings import left_until
 from ..steps import Pause, Steps, offloaded
 
-__all__ = ["are_done", "followed", "lost_memory", "models_are_done", "worked_off"]
+__all__ = ["LostMemoryError", "are_done", "followed", "models_are_done", "worked_off"]
 
 _FIRST_PAUSE_S: Final = 20e-6
 _LONGEST_PAUSE_S: Final = 1e-3
 _COMES_BEFORE: Final = "its GPU was still at work on what comes before it"
+
+
+class LostMemoryError(PeerError):
+    """A model died while its GPU was at work in a region's memory: nobody knows any more what happens there."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a model ended while its GPU was at work for this call, whose memory there is not used again; call again, "
+            "and prepare another call where this was a prepared one"
+        )
 
 
 def _until(is_done: Callable[[], bool], deadline: float, state: str) -> Steps[None]:
@@ -86,9 +96,8 @@ def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], d
 
     Raises
     ------
-    PeerError
-        No model has the memory any more, and a GPU has not said that it is done: the model died in the middle. The
-        region is spoiled.
+    LostMemoryError
+        No model has the memory any more, and a GPU has not said that it is done. The region is spoiled.
     DeadlineExceededError
         They take longer.
     """
@@ -105,15 +114,7 @@ def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], d
             left.pop()
         if left and not had_users:
             region.is_spoiled = True
-            raise lost_memory()
+            raise LostMemoryError
         return not left
 
     yield from _until(have_all, deadline, "a model's GPU was still at work in its memory")
-
-
-def lost_memory() -> PeerError:
-    """Return the error for memory of a GPU that nobody knows the state of any more."""
-    return PeerError(
-        "a model ended while its GPU was at work for this call, whose memory there is not used again; call again, and "
-        "prepare another call where this was a prepared one"
-    )
