@@ -29,7 +29,7 @@ from ..errors import (
 from ..memory.cuda.errors import CudaError
 from ..memory.pool.options import PoolOptions
 from ..memory.segment import Access
-from ..tensors.device_array import DeviceArray
+from ..tensors.cuda.device_array import DeviceArray
 from .aio import AsyncShmClient
 from .attach import Attached, CudaRegion, attach
 from .client import ShmClient

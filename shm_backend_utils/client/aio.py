@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import CallerError, ClosedError
-from ..memory.cuda.memory import CudaAccess
+from ..memory.cuda.access import CudaAccess
 from ..memory.pool.options import PoolOptions
 from ..origin import Origin
 from ..unclosed import Unclosed

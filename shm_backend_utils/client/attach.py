@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import dtypes
 from ..errors import CallerError, TensorError, TensorTypeError
-from ..memory.cuda.memory import CudaAccess
+from ..memory.cuda.access import CudaAccess
 from ..model_spec import BATCH_CARRIER
 from ..protocol.claims import CudaRegionClaim, NamedRegionClaim, RegionClaim
 from ..protocol.named import PARAMETER, encode_descriptor, parse_descriptor

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ClosedError
-from ..memory.cuda.memory import CudaAccess
+from ..memory.cuda.access import CudaAccess
 from ..memory.pool.options import PoolOptions
 from ..origin import Origin
 from ..unclosed import Unclosed

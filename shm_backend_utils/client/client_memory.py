@@ -6,8 +6,8 @@ import weakref
 from typing import Any
 
 from ..errors import CallerError
+from ..memory.cuda.access import CudaAccess
 from ..memory.cuda.bank import DeviceBank
-from ..memory.cuda.memory import CudaAccess
 from ..memory.pool.options import PoolOptions
 from ..memory.pool.pool import SlotPool
 

@@ -9,8 +9,8 @@ from typing import Any, Final, NoReturn
 import numpy.typing as npt
 
 from ..errors import ClosedError, names_told
-from ..tensors.device_array import DeviceArray
-from ..tensors.new_arrays import copy_of
+from ..tensors.cuda.device_array import DeviceArray
+from ..tensors.cuda.new_arrays import copy_of
 
 __all__ = ["Result"]
 

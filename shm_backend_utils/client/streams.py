@@ -14,12 +14,12 @@ from .copies import tell_overflow
 from .core import Core
 from .errors import DeadlineExceededError, PathUnavailableError, stream_held
 from .inputs.descriptions import Outputs, wanted_outputs
+from .inputs.devices import inputs_on_gpus, library_of_inputs
 from .inputs.sources import Source, sources
 from .known_model import KnownModel
 from .paths.inline import InlineExchange
 from .paths.staging import brought_to_gpus, can_be_downloaded
 from .paths.stream import DirectStream, check_frames, guessed_rooms, ring_end
-from .paths.waiting import inputs_on_gpus, library_of_inputs
 from .result import Result
 from .settings import CallSettings
 from .steps import Steps, forget_locals, offloaded

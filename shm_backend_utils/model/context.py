@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from ..errors import ModelError
-from ..memory.cuda.memory import CudaAccess
+from ..memory.cuda.access import CudaAccess
 from ..model_spec import ModelSpec
 from ..tensors.view import DIRECT
 from .config import Config

@@ -18,7 +18,7 @@ from ..dtypes import DType
 from ..errors import ModelError
 from ..protocol.results import OutputPlace
 from ..protocol.spans import InputSpan, OutputSpan
-from ..tensors.device_view import DeviceView
+from ..tensors.cuda.device_view import DeviceView
 from ..tensors.view import TRITON, TensorView
 from .call import Call
 from .devices.uses import DeviceUses

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..errors import ClosedError, MachineError, ModelError, ShmError
 from ..memory import reaper
-from ..memory.cuda.memory import CudaAccess
+from ..memory.cuda.access import CudaAccess
 from ..model_spec import ModelSpec
 from ..origin import Origin
 from ..unclosed import Unclosed

@@ -17,11 +17,12 @@ import numpy.typing as npt
 from .. import dtypes
 from ..client.attach import CudaRegion
 from ..errors import ClosedError, TensorShapeError
-from ..memory.cuda.memory import CudaAccess, CudaAllocation
+from ..memory.cuda.access import CudaAccess
+from ..memory.cuda.allocations import CudaAllocation
 from ..memory.segment import SystemSegment
-from ..tensors.device_array import DeviceArray
-from ..tensors.device_copy import copy
-from ..tensors.strided_array import StridedArray
+from ..tensors.cuda.copies import copy
+from ..tensors.cuda.device_array import DeviceArray
+from ..tensors.cuda.strided_array import StridedArray
 from ..tensors.strings import Strings
 from .leak_probe import UTIL_PREFIX
 from .unregistering import unregister_when_free

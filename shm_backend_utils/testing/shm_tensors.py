@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..errors import TensorError, TensorShapeError, TensorTypeError
-from ..memory.cuda.memory import CudaAccess
-from ..tensors.device_array import PER_THREAD_STREAM, DeviceArray
-from ..tensors.device_import import imported, is_on_gpu
-from ..tensors.strided_array import StridedArray
+from ..memory.cuda.access import CudaAccess
+from ..tensors.cuda.device_array import PER_THREAD_STREAM, DeviceArray
+from ..tensors.cuda.imported import imported, is_on_gpu
+from ..tensors.cuda.strided_array import StridedArray
 from ..tensors.strings import Strings
 
 __all__ = ["GivenInput", "NewRegion", "OutputRoom", "given_inputs", "new_regions", "output_rooms"]

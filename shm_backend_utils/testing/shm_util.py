@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, overload
 import numpy as np
 from tritonclient.utils import triton_to_np_dtype
 
-from ..memory.cuda.memory import CudaAccess
+from ..memory.cuda.access import CudaAccess
 from . import upstream_calls
 from .leak_probe import ShmLeakProbe
 from .shm_regions import CudaShmHandle, ShmHandle, SystemShmHandle

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from shm_backend_utils.client import Result, ShmClient
 from shm_backend_utils.memory.cuda import bank as device_bank
-from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts

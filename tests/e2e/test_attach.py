@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor, 
 
 from shm_backend_utils.client import Attached, CudaRegion, attach
 from shm_backend_utils.errors import CallerError, TableError, TensorError
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda import FakeDriver
 from shm_backend_utils.testing.unregistering import unregister_when_free

@@ -15,8 +15,9 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import InferenceError, Result, ShmClient
 from shm_backend_utils.errors import MachineError
+from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime, whole_blocks
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.server import EmbeddedServer

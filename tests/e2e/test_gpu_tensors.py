@@ -11,7 +11,7 @@ import pytest
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import CallerError, MachineError, TensorError
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 
 from .eventually import all_memory_comes_back
 from .fake_gpus import DRIVER, MODEL, TWO_FLAVOURS, Gpu, content_of, flavour_of, gpu_of

@@ -14,7 +14,7 @@ import pytest
 from scripts.tools.common import sample_models
 from scripts.tools.common.sample_models import REPOSITORY
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.server import EmbeddedServer
 
 OF_GPUS = {"gpu_multiply", "gpu_normalize"}

@@ -1,4 +1,4 @@
-"""What tests need around GPUs that do not exist: NVIDIA's bindings on the fake driver."""
+"""Arrays, streams and kernels on GPUs that do not exist, for tests of sessions: a model, and a client of it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime, whole_blocks
-from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
+from tests.unit.gpus import PATIENCE_S, collect_all
 
 __all__ = [
     "BLOCK",
@@ -26,17 +24,14 @@ __all__ = [
     "DRIVER",
     "INTEGERS",
     "MODEL",
-    "PATIENCE_S",
     "SIZE",
     "array_on",
     "content",
-    "fails_by",
     "held_back",
     "kernel",
     "left_of",
     "runtime_that_gives_all_back",
     "stream_on",
-    "that_nobody_loads",
     "wait_until",
 ]
 
@@ -48,7 +43,6 @@ SIZE: Final = 1000
 BLOCK: Final = whole_blocks(SIZE)
 BYTES: Final = np.dtype(np.uint8)
 INTEGERS: Final = np.dtype(np.int32)
-PATIENCE_S: Final = 20.0
 
 
 def left_of(process: int) -> LiveCounts:
@@ -64,29 +58,9 @@ def runtime_that_gives_all_back(process: int = MODEL) -> Iterator[CudaRuntime]:
     runtime = DRIVER.runtime(process)
     yield runtime
     gc.collect()  # what only waits for the collector is no leak
-    wait_until(lambda: not runtime.retired.collect())
+    collect_all(runtime)
     assert left_of(process) == before
     assert DRIVER.violations() == []
-
-
-@contextlib.contextmanager
-def that_nobody_loads(runtime: CudaRuntime) -> Iterator[CudaAccess]:
-    loaded: list[CudaRuntime] = []
-
-    def load() -> CudaRuntime:
-        loaded.append(runtime)
-        return runtime
-
-    yield CudaAccess(load)
-    assert loaded == []
-
-
-@contextlib.contextmanager
-def fails_by(name: str) -> Iterator[None]:
-    with pytest.raises(CudaError) as caught:
-        yield
-    assert caught.value.name == name
-    assert f"failed with {name}: " in str(caught.value)
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

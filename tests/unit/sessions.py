@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.model import ShmSession
 from shm_backend_utils.testing import fake_backend
 

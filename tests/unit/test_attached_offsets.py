@@ -10,7 +10,7 @@ from tritonclient import grpc, http
 
 from shm_backend_utils.client import CudaRegion, attach
 from shm_backend_utils.errors import CallerError, TableError
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.protocol.claims import CudaRegionClaim
 from shm_backend_utils.protocol.named import PARAMETER, parse_descriptor
 from shm_backend_utils.protocol.spans import Table

@@ -16,7 +16,7 @@ from shm_backend_utils.client.paths.further import GpuMemory
 from shm_backend_utils.client.result import Result
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import ClosedError, PeerError
-from shm_backend_utils.memory.cuda.memory import CudaAllocation
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.results import OutputPlace

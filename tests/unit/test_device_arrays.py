@@ -10,14 +10,14 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.cuda.streams import NamedStream
 from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.devices.uses import DeviceUses, shared_by
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
-from shm_backend_utils.tensors.device_array import DeviceArray
-from shm_backend_utils.tensors.device_view import DeviceView
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
+from shm_backend_utils.tensors.cuda.device_view import DeviceView
 from shm_backend_utils.tensors.view import TensorView
 from tests.unit.fake_gpu import (
     DRIVER,
@@ -25,15 +25,14 @@ from tests.unit.fake_gpu import (
     MODEL,
     array_on,
     content,
-    fails_by,
     held_back,
     kernel,
     left_of,
     runtime_that_gives_all_back,
     stream_on,
-    that_nobody_loads,
     wait_until,
 )
+from tests.unit.gpus import fails_by, that_nobody_loads
 
 DEVICE = 1
 """The instance's GPU."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.forward import direct
 from shm_backend_utils.model.forward.direct import DirectForwarding

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.devices.uses import DeviceUses
 from shm_backend_utils.model.mapping.pinning import Pinning
 from shm_backend_utils.model.modes.gathering import Buffers, Gathering, with_rows
 from shm_backend_utils.tensors.attributes import MemoryType
-from shm_backend_utils.tensors.device_view import DeviceView
+from shm_backend_utils.tensors.cuda.device_view import DeviceView
 from shm_backend_utils.tensors.view import TensorView
 from tests.unit.fake_gpu import (
     DRIVER,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import MachineError, ModelError
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.debug import MeasuredDebugCall

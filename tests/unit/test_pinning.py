@@ -14,7 +14,8 @@ import pytest
 
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import MachineError, ModelError
-from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
@@ -27,15 +28,8 @@ from shm_backend_utils.protocol.claims import NamedRegionClaim
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
 from tests.unit.claims_of import Resolved, claim_of_allocation, resolved, slot_of
-from tests.unit.fake_gpu import (
-    CLIENT,
-    DRIVER,
-    MODEL,
-    left_of,
-    runtime_that_gives_all_back,
-    that_nobody_loads,
-    wait_until,
-)
+from tests.unit.fake_gpu import CLIENT, DRIVER, MODEL, left_of, runtime_that_gives_all_back, wait_until
+from tests.unit.gpus import that_nobody_loads
 from tests.unit.registered import say_registered
 
 SHM = Path("/dev/shm")

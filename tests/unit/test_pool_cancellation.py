@@ -18,7 +18,7 @@ from shm_backend_utils.client.options import RequestOptions
 from shm_backend_utils.client.paths.opening import Opening
 from shm_backend_utils.client.settings import CallSettings
 from shm_backend_utils.client.steps import AsyncioDriver
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion

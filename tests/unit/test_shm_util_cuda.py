@@ -13,8 +13,8 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import ClosedError, MachineError, TensorShapeError
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import LiveCounts, Tensor
 from shm_backend_utils.testing.shm_util import (

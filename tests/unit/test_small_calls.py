@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import CallerError, PoolOptions, ShmClient
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from tests.unit.fake_gpu import runtime_that_gives_all_back
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of

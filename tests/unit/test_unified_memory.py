@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.model import Call
 from tests.unit.fake_gpu import DRIVER, runtime_that_gives_all_back
 from tests.unit.sessions import session_of, tensor

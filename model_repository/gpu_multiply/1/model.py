@@ -1,6 +1,6 @@
 from typing import Any
 
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.model import Call, ShmSession
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 
 from .. import ROOT
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
-from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 
 __all__ = ["device_bytes", "device_name", "driver_version", "pool_memory", "used_bytes"]
 

@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 from ... import dtypes
 from ...dtypes import BYTES
 from ...errors import PeerError, ShmError, TensorNameError, TensorTypeError
-from ...memory.cuda.memory import CudaAccess
+from ...memory.cuda.access import CudaAccess
 from ...memory.pool.need import Need, region_size
 from ...memory.pool.options import PoolOptions
 from ...origin import Origin

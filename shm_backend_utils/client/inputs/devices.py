@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,22 @@ import numpy.typing as npt
 
 from ... import dtypes
 from ...memory.cuda.runtime import BLOCK_BYTES, PointerFacts
-from ...tensors.device_array import DeviceArray
-from ...tensors.device_copy import copy
-from ...tensors.device_import import imported, is_on_gpu
-from ...tensors.libraries import library_of
+from ...tensors.cuda.copies import copy
+from ...tensors.cuda.device_array import DeviceArray
+from ...tensors.cuda.imported import imported, is_on_gpu
+from ...tensors.cuda.libraries import library_of
 from .gpus import Gpus, GpuWork
 from .sources import Source
 
-__all__ = ["DeviceSource", "copied_source", "device_source", "kept_source"]
+__all__ = [
+    "DeviceSource",
+    "copied_source",
+    "device_source",
+    "inputs_on_gpus",
+    "kept_source",
+    "library_of_inputs",
+    "work_of",
+]
 
 
 class DeviceSource(Source):
@@ -105,7 +113,7 @@ def copied_source(gpus: Gpus, name: str, value: Any, found: Mapping[str, Source]
     """As :func:`device_source`, of what is to be copied in any case."""
     if type(value) is np.ndarray or not is_on_gpu(value):
         return None
-    work = next((each.work for each in found.values() if isinstance(each, DeviceSource)), None) or GpuWork(gpus)
+    work = work_of(found.values()) or GpuWork(gpus)
     return DeviceSource(name, value, work, gpus, _device_of(gpus, value))
 
 
@@ -115,6 +123,21 @@ def kept_source(gpus: Gpus, name: str, value: Any, found: Mapping[str, Source]) 
     if source is not None:
         source.is_lent = True
     return source
+
+
+def work_of(sources: Iterable[Source]) -> GpuWork | None:
+    """Return the work that a call's inputs on GPUs share; None if there are none."""
+    return next((each.work for each in sources if isinstance(each, DeviceSource)), None)
+
+
+def library_of_inputs(sources: Mapping[str, DeviceSource]) -> str | None:
+    """Return the array library that a call's inputs on GPUs are of; None if there are none, or they are of none."""
+    return next((each.library for each in sources.values() if each.library), None)
+
+
+def inputs_on_gpus(given: Mapping[str, Any]) -> dict[str, DeviceSource]:
+    """Return those of a call's inputs that are on GPUs."""
+    return {name: each for name, each in given.items() if isinstance(each, DeviceSource)}
 
 
 def _device_of(gpus: Gpus, value: Any) -> int:

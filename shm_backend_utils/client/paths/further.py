@@ -12,8 +12,8 @@ from ...memory.cuda.runtime import CudaRuntime
 from ...memory.managed import array_at
 from ...memory.pool.slot import SlotRegion
 from ...protocol.claims import LentRegionClaim
-from ...tensors.device_array import DeviceArray
-from ...tensors.libraries import as_library
+from ...tensors.cuda.device_array import DeviceArray
+from ...tensors.cuda.libraries import as_library
 
 __all__ = ["FurtherMemory", "GpuMemory", "HostMemory"]
 

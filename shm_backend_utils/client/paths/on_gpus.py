@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import PeerError, TensorError
-from ...memory import locks
-from ...memory.cuda.bank import DeviceBank
+from ...errors import TensorError
+from ...memory.cuda.allocations import CudaAllocation
 from ...memory.cuda.errors import CudaError
-from ...memory.cuda.memory import CudaAllocation
 from ...memory.cuda.ordering import Named
 from ...memory.cuda.streams import NamedStream
-from ...memory.descriptors import NO_DESCRIPTORS, no_descriptors
 from ...memory.pool.slot import Slot, SlotRegion
 from ...protocol.call_layout import CallLayout
 from ...protocol.claims import CudaRegionClaim, RegionClaim
 from ...protocol.results import broken_results
 from ...protocol.spans import InputSpan, Table
-from ...tensors.device_array import DeviceArray
-from ..inputs.devices import DeviceSource
+from ...tensors.cuda.device_array import DeviceArray
+from ..inputs.devices import DeviceSource, inputs_on_gpus, library_of_inputs, work_of
 from ..inputs.gpus import Gpus, GpuWork
 from ..options import check_is_installed
 from ..steps import Steps
-from .exchange import is_answer
 from .further import FurtherMemory, GpuMemory
-from .waiting import are_done, followed, inputs_on_gpus, library_of_inputs, until, work_of, worked_off
+from .loan import Loan
+from .waiting import LostMemoryError, are_done, followed, models_are_done, worked_off
 
-__all__ = ["CallOnGpus", "Loan", "PreparedOnGpus", "models_are_done"]
+__all__ = ["CallOnGpus", "PreparedOnGpus"]
 
 Memory = npt.NDArray[np.uint8]
 
@@ -99,7 +95,6 @@ class CallOnGpus:
         ]
         inputs, numbers = dict(layout.table.inputs), dict[int, int]()
         for name, source in self._lent.items():
-            self._check_can_be_lent(name, source)
             base, byte_size, device = source.facts.base, source.facts.byte_size, source.facts.device
             if base not in numbers:
                 with runtime.on(device):
@@ -167,22 +162,23 @@ class CallOnGpus:
         return further.plain_array_at(memory, span.offset, span.dtype.numpy, span.shape)
 
     def check_is_not_lost(self) -> None:
-        """Raise PeerError if a model ended while its GPU was at work in this memory."""
+        """Raise LostMemoryError if a model ended while its GPU was at work in this memory."""
         if self._is_lost:
-            raise _lost_memory()
+            raise LostMemoryError
 
     def reclaimed(self, slot: Slot, deadline: float) -> Steps[None]:
         """Make sure that no GPU is at work for a request that got no answer, once the slot was reclaimed.
 
         Raises
         ------
-        PeerError
+        LostMemoryError
             A model has begun with it and ended before it was through.
         DeadlineExceededError
             The GPU takes longer.
         """
         if slot.was_left:
-            self._lose()
+            self._is_lost = self._region.is_spoiled = True
+            raise LostMemoryError
         yield from self._models_are_done(self._allocations, deadline)
 
     def outputs_are_ready(self, events: Sequence[int], deadline: float) -> Steps[None]:
@@ -191,7 +187,7 @@ class CallOnGpus:
         Raises
         ------
         PeerError
-            There is no such event, or the model is dead.
+            There is no such event, or, as LostMemoryError, the model is dead.
         DeadlineExceededError
             A GPU takes longer.
         """
@@ -222,9 +218,6 @@ class CallOnGpus:
     def _devices(self) -> set[int]:
         return {each.device for each in self._allocations} | {each.facts.device for each in self._lent.values()}
 
-    def _check_can_be_lent(self, name: str, source: DeviceSource) -> None:
-        """Raise TensorError if it cannot; what is lent for one request can, as it was looked at before."""
-
     def _keep_while_working(self, work: GpuWork, what: object) -> None:
         """Keep what GPUs may be copying from, or to, until they are done."""
         marks = work.marks()
@@ -240,63 +233,9 @@ class CallOnGpus:
     def _models_are_done(self, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
         try:
             yield from models_are_done(self._region, allocations, deadline)
-        except PeerError:
-            self._is_lost = self._region.is_spoiled
+        except LostMemoryError:
+            self._is_lost = True
             raise
-
-    def _lose(self) -> None:
-        self._is_lost = self._region.is_spoiled = True
-        raise _lost_memory()
-
-
-class Loan:
-    """Tensors of the user's that are lent for one request.
-
-    Parameters
-    ----------
-    bank : DeviceBank
-        Keeps them where they are still needed when the call is over.
-    region : SlotRegion
-    slot : Slot
-        The request's.
-    tensors : object
-    """
-
-    def __init__(self, bank: DeviceBank, region: SlotRegion, slot: Slot, tensors: object) -> None:
-        self._bank = bank
-        self._slot = slot
-        self._generation = slot.generation
-        self._record = slot.record_offset
-        self._tensors = tensors
-        self._fd = _duplicate(region.fd)  # the client may be closed before the request is over
-
-    def end_answered(self) -> bool:
-        """End it after an answer. Return whether a model still uses the tensors, which are kept then."""
-        record = self._record
-        is_in_use = locks.has_borrowers(self._fd, record)
-        if is_in_use:
-            self._bank.keep_while(self._fd, lambda fd: not locks.is_slot_free(fd, record), self._tensors)
-        self._close()
-        return is_in_use
-
-    def end_failed(self, error: BaseException) -> None:
-        """End it after an error: unless that is the answer, the tensors are kept until the request cannot begin."""
-        if is_answer(error):
-            self.end_answered()
-        else:
-            self._end_unanswered()
-
-    def _end_unanswered(self) -> None:
-        slot, generation, record = self._slot, self._generation, self._record
-
-        def is_in_use(fd: int) -> bool:
-            return slot.may_begin(generation) or not locks.is_slot_free(fd, record)
-
-        self._bank.keep_while(self._fd, is_in_use, self._tensors)
-        self._close()
-
-    def _close(self) -> None:
-        os.close(self._fd)
 
 
 class PreparedOnGpus(CallOnGpus):
@@ -313,62 +252,20 @@ class PreparedOnGpus(CallOnGpus):
         library: str | None,
         named: Named,
     ) -> None:
+        sources = inputs_on_gpus(given)
+        for name in layout.lent:
+            _check_can_be_lent(name, sources[name])
         super().__init__(gpus, region, layout, given, library, named)
         if self._lent:
             region.is_spoiled = True  # models let go of the tensors when it is gone
             gpus.bank.keep(region, [source.value for source in self._lent.values()])
 
-    def _check_can_be_lent(self, name: str, source: DeviceSource) -> None:
-        if source.obstacle:
-            raise TensorError(
-                name,
-                f"input {name!r} cannot be a prepared call's memory: {source.obstacle}; or describe it, as "
-                f"({source.shape}, {str(source.array.dtype)!r}, 'cuda:{source.device}'), and fill inputs[{name!r}]",
-            )
 
-
-def _duplicate(fd: int) -> int:
-    try:
-        return os.dup(fd)
-    except OSError as error:
-        if error.errno not in NO_DESCRIPTORS:
-            raise
-        raise no_descriptors("to lend a tensor takes a file descriptor for the time of the call") from None
-
-
-def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
-    """Wait until models' GPUs have done what they were given to do in a region's memory.
-
-    Raises
-    ------
-    PeerError
-        No model has the memory any more, and a GPU has not said that it is done: the model died in the middle. The
-        region is spoiled.
-    DeadlineExceededError
-        They take longer.
-    """
-    left = list(allocations)
-
-    def are_done() -> bool:
-        had_users = region.has_users  # looked at first: who lets go of memory has waited for his GPU
-        while left:
-            allocation = left[-1]
-            with allocation.runtime.on(allocation.device):
-                is_done = allocation.runtime.is_event_done(allocation.event)
-            if not is_done:
-                break
-            left.pop()
-        if left and not had_users:
-            region.is_spoiled = True
-            raise _lost_memory()
-        return not left
-
-    yield from until(are_done, deadline, "a model's GPU was still at work in its memory")
-
-
-def _lost_memory() -> PeerError:
-    """Return the error for memory of a GPU that nobody knows the state of any more."""
-    return PeerError(
-        "a model ended while its GPU was at work for this call, whose memory there is not used again; call again, and "
-        "prepare another call where this was a prepared one"
-    )
+def _check_can_be_lent(name: str, source: DeviceSource) -> None:
+    """Raise TensorError unless a user's tensor can be the memory of a prepared call."""
+    if source.obstacle:
+        raise TensorError(
+            name,
+            f"input {name!r} cannot be a prepared call's memory: {source.obstacle}; or describe it, as "
+            f"({source.shape}, {str(source.array.dtype)!r}, 'cuda:{source.device}'), and fill inputs[{name!r}]",
+        )

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
-from ...errors import BudgetError, MachineError, NoSharedMemoryError, PeerError, PoolExhaustedError
+from ...errors import BudgetError, MachineError, NoSharedMemoryError, PoolExhaustedError
 from ...memory.cuda.bank import ShortOfMemoryError, rounded_up
 from ...memory.pool.need import Need
 from ...memory.pool.rows import Row, RowBlocks
@@ -23,6 +23,7 @@ from ...protocol.layout import data_offset
 from ..client_memory import ClientMemory
 from ..copies import tell_gpu_copy, tell_no_growth
 from ..errors import DeadlineExceededError, PathUnavailableError
+from ..inputs.devices import inputs_on_gpus
 from ..inputs.gpus import Gpus
 from ..known_model import KnownModel
 from ..settings import CallSettings
@@ -33,11 +34,11 @@ from .direct import DirectExchange
 from .exchange import Exchange
 from .further import HostMemory
 from .inline import InlineExchange
-from .on_gpus import CallOnGpus, PreparedOnGpus, models_are_done
+from .on_gpus import CallOnGpus, PreparedOnGpus
 from .prepared import PreparedExchange
 from .staging import StagedExchange
 from .triton_shm import RegisteredExchange, Registrations
-from .waiting import inputs_on_gpus
+from .waiting import LostMemoryError, models_are_done
 
 __all__ = ["Opening"]
 
@@ -321,10 +322,8 @@ class Opening:
             except BaseException as error:
                 region.is_spoiled = True
                 del memory  # an error that somebody keeps must not keep the slot
-                # Nobody will ever know when the last model's GPU has finished here: then another region will do.
-                is_unknowable = isinstance(error, PeerError) and not isinstance(error, DeadlineExceededError)
-                if not is_unknowable:
-                    raise
+                if not isinstance(error, LostMemoryError):
+                    raise  # else another region will do
             else:
                 return region, memory
 
@@ -356,7 +355,7 @@ class Opening:
     def _wait_for_models(self, settings: CallSettings, region: SlotRegion) -> Steps[None]:
         """Wait until no model's GPU works in a region any more: models may leave that to their clients."""
         if region.slots[0].was_left:
-            raise PeerError("a model ended in the middle of an earlier request")
+            raise LostMemoryError
         yield from models_are_done(region, list(region.device_memory.values()), settings.deadline)
 
 

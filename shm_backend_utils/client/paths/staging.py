@@ -11,11 +11,11 @@ import numpy as np
 
 from ...memory.cuda.ordering import Named
 from ...protocol.call_layout import AnyInput
-from ...tensors.device_array import DeviceArray
-from ...tensors.device_copy import copy
-from ...tensors.libraries import as_library
-from ...tensors.new_arrays import new_array
-from ..inputs.devices import DeviceSource
+from ...tensors.cuda.copies import copy
+from ...tensors.cuda.device_array import DeviceArray
+from ...tensors.cuda.libraries import as_library
+from ...tensors.cuda.new_arrays import new_array
+from ..inputs.devices import DeviceSource, inputs_on_gpus, library_of_inputs, work_of
 from ..inputs.gpus import Gpus, GpuWork
 from ..inputs.sources import Source
 from ..options import check_is_installed
@@ -23,7 +23,7 @@ from ..result import Result
 from ..settings import left_until
 from ..steps import Steps, offloaded
 from .exchange import Exchange
-from .waiting import followed, inputs_on_gpus, library_of_inputs, work_of, worked_off
+from .waiting import followed, worked_off
 
 __all__ = ["StagedExchange", "brought_to_gpus", "can_be_downloaded"]
 

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
+from ...errors import PeerError
+from ...memory.cuda.allocations import CudaAllocation
 from ...memory.cuda.ordering import Mark, Named
+from ...memory.pool.slot import SlotRegion
 from ..errors import out_of_time
-from ..inputs.devices import DeviceSource
 from ..inputs.gpus import GpuWork
-from ..inputs.sources import Source
 from ..settings import left_until
 from ..steps import Pause, Steps, offloaded
 
-__all__ = ["are_done", "followed", "inputs_on_gpus", "library_of_inputs", "until", "work_of", "worked_off"]
+__all__ = ["LostMemoryError", "are_done", "followed", "models_are_done", "worked_off"]
 
 _FIRST_PAUSE_S: Final = 20e-6
 _LONGEST_PAUSE_S: Final = 1e-3
 _COMES_BEFORE: Final = "its GPU was still at work on what comes before it"
 
 
-def until(is_done: Callable[[], bool], deadline: float, state: str) -> Steps[None]:
+class LostMemoryError(PeerError):
+    """A model died while its GPU was at work in a region's memory: nobody knows any more what happens there."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a model ended while its GPU was at work for this call, whose memory there is not used again; call again, "
+            "and prepare another call where this was a prepared one"
+        )
+
+
+def _until(is_done: Callable[[], bool], deadline: float, state: str) -> Steps[None]:
     """Look until something is done.
 
     Raises
@@ -65,25 +76,10 @@ def worked_off(work: GpuWork, deadline: float) -> Steps[None]:
     """
     marks = work.marks()
     try:
-        yield from until(lambda: are_done(marks), deadline, _COMES_BEFORE)
+        yield from _until(lambda: are_done(marks), deadline, _COMES_BEFORE)
     finally:
         for mark in marks:
             mark.close()
-
-
-def work_of(sources: Iterable[Source]) -> GpuWork | None:
-    """Return the work that a call's inputs on GPUs share; None if there are none."""
-    return next((each.work for each in sources if isinstance(each, DeviceSource)), None)
-
-
-def library_of_inputs(sources: Mapping[str, DeviceSource]) -> str | None:
-    """Return the array library that a call's inputs on GPUs are of; None if there are none, or they are of none."""
-    return next((each.library for each in sources.values() if each.library), None)
-
-
-def inputs_on_gpus(given: Mapping[str, Any]) -> dict[str, DeviceSource]:
-    """Return those of a call's inputs that are on GPUs."""
-    return {name: each for name, each in given.items() if isinstance(each, DeviceSource)}
 
 
 def are_done(marks: list[Mark]) -> bool:
@@ -93,3 +89,32 @@ def are_done(marks: list[Mark]) -> bool:
             return False
         marks.pop().close()
     return True
+
+
+def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
+    """Wait until models' GPUs have done what they were given to do in a region's memory.
+
+    Raises
+    ------
+    LostMemoryError
+        No model has the memory any more, and a GPU has not said that it is done. The region is spoiled.
+    DeadlineExceededError
+        They take longer.
+    """
+    left = list(allocations)
+
+    def have_all() -> bool:
+        had_users = region.has_users  # looked at first: who lets go of memory has waited for his GPU
+        while left:
+            allocation = left[-1]
+            with allocation.runtime.on(allocation.device):
+                is_done = allocation.runtime.is_event_done(allocation.event)
+            if not is_done:
+                break
+            left.pop()
+        if left and not had_users:
+            region.is_spoiled = True
+            raise LostMemoryError
+        return not left
+
+    yield from _until(have_all, deadline, "a model's GPU was still at work in its memory")

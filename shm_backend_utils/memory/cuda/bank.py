@@ -14,8 +14,9 @@ from .. import locks
 from ..pool.slot import SlotRegion
 from ..repeater import Repeater
 from ..rounding import roomy
+from .access import CudaAccess
+from .allocations import CudaAllocation
 from .errors import CudaError
-from .memory import CudaAccess, CudaAllocation
 from .runtime import BLOCK_BYTES, whole_blocks
 
 __all__ = ["DeviceBank", "ShortOfMemoryError", "rounded_up"]

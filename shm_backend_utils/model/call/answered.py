@@ -16,7 +16,7 @@ from ...errors import ModelError, ShmError, TableError, TensorError
 from ...protocol import results
 from ...protocol.claims import CudaRegionClaim
 from ...protocol.results import OutputPlace
-from ...tensors.device_view import DeviceView
+from ...tensors.cuda.device_view import DeviceView
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import DIRECT, TRITON, TensorView

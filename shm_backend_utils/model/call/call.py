@@ -12,8 +12,8 @@ from ... import dtypes
 from ...errors import MissingTensorError
 from ...model_spec import ModelSpec
 from ...protocol.claims import RegionClaim
-from ...tensors.device_array import DeviceArray
-from ...tensors.device_view import DeviceView
+from ...tensors.cuda.device_array import DeviceArray
+from ...tensors.cuda.device_view import DeviceView
 from ...tensors.view import DIRECT, TRITON, TensorView
 from ..context import SequencePart, sequence_of
 from ..devices.uses import DeviceUses

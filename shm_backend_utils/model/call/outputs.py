@@ -16,8 +16,8 @@ from ...model_spec import ModelSpec
 from ...protocol.results import OutputPlace
 from ...protocol.spans import InputSpan, OutputSpan
 from ...tensors import dlpack
-from ...tensors.device_import import is_on_gpu
-from ...tensors.device_view import DeviceView
+from ...tensors.cuda.device_view import DeviceView
+from ...tensors.cuda.imported import is_on_gpu
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import TensorView

@@ -19,7 +19,7 @@ from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
 from ...protocol.named import parse_descriptor
 from ...protocol.results import NO_RESULTS, OutputPlace
 from ...protocol.spans import InputSpan, OutputSpan, Ring, Table
-from ...tensors.device_view import DeviceView
+from ...tensors.cuda.device_view import DeviceView
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import DIRECT, TensorView

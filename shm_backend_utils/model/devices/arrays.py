@@ -16,15 +16,15 @@ import numpy.typing as npt
 
 from ...dtypes import DType
 from ...errors import CallerError, ModelError
-from ...memory.cuda.memory import CudaAccess
+from ...memory.cuda.access import CudaAccess
 from ...memory.cuda.ordering import OwnStreams, order_after
 from ...memory.cuda.runtime import CudaRuntime
 from ...memory.cuda.streams import NamedStream, named_stream
-from ...tensors.device_array import LEGACY_STREAM, DeviceArray
-from ...tensors.device_copy import copy
-from ...tensors.device_import import imported
-from ...tensors.device_view import DeviceView
-from ...tensors.strided_array import StridedArray
+from ...tensors.cuda.copies import copy
+from ...tensors.cuda.device_array import LEGACY_STREAM, DeviceArray
+from ...tensors.cuda.device_view import DeviceView
+from ...tensors.cuda.imported import imported
+from ...tensors.cuda.strided_array import StridedArray
 from ...tensors.view import TensorView
 from .scratch import Scratch
 from .uses import DeviceUses

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...memory.cuda.runtime import CudaRuntime, whole_blocks
-from ...tensors.device_array import DeviceArray
+from ...tensors.cuda.device_array import DeviceArray
 
 __all__ = ["Scratch"]
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from ... import dtypes
 from ...dtypes import BYTES
 from ...errors import ForwardError, ModelError
-from ...tensors.device_import import is_on_gpu
-from ...tensors.device_view import DeviceView
+from ...tensors.cuda.device_view import DeviceView
+from ...tensors.cuda.imported import is_on_gpu
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import TRITON, TensorView

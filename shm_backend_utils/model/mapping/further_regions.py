@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...errors import StaleRequestError, TableError
-from ...memory.cuda.memory import CudaAccess, CudaMapping
+from ...memory.cuda.access import CudaAccess
+from ...memory.cuda.mappings import CudaMapping
 from ...memory.locks import SharedLease
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim
 from ...protocol.spans import Extent, InputSpan, OutputSpan, Table, check_extents_are_apart

@@ -21,7 +21,7 @@ from ...errors import (
     StaleRequestError,
     TableError,
 )
-from ...memory.cuda.memory import CudaMapping
+from ...memory.cuda.mappings import CudaMapping
 from ...memory.managed import ManagedRegion
 from ...memory.segment import SystemSegment
 from ...memory.shared_file import BLOCK_SIZE

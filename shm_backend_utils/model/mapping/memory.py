@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES, DType
-from ...memory.cuda.memory import CudaMapping
+from ...memory.cuda.mappings import CudaMapping
 from ...memory.managed import array_at
 from ...tensors.attributes import BufferAttributes, MemoryType
-from ...tensors.device_array import DeviceArray
-from ...tensors.device_view import DeviceView
+from ...tensors.cuda.device_array import DeviceArray
+from ...tensors.cuda.device_view import DeviceView
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import DIRECT, TensorView

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import MachineError
-from ...memory.cuda.memory import CudaAccess
+from ...memory.cuda.access import CudaAccess
 from ...memory.cuda.runtime import CudaRuntime
 
 __all__ = ["Pin", "Pinning"]

@@ -23,7 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...errors import MachineError, RegionGoneError, RegionRefusedError, StaleRequestError, TableError
-from ...memory.cuda.memory import CudaAccess, CudaMapping, device_of
+from ...memory.cuda.access import CudaAccess
+from ...memory.cuda.mappings import CudaMapping, device_with
 from ...memory.locks import SharedLease, borrow, use
 from ...memory.managed import KEY_PREFIX, ManagedRegion
 from ...memory.registrations import Registration
@@ -114,7 +115,7 @@ def open_cuda(claim: CudaRegionClaim, fence: Fence | None, config: Config, cuda:
     if fence is None and not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no memory without a slot (its SHM_FOREIGN_REGIONS is off)")
     mappings = cuda.mappings
-    device = device_of(mappings.runtime, claim.device_uuid, field)
+    device = device_with(mappings.runtime, claim.device_uuid, field)
     lease = None
     if fence is not None:
         lease = fence.borrow() if claim.is_for_one_request else use(fence.segment.fileno())

@@ -8,7 +8,8 @@ import time
 from typing import Final
 
 from ...errors import MachineError, TableError
-from ...memory.cuda.memory import CudaAccess, CudaMapping
+from ...memory.cuda.access import CudaAccess
+from ...memory.cuda.mappings import CudaMapping
 from ...memory.managed import ManagedRegion
 from ...memory.registrations import Registration
 from ...memory.repeater import Repeater

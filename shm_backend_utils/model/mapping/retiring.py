@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from ...memory.cuda.memory import CudaAccess
+from ...memory.cuda.access import CudaAccess
 
 __all__ = ["collect_all"]
 

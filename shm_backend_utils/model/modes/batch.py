@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ...dtypes import BYTES
 from ...errors import ModelError
-from ...tensors.device_import import is_on_gpu
+from ...tensors.cuda.imported import is_on_gpu
 from ...tensors.view import TensorView
 from ..call import Call
 from ..call.outputs import check_output

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ... import dtypes
 from ...memory.managed import array_at
 from ...tensors.attributes import MemoryType
-from ...tensors.device_view import DeviceView
+from ...tensors.cuda.device_view import DeviceView
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import TRITON, TensorView

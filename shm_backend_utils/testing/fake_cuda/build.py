@@ -14,7 +14,7 @@ from ...errors import MachineError
 
 __all__ = ["library"]
 
-_SOURCES: Final = Path(__file__).parent / "driver"
+_SOURCES: Final = Path(__file__).parent / "libcuda"
 _NAME: Final = "libcuda.so.1"  # by which cuda-bindings ask for it
 _FLAGS: Final = (
     *("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"),

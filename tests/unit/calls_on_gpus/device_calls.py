@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.dtypes import BY_NAME
-from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.config import Config

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.dtypes import BY_NAME
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import BatchCall, ShmSession
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 from shm_backend_utils.testing.fake_backend import Request
 from tests.unit.calls_on_gpus.device_calls import SLOTS, Client
 from tests.unit.claims_of import claim_of_allocation

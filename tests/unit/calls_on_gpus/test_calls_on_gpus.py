@@ -11,7 +11,7 @@ import pytest
 from shm_backend_utils.errors import MachineError, ModelError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession, StreamCall
-from shm_backend_utils.tensors.device_view import DeviceView
+from shm_backend_utils.tensors.cuda.device_view import DeviceView
 from shm_backend_utils.testing.fake_backend import Request, Tensor
 from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, Client, session_on
 from tests.unit.fake_gpu import array_on, content, kernel

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.errors import ModelError
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.model import Call, ShmSession
@@ -22,17 +22,8 @@ from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.devices.uses import DeviceUses
 from shm_backend_utils.model.modes.completion import complete, complete_by_events
 from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, LONG_NAME, LONG_SHAPE, SHORTER_NAME, Client, session_on
-from tests.unit.fake_gpu import (
-    DRIVER,
-    MODEL,
-    PATIENCE_S,
-    array_on,
-    held_back,
-    kernel,
-    stream_on,
-    that_nobody_loads,
-    wait_until,
-)
+from tests.unit.fake_gpu import DRIVER, MODEL, array_on, held_back, kernel, stream_on, wait_until
+from tests.unit.gpus import PATIENCE_S, that_nobody_loads
 
 ON_GPU = {"Y": DEVICE, "Z": DEVICE}
 ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ModelError
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.memory import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession
 from tests.unit.calls_on_gpus.device_calls import DEVICE, Client, session_on

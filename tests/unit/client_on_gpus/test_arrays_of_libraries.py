@@ -13,8 +13,8 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.client import InferenceError, PoolOptions, ShmClient
 from shm_backend_utils.client.paths import further, on_gpus, staging
 from shm_backend_utils.errors import CallerError, TensorTypeError
-from shm_backend_utils.memory.cuda.memory import CudaAccess
-from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.client_on_gpus.conftest import gpu_client, on_host, tensor_of, wait_until
 from tests.unit.client_on_gpus.gpu_server import GpuServer

@@ -19,8 +19,8 @@ from shm_backend_utils.client import (
     SlotInDoubtError,
 )
 from shm_backend_utils.errors import PeerError
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.client_on_gpus.conftest import gpu_client, on_host, tensor_of, wait_until
 from tests.unit.client_on_gpus.gpu_server import GpuServer
@@ -109,6 +109,18 @@ def test_a_models_gpu_that_is_late_has_the_call_end_in_time(
     assert time.monotonic() - begin < LATE_S
     server.work_s = 0.0
     np.testing.assert_array_equal(on_host(client.infer("m", {"IN0": 3 * X}, outputs=ON_GPU)), 6 * X)
+
+
+def test_a_prepared_call_over_a_users_tensor_is_tried_again_after_a_models_gpu_was_late(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    with client.prepare("m", {"IN0": tensor_of(driver, X)}, outputs=ON_GPU) as call:
+        call.infer().release()
+        server.answers_early, server.work_s = True, 2 * LATE_S
+        with pytest.raises(DeadlineExceededError, match="a model's GPU was still at work in its memory"):
+            call.infer(timeout_s=0.1)
+        server.work_s = 0.0
+        np.testing.assert_array_equal(on_host(call.infer()), 2 * X)
 
 
 def test_a_model_that_dies_in_the_middle_leaves_memory_that_is_not_used_again(

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shm_backend_utils.memory.cuda.memory import CudaAllocation, CudaMappings
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
+from shm_backend_utils.memory.cuda.mappings import CudaMappings
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from tests.unit.cuda_memory.device_memory import DEVICE, SIZE
 from tests.unit.gpus import collect_all

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.errors import RegionRefusedError
-from shm_backend_utils.memory.cuda.memory import CudaAllocation, CudaMapping, CudaMappings
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
+from shm_backend_utils.memory.cuda.mappings import CudaMapping, CudaMappings
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.gpus import BLOCK_BYTES
 

@@ -7,8 +7,9 @@ import gc
 import pytest
 
 from shm_backend_utils.errors import ClosedError
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.memory import CudaAllocation, CudaMappings
+from shm_backend_utils.memory.cuda.mappings import CudaMappings
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
 from tests.unit.cuda_memory.device_memory import DEVICE, SIZE, mapping_of

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.errors import MachineError, RegionRefusedError
-from shm_backend_utils.memory.cuda.memory import CudaAccess, device_of
+from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.memory.cuda.mappings import device_with
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from tests.unit.cuda_memory.device_memory import FIELD
 
@@ -20,14 +21,14 @@ def seeing(uuids: list[str]) -> Any:
 
 def test_a_device_is_found_by_its_uuid_whatever_its_number(gpu: CudaRuntime) -> None:
     other_way = seeing([gpu.device_uuid(1), gpu.device_uuid(0)])
-    assert [device_of(other_way, gpu.device_uuid(device), FIELD) for device in (0, 1)] == [1, 0]
-    assert [device_of(gpu, gpu.device_uuid(device), FIELD) for device in (0, 1)] == [0, 1]
+    assert [device_with(other_way, gpu.device_uuid(device), FIELD) for device in (0, 1)] == [1, 0]
+    assert [device_with(gpu, gpu.device_uuid(device), FIELD) for device in (0, 1)] == [0, 1]
 
 
 @pytest.mark.parametrize("devices", [0, 1])
 def test_a_device_that_is_not_seen_is_refused_and_the_message_says_how_many_are(gpu: CudaRuntime, devices: int) -> None:
     with pytest.raises(RegionRefusedError) as caught:
-        device_of(seeing([gpu.device_uuid(0)][:devices]), gpu.device_uuid(1), FIELD)
+        device_with(seeing([gpu.device_uuid(0)][:devices]), gpu.device_uuid(1), FIELD)
     assert caught.value.field == FIELD
     assert f"it sees {devices}" in caught.value.reason
     assert "(MIG)" in caught.value.reason

@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from shm_backend_utils.errors import RegionRefusedError
-from shm_backend_utils.memory.cuda.memory import CudaAllocation, CudaMapping, CudaMappings
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
+from shm_backend_utils.memory.cuda.mappings import CudaMapping, CudaMappings
 from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.cuda_memory.device_memory import DEVICE, FIELD, SIZE

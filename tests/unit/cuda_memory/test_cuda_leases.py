@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from shm_backend_utils.errors import RegionRefusedError
-from shm_backend_utils.memory.cuda.memory import CudaAllocation, CudaMapping, CudaMappings
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
+from shm_backend_utils.memory.cuda.mappings import CudaMapping, CudaMappings
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users, use
 from shm_backend_utils.memory.managed import ManagedRegion

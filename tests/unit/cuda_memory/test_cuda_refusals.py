@@ -6,7 +6,8 @@ import gc
 
 import pytest
 
-from shm_backend_utils.memory.cuda.memory import CudaAllocation, CudaMappings
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
+from shm_backend_utils.memory.cuda.mappings import CudaMappings
 from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.cuda_memory.device_memory import DEVICE, FIELD, SIZE, mapping_of, reason_against

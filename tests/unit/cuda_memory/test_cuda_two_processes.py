@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from shm_backend_utils.memory.cuda.memory import CudaMapping, CudaMappings, device_of
+from shm_backend_utils.memory.cuda.mappings import CudaMapping, CudaMappings, device_with
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.cuda_memory.device_memory import DEVICE, FIELD, SIZE, reason_against, whole
 from tests.unit.gpus import collect_all
@@ -17,7 +17,7 @@ from tests.unit.gpus import collect_all
 OWNER = f"""
 import sys
 import numpy as np
-from shm_backend_utils.memory.cuda.memory import CudaAllocation
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
 driver = FakeDriver.load()
@@ -55,7 +55,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 def mapping_from(process: subprocess.Popen[str], mappings: CudaMappings) -> CudaMapping:
     handle, uuid, event = line_of(process).split()
-    device = device_of(mappings.runtime, uuid, FIELD)
+    device = device_with(mappings.runtime, uuid, FIELD)
     return mappings.map(bytes.fromhex(handle), SIZE, device, FIELD, None, bytes.fromhex(event))
 
 

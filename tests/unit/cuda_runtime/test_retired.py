@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.memory import CudaAllocation, CudaMappings
+from shm_backend_utils.memory.cuda.mappings import CudaMappings
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
 from tests.unit.gpus import NOTHING, PATIENCE_S, collect_all
@@ -246,7 +247,8 @@ def test_a_driver_before_12_5_is_waited_for(gpu: CudaRuntime, busy: threading.Ev
 FORKING = """
 import faulthandler, os, threading, traceback
 from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.memory import CudaAllocation, CudaMappings
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
+from shm_backend_utils.memory.cuda.mappings import CudaMappings
 from shm_backend_utils.memory.cuda.ordering import OwnStreams
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 

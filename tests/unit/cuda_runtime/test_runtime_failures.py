@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import RegionRefusedError
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.memory import CudaAllocation, CudaMappings
+from shm_backend_utils.memory.cuda.mappings import CudaMappings
 from shm_backend_utils.memory.cuda.ordering import Mark, OwnStreams, order_after
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.cuda.streams import NamedEvent, NamedStream

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
-from shm_backend_utils.tensors.device_array import DeviceArray
-from shm_backend_utils.tensors.strided_array import StridedArray
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
+from shm_backend_utils.tensors.cuda.strided_array import StridedArray
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
 __all__ = ["Array", "Gpu", "OnGpu", "numbers"]

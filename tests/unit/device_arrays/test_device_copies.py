@@ -11,9 +11,9 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import TensorError
 from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.tensors import device_array
-from shm_backend_utils.tensors.device_array import DeviceArray
-from shm_backend_utils.tensors.device_copy import MAX_PIECES, copy
+from shm_backend_utils.tensors.cuda import device_array
+from shm_backend_utils.tensors.cuda.copies import MAX_PIECES, copy
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 from tests.unit.device_arrays.gpu import Array, Gpu, numbers
 
 NUMBERS = [dtype for dtype in dtypes.BY_NAME.values() if dtype is not dtypes.BYTES]

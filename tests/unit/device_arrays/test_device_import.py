@@ -13,11 +13,11 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import TensorTypeError
-from shm_backend_utils.tensors.device_array import DeviceArray
-from shm_backend_utils.tensors.device_copy import copy
-from shm_backend_utils.tensors.device_import import imported, is_on_gpu
-from shm_backend_utils.tensors.device_view import DeviceView
-from shm_backend_utils.tensors.strided_array import StridedArray
+from shm_backend_utils.tensors.cuda.copies import copy
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
+from shm_backend_utils.tensors.cuda.device_view import DeviceView
+from shm_backend_utils.tensors.cuda.imported import imported, is_on_gpu
+from shm_backend_utils.tensors.cuda.strided_array import StridedArray
 from shm_backend_utils.testing.fake_cuda.driver import LiveCounts, Tensor
 from tests.unit.device_arrays.gpu import KERNEL_S, Array, Gpu, numbers
 

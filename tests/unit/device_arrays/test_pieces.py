@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shm_backend_utils.tensors.pieces import Plan, plan
+from shm_backend_utils.tensors.cuda.pieces import Plan, plan
 
 Array = npt.NDArray[Any]
 

@@ -17,8 +17,8 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.tensors.device_array import DeviceArray
-from shm_backend_utils.tensors.libraries import as_library, library_of
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
+from shm_backend_utils.tensors.cuda.libraries import as_library, library_of
 from tests.unit.device_arrays.capsules import content, onto_device
 
 ADDRESS = 0x7F0000001000  # nothing is there: whoever reads it dies
@@ -251,7 +251,7 @@ sys.modules["ml_dtypes"] = None
 import numpy as np, torch
 from shm_backend_utils import dtypes
 from tests.unit.device_arrays.test_real_libraries import OnTheHost, without_cuda, SimpleNamespace
-from shm_backend_utils.tensors.libraries import as_library
+from shm_backend_utils.tensors.cuda.libraries import as_library
 assert dtypes.BF16.numpy == np.dtype("V2")
 del sys.modules["ml_dtypes"]  # CuPy looks there, and stumbles over None
 torch.cuda.current_stream = lambda _: SimpleNamespace(cuda_stream=0x7000)

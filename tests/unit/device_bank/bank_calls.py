@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shm_backend_utils.memory.cuda.memory import CudaMapping, CudaMappings
+from shm_backend_utils.memory.cuda.mappings import CudaMapping, CudaMappings
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import use
 from shm_backend_utils.memory.pool.slot import SlotRegion

@@ -12,7 +12,7 @@ FORKING = """
 import atexit, faulthandler, os, threading, traceback
 from pathlib import Path
 from shm_backend_utils.memory.cuda.bank import DeviceBank
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.locks import use
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.memory.segment import PRIVATE

@@ -19,7 +19,7 @@ from shm_backend_utils.testing.fake_cuda import build
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
 from tests.unit.fake_driver.asked import done, name_of, told
 
-SOURCES = Path(build.__file__).parent / "driver"
+SOURCES = Path(build.__file__).parent / "libcuda"
 
 
 def test_errors_on_demand(cuda: Any, other: Any, driver: FakeDriver) -> None:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation, CudaMappings
+from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
+from shm_backend_utils.memory.cuda.mappings import CudaMappings
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
@@ -20,7 +22,7 @@ from shm_backend_utils.model.forward.ordinary import Asked, Given, OrdinaryForwa
 from shm_backend_utils.model.mapping.memory import DeviceMemory, HostMemory
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.protocol.claims import LentRegionClaim
-from shm_backend_utils.tensors.device_array import DeviceArray
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing import fake_backend
 from shm_backend_utils.testing.fake_backend import Tensor

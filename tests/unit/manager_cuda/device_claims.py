@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.errors import MachineError, RegionRefusedError, ShmError
-from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
+from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import SharedMemoryManager

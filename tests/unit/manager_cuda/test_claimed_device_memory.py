@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
-from shm_backend_utils.memory.cuda.memory import CudaAllocation, device_of
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
+from shm_backend_utils.memory.cuda.mappings import device_with
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
@@ -32,10 +33,10 @@ def test_claimed_memory_is_mapped_once_however_often_it_is_claimed(model: Model,
 def test_the_gpu_is_found_by_its_uuid_whatever_its_number(
     cuda: CudaRuntime, client: CudaRuntime, region: ManagedRegion, allocation: CudaAllocation
 ) -> None:
-    numbers = [device_of(cuda, client.device_uuid(device), "it") for device in (1, 0)]
+    numbers = [device_with(cuda, client.device_uuid(device), "it") for device in (1, 0)]
     assert numbers == [1, 0]
     with pytest.raises(RegionRefusedError, match="that this model does not see"):
-        device_of(cuda, "00" * 16, "it")
+        device_with(cuda, "00" * 16, "it")
 
 
 @pytest.mark.parametrize(("first", "second"), [(BLOCK, 100), (100, BLOCK)])

@@ -9,7 +9,8 @@ import pytest
 
 from shm_backend_utils.dtypes import BY_NAME, BYTES
 from shm_backend_utils.errors import ClosedError
-from shm_backend_utils.memory.cuda.memory import CudaAllocation, CudaMapping, CudaMappings
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
+from shm_backend_utils.memory.cuda.mappings import CudaMapping, CudaMappings
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model.mapping.memory import DeviceMemory, HostMemory
 from tests.unit.fake_gpu import CLIENT, MODEL, SIZE, array_on, runtime_that_gives_all_back

@@ -19,7 +19,7 @@ from shm_backend_utils.client.result import Result
 from shm_backend_utils.client.transports.http.codec import Answer, HttpCodec
 from shm_backend_utils.client.transports.messages import split_url
 from shm_backend_utils.errors import CallerError, ClosedError, TensorShapeError, TensorTypeError
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.origin import Origin
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.memory.cuda.memory import CudaAccess
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call
 from shm_backend_utils.testing.fake_backend import Request

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from shm_backend_utils.model import DeviceView
-from shm_backend_utils.tensors.device_array import DeviceArray
-from shm_backend_utils.tensors.device_import import imported
-from shm_backend_utils.tensors.libraries import as_library
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
+from shm_backend_utils.tensors.cuda.imported import imported
+from shm_backend_utils.tensors.cuda.libraries import as_library
 
 from ..gpu import Gpu
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from shm_backend_utils.errors import RegionRefusedError
 from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.memory import CudaMappings
+from shm_backend_utils.memory.cuda.mappings import CudaMappings
 from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH
 
 from ..report import CheckFailedError, require

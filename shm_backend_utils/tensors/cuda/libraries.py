@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import dtypes
+from ... import dtypes
 from .device_array import DeviceArray
 
 __all__ = ["as_library", "library_of"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..memory.cuda.runtime import CudaRuntime
+from ...memory.cuda.runtime import CudaRuntime
 
 __all__ = ["StridedArray"]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ..dtypes import DType
-from ..errors import DeviceMemoryError
-from .attributes import BufferAttributes, MemoryType
+from ...dtypes import DType
+from ...errors import DeviceMemoryError
+from ..attributes import BufferAttributes, MemoryType
+from ..view import TensorView
 from .device_array import DeviceArray
-from .view import TensorView
 
 __all__ = ["DeviceView"]
 

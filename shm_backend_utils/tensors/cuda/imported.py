@@ -7,16 +7,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import dtypes
-from ..errors import TensorTypeError
-from ..memory.cuda.ordering import order_after
-from ..memory.cuda.runtime import CudaRuntime
-from ..memory.cuda.streams import NamedStream
-from . import dlpack
+from ... import dtypes
+from ...errors import TensorTypeError
+from ...memory.cuda.ordering import order_after
+from ...memory.cuda.runtime import CudaRuntime
+from ...memory.cuda.streams import NamedStream
+from .. import dlpack
+from ..dlpack_structures import VERSION, c_strides
+from .capsules import taken_over
 from .device_array import LEGACY_STREAM, DeviceArray
-from .device_capsule import taken_over
 from .device_view import DeviceView
-from .dlpack_structures import VERSION, c_strides
 from .strided_array import StridedArray
 
 __all__ = ["imported", "is_on_gpu"]

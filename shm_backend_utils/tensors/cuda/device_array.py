@@ -10,14 +10,14 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from .. import dtypes
-from ..memory.cuda.ordering import order_after
-from ..memory.cuda.runtime import CudaRuntime
-from ..memory.cuda.streams import NamedStream
-from . import dlpack
+from ... import dtypes
+from ...memory.cuda.ordering import order_after
+from ...memory.cuda.runtime import CudaRuntime
+from ...memory.cuda.streams import NamedStream
+from .. import dlpack
+from ..dlpack_structures import c_strides
+from .capsules import CapsuleTensor, capsule_over
 from .cupy_arrays import cupy_array, cupy_stream
-from .device_capsule import CapsuleTensor, capsule_over
-from .dlpack_structures import c_strides
 
 __all__ = ["LEGACY_STREAM", "PER_THREAD_STREAM", "DeviceArray"]
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import TensorError
-from ..memory.cuda.runtime import CudaRuntime
+from ...errors import TensorError
+from ...memory.cuda.runtime import CudaRuntime
 from .device_array import DeviceArray
 from .pieces import plan
 from .strided_array import StridedArray

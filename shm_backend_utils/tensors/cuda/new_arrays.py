@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..memory.cuda.memory import CudaAllocation
-from ..memory.cuda.runtime import CudaRuntime
+from ...memory.cuda.allocations import CudaAllocation
+from ...memory.cuda.runtime import CudaRuntime
+from .copies import copy
 from .device_array import DeviceArray
-from .device_copy import copy
 
 __all__ = ["copy_of", "new_array"]
 

@@ -1,4 +1,4 @@
-"""CUDA IPC: device memory that one process allocates and others map.
+"""Memory of GPUs that other processes have allocated, mapped by CUDA IPC.
 
 The memory is the exporter's. CUDA gives an importer an address of its own; it must be closed before the exporter frees
 the memory, or what the importer does is undefined (CUDA's documentation of ``cuIpcOpenMemHandle``).
@@ -10,90 +10,17 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from ...errors import ClosedError, RegionRefusedError
 from ..locks import SharedLease
 from .errors import CudaError
-from .runtime import HANDLE_LENGTH, CudaRuntime, whole_blocks
+from .runtime import HANDLE_LENGTH, CudaRuntime
 
-__all__ = ["CudaAccess", "CudaAllocation", "CudaMapping", "CudaMappings", "device_of"]
-
+__all__ = ["CudaMapping", "CudaMappings", "device_with"]
 
 _NO_FILE_SYSTEM: Final = -1
-
-
-class CudaAllocation:
-    """Device memory of this process, with the handle by which others map it, and an event for what they do there.
-
-    It is freed when it was let go of *and* nothing keeps it any more here; others must have unmapped it. It takes whole
-    blocks, so that nobody who opens it sees anything else.
-
-    Attributes
-    ----------
-    runtime : CudaRuntime
-    address, byte_size, device : int
-    handle : bytes
-        64 bytes, CUDA's ``CUipcMemHandle``.
-    device_uuid : str
-    event : int
-        Others record it on their streams; this process waits for it.
-    event_handle : bytes
-        64 bytes, CUDA's ``CUipcEventHandle``.
-    """
-
-    def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
-        block = _Block(runtime, byte_size, device)
-        self.runtime = runtime
-        self.device = device
-        self.byte_size = whole_blocks(byte_size)
-        self.address = block.address
-        self.event = block.event
-        self._block: _Block | None = block
-        with runtime.on(device):
-            self.handle = runtime.export(block.address)
-            self.event_handle = runtime.export_event(block.event)
-        self.device_uuid = runtime.device_uuid(device)
-
-    @property
-    def keeper(self) -> object:
-        """What keeps the memory, for arrays over it; ClosedError if it was freed."""
-        if self._block is None:
-            raise ClosedError("this device memory")
-        return self._block
-
-    def free(self) -> None:
-        """Let go of the memory. Twice is fine."""
-        self._block = None
-
-
-class _Block:
-    """One ``cuMemAlloc`` and one event, freed when the last one that refers to it has gone, and the device is done."""
-
-    def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
-        self._runtime = runtime
-        self._device = device
-        self._process = 0
-        self.event = runtime.create_shared_event(device)
-        try:
-            self.address = runtime.allocate(byte_size, device)
-        except BaseException:
-            runtime.destroy_event(self.event, device)
-            raise
-        self._process = os.getpid()
-
-    def __del__(self) -> None:
-        if self._process == os.getpid():  # in a forked child it is not ours
-            runtime, address, event, device = self._runtime, self.address, self.event, self._device
-
-            def free() -> None:
-                try:
-                    runtime.destroy_event(event, device)
-                finally:
-                    runtime.free(address, device)
-
-            runtime.retired.add(device, free)
 
 
 class _Opened:
@@ -299,7 +226,7 @@ def _check_length(handle: bytes, field: str) -> None:
         raise RegionRefusedError(field, f"its handle has {len(handle)} bytes; expected {HANDLE_LENGTH}")
 
 
-def device_of(runtime: CudaRuntime, uuid: str, field: str) -> int:
+def device_with(runtime: CudaRuntime, uuid: str, field: str) -> int:
     """Return this process' number of the GPU with a UUID; ``field`` is what to call its memory in messages.
 
     Raises
@@ -316,48 +243,3 @@ def device_of(runtime: CudaRuntime, uuid: str, field: str) -> int:
         f"it is on a GPU, or an instance of one (MIG), that this model does not see (it sees {count}); see "
         "CUDA_VISIBLE_DEVICES, --gpus and the model's instance_group",
     )
-
-
-class CudaAccess:
-    """CUDA in this process, loaded when it is needed first.
-
-    Parameters
-    ----------
-    load : callable, optional
-        Returns the runtime. It raises MachineError where there is no GPU.
-    """
-
-    def __init__(self, load: Callable[[], CudaRuntime] = CudaRuntime) -> None:
-        self._load = load
-        self._lock = threading.Lock()
-        self._mappings: CudaMappings | None = None
-
-    @property
-    def mappings(self) -> CudaMappings:
-        """What this process has mapped.
-
-        Raises
-        ------
-        MachineError
-            cuda-bindings, the driver or the GPU is missing.
-        """
-        with self._lock:
-            if self._mappings is None:
-                self._mappings = CudaMappings(self._load())
-            return self._mappings
-
-    @property
-    def runtime(self) -> CudaRuntime:
-        """The runtime; raises as :attr:`mappings`."""
-        return self.mappings.runtime
-
-    @property
-    def has_retired(self) -> bool:
-        """Whether something is due to be freed or unmapped."""
-        mappings = self._mappings
-        return mappings is not None and mappings.runtime.retired.is_waiting
-
-    def collect(self) -> bool:
-        """Free and unmap what is due, if CUDA was used at all. Return whether something is left."""
-        mappings = self._mappings
-        return mappings is not None and mappings.runtime.retired.collect()

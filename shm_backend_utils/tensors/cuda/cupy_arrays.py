@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import dtypes
-from ..errors import MachineError
+from ... import dtypes
+from ...errors import MachineError
 
 __all__ = ["cupy_array", "cupy_stream"]
 

@@ -1,0 +1,72 @@
+"""Tensors of a user's that a model maps for one request: how long they have to be kept."""
+
+from __future__ import annotations
+
+import os
+
+from ...memory import locks
+from ...memory.cuda.bank import DeviceBank
+from ...memory.descriptors import NO_DESCRIPTORS, no_descriptors
+from ...memory.pool.slot import Slot, SlotRegion
+from .exchange import is_answer
+
+__all__ = ["Loan"]
+
+
+class Loan:
+    """Tensors of the user's that are lent for one request.
+
+    Parameters
+    ----------
+    bank : DeviceBank
+        Keeps them where they are still needed when the call is over.
+    region : SlotRegion
+    slot : Slot
+        The request's.
+    tensors : object
+    """
+
+    def __init__(self, bank: DeviceBank, region: SlotRegion, slot: Slot, tensors: object) -> None:
+        self._bank = bank
+        self._slot = slot
+        self._generation = slot.generation
+        self._record = slot.record_offset
+        self._tensors = tensors
+        self._fd = _duplicate(region.fd)  # the client may be closed before the request is over
+
+    def end_answered(self) -> bool:
+        """End it after an answer. Return whether a model still uses the tensors, which are kept then."""
+        record = self._record
+        is_in_use = locks.has_borrowers(self._fd, record)
+        if is_in_use:
+            self._bank.keep_while(self._fd, lambda fd: not locks.is_slot_free(fd, record), self._tensors)
+        self._close()
+        return is_in_use
+
+    def end_failed(self, error: BaseException) -> None:
+        """End it after an error: unless that is the answer, the tensors are kept until the request cannot begin."""
+        if is_answer(error):
+            self.end_answered()
+        else:
+            self._end_unanswered()
+
+    def _end_unanswered(self) -> None:
+        slot, generation, record = self._slot, self._generation, self._record
+
+        def is_in_use(fd: int) -> bool:
+            return slot.may_begin(generation) or not locks.is_slot_free(fd, record)
+
+        self._bank.keep_while(self._fd, is_in_use, self._tensors)
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self._fd)
+
+
+def _duplicate(fd: int) -> int:
+    try:
+        return os.dup(fd)
+    except OSError as error:
+        if error.errno not in NO_DESCRIPTORS:
+            raise
+        raise no_descriptors("to lend a tensor takes a file descriptor for the time of the call") from None

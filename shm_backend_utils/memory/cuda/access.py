@@ -1,0 +1,56 @@
+"""CUDA in one process: loaded when it is needed first, and then the same for all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from .mappings import CudaMappings
+from .runtime import CudaRuntime
+
+__all__ = ["CudaAccess"]
+
+
+class CudaAccess:
+    """CUDA in this process, loaded when it is needed first.
+
+    Parameters
+    ----------
+    load : callable, optional
+        Returns the runtime. It raises MachineError where there is no GPU.
+    """
+
+    def __init__(self, load: Callable[[], CudaRuntime] = CudaRuntime) -> None:
+        self._load = load
+        self._lock = threading.Lock()
+        self._mappings: CudaMappings | None = None
+
+    @property
+    def mappings(self) -> CudaMappings:
+        """What this process has mapped.
+
+        Raises
+        ------
+        MachineError
+            cuda-bindings, the driver or the GPU is missing.
+        """
+        with self._lock:
+            if self._mappings is None:
+                self._mappings = CudaMappings(self._load())
+            return self._mappings
+
+    @property
+    def runtime(self) -> CudaRuntime:
+        """The runtime; raises as :attr:`mappings`."""
+        return self.mappings.runtime
+
+    @property
+    def has_retired(self) -> bool:
+        """Whether something is due to be freed or unmapped."""
+        mappings = self._mappings
+        return mappings is not None and mappings.runtime.retired.is_waiting
+
+    def collect(self) -> bool:
+        """Free and unmap what is due, if CUDA was used at all. Return whether something is left."""
+        mappings = self._mappings
+        return mappings is not None and mappings.runtime.retired.collect()
