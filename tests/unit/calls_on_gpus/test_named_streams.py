@@ -313,3 +313,35 @@ def test_threads_of_an_instance_on_a_gpu_have_it_current(
     session.serve_streams([client.request(slot, {}) for slot in range(2)], answer)
     assert found == expected
     session.close()
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
+def test_a_stream_is_over_when_its_gpu_has_done_what_came_behind_the_last_response(
+    client: Client, session: ShmSession, stream: int, is_named: bool
+) -> None:
+    done: list[float] = []
+
+    def answer(call: StreamCall) -> None:
+        if is_named:
+            call.ready_on(stream)
+        kernel(stream, lambda x: done.append(x.sum()), call.input("X").array, late_s=LATE)
+
+    client.write(0, 3)
+    session.serve_streams([client.request(0, {}, is_for_one_request=True)], answer)
+    assert done == [12]
+    assert client.is_over(0)
+    assert left_of(MODEL).opened == 0
+
+
+def test_a_stream_whose_gpu_cannot_be_waited_for_ends_by_that(client: Client, session: ShmSession, stream: int) -> None:
+    def answer(call: StreamCall) -> None:
+        call.ready_on(stream)
+        call.input("X")
+        DRIVER.fail_next("cuStreamSynchronize", ILLEGAL, times=2, process=MODEL)
+
+    sent = client.request(0, {})
+    session.serve_streams([sent], answer)
+    (response,) = sent.get_response_sender().sent
+    assert ILLEGAL in str(response.error)
+    assert not client.is_over(0)
+    assert client.host.is_free(0)
