@@ -157,7 +157,7 @@ class CudaMapping:
         self._use = None
 
     def close_idle(self) -> None:
-        """Close it after the device was waited for. If nothing keeps it, the next ``retired.collect()`` unmaps it."""
+        """Close it after the device was waited for. If nothing keeps it, ``retired.collect_idle()`` unmaps it."""
         use, self._use = self._use, None
         if use is not None:
             use.is_idle = True
@@ -361,3 +361,9 @@ class CudaAccess:
         """Free and unmap what is due, if CUDA was used at all. Return whether something is left."""
         mappings = self._mappings
         return mappings is not None and mappings.runtime.retired.collect()
+
+    def collect_idle(self) -> None:
+        """Unmap, before this returns, what :meth:`CudaMapping.close_idle` has closed, and nothing keeps."""
+        mappings = self._mappings
+        if mappings is not None:
+            mappings.runtime.retired.collect_idle()
