@@ -342,6 +342,7 @@ def test_a_stream_whose_gpu_cannot_be_waited_for_ends_by_that(client: Client, se
     sent = client.request(0, {})
     session.serve_streams([sent], answer)
     (response,) = sent.get_response_sender().sent
+    assert response is not None
     assert ILLEGAL in str(response.error)
     assert not client.is_over(0)
     assert client.host.is_free(0)
