@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,8 @@ from .waiting import are_done, followed, inputs_on_gpus, library_of_inputs, unti
 __all__ = ["CallOnGpus", "Loan", "PreparedOnGpus", "models_are_done"]
 
 Memory = npt.NDArray[np.uint8]
+
+_NO_DESCRIPTOR: Final = -1
 
 
 class CallOnGpus:
@@ -260,7 +262,7 @@ class CallOnGpus:
             except CudaError:
                 return True  # nobody knows any more what they do
 
-        self._gpus.bank.keep_while(self._region.fd, are_at_work, what)
+        self._gpus.bank.keep_while(_NO_DESCRIPTOR, are_at_work, what)
 
     def _models_are_done(self, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
         try:
@@ -300,8 +302,9 @@ class Loan:
         record = self._record
         is_in_use = locks.has_borrowers(self._fd, record)
         if is_in_use:
-            self._bank.keep_while(self._fd, lambda fd: not locks.is_slot_free(fd, record), self._tensors)
-        self._close()
+            self._keep_while(lambda fd: not locks.is_slot_free(fd, record))
+        else:
+            os.close(self._fd)
         return is_in_use
 
     def end_failed(self, error: BaseException) -> None:
@@ -313,15 +316,11 @@ class Loan:
 
     def _end_unanswered(self) -> None:
         slot, generation, record = self._slot, self._generation, self._record
+        self._keep_while(lambda fd: slot.may_begin(generation) or not locks.is_slot_free(fd, record))
 
-        def is_in_use(fd: int) -> bool:
-            return slot.may_begin(generation) or not locks.is_slot_free(fd, record)
-
+    def _keep_while(self, is_in_use: Callable[[int], bool]) -> None:
+        """Have the bank keep the tensors; it has the descriptor then, as there may be no other one."""
         self._bank.keep_while(self._fd, is_in_use, self._tensors)
-        self._close()
-
-    def _close(self) -> None:
-        os.close(self._fd)
 
 
 class PreparedOnGpus(CallOnGpus):
