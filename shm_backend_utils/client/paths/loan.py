@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from ...memory import locks
 from ...memory.cuda.bank import DeviceBank
@@ -39,8 +40,9 @@ class Loan:
         record = self._record
         is_in_use = locks.has_borrowers(self._fd, record)
         if is_in_use:
-            self._bank.keep_while(self._fd, lambda fd: not locks.is_slot_free(fd, record), self._tensors)
-        self._close()
+            self._keep_while(lambda fd: not locks.is_slot_free(fd, record))
+        else:
+            os.close(self._fd)
         return is_in_use
 
     def end_failed(self, error: BaseException) -> None:
@@ -52,15 +54,11 @@ class Loan:
 
     def _end_unanswered(self) -> None:
         slot, generation, record = self._slot, self._generation, self._record
+        self._keep_while(lambda fd: slot.may_begin(generation) or not locks.is_slot_free(fd, record))
 
-        def is_in_use(fd: int) -> bool:
-            return slot.may_begin(generation) or not locks.is_slot_free(fd, record)
-
+    def _keep_while(self, is_in_use: Callable[[int], bool]) -> None:
+        """Have the bank keep the tensors; it has the descriptor then, as there may be no other one."""
         self._bank.keep_while(self._fd, is_in_use, self._tensors)
-        self._close()
-
-    def _close(self) -> None:
-        os.close(self._fd)
 
 
 def _duplicate(fd: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ from .waiting import LostMemoryError, are_done, followed, models_are_done, worke
 __all__ = ["CallOnGpus", "PreparedOnGpus"]
 
 Memory = npt.NDArray[np.uint8]
+
+_NO_DESCRIPTOR: Final = -1
 
 
 class CallOnGpus:
@@ -85,6 +87,7 @@ class CallOnGpus:
         self._allocations: Sequence[CudaAllocation] = [region.device_memory[device] for device in layout.devices]
         self._lent = {name: sources[name] for name in layout.lent}
         self._is_lost = False
+        self._has_waited_for_others = False
         claims: list[RegionClaim] = [
             CudaRegionClaim(each.handle, each.byte_size, each.device_uuid, 0, each.event_handle)
             for each in self._allocations
@@ -121,6 +124,10 @@ class CallOnGpus:
         work = work_of(sources.values()) or GpuWork(self._gpus)
         with contextlib.closing(work):
             yield from followed(work, self.named, self._devices, deadline)
+            if not self._has_waited_for_others:
+                yield from self._others_are_followed(work, deadline)
+            streams = self._lasting_streams
+            self._region.worked_on |= streams  # replaced when all that is waited for
             if any(source.is_strided for source in sources.values()):
                 yield from worked_off(work, deadline)  # a stream has no room for very many copies that have to wait
             try:
@@ -131,6 +138,8 @@ class CallOnGpus:
             except BaseException:
                 self._keep_while_working(work, (sources, memory))
                 raise
+        self._has_waited_for_others = True
+        self._region.worked_on = streams
 
     def user_is_done(self, memory: Memory, deadline: float) -> Steps[None]:
         """Wait until what the user has named is done; raises as :meth:`write`."""
@@ -195,8 +204,9 @@ class CallOnGpus:
             raise broken_results("an event of memory that has none")
         waiting = [self._allocations[number - 1] for number in events]
         streams = [each for each in self.named if isinstance(each, NamedStream)]
-        if not streams:
+        if not streams or any(each.is_the_threads for each in streams):  # what is submitted goes on in another thread
             yield from self._models_are_done(waiting, deadline)
+            return
         runtime = self._gpus.runtime
         for each in waiting:
             for stream in streams:
@@ -214,6 +224,23 @@ class CallOnGpus:
         self._lent = {}
         self.further = ()
 
+    def _others_are_followed(self, work: GpuWork, deadline: float) -> Steps[None]:
+        """Come behind those who had the memory before, and may still read their results there, on other streams.
+
+        The user of this call need not know of them: they may be in another thread. Where they have not named lasting
+        streams, or this call names others, all that the GPUs do is waited for.
+        """
+        others = self._region.worked_on
+        if self.named and (None in others or others - self._lasting_streams):
+            yield from followed(work, (), {each.device for each in self._allocations}, deadline)
+
+    @property
+    def _lasting_streams(self) -> set[NamedStream | None]:
+        """The streams that were named, and None if there are others: an event, say, tells of no later reader."""
+        return {each if isinstance(each, NamedStream) and not each.is_the_threads else None for each in self.named} or {
+            None
+        }
+
     @property
     def _devices(self) -> set[int]:
         return {each.device for each in self._allocations} | {each.facts.device for each in self._lent.values()}
@@ -228,7 +255,7 @@ class CallOnGpus:
             except CudaError:
                 return True  # nobody knows any more what they do
 
-        self._gpus.bank.keep_while(self._region.fd, are_at_work, what)
+        self._gpus.bank.keep_while(_NO_DESCRIPTOR, are_at_work, what)
 
     def _models_are_done(self, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
         try:

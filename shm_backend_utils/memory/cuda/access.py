@@ -54,3 +54,9 @@ class CudaAccess:
         """Free and unmap what is due, if CUDA was used at all. Return whether something is left."""
         mappings = self._mappings
         return mappings is not None and mappings.runtime.retired.collect()
+
+    def collect_idle(self) -> None:
+        """Unmap, before this returns, what :meth:`.CudaMapping.close_idle` has closed, and nothing keeps."""
+        mappings = self._mappings
+        if mappings is not None:
+            mappings.runtime.retired.collect_idle()

@@ -40,7 +40,7 @@ class _GivenUp(NamedTuple):
     Attributes
     ----------
     fd : int
-        Of the region by which its users are seen; closed when there are none.
+        Of the region by which its users are seen; closed when there are none. -1 where they are seen otherwise.
     is_in_use : callable
         Takes the descriptor.
     allocations : tuple of CudaAllocation
@@ -53,6 +53,11 @@ class _GivenUp(NamedTuple):
     is_in_use: Callable[[int], bool]
     allocations: tuple[CudaAllocation, ...]
     kept: object
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self.fd >= 0:
+            os.close(self.fd)
 
 
 class DeviceBank:
@@ -107,18 +112,18 @@ class DeviceBank:
         self._take_care_of(region)
 
     def keep_while(self, fd: int, is_in_use: Callable[[int], bool], what: object) -> None:
-        """Keep something as long as a region's lock shows that a model uses it.
+        """Keep something as long as a model, or a GPU, uses it.
 
         Parameters
         ----------
         fd : int
-            Of the region; not kept.
+            Of the region whose lock shows that, and the bank's own from now on; -1 where none does.
         is_in_use : callable
-            Takes a descriptor of it, and returns whether that is so. Asked from time to time.
+            Takes the descriptor, and returns whether that is so. Asked from time to time.
         what : object
             Let go of then.
         """
-        self._given_up.append(_GivenUp(os.dup(fd), is_in_use, (), what))
+        self._given_up.append(_GivenUp(fd, is_in_use, (), what))
         self._free_later()
 
     def collect(self) -> bool:
@@ -149,7 +154,7 @@ class DeviceBank:
         self._starting = threading.Lock()
         self._collector = None
         while self._given_up:
-            os.close(self._given_up.popleft().fd)
+            self._given_up.popleft().close()
 
     def _take_care_of(self, region: SlotRegion) -> None:
         """Have a region hand over what it has on GPUs when it is destroyed."""
@@ -172,7 +177,7 @@ class DeviceBank:
                 self._given_up.rotate(-1)
                 continue
             self._given_up.popleft()
-            os.close(each.fd)
+            each.close()
             for allocation in each.allocations:
                 allocation.free()
                 self._byte_sizes[allocation.device] -= allocation.byte_size

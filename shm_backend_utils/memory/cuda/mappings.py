@@ -84,7 +84,7 @@ class CudaMapping:
         self._use = None
 
     def close_idle(self) -> None:
-        """Close it after the device was waited for. If nothing keeps it, the next ``retired.collect()`` unmaps it."""
+        """Close it after the device was waited for. If nothing keeps it, ``retired.collect_idle()`` unmaps it."""
         use, self._use = self._use, None
         if use is not None:
             use.is_idle = True

@@ -75,12 +75,15 @@ class Retired:
                     self._idle.extend(self._waiting.popleft().work)
                 else:
                     self._waiting.rotate(-1)
-            while self._idle:
-                with contextlib.suppress(CudaError):
-                    self._idle.popleft()()
+            self._do_idle()
         finally:
             self._lock.release()
         return self.is_waiting
+
+    def collect_idle(self) -> None:
+        """Do what :meth:`add_idle` was given. If another thread is at it, that one has done it when this returns."""
+        with self._lock:
+            self._do_idle()
 
     @property
     def is_waiting(self) -> bool:
@@ -93,6 +96,11 @@ class Retired:
         self._idle.clear()
         self._busy.clear()
         self._waiting.clear()
+
+    def _do_idle(self) -> None:
+        while self._idle:
+            with contextlib.suppress(CudaError):
+                self._idle.popleft()()
 
     def _mark(self) -> None:
         """Let an event of each device stand for what it has to do now: then the memory is nobody's any more."""

@@ -16,6 +16,7 @@ __all__ = ["NamedEvent", "NamedStream", "named", "named_stream"]
 
 _DEFAULT_STREAMS: Final = frozenset({0, 1, 2})
 _LEGACY: Final = 1  # CU_STREAM_LEGACY
+_PER_THREAD: Final = 2  # CU_STREAM_PER_THREAD
 
 
 class NamedStream(NamedTuple):
@@ -31,6 +32,11 @@ class NamedStream(NamedTuple):
 
     handle: int
     device: int | None = None
+
+    @property
+    def is_the_threads(self) -> bool:
+        """Whether it is a thread's own default stream, and so another one in another thread."""
+        return self.handle == _PER_THREAD
 
     def device_on(self, runtime: CudaRuntime, meant: int) -> int:
         """Return whose it is; of a default stream that does not say so, ``meant``."""

@@ -167,6 +167,9 @@ class SlotRegion:
         What it has on GPUs, by device.
     lent : list
         Memory of users that its slot fences: it lives until no model uses it.
+    worked_on : set
+        The streams of GPUs on which users of its memory said that they work with it, and may still read results; None
+        among them where somebody did not say so.
     on_destroy : callable or None
         Takes a descriptor of the region, which it then owns, when the region is destroyed.
     holder : object or None
@@ -192,6 +195,7 @@ class SlotRegion:
         "on_destroy",
         "shelf",
         "slots",
+        "worked_on",
     )
 
     def __init__(
@@ -207,6 +211,7 @@ class SlotRegion:
         self.is_registered = False
         self.device_memory: dict[int, Any] = {}
         self.lent: list[Any] = []
+        self.worked_on: set[Any] = set()
         self.on_destroy: Callable[[int], None] | None = None
         self.holder: object = None
         self.idle_since = 0.0

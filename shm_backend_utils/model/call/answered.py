@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from operator import index
@@ -354,8 +353,13 @@ class AnsweredRequest(ReceivedRequest):
             self._release()
             return
         if self.devices:  # the memory is the client's after this, and a device may be writing there
-            with contextlib.suppress(ShmError):
+            try:
                 self.devices.wait()
+            except ShmError:  # and nobody knows until when: a request that is never completed spoils its memory
+                self.devices.leave()
+                self.outputs = {}
+                self._release()
+                return
             self.devices.release()
         self._results = results.NO_RESULTS
         self.end()

@@ -49,7 +49,7 @@ class FurtherRegions:
         for mapping in passing:
             mapping.close_idle()
         if passing:
-            self._cuda.collect()
+            self._cuda.collect_idle()
 
     def release(self) -> None:
         """Let go of them. Twice is fine."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
-from ...errors import ModelError, RequestCancelledError, StalledStreamError, TableError
+from ...errors import RequestCancelledError, StalledStreamError, TableError
 from ...protocol import results
 from ...protocol.claims import RegionClaim
 from ...protocol.layout import SlotRecord
@@ -144,12 +144,13 @@ class StreamCall(Call):
         try:
             if self._pending:
                 check_all_are_over(self._pending)
-        except ModelError as early:
+            if self.devices:  # with what it does behind the last response, and with inputs
+                self.devices.wait()
+                self.devices.release()
+        except BaseException as early:
             self._end_by_error(early)
             raise
         self._results, self._places = _NO_OUTPUTS, []
-        if self.devices:
-            self.devices.release()
         self.end()
         self._context.backend.send_last(self._sender)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -184,6 +185,18 @@ def test_a_client_that_takes_the_slot_back_finds_it_unmapped(client: Client, ses
     assert "shm:stale" in str(response.error)
     assert counts() == (0, 0)
     assert client.host.is_free(0)
+
+
+def test_what_no_slot_fences_is_unmapped_before_the_answer_also_while_another_thread_unmaps(
+    cuda: CudaRuntime, client: Client, session: ShmSession
+) -> None:
+    cuda.retired._lock.acquire()  # as the sweeper does
+    late = threading.Timer(0.1, cuda.retired._lock.release)
+    late.start()
+    (response,) = session.serve([client.request(0, {}, fenced=False)], lambda call: x_of(call) and None)
+    assert response.error is None
+    assert counts() == (2, 2)
+    late.join()
 
 
 # Many

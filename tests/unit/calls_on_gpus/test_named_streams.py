@@ -15,7 +15,7 @@ from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession, StreamCall
 from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, Client, session_on
-from tests.unit.fake_gpu import DRIVER, MODEL, array_on, held_back, kernel, stream_on
+from tests.unit.fake_gpu import DRIVER, MODEL, array_on, held_back, kernel, left_of, stream_on, wait_until
 
 ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
 LATE = 0.02
@@ -246,6 +246,33 @@ def test_a_stream_whose_capture_begins_later_fails_the_call_and_no_other(
     assert response.error is None
 
 
+@pytest.mark.parametrize("is_lent", [False, True], ids=["kept mapped", "lent"])
+def test_memory_of_a_call_that_cannot_be_waited_for_is_not_given_back_while_its_gpu_is_at_work(
+    cuda: CudaRuntime, client: Client, session: ShmSession, stream: int, is_lent: bool
+) -> None:
+    with contextlib.ExitStack() as capturing, stream_on(cuda) as other:
+        with held_back(other) as finish:
+
+            def infer(call: Call) -> None:
+                call.ready_on(stream)
+                call.ready_on(other)
+                kernel(other, lambda y: y.fill(7), call.output("Y", (4,), np.float32).array)
+                capturing.enter_context(captured(stream))
+
+            (response,) = session.serve([client.request(0, {"Y": DEVICE}, is_for_one_request=is_lent)], infer)
+            assert "is being captured into a graph" in str(response.error)
+            record = client.region.record(0)
+            assert (record.started, record.completed) == (1, 0), "the client would use the memory again"
+            assert left_of(MODEL).opened == 2
+            assert client.host.is_free(0) != is_lent
+            finish.set()
+        wait_until(lambda: client.floats(DEVICE, 512).tolist() == [7] * 4)
+    if is_lent:
+        wait_until(lambda: not session._open_context().resolver._cuda.collect())
+        assert left_of(MODEL).opened == 0
+        assert client.host.is_free(0)
+
+
 def test_when_the_gpu_is_lost_calls_that_use_it_say_so_and_others_are_served(
     client: Client, session: ShmSession, stream: int
 ) -> None:
@@ -286,3 +313,36 @@ def test_threads_of_an_instance_on_a_gpu_have_it_current(
     session.serve_streams([client.request(slot, {}) for slot in range(2)], answer)
     assert found == expected
     session.close()
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
+def test_a_stream_is_over_when_its_gpu_has_done_what_came_behind_the_last_response(
+    client: Client, session: ShmSession, stream: int, is_named: bool
+) -> None:
+    done: list[float] = []
+
+    def answer(call: StreamCall) -> None:
+        if is_named:
+            call.ready_on(stream)
+        kernel(stream, lambda x: done.append(x.sum()), call.input("X").array, late_s=LATE)
+
+    client.write(0, 3)
+    session.serve_streams([client.request(0, {}, is_for_one_request=True)], answer)
+    assert done == [12]
+    assert client.is_over(0)
+    assert left_of(MODEL).opened == 0
+
+
+def test_a_stream_whose_gpu_cannot_be_waited_for_ends_by_that(client: Client, session: ShmSession, stream: int) -> None:
+    def answer(call: StreamCall) -> None:
+        call.ready_on(stream)
+        call.input("X")
+        DRIVER.fail_next("cuStreamSynchronize", ILLEGAL, times=2, process=MODEL)
+
+    sent = client.request(0, {})
+    session.serve_streams([sent], answer)
+    (response,) = sent.get_response_sender().sent
+    assert response is not None
+    assert ILLEGAL in str(response.error)
+    assert not client.is_over(0)
+    assert client.host.is_free(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.client_on_gpus.conftest import on_host, tensor_of
 from tests.unit.client_on_gpus.gpu_server import GpuServer
+from tests.unit.fake_gpu import held_back, stream_on
 
 X = np.arange(600, dtype=np.float32)
 ON_GPU = {"OUT0": (X.shape, X.dtype, "cuda:0")}
@@ -134,6 +136,37 @@ def test_an_earlier_result_is_read_before_a_call_writes_there(
     np.testing.assert_array_equal(read[0], 2 * X)
 
 
+@pytest.mark.parametrize("before", ["stream", "event", "nothing"])
+def test_an_earlier_result_is_read_before_another_thread_has_its_memory_written(
+    driver: FakeDriver, server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int, before: str
+) -> None:
+    class Event:
+        ptr = runtime.create_event(0)
+
+    named = {"stream": stream, "event": Event(), "nothing": None}[before]
+    result = client.infer("m", {"IN0": X}, outputs=ON_GPU, stream=named)
+    array: Any = result["OUT0"]
+    address, read = array.address, []
+    driver.launch(stream, lambda: time.sleep(LATE_S))
+    driver.launch(stream, lambda: read.append(driver.memory(address, X.shape, X.dtype).copy()))
+    del array
+    result.release()
+    with stream_on(runtime) as another, concurrent.futures.ThreadPoolExecutor(1) as thread:
+        again: Any = thread.submit(client.infer, "m", {"IN0": 3 * X}, outputs=ON_GPU, stream=another).result()["OUT0"]
+    assert again.address == address
+    runtime.synchronize_stream(stream, 0)
+    np.testing.assert_array_equal(read[0], 2 * X)
+    runtime.destroy_event(Event.ptr, 0)
+
+
+def test_who_names_the_same_stream_again_waits_for_nothing_else(
+    driver: FakeDriver, server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int
+) -> None:
+    client.infer("m", {"IN0": X}, outputs=ON_GPU, stream=stream).release()
+    with stream_on(runtime) as busy, held_back(busy, process=0):
+        client.infer("m", {"IN0": X}, outputs=ON_GPU, stream=stream, timeout_s=2).release()
+
+
 @pytest.mark.parametrize(
     "stream", ["fast", 1.5j, object(), -5, [object()]], ids=["text", "complex", "object", "negative", "list"]
 )
@@ -180,6 +213,15 @@ def test_on_a_named_stream_outputs_are_waited_for_there(
     driver.launch(stream, lambda: read.append(driver.memory(address, X.shape, X.dtype).copy()))
     runtime.synchronize_stream(stream, 0)
     np.testing.assert_array_equal(read[0], 2 * X)
+
+
+def test_what_is_submitted_on_a_threads_own_stream_is_ready_with_its_result(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
+    server.answers_early, server.work_s = True, LATE_S
+    result: Any = client.submit("m", {"IN0": 3 * X}, outputs=ON_GPU, stream=2).result()["OUT0"]
+    np.testing.assert_array_equal(driver.memory(result.address, X.shape, X.dtype), 6 * X)
 
 
 def test_memory_where_a_models_gpu_is_still_at_work_is_not_used_before_it_has_done(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import time
 import warnings
 import weakref
@@ -144,6 +146,25 @@ def test_a_kept_tensor_outlives_its_client(driver: FakeDriver, server: GpuServer
         gc.collect()
         assert memory() is not None
         server.let_go()
+    wait_until(lambda: memory() is None)
+
+
+def test_a_kept_tensor_is_kept_also_where_no_descriptors_are_left(
+    driver: FakeDriver, server: GpuServer, client: ShmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: int) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    x = tensor_of(driver, X)
+    memory = weakref.ref(x.memory)
+    server.keeps_loans = True
+    server.after = lambda _: monkeypatch.setattr(os, "dup", refuse)
+    client.infer("m", {"IN0": x}, outputs=ON_HOST).release()
+    monkeypatch.undo()
+    del x
+    gc.collect()
+    assert memory() is not None
+    server.let_go()
     wait_until(lambda: memory() is None)
 
 
