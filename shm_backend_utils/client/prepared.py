@@ -109,7 +109,11 @@ class _Prepared:
         ------
         CallerError
             It is neither.
+        ClosedError
+            The call was closed.
         """
+        if self._call.exchange.is_closed:
+            raise ClosedError("this call")
         self._named = named(stream)
 
     def close(self) -> None:
