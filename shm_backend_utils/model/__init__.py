@@ -21,6 +21,7 @@ from ..errors import (
     TensorShapeError,
     TensorTypeError,
 )
+from ..memory.cuda.errors import CudaError
 from ..tensors.attributes import BufferAttributes, MemoryType
 from ..tensors.device_array import DeviceArray
 from ..tensors.device_view import DeviceView
@@ -41,6 +42,7 @@ __all__ = [
     "Call",
     "CallerError",
     "ClosedError",
+    "CudaError",
     "DeviceArray",
     "DeviceMemoryError",
     "DeviceView",

@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +39,27 @@ A device alone, for example ``"cuda:0"``, says where the output shall be, and no
 Outputs = Sequence[str] | Mapping[str, OutputHint] | None
 """The outputs that are wanted, with or without hints of their size; None for all."""
 
+
+class HasDlpack(Protocol):
+    """A tensor of torch, CuPy, JAX and others."""
+
+    def __dlpack_device__(self) -> Any:
+        """Return where it is."""
+
+
+class HasCudaArray(Protocol):
+    """A tensor of Numba and others."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        """The memory, and what it is."""
+
+
 InputDescription = (
-    tuple[Sequence[SupportsIndex], npt.DTypeLike] | tuple[Sequence[SupportsIndex], npt.DTypeLike, str] | Any
+    tuple[Sequence[SupportsIndex], npt.DTypeLike]
+    | tuple[Sequence[SupportsIndex], npt.DTypeLike, str]
+    | HasDlpack
+    | HasCudaArray
 )
 """Shape and dtype of an input, and maybe a device, for example ``"cuda:0"``. Integers of NumPy are sizes, too.
 
