@@ -34,8 +34,12 @@ where it reaches a remote caller: both halves branch on that, never on prose.
 from __future__ import annotations
 
 import difflib
+import numbers
+import reprlib
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final
+
+import numpy as np
 
 __all__ = [
     "BatchSizeError",
@@ -89,6 +93,20 @@ def names_told(wrong: object, names: Iterable[str]) -> str:
 
 
 _LONGEST_NAME: Final = 64
+
+
+def shown(value: object) -> str:
+    """Return what a message says of a wrong value: in one line, short, without addresses or the elements of arrays."""
+    if not all(map(_is_literal, value if isinstance(value, tuple | list) else (value,))):
+        return f"an object of type {type(value).__name__}"
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return "a number too long to print"
+
+
+def _is_literal(value: object) -> bool:
+    return isinstance(value, str | bytes | numbers.Number | np.generic | None)
 
 
 def _restored(kind: type[ShmError], arguments: tuple[Any, ...], state: dict[str, Any]) -> ShmError:

@@ -135,7 +135,8 @@ class ShmClient(ServerMethods):
         outputs : sequence of str or mapping, optional
             The outputs wanted, all if not given. A mapping also says how much room each needs, as bytes, as
             ``(shape, dtype)``, or as None. Where neither this nor the configuration tells, the size is learned from the
-            first call, whose output comes back through Triton.
+            first call, whose output comes back through Triton. ``"cuda:0"``, or ``(shape, dtype, "cuda:0")``, has the
+            output on that GPU; all others come to the host, also if the inputs are on a GPU.
         timeout_s : float, optional
             How long the whole call may take, in seconds, with the slack that :class:`ShmClient` names; by default what
             the client says.

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypedDict, get_args
 
 import numpy as np
 
-from ..errors import CallerError, names_told
+from ..errors import CallerError, names_told, shown
 from ..protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ..protocol.named import PARAMETER
 from .errors import TimeoutValueError
@@ -88,7 +88,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 _NAMES: Final = frozenset(RequestOptions.__annotations__)
-_OF_METHODS: Final = ("inputs", "model", "outputs", "path", "timeout_s")
+_OF_METHODS: Final = ("inputs", "library", "model", "outputs", "path", "stream", "timeout_s")
 # What tritonclient, or another method, calls what is said in another way here.
 _REMEDIES: Final = {
     "client_timeout": "use timeout_s, in seconds",  # ``timeout`` is another thing
@@ -97,6 +97,7 @@ _REMEDIES: Final = {
     "response_compression_algorithm": "use compression, which is for both directions",
     "callback": "use submit(), whose future has add_done_callback(), or AsyncShmClient",
     "query_params": "use parameters, which Triton passes on to the model",
+    "device": "say outputs={'OUTPUT0': 'cuda:0'}; inputs are used where they are",
     "frames": "only stream() has frames",
     "split": "only infer() can split a batch",
     "stream": "infer() and stream() take it, and a prepared call by infer() or inputs_ready()",
@@ -171,14 +172,20 @@ def check_path(path: str) -> str:
 def check_library(library: str) -> str:
     """Return the name of an array library if it is one, else raise :class:`CallerError`."""
     if library not in _LIBRARIES:
-        raise CallerError(f"library is {library!r}; expected one of {', '.join(map(repr, _LIBRARIES))}")
+        raise CallerError(f"library is {shown(library)}; expected one of {', '.join(map(repr, _LIBRARIES))}")
     return library
 
 
 def check_is_installed(library: str | None) -> None:
-    """Raise :class:`CallerError` if an array library that a call needs is not there."""
-    if library is not None and importlib.util.find_spec(library) is None:
+    """Raise :class:`CallerError` if an array library that a call needs on GPUs is not there, or knows none."""
+    if library is None:
+        return
+    if importlib.util.find_spec(library) is None:
         raise CallerError(f"library is {library!r}, which is not installed here; install it, or leave library out")
+    if library == "torch" and not importlib.import_module(library).backends.cuda.is_built():
+        raise CallerError(
+            "library is 'torch', which is built without CUDA here; install one for CUDA, or leave library out"
+        )
 
 
 def _check_kinds(options: Mapping[str, Any]) -> None:

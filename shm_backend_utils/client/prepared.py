@@ -79,8 +79,10 @@ class _Prepared:
         """Arrays to be filled before :meth:`infer`: C-contiguous, writable, not cleared; or tensors that were given.
 
         They are views of shared memory, unless the path is inline, of the shapes and dtypes that were given to
-        ``prepare``; strings are arrays of objects. Fill them by ``call.inputs["X"][...] = array``. They serve until the
-        call is closed, and stay valid after that, though no request reads them any more.
+        ``prepare``; strings are arrays of objects. Fill them by ``call.inputs["X"][...] = array``. Those on GPUs are of
+        the ``library`` that ``prepare`` was given, to be filled in its way, or else of :class:`DeviceArray`, over which
+        a library makes its own: ``torch.from_dlpack(call.inputs["X"])``. They serve until the call is closed, and stay
+        valid after that, though no request reads them any more.
 
         Raises
         ------
@@ -109,7 +111,11 @@ class _Prepared:
         ------
         CallerError
             It is neither.
+        ClosedError
+            The call was closed.
         """
+        if self._call.exchange.is_closed:
+            raise ClosedError("this call")
         self._named = named(stream)
 
     def close(self) -> None:

@@ -29,8 +29,8 @@ from shm_backend_utils import (
     TensorView,
     Tls,
 )
-from shm_backend_utils.client import Attached, ServerUnavailableError, TensorError, attach
-from shm_backend_utils.model import Strings, auto_complete
+from shm_backend_utils.client import Attached, CudaError, ServerUnavailableError, TensorError, attach
+from shm_backend_utils.model import DeviceArray, DeviceView, Strings, auto_complete
 
 IMAGES = np.ones((2, 3), np.float32)
 
@@ -52,6 +52,29 @@ def call() -> None:
             assert_type(prepared.infer(), Result)
         assert_type(client.explain("m"), Explanation)
         assert_type(client.stats(), ClientStats)
+
+
+class Tensor:
+    """Of a library for GPUs."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {}
+
+
+def call_on_a_gpu(x: DeviceArray, tensor: Tensor, stream: object) -> None:
+    with ShmClient("localhost:8001", pool=PoolOptions(lend_bytes=0, max_device_bytes=1 << 30)) as client:
+        result = client.infer(
+            "m", {"X": x}, outputs={"Y": "cuda:0", "Z": ((2, 3), np.float32, "cuda:0")}, stream=stream
+        )
+        y: Any = result["Y"]
+        client.submit("m", {"X": tensor}, stream=[stream, 0], library="torch")
+        with client.prepare("m", {"X": x, "W": tensor, "V": ((2, 3), "f4", "cuda:0")}, library="cupy") as prepared:
+            prepared.inputs_ready(stream)
+            prepared.infer(stream=stream)
+        assert_type(x.to_host(), npt.NDArray[Any])
+        assert_type(x[1:].reshape(2, 3), DeviceArray)
+        print(y, CudaError)
 
 
 async def call_from_a_task() -> None:
@@ -104,6 +127,11 @@ class TritonPythonModel:
         assert_type(x, TensorView)
         assert_type(x.strings(), Strings)
         np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())
+
+    def infer_on_a_gpu(self, call: Call) -> None:
+        assert_type(call.to_device(call.input("X")), DeviceArray)
+        assert_type(call.device_output("Y", (2, 3), np.float32), DeviceView)
+        call.ready_on(0)
 
     def infer_batch(self, batch: BatchCall) -> None:
         assert_type(batch.input("X"), TensorView)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from shm_backend_utils import errors
@@ -19,7 +20,31 @@ from shm_backend_utils.errors import (
     TableError,
     TensorError,
     VersionError,
+    shown,
 )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "None"),
+        ("cuda", "'cuda'"),
+        (np.float32(1.5), repr(np.float32(1.5))),
+        ((1, "f4"), "(1, 'f4')"),
+        (np.ones(1000), "an object of type ndarray"),
+        ([np.ones(1000)], "an object of type list"),
+        (object(), "an object of type object"),
+        (10**5000, "a number too long to print"),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_wrong_value_is_shown_in_short(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_a_long_value_is_shown_in_short() -> None:
+    assert len(shown("x" * 10_000)) < 50
+    assert len(shown(["x"] * 10_000)) < 50
 
 
 @pytest.mark.parametrize("name", errors.__all__)

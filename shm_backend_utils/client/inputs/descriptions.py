@@ -7,14 +7,14 @@ import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from ... import dtypes
 from ...dtypes import BYTES, LENGTH_SIZE
-from ...errors import CallerError, TensorError, TensorShapeError
+from ...errors import CallerError, TensorError, TensorShapeError, shown
 from ...protocol.call_layout import AnyInput, CallInput
 
 if TYPE_CHECKING:
@@ -39,8 +39,27 @@ A device alone, for example ``"cuda:0"``, says where the output shall be, and no
 Outputs = Sequence[str] | Mapping[str, OutputHint] | None
 """The outputs that are wanted, with or without hints of their size; None for all."""
 
+
+class HasDlpack(Protocol):
+    """A tensor of torch, CuPy, JAX and others."""
+
+    def __dlpack_device__(self) -> Any:
+        """Return where it is."""
+
+
+class HasCudaArray(Protocol):
+    """A tensor of Numba and others."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        """The memory, and what it is."""
+
+
 InputDescription = (
-    tuple[Sequence[SupportsIndex], npt.DTypeLike] | tuple[Sequence[SupportsIndex], npt.DTypeLike, str] | Any
+    tuple[Sequence[SupportsIndex], npt.DTypeLike]
+    | tuple[Sequence[SupportsIndex], npt.DTypeLike, str]
+    | HasDlpack
+    | HasCudaArray
 )
 """Shape and dtype of an input, and maybe a device, for example ``"cuda:0"``. Integers of NumPy are sizes, too.
 
@@ -150,9 +169,10 @@ def wanted_outputs(outputs: Outputs) -> WantedOutputs:
 
 def _parts_of(name: str, description: Any) -> tuple[Any, ...]:
     if not isinstance(description, tuple | list) or not 2 <= len(description) <= 3:
-        shown = f"a {type(description).__name__}" if isinstance(description, np.ndarray) else repr(description)
         raise TensorShapeError(
-            name, f"input {name!r} is described by {shown}; expected (shape, dtype), for example ((1, 3), 'float32')"
+            name,
+            f"input {name!r} is described by {shown(description)}; expected (shape, dtype), for example ((1, 3), "
+            "'float32'), to be filled by inputs[...], or a tensor on a GPU",
         )
     return tuple(description)
 
@@ -160,7 +180,7 @@ def _parts_of(name: str, description: Any) -> tuple[Any, ...]:
 def _device_of(name: str, device: object) -> int:
     found = _DEVICE.fullmatch(device) if isinstance(device, str) else None
     if found is None:
-        raise TensorError(name, f"the device of tensor {name!r} is {device!r}; expected for example 'cuda:0'")
+        raise TensorError(name, f"the device of tensor {name!r} is {shown(device)}; expected for example 'cuda:0'")
     return int(found[1] or 0)
 
 
@@ -178,8 +198,8 @@ def _hinted(name: str, hint: object) -> tuple[int | None, int | None]:
         return size, _device_of(name, hint[2]) if len(hint) == 3 else None
     raise TensorError(
         name,
-        f"the hint for output {name!r} is {hint!r}; expected bytes, 0 or more, or (shape, dtype), or a device such as "
-        "'cuda:0', or (shape, dtype, device), or None",
+        f"the hint for output {name!r} is {shown(hint)}; expected bytes, 0 or more, or (shape, dtype), or a device "
+        "such as 'cuda:0', or (shape, dtype, device), or None: an output lies in memory of the client's",
     )
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import numbers
-import reprlib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BF16, BYTES
-from ...errors import TensorShapeError, TensorTypeError
+from ...errors import TensorShapeError, TensorTypeError, shown
 from ...model_spec import TensorSpec
 
 __all__ = ["array_of_numbers"]
@@ -34,21 +32,12 @@ def array_of_numbers(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
         if not _fits(element, dtype):
             raise TensorTypeError(
                 tensor.name,
-                f"input {tensor.name!r} holds {_short(element)}, which is no value of {tensor.config_dtype}; pass "
+                f"input {tensor.name!r} holds {shown(element)}, which is no value of {tensor.config_dtype}; pass "
                 f"{'str or bytes' if dtype is None else 'numbers that are'}, or an array",
             )
     if dtype == BF16.numpy:
         return elements.astype(np.float64).astype(dtype)  # it takes no large integers
     return elements if dtype is None else elements.astype(dtype)
-
-
-def _short(element: Any) -> str:
-    if not isinstance(element, str | bytes | numbers.Number | np.generic | None):
-        return f"an object of type {type(element).__name__}"  # which might print its contents, or its address
-    try:
-        return reprlib.repr(element)
-    except ValueError:  # an integer of more digits than Python prints
-        return "a number too long to print"
 
 
 def _elements(tensor: TensorSpec, value: Any) -> npt.NDArray[np.object_]:

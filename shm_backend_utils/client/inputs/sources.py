@@ -22,6 +22,7 @@ from .literals import array_of_numbers
 __all__ = ["Elsewhere", "Source", "StringSource", "sources"]
 
 _HOST: Final = frozenset({1, 3})  # dlpack.h: kDLCPU and kDLCUDAHost, which is pinned host memory
+_JOIN: Final = ", or join what is in a list on its GPU, for example by torch.cat, and give one tensor"
 _STRINGS: Final = frozenset("OSU")
 _SAME_VALUES: Final = "safe"  # another byte order, or strings to objects; dtypes were compared before
 _OBJECT: Final = np.dtype(object)
@@ -166,7 +167,8 @@ def _array(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
         if device not in _HOST:
             raise TensorError(
                 tensor.name,
-                f"input {tensor.name!r} lies on DLPack device type {int(device)}; expected host memory: copy it there",
+                f"input {tensor.name!r} lies on DLPack device type {int(device)}; expected host memory: copy it there"
+                f"{_JOIN if device in dlpack.ON_GPU else ''}",
             )
         try:
             return dlpack.array_of(value)

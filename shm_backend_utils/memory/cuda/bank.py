@@ -201,7 +201,10 @@ class DeviceBank:
         self.collect()
         with self._lock:
             if limit is not None and self._byte_sizes[device] + byte_size > limit:
-                raise ShortOfMemoryError(f"{self._byte_sizes[device]} of {limit} bytes on GPU {device} are in use")
+                raise ShortOfMemoryError(
+                    f"{self._byte_sizes[device]} of {limit} bytes on GPU {device} are in use; release results and "
+                    "arrays there, or raise PoolOptions(max_device_bytes=...)"
+                )
             self._byte_sizes[device] += byte_size
         try:
             return CudaAllocation(self.cuda.runtime, byte_size, device)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, Final, NamedTuple
 
-from ...errors import CallerError
+from ...errors import CallerError, shown
+from .errors import CudaError
 from .runtime import CudaRuntime
 
 __all__ = ["NamedEvent", "NamedStream", "named", "named_stream"]
@@ -17,6 +18,7 @@ __all__ = ["NamedEvent", "NamedStream", "named", "named_stream"]
 _DEFAULT_STREAMS: Final = frozenset({0, 1, 2})
 _LEGACY: Final = 1  # CU_STREAM_LEGACY
 _PER_THREAD: Final = 2  # CU_STREAM_PER_THREAD
+_NO_STREAM: Final = frozenset({"CUDA_ERROR_INVALID_HANDLE", "CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_INVALID_CONTEXT"})
 
 
 class NamedStream(NamedTuple):
@@ -39,10 +41,24 @@ class NamedStream(NamedTuple):
         return self.handle == _PER_THREAD
 
     def device_on(self, runtime: CudaRuntime, meant: int) -> int:
-        """Return whose it is; of a default stream that does not say so, ``meant``."""
+        """Return whose it is; of a default stream that does not say so, ``meant``.
+
+        Raises
+        ------
+        CallerError
+            CUDA knows no such stream, as far as it looks: what is destroyed may be undefined.
+        """
         if self.device is not None:
             return self.device
-        return runtime.stream_device(self.handle, meant)
+        try:
+            return runtime.stream_device(self.handle, meant)
+        except CudaError as error:
+            if error.name not in _NO_STREAM:
+                raise
+            raise CallerError(
+                "the stream that was named is none of this process' on a GPU; name one that was made here, and is not "
+                "destroyed"
+            ) from error
 
 
 class NamedEvent(NamedTuple):
@@ -74,11 +90,11 @@ def named_stream(value: Any) -> NamedStream:
     handle = _handle_of(value)
     if handle is None:
         raise CallerError(
-            f"{value!r} is no stream of a GPU; expected what has __cuda_stream__, as streams of torch, CuPy and "
+            f"{shown(value)} is no stream of a GPU; expected what has __cuda_stream__, as streams of torch, CuPy and "
             "cuda-core have, or a CUstream as a number"
         )
-    if handle < 0:
-        raise CallerError(f"stream {handle} is none of CUDA's; expected a number of 0 or more")
+    if not 0 <= handle < 2**64:
+        raise CallerError(f"stream {shown(handle)} is none of CUDA's; expected a number of 0 or more, of 64 bits")
     # A 0 is what these libraries mean by 1; to the driver's functions, it may be a default stream of each thread.
     return NamedStream(handle or _LEGACY, _device_of(value) if handle in _DEFAULT_STREAMS else None)
 
@@ -101,15 +117,17 @@ def _named(value: Any) -> NamedStream | NamedEvent:
     if event is None:
         return named_stream(value)
     if event == 0:
-        raise CallerError(f"{value!r} was never recorded, and stands for nothing; record it on your stream first")
+        raise CallerError(f"{shown(value)} was never recorded, and stands for nothing; record it on your stream first")
     return NamedEvent(event)
 
 
 def _handle_of(value: Any) -> int | None:
+    if isinstance(value, type):  # whose streams would have what it seems to have
+        return None
     if hasattr(value, "__cuda_stream__"):
         version, handle = value.__cuda_stream__()
         if version != 0:
-            raise CallerError(f"{value!r} has __cuda_stream__ of version {version}; expected 0")
+            raise CallerError(f"{shown(value)} has __cuda_stream__ of version {version}; expected 0")
         return int(handle)
     if hasattr(value, "cuda_stream"):  # torch's
         return int(value.cuda_stream)

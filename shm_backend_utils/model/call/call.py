@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy.typing as npt
 
 from ... import dtypes
-from ...errors import MissingTensorError
+from ...errors import MissingTensorError, ModelError, shown
 from ...model_spec import ModelSpec
 from ...protocol.claims import RegionClaim
 from ...tensors.cuda.device_array import DeviceArray
@@ -251,7 +251,13 @@ class Call(AnsweredRequest):
         numpy.ndarray
             Of the view's shape and dtype. Where the view is on the host it is the same memory, valid as long as the
             call, and read-only for an input; else an array of its own.
+
+        Raises
+        ------
+        ModelError
+            It is no view.
         """
+        _check_is_view(view)
         if not isinstance(view, DeviceView):
             return view.numpy()
         return self._context.arrays.to_host(view, self._use_device(view.device))
@@ -277,10 +283,11 @@ class Call(AnsweredRequest):
         Raises
         ------
         ModelError
-            The stream is of another GPU, or is being captured into a graph.
+            It is no view; or the stream is of another GPU, or is being captured into a graph.
         MachineError
             cuda-bindings or a GPU is missing.
         """
+        _check_is_view(view)
         if isinstance(view, DeviceView):
             array: DeviceArray = view.array
             return array
@@ -391,3 +398,11 @@ class Call(AnsweredRequest):
             slot = self._slot
             lent = lendable(None if slot is None else slot.lent_claim(), self._further_claims(), self._memories)
         return self._context.forwarder.begin(model, inputs, outputs, parameters or {}, version, callers, lent)
+
+
+def _check_is_view(value: object) -> None:
+    if not isinstance(value, TensorView):
+        raise ModelError(
+            f"{shown(value)} is no view of a call's tensor; expected what call.input or call.output has returned; an "
+            "array of model.py's own is copied by its library"
+        )

@@ -245,9 +245,9 @@ class DeviceArrays:
         """
         try:
             named = named_stream(value)
+            stream = NamedStream(named.handle, named.device_on(self.runtime, meant))
         except CallerError as error:
             raise ModelError(str(error)) from None
-        stream = NamedStream(named.handle, named.device_on(self.runtime, meant))
         self.check_is_not_captured([stream])
         return stream
 

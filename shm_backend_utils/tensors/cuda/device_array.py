@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,15 @@ LEGACY_STREAM: Final = 1
 
 PER_THREAD_STREAM: Final = 2
 """The default stream of the thread. It waits for the legacy one alone."""
+
+
+_COMPUTES_NOTHING: Final = (
+    "take it with an array library, for example by torch.from_dlpack(array) or array.cupy(), or copy it by .to_host()"
+)
+_OF_LIBRARIES: Final = frozenset(
+    {"T", "astype", "clone", "copy", "copy_", "cpu", "detach", "fill", "fill_", "get", "item", "mean", "numpy", "set"}
+    | {"squeeze", "sum", "to", "tobytes", "tolist", "torch", "transpose", "view"}
+)
 
 
 class DeviceArray:
@@ -220,7 +229,9 @@ class DeviceArray:
         """
         here = self.__dlpack_device__()
         if dl_device not in (None, here):
-            raise BufferError(f"the array is on device {here}, asked for was {dl_device}")
+            raise BufferError(
+                f"the array is on device {here}, asked for was {dl_device}; .to_host() copies it to the host"
+            )
         if copy:
             raise BufferError("a DeviceArray never copies; copy the array that you make from it")
         if stream is None:
@@ -258,6 +269,24 @@ class DeviceArray:
     def __array__(self, dtype: object = None, copy: object = None) -> NoReturn:
         """Raise TypeError: NumPy cannot read a GPU's memory."""
         raise TypeError(f"the array is in memory of GPU {self.device}, which NumPy cannot read; copy it by .to_host()")
+
+    def __reduce__(self) -> NoReturn:
+        """Raise TypeError: another process would have to open the memory."""
+        raise TypeError(f"the array is in memory of GPU {self.device}, and cannot be pickled; copy it by .to_host()")
+
+    if not TYPE_CHECKING:  # a type checker shall refuse both
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Refuse what arrays of libraries have, and say what there is."""
+            raise AttributeError(
+                f"a DeviceArray has no attribute {name!r}{'; ' + _COMPUTES_NOTHING if name in _OF_LIBRARIES else ''}",
+                name=name,
+                obj=self,
+            )
+
+        def __setitem__(self, rows: object, value: object) -> NoReturn:
+            """Raise TypeError: it computes nothing."""
+            raise TypeError(f"a DeviceArray cannot be written by itself; {_COMPUTES_NOTHING}")
 
     def __repr__(self) -> str:
         return f"<DeviceArray {dtypes.BY_NUMPY[self.dtype].name} {list(self.shape)} GPU {self.device}>"

@@ -12,7 +12,7 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.client import InferenceError, PoolOptions, ShmClient
 from shm_backend_utils.client.paths import further, on_gpus, staging
-from shm_backend_utils.errors import CallerError, TensorTypeError
+from shm_backend_utils.errors import CallerError, TensorError, TensorTypeError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
@@ -70,6 +70,25 @@ def test_outputs_are_of_the_library_of_the_inputs(
     assert found.library == "cupy"
     named: Any = client.infer("m", {"IN0": tensor_of(driver, X)}, outputs=ON_GPU, path=path, library="torch")["OUT0"]
     assert named.library == "torch"
+
+
+def test_a_torch_that_knows_no_gpu_is_refused_before_anything_is_sent(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    torch = pytest.importorskip("torch")
+    assert not torch.backends.cuda.is_built()  # as these tests install it
+    with pytest.raises(CallerError, match="library is 'torch', which is built without CUDA here; install one for CUDA"):
+        client.infer("m", {"IN0": tensor_of(driver, X)}, outputs=ON_GPU, library="torch")
+    assert server.orders == []
+
+
+def test_a_list_of_tensors_on_a_gpu_is_told_how_to_become_one(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    with pytest.raises(
+        TensorError, match=r"copy it there, or join what is in a list on its GPU, for example by torch\.cat"
+    ):
+        client.infer("m", {"IN0": [tensor_of(driver, X)]}, outputs=ON_GPU)
 
 
 @pytest.mark.parametrize("library", ["numpy", "Torch", "", 3])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import DeadlineExceededError, ShmClient
-from shm_backend_utils.errors import CallerError
+from shm_backend_utils.errors import CallerError, ClosedError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.client_on_gpus.conftest import on_host, tensor_of
@@ -235,6 +235,21 @@ def test_memory_where_a_models_gpu_is_still_at_work_is_not_used_before_it_has_do
 
 
 # Prepared calls
+
+
+def test_a_closed_call_takes_no_stream(server: GpuServer, client: ShmClient, stream: int) -> None:
+    call = client.prepare("m", {"IN0": (X.shape, X.dtype, "cuda:0")}, outputs=ON_GPU)
+    call.close()
+    with pytest.raises(ClosedError):
+        call.inputs_ready(stream)
+
+
+def test_a_stream_that_cuda_does_not_know_is_the_callers_mistake(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    driver.fail_next("cuStreamGetCtx", "CUDA_ERROR_INVALID_HANDLE")
+    with pytest.raises(CallerError, match="the stream that was named is none of this process' on a GPU"):
+        client.infer("m", {"IN0": tensor_of(driver, X)}, outputs=ON_GPU, stream=0x1234567)
 
 
 @pytest.mark.parametrize("way", ["inputs_ready", "infer", "neither"])

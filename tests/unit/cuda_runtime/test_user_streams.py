@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import CallerError
+from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.cuda.streams import NamedEvent, NamedStream, named, named_stream
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
@@ -120,6 +121,35 @@ def test_what_is_no_stream_is_refused(value: Any) -> None:
 def test_a_negative_number_is_no_stream(value: Any) -> None:
     with pytest.raises(CallerError, match=r"stream -\d is none of CUDA's; expected a number of 0 or more"):
         named_stream(value)
+
+
+@pytest.mark.parametrize("value", [2**64, 10**5000, Protocol(2**70)], ids=["64 bits", "too long to print", "protocol"])
+def test_a_number_that_no_stream_has_is_refused(value: Any) -> None:
+    with pytest.raises(
+        CallerError, match="stream .* is none of CUDA's; expected a number of 0 or more, of 64 bits"
+    ) as error:
+        named_stream(value)
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("value", [Protocol, TorchStream])
+def test_a_class_of_streams_is_none(value: Any) -> None:
+    with pytest.raises(CallerError, match="an object of type type is no stream of a GPU"):
+        named_stream(value)
+
+
+def test_a_stream_that_cuda_does_not_know_is_refused_without_its_number(driver: FakeDriver) -> None:
+    driver.fail_next("cuStreamGetCtx", "CUDA_ERROR_INVALID_HANDLE")
+    with pytest.raises(CallerError, match="none of this process' on a GPU; name one that was made here") as error:
+        named_stream(0x1234567).device_on(driver.runtime(), 0)
+    assert "1234567" not in str(error.value)
+
+
+def test_other_errors_about_a_stream_are_cudas(driver: FakeDriver) -> None:
+    runtime = driver.runtime()
+    driver.fail_next("cuStreamGetCtx", "CUDA_ERROR_ILLEGAL_ADDRESS")
+    with pytest.raises(CudaError):
+        named_stream(0x1234567).device_on(runtime, 0)
 
 
 # Events

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
+import pickle
 import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,6 +48,33 @@ def array_of(
 
 def view_of(shape: tuple[int, ...] = (2, 3), *, read_only: bool = False, handle: bytes | None = HANDLE) -> DeviceView:
     return DeviceView("IMAGE", array_of(shape, read_only=read_only), dtypes.BY_NAME["FP32"], "direct", handle=handle)
+
+
+# What it is not
+
+
+@pytest.mark.parametrize("name", ["numpy", "cpu", "get", "tolist", "copy_"])
+def test_what_libraries_have_is_refused_by_a_text_that_says_what_there_is(name: str) -> None:
+    with pytest.raises(
+        AttributeError, match=rf"no attribute '{name}'; take it with an array library, .*or .*\.to_host\(\)"
+    ):
+        getattr(array_of(), name)
+
+
+def test_what_nobody_has_is_refused_without_advice() -> None:
+    with pytest.raises(AttributeError, match="^a DeviceArray has no attribute 'flavour'$"):
+        array_of().flavour  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_elements_are_not_assigned() -> None:
+    with pytest.raises(TypeError, match="cannot be written by itself; take it with an array library"):
+        array_of()[...] = 1  # type: ignore[index]
+
+
+@pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_an_array_is_not_pickled_nor_copied_like_it(way: Callable[[object], object]) -> None:
+    with pytest.raises(TypeError, match=r"memory of GPU 3, and cannot be pickled; copy it by \.to_host\(\)"):
+        way(array_of())
 
 
 # What it is

@@ -32,6 +32,7 @@ def client() -> Iterator[ShmClient]:
         ("query_params", "use parameters, which Triton passes on to the model"),
         ("callback", "use submit(), whose future has add_done_callback(), or AsyncShmClient"),
         ("frames", "only stream() has frames"),
+        ("device", "say outputs={'OUTPUT0': 'cuda:0'}; inputs are used where they are"),
     ],
 )
 def test_a_keyword_of_tritonclient_or_of_another_method(client: ShmClient, name: str, remedy: str) -> None:
@@ -43,7 +44,13 @@ def test_a_keyword_of_tritonclient_or_of_another_method(client: ShmClient, name:
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("timout_s", "timeout_s"), ("time_out", "timeout"), ("requestid", "request_id"), ("output", "outputs")],
+    [
+        ("timout_s", "timeout_s"),
+        ("time_out", "timeout"),
+        ("requestid", "request_id"),
+        ("output", "outputs"),
+        ("streams", "stream"),
+    ],
 )
 def test_a_keyword_that_is_misspelt(client: ShmClient, name: str, meant: str) -> None:
     wrong: Any = {name: 5}
@@ -51,8 +58,8 @@ def test_a_keyword_that_is_misspelt(client: ShmClient, name: str, meant: str) ->
         client.infer("m", {"IN0": X}, **wrong)
     assert str(error.value) == (
         f"there is no keyword argument {name!r}; expected some of compression, headers, model_version, parameters, "
-        "priority, request_id, sequence_end, sequence_id, sequence_start, timeout, inputs, model, outputs, path, "
-        f"timeout_s; did you mean {meant!r}?"
+        "priority, request_id, sequence_end, sequence_id, sequence_start, timeout, inputs, library, model, outputs, "
+        f"path, stream, timeout_s; did you mean {meant!r}?"
     )
 
 

@@ -18,7 +18,7 @@ from shm_backend_utils.client.prepared import PreparedCall
 from shm_backend_utils.client.result import Result
 from shm_backend_utils.client.transports.http.codec import Answer, HttpCodec
 from shm_backend_utils.client.transports.messages import split_url
-from shm_backend_utils.errors import CallerError, ClosedError, TensorShapeError, TensorTypeError
+from shm_backend_utils.errors import CallerError, ClosedError, TensorError, TensorShapeError, TensorTypeError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.origin import Origin
@@ -58,6 +58,15 @@ def test_a_prepared_input_that_is_not_described(description: Any) -> None:
         match=r"^input 'X' is described by .*; expected \(shape, dtype\), for example \(\(1, 3\), 'float32'\)",
     ):
         described_inputs({"X": description})
+
+
+@pytest.mark.parametrize("hint", [np.ones(1000), [np.ones(1000)], object(), 1.5, -1, "gpu", ((3,), "f4", object())])
+def test_a_hint_that_is_none(hint: Any) -> None:
+    """In one line, without elements and addresses: people give the array that they want filled."""
+    with pytest.raises(TensorError, match="^the (hint for output|device of tensor) 'Y' is ") as error:
+        wanted_outputs({"Y": hint})
+    assert "\n" not in str(error.value)
+    assert " at 0x" not in str(error.value)
 
 
 @pytest.mark.parametrize("shape", [6, np.float32])
