@@ -205,7 +205,7 @@ def test_another_type_without_a_copy_there_is_not() -> None:
 def test_where_numpy_makes_no_versioned_capsules_a_consumer_that_knows_them_reads_all_the_same(
     monkeypatch: pytest.MonkeyPatch, dtype: DType
 ) -> None:
-    monkeypatch.setattr(dlpack, "_NUMPY_MAKES_VERSIONED", False)
+    monkeypatch.setattr(dlpack, "NUMPY_MAKES_VERSIONED", False)
     array = np.ones((2, 3), dtype.numpy)
     taken = dlpack.consume(view_of(array, writable=False).__dlpack__(max_version=(1, 0)))
     assert (taken.dtype, taken.shape, taken.ctypes.data) == (dtype.numpy, (2, 3), array.ctypes.data)
