@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from ...errors import CallerError
+from .default_streams import DEFAULT_STREAMS, LEGACY_STREAM
 from .runtime import CudaRuntime
 
-__all__ = ["NamedEvent", "NamedStream", "named", "named_stream"]
-
-_DEFAULT_STREAMS: Final = frozenset({0, 1, 2})
-_LEGACY: Final = 1  # CU_STREAM_LEGACY
+__all__ = ["Named", "NamedEvent", "NamedStream", "named", "named_stream"]
 
 
 class NamedStream(NamedTuple):
@@ -51,6 +49,10 @@ class NamedEvent(NamedTuple):
     handle: int
 
 
+Named = Sequence[NamedStream | NamedEvent]
+"""What a user has named; empty, if he has not."""
+
+
 def named_stream(value: Any) -> NamedStream:
     """Return the stream that a user means.
 
@@ -73,8 +75,7 @@ def named_stream(value: Any) -> NamedStream:
         )
     if handle < 0:
         raise CallerError(f"stream {handle} is none of CUDA's; expected a number of 0 or more")
-    # A 0 is what these libraries mean by 1; to the driver's functions, it may be a default stream of each thread.
-    return NamedStream(handle or _LEGACY, _device_of(value) if handle in _DEFAULT_STREAMS else None)
+    return NamedStream(handle or LEGACY_STREAM, _device_of(value) if handle in DEFAULT_STREAMS else None)
 
 
 def named(value: Any) -> tuple[NamedStream | NamedEvent, ...]:
