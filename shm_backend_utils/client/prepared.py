@@ -10,8 +10,7 @@ from typing import Any, Final, TypeVar
 import numpy.typing as npt
 
 from ..errors import CallerError, ClosedError, names_told
-from ..memory.cuda.ordering import Named
-from ..memory.cuda.streams import named
+from ..memory.cuda.streams import Named, named
 from ..unclosed import Unclosed
 from .attempts import send_prepared
 from .core import Core, OpenCall

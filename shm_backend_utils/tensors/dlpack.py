@@ -33,7 +33,18 @@ from .dlpack_structures import (
     tensor_in,
 )
 
-__all__ = ["CPU_DEVICE", "CUDA", "ON_GPU", "array_of", "consume", "export", "mark_used", "read", "writable_alias"]
+__all__ = [
+    "CPU_DEVICE",
+    "CUDA",
+    "CUDA_MANAGED",
+    "ON_GPU",
+    "array_of",
+    "consume",
+    "export",
+    "mark_used",
+    "read",
+    "writable_alias",
+]
 
 CPU_DEVICE: Final = (1, 0)
 """``(kDLCPU, 0)``, as ``__dlpack_device__`` returns it."""
@@ -41,8 +52,11 @@ CPU_DEVICE: Final = (1, 0)
 CUDA: Final = 2
 """The device type ``kDLCUDA``."""
 
-ON_GPU: Final = frozenset({CUDA, 13})
-"""What CUDA can copy from: ``kDLCUDA``, and ``kDLCUDAManaged``, which is unified memory."""
+CUDA_MANAGED: Final = 13
+"""The device type ``kDLCUDAManaged``: unified memory."""
+
+ON_GPU: Final = frozenset({CUDA, CUDA_MANAGED})
+"""What CUDA can copy from."""
 
 
 def export(array: npt.NDArray[Any], max_version: tuple[int, int] | None = None) -> object:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from .. import dtypes
 from ..errors import TensorError, TensorShapeError, TensorTypeError
 from ..memory.cuda.access import CudaAccess
-from ..tensors.cuda.device_array import PER_THREAD_STREAM, DeviceArray
+from ..memory.cuda.default_streams import PER_THREAD_STREAM
+from ..tensors.cuda.device_array import DeviceArray
 from ..tensors.cuda.imported import imported, is_on_gpu
 from ..tensors.cuda.strided_array import StridedArray
 from ..tensors.strings import Strings

@@ -12,7 +12,7 @@ from ... import dtypes
 from ...memory.cuda.runtime import BLOCK_BYTES, PointerFacts
 from ...tensors.cuda.copies import copy
 from ...tensors.cuda.device_array import DeviceArray
-from ...tensors.cuda.imported import imported, is_on_gpu
+from ...tensors.cuda.imported import device_of, imported, is_on_gpu
 from ...tensors.cuda.libraries import library_of
 from .gpus import Gpus, GpuWork
 from .sources import Source
@@ -58,8 +58,7 @@ class DeviceSource(Source):
     def facts(self) -> PointerFacts:
         """What CUDA knows of the memory."""
         if self._facts is None:
-            with self.array.runtime.on(self.array.device):
-                self._facts = self.array.runtime.pointer(self.array.address)
+            self._facts = self.array.runtime.pointer(self.array.address)
         return self._facts
 
     @property
@@ -114,7 +113,7 @@ def copied_source(gpus: Gpus, name: str, value: Any, found: Mapping[str, Source]
     if type(value) is np.ndarray or not is_on_gpu(value):
         return None
     work = work_of(found.values()) or GpuWork(gpus)
-    return DeviceSource(name, value, work, gpus, _device_of(gpus, value))
+    return DeviceSource(name, value, work, gpus, device_of(gpus.runtime, value))
 
 
 def kept_source(gpus: Gpus, name: str, value: Any, found: Mapping[str, Source]) -> DeviceSource | None:
@@ -138,9 +137,3 @@ def library_of_inputs(sources: Mapping[str, DeviceSource]) -> str | None:
 def inputs_on_gpus(given: Mapping[str, Any]) -> dict[str, DeviceSource]:
     """Return those of a call's inputs that are on GPUs."""
     return {name: each for name, each in given.items() if isinstance(each, DeviceSource)}
-
-
-def _device_of(gpus: Gpus, value: Any) -> int:
-    if hasattr(value, "__dlpack_device__"):
-        return int(value.__dlpack_device__()[1])
-    return gpus.runtime.pointer(value.__cuda_array_interface__["data"][0]).device

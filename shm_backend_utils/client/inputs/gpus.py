@@ -6,8 +6,9 @@ import threading
 from collections.abc import Iterable
 
 from ...memory.cuda.bank import DeviceBank
-from ...memory.cuda.ordering import Mark, Named, OwnStreams, order_after
+from ...memory.cuda.ordering import Mark, OwnStreams, order_after
 from ...memory.cuda.runtime import CudaRuntime
+from ...memory.cuda.streams import Named
 
 __all__ = ["GpuWork", "Gpus"]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...dtypes import BYTES
 from ...errors import ClosedError, SlotInDoubtError
-from ...memory.cuda.ordering import Named
+from ...memory.cuda.streams import Named
 from ...memory.pool.slot import Slot, SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol import results

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ClosedError, PeerError
-from ...memory.cuda.ordering import Named
+from ...memory.cuda.streams import Named
 from ...model_spec import BATCH_CARRIER, ModelSpec
 from ...protocol.call_layout import CallLayout
 from ..errors import DeadlineExceededError, InferenceError

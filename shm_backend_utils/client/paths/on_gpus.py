@@ -12,11 +12,10 @@ import numpy.typing as npt
 from ...errors import TensorError
 from ...memory.cuda.allocations import CudaAllocation
 from ...memory.cuda.errors import CudaError
-from ...memory.cuda.ordering import Named
-from ...memory.cuda.streams import NamedStream
+from ...memory.cuda.streams import Named, NamedStream
 from ...memory.pool.slot import Slot, SlotRegion
 from ...protocol.call_layout import CallLayout
-from ...protocol.claims import CudaRegionClaim, RegionClaim
+from ...protocol.claims import CudaRegionClaim
 from ...protocol.results import broken_results
 from ...protocol.spans import InputSpan, Table
 from ...tensors.cuda.device_array import DeviceArray
@@ -24,7 +23,7 @@ from ..inputs.devices import DeviceSource, inputs_on_gpus, library_of_inputs, wo
 from ..inputs.gpus import Gpus, GpuWork
 from ..options import check_is_installed
 from ..steps import Steps
-from .further import FurtherMemory, GpuMemory
+from .further import GpuMemory
 from .loan import Loan
 from .waiting import LostMemoryError, are_done, followed, models_are_done, worked_off
 
@@ -58,7 +57,7 @@ class CallOnGpus:
         The call's, with all of its regions.
     byte_sizes : sequence of int
         Of the further regions.
-    further : sequence of FurtherMemory
+    further : sequence of GpuMemory
         The same regions.
     named
         As given.
@@ -88,11 +87,11 @@ class CallOnGpus:
         self._lent = {name: sources[name] for name in layout.lent}
         self._is_lost = False
         self._has_waited_for_others = False
-        claims: list[RegionClaim] = [
+        claims = [
             CudaRegionClaim(each.handle, each.byte_size, each.device_uuid, 0, each.event_handle)
             for each in self._allocations
         ]
-        further: list[FurtherMemory] = [
+        further = [
             GpuMemory(runtime, each.address, each.byte_size, each.device, each.keeper, self.library)
             for each in self._allocations
         ]
@@ -100,17 +99,15 @@ class CallOnGpus:
         for name, source in self._lent.items():
             base, byte_size, device = source.facts.base, source.facts.byte_size, source.facts.device
             if base not in numbers:
-                with runtime.on(device):
-                    handle = runtime.export(base)
-                uuid = runtime.device_uuid(device)
+                handle, uuid = runtime.export(base), runtime.device_uuid(device)
                 claims.append(CudaRegionClaim(handle, byte_size, uuid, 0, b"", self.is_for_one_request))
                 further.append(GpuMemory(runtime, base, byte_size, device, source.value, self.library))
                 numbers[base] = len(claims)
             span = inputs[name]
             inputs[name] = InputSpan(span.dtype, span.shape, numbers[base], source.array.address - base, span.byte_size)
         self.table = Table(inputs, layout.table.outputs, tuple(claims), layout.table.ring)
-        self.byte_sizes: Sequence[int] = [claim.byte_size for claim in claims if isinstance(claim, CudaRegionClaim)]
-        self.further: Sequence[FurtherMemory] = further
+        self.byte_sizes: Sequence[int] = [claim.byte_size for claim in claims]
+        self.further: Sequence[GpuMemory] = further
 
     def write(self, given: Mapping[str, Any], memory: Memory, deadline: float) -> Steps[None]:
         """Copy the inputs on GPUs that are not lent, behind what the user has named, and wait until all that is done.
@@ -166,9 +163,7 @@ class CallOnGpus:
 
     def _plain_array(self, span: InputSpan, memory: Memory) -> DeviceArray:
         """Return an input's array, of no library."""
-        further = self.further[span.region - 1]
-        assert isinstance(further, GpuMemory)
-        return further.plain_array_at(memory, span.offset, span.dtype.numpy, span.shape)
+        return self.further[span.region - 1].plain_array_at(memory, span.offset, span.dtype.numpy, span.shape)
 
     def check_is_not_lost(self) -> None:
         """Raise LostMemoryError if a model ended while its GPU was at work in this memory."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Mapping
 from typing import Final
 
@@ -12,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
-from ...errors import BudgetError, MachineError, NoSharedMemoryError, PoolExhaustedError
-from ...memory.cuda.bank import ShortOfMemoryError, rounded_up
+from ...errors import BudgetError, MachineError, NoSharedMemoryError
+from ...memory.cuda.bank import rounded_up
 from ...memory.pool.need import Need
 from ...memory.pool.rows import Row, RowBlocks
 from ...memory.pool.slot import SlotRegion
@@ -27,7 +26,7 @@ from ..inputs.devices import inputs_on_gpus
 from ..inputs.gpus import Gpus
 from ..known_model import KnownModel
 from ..settings import CallSettings
-from ..steps import Pause, Steps, Wait, offloaded
+from ..steps import Steps, Wait, offloaded
 from ..transports.messages import Codec
 from .choice import PathChooser
 from .direct import DirectExchange
@@ -36,16 +35,16 @@ from .further import HostMemory
 from .inline import InlineExchange
 from .on_gpus import CallOnGpus, PreparedOnGpus
 from .prepared import PreparedExchange
+from .providing import provide, wait_for_models
 from .staging import StagedExchange
 from .triton_shm import RegisteredExchange, Registrations
-from .waiting import LostMemoryError, models_are_done
+from .waiting import LostMemoryError
 
 __all__ = ["Opening"]
 
 Memory = npt.NDArray[np.uint8]
 
 _LOG: Final = logging.getLogger(__name__)
-_ROUND_S: Final = 0.05
 _MOST_ROWS: Final = 64
 
 
@@ -317,8 +316,8 @@ class Opening:
         while True:
             region, memory = yield from self.take(settings, known, layout.end, 1, group)
             try:
-                yield from self._provide(settings, region, memory, layout, sizes)
-                yield from self._wait_for_models(settings, region)
+                yield from provide(self._pool, self._gpus, settings, region, memory, layout.devices, sizes)
+                yield from wait_for_models(settings, region)
             except BaseException as error:
                 region.is_spoiled = True
                 del memory  # an error that somebody keeps must not keep the slot
@@ -326,37 +325,6 @@ class Opening:
                     raise  # else another region will do
             else:
                 return region, memory
-
-    def _provide(
-        self, settings: CallSettings, region: SlotRegion, memory: Memory, layout: CallLayout, sizes: list[int]
-    ) -> Steps[None]:
-        """Let a region have memory on GPUs, until the deadline."""
-        if region.device_memory.keys() >= set(layout.devices):
-            return  # and to allocate some may take its time
-
-        kept: list[Memory] = []  # which keeps the region, if nobody waits for this any more
-
-        def provide() -> None:
-            try:
-                self._gpus.bank.provide(region, layout.devices, sizes)
-            finally:
-                kept.clear()  # an error that somebody keeps must not keep it
-
-        while True:
-            kept.append(memory)
-            try:
-                return (yield from offloaded(provide, settings.left_s, "its memory on GPUs was being made"))
-            except ShortOfMemoryError as error:
-                self._pool.drop_idle()
-                if time.monotonic() > settings.deadline:
-                    raise PoolExhaustedError(f"no device memory became free in time: {error}") from None
-                yield Pause(_ROUND_S)
-
-    def _wait_for_models(self, settings: CallSettings, region: SlotRegion) -> Steps[None]:
-        """Wait until no model's GPU works in a region any more: models may leave that to their clients."""
-        if region.slots[0].was_left:
-            raise LostMemoryError
-        yield from models_are_done(region, list(region.device_memory.values()), settings.deadline)
 
 
 def _on_host(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...memory.cuda.ordering import Named
+from ...memory.cuda.streams import Named
 from ...protocol.call_layout import AnyInput
 from ...tensors.cuda.copies import copy
 from ...tensors.cuda.device_array import DeviceArray

@@ -8,7 +8,8 @@ from typing import Final
 
 from ...errors import PeerError
 from ...memory.cuda.allocations import CudaAllocation
-from ...memory.cuda.ordering import Mark, Named
+from ...memory.cuda.ordering import Mark
+from ...memory.cuda.streams import Named
 from ...memory.pool.slot import SlotRegion
 from ..errors import out_of_time
 from ..inputs.gpus import GpuWork

@@ -30,31 +30,31 @@ class CudaAllocation:
     """
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
-        block = _Block(runtime, byte_size, device)
+        owned = _Owned(runtime, byte_size, device)
         self.runtime = runtime
         self.device = device
         self.byte_size = whole_blocks(byte_size)
-        self.address = block.address
-        self.event = block.event
-        self._block: _Block | None = block
+        self.address = owned.address
+        self.event = owned.event
+        self._owned: _Owned | None = owned
+        self.handle = runtime.export(owned.address)
         with runtime.on(device):
-            self.handle = runtime.export(block.address)
-            self.event_handle = runtime.export_event(block.event)
+            self.event_handle = runtime.export_event(owned.event)
         self.device_uuid = runtime.device_uuid(device)
 
     @property
     def keeper(self) -> object:
         """What keeps the memory, for arrays over it; ClosedError if it was freed."""
-        if self._block is None:
+        if self._owned is None:
             raise ClosedError("this device memory")
-        return self._block
+        return self._owned
 
     def free(self) -> None:
         """Let go of the memory. Twice is fine."""
-        self._block = None
+        self._owned = None
 
 
-class _Block:
+class _Owned:
     """One ``cuMemAlloc`` and one event, freed when the last one that refers to it has gone, and the device is done."""
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:

@@ -200,8 +200,7 @@ class CudaMappings:
             opened = _Opened(self.runtime, handle, device)
             try:
                 begin, byte_size = self.runtime.extent(opened.address, device)
-                with self.runtime.on(device):
-                    found = self.runtime.pointer(opened.address).device
+                found = self.runtime.pointer(opened.address).device
                 if found != device:  # with peer access, CUDA opens that, too
                     raise RegionRefusedError(field, f"it is on GPU {found}, and not on GPU {device}, as it says")
             except BaseException:

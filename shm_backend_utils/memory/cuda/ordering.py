@@ -6,16 +6,13 @@ import contextlib
 import functools
 import os
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from .errors import CudaError
 from .runtime import CudaRuntime
-from .streams import NamedEvent, NamedStream
+from .streams import Named, NamedEvent, NamedStream
 
 __all__ = ["Mark", "OwnStreams", "order_after"]
-
-Named = Sequence[NamedStream | NamedEvent]
-"""What a user has named; empty, if he has not."""
 
 
 class OwnStreams:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ...errors import MachineError
 from ...forks import forsake_in_children
+from .default_streams import DEFAULT_STREAMS, LEGACY_STREAM
 from .errors import CudaError
 from .retired import Retired
 
@@ -33,8 +34,6 @@ _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _WITHOUT_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING
 _BLOCKING_SYNC: Final = 1  # CU_EVENT_BLOCKING_SYNC: who waits for it sleeps
 _INTERPROCESS: Final = 4  # CU_EVENT_INTERPROCESS
-_LEGACY_STREAMS: Final = frozenset({0, 1})
-_DEFAULT_STREAMS: Final = _LEGACY_STREAMS | {2}  # of the current context: the legacy one, and the thread's own
 _OF_THE_HOST: Final = 1  # CU_MEMORYTYPE_HOST
 _UNIFIED: Final = 4  # CU_MEMORYTYPE_UNIFIED
 _NOT_CAPTURING: Final = 0  # CU_STREAM_CAPTURE_STATUS_NONE
@@ -179,24 +178,24 @@ class CudaRuntime:
     def pointer(self, address: int) -> PointerFacts:
         """Return what CUDA knows of an address (``cuPointerGetAttribute``)."""
         with self._on_any():
-            return self._pointer(address)
-
-    def _pointer(self, address: int) -> PointerFacts:
-        try:
-            kind = int(self._attribute("MEMORY_TYPE", address))
-        except CudaError as error:
-            if error.name == _INVALID_VALUE:  # "not allocated by, mapped by, or registered with" a context
-                return PointerFacts("host")
-            raise
-        is_managed = bool(self._attribute("IS_MANAGED", address))
-        if kind == _OF_THE_HOST and not is_managed:
-            return PointerFacts("pinned")
-        device = int(self._attribute("DEVICE_ORDINAL", address))
-        base, byte_size = int(self._attribute("RANGE_START_ADDR", address)), int(self._attribute("RANGE_SIZE", address))
-        if is_managed or kind == _UNIFIED:
-            return PointerFacts("managed", device, base, byte_size)
-        is_exportable = base % BLOCK_BYTES == 0 and bool(self._attribute("IS_LEGACY_CUDA_IPC_CAPABLE", address))
-        return PointerFacts("device", device, base, byte_size, is_exportable)
+            try:
+                kind = int(self._attribute("MEMORY_TYPE", address))
+            except CudaError as error:
+                if error.name == _INVALID_VALUE:  # "not allocated by, mapped by, or registered with" a context
+                    return PointerFacts("host")
+                raise
+            is_managed = bool(self._attribute("IS_MANAGED", address))
+            if kind == _OF_THE_HOST and not is_managed:
+                return PointerFacts("pinned")
+            device = int(self._attribute("DEVICE_ORDINAL", address))
+            base, byte_size = (
+                int(self._attribute("RANGE_START_ADDR", address)),
+                int(self._attribute("RANGE_SIZE", address)),
+            )
+            if is_managed or kind == _UNIFIED:
+                return PointerFacts("managed", device, base, byte_size)
+            is_exportable = base % BLOCK_BYTES == 0 and bool(self._attribute("IS_LEGACY_CUDA_IPC_CAPABLE", address))
+            return PointerFacts("device", device, base, byte_size, is_exportable)
 
     def pin(self, address: int, byte_size: int) -> None:
         """Register host memory with CUDA (``cuMemHostRegister``): copies then need no staging buffer."""
@@ -239,7 +238,7 @@ class CudaRuntime:
 
     def stream_device(self, stream: int, current: int) -> int:
         """Return whose a stream is (``cuStreamGetCtx``); the default streams 0, 1 and 2 are device ``current``'s."""
-        if stream in _DEFAULT_STREAMS:
+        if stream in DEFAULT_STREAMS:
             return current
         doing = f"asking which GPU stream {stream:#x} is of"
         with self.on(current):
@@ -255,7 +254,7 @@ class CudaRuntime:
 
         The legacy default stream never is, and CUDA refuses the question while another one is.
         """
-        if stream in _LEGACY_STREAMS:
+        if stream in (0, LEGACY_STREAM):
             return False
         return int(self._ask("looking at a stream", "cuStreamIsCapturing", stream)) != _NOT_CAPTURING
 

@@ -10,14 +10,12 @@ from numbers import Integral
 from typing import Any, Final, NamedTuple
 
 from ...errors import CallerError, shown
+from .default_streams import DEFAULT_STREAMS, LEGACY_STREAM, PER_THREAD_STREAM
 from .errors import CudaError
 from .runtime import CudaRuntime
 
-__all__ = ["NamedEvent", "NamedStream", "named", "named_stream"]
+__all__ = ["Named", "NamedEvent", "NamedStream", "named", "named_stream"]
 
-_DEFAULT_STREAMS: Final = frozenset({0, 1, 2})
-_LEGACY: Final = 1  # CU_STREAM_LEGACY
-_PER_THREAD: Final = 2  # CU_STREAM_PER_THREAD
 _NO_STREAM: Final = frozenset({"CUDA_ERROR_INVALID_HANDLE", "CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_INVALID_CONTEXT"})
 
 
@@ -38,7 +36,7 @@ class NamedStream(NamedTuple):
     @property
     def is_the_threads(self) -> bool:
         """Whether it is a thread's own default stream, and so another one in another thread."""
-        return self.handle == _PER_THREAD
+        return self.handle == PER_THREAD_STREAM
 
     def device_on(self, runtime: CudaRuntime, meant: int) -> int:
         """Return whose it is; of a default stream that does not say so, ``meant``.
@@ -73,6 +71,10 @@ class NamedEvent(NamedTuple):
     handle: int
 
 
+Named = Sequence[NamedStream | NamedEvent]
+"""What a user has named; empty, if he has not."""
+
+
 def named_stream(value: Any) -> NamedStream:
     """Return the stream that a user means.
 
@@ -96,7 +98,7 @@ def named_stream(value: Any) -> NamedStream:
     if not 0 <= handle < 2**64:
         raise CallerError(f"stream {shown(handle)} is none of CUDA's; expected a number of 0 or more, of 64 bits")
     # A 0 is what these libraries mean by 1; to the driver's functions, it may be a default stream of each thread.
-    return NamedStream(handle or _LEGACY, _device_of(value) if handle in _DEFAULT_STREAMS else None)
+    return NamedStream(handle or LEGACY_STREAM, _device_of(value) if handle in DEFAULT_STREAMS else None)
 
 
 def named(value: Any) -> tuple[NamedStream | NamedEvent, ...]:

@@ -7,8 +7,8 @@ is put on those streams afterwards comes after the copy; where none is named, th
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,14 @@ import numpy.typing as npt
 from ...dtypes import DType
 from ...errors import CallerError, ModelError
 from ...memory.cuda.access import CudaAccess
+from ...memory.cuda.default_streams import LEGACY_STREAM
 from ...memory.cuda.ordering import OwnStreams, order_after
 from ...memory.cuda.runtime import CudaRuntime
 from ...memory.cuda.streams import NamedStream, named_stream
 from ...tensors.cuda.copies import copy
-from ...tensors.cuda.device_array import LEGACY_STREAM, DeviceArray
+from ...tensors.cuda.device_array import DeviceArray, viewed
 from ...tensors.cuda.device_view import DeviceView
-from ...tensors.cuda.imported import imported
+from ...tensors.cuda.imported import device_of, imported
 from ...tensors.cuda.strided_array import StridedArray
 from ...tensors.view import TensorView
 from .scratch import Scratch
@@ -46,29 +47,32 @@ class DeviceArrays:
     def __init__(self, cuda: CudaAccess, device: int) -> None:
         self.device = device
         self._cuda = cuda
+        self._lock = threading.Lock()
+        self._own: tuple[OwnStreams, Scratch] | None = None
 
     @property
     def runtime(self) -> CudaRuntime:
         """CUDA in this process; MachineError if it, or a GPU, is missing."""
         return self._cuda.runtime
 
-    @cached_property
+    @property
     def own_streams(self) -> OwnStreams:
-        """Streams of ours."""
-        return OwnStreams(self.runtime)
+        """Streams of ours; raises as :attr:`runtime`."""
+        return self._loaded()[0]
 
-    @cached_property
+    @property
     def _scratch(self) -> Scratch:
-        return Scratch(self.runtime)
+        return self._loaded()[1]
+
+    def _loaded(self) -> tuple[OwnStreams, Scratch]:
+        with self._lock:
+            if self._own is None:
+                self._own = OwnStreams(self.runtime), Scratch(self.runtime)
+            return self._own
 
     def device_of(self, value: Any) -> int:
         """Return the number of the GPU that a value, of which :func:`is_on_gpu` is true, is on."""
-        if isinstance(value, (DeviceArray, DeviceView, StridedArray)):
-            return value.device
-        if hasattr(value, "__dlpack_device__"):
-            return int(value.__dlpack_device__()[1])
-        address, _ = value.__cuda_array_interface__["data"]
-        return self.runtime.pointer(address).device if address else self.device
+        return device_of(self.runtime, value, self.device)
 
     def adopt(self, value: Any, uses: DeviceUses | None = None) -> DeviceArray | StridedArray:
         """Return an array of any library on a GPU as one of ours, over the same memory.
@@ -102,16 +106,7 @@ class DeviceArrays:
             self.copy_all([(contiguous, array)], uses)
             array = contiguous
         if array.is_read_only == writable:
-            array = DeviceArray(
-                array.runtime,
-                array.address,
-                array.shape,
-                array.dtype,
-                array.device,
-                array,
-                is_read_only=not writable,
-                written_on=array.written_on,
-            )
+            array = viewed(array, is_read_only=not writable)
         return DeviceView(name, array, dtype, path)
 
     def empty(
@@ -279,10 +274,10 @@ class DeviceArrays:
 
     def close(self) -> None:
         """Give memory and streams that nobody uses back to CUDA. Twice is fine."""
-        if "_scratch" in vars(self):
-            self._scratch.close()
-        if "own_streams" in vars(self):
-            self.own_streams.close()
+        if self._own is not None:
+            streams, scratch = self._own
+            scratch.close()
+            streams.close()
 
     def _order_after(self, named: Sequence[NamedStream], device: int, stream: int) -> None:
         """Let a stream of ours come after these of a GPU, or, if there are none, after all that it has to do."""

@@ -46,8 +46,8 @@ class Scratch:
         written_on : int, optional
             A stream of ours that will write it: who reads it on another stream waits for that one.
         """
-        block = _Block(self, self._runtime, *self._take(math.prod(shape) * dtype.itemsize, device), device)
-        return DeviceArray(self._runtime, block.address, shape, dtype, device, block, written_on=written_on)
+        taken = _Taken(self, self._runtime, *self._take(math.prod(shape) * dtype.itemsize, device), device)
+        return DeviceArray(self._runtime, taken.address, shape, dtype, device, taken, written_on=written_on)
 
     def put_back(self, byte_size: int, address: int, device: int) -> None:
         """Take note that memory is free again. To be called when its GPU has finished with it."""
@@ -83,7 +83,7 @@ class Scratch:
         return byte_size, self._runtime.allocate(byte_size, device)
 
 
-class _Block:
+class _Taken:
     """Memory that one array has. Its finalizer waits for nothing, and asks CUDA for nothing."""
 
     def __init__(self, scratch: Scratch, runtime: CudaRuntime, byte_size: int, address: int, device: int) -> None:

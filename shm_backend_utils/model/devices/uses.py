@@ -90,12 +90,7 @@ class DeviceUses:
             known += [stream for stream in streams if stream not in known]
         self.own += other.own
         self.reads_host |= other.reads_host
-        self.keep(other.kept)
-
-    @property
-    def kept(self) -> list[Any]:
-        """What :meth:`keep` was given."""
-        return self._kept
+        self.keep(other._kept)
 
     def keep(self, arrays: Iterable[Any]) -> None:
         """Keep arrays that a GPU has still to copy."""

@@ -65,14 +65,14 @@ def copy(runtime: CudaRuntime, target: Array, source: Array, stream: int, *, ten
 def _upload(runtime: CudaRuntime, target: OnGpu, source: npt.NDArray[Any], stream: int, tensor: str) -> None:
     packed = source if source.flags.c_contiguous else np.ascontiguousarray(source)
     _put_on(runtime, target, packed, stream, target.device, tensor)
-    if packed is not source or not _is_pinned(runtime, packed, target.device):
+    if packed is not source or not _is_pinned(runtime, packed):
         runtime.synchronize_stream(stream, target.device)
 
 
 def _download(runtime: CudaRuntime, target: npt.NDArray[Any], source: OnGpu, stream: int, tensor: str) -> None:
     landing = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
     _put_on(runtime, landing, source, stream, source.device, tensor)
-    if landing is not target or not _is_pinned(runtime, landing, source.device):
+    if landing is not target or not _is_pinned(runtime, landing):
         runtime.synchronize_stream(stream, source.device)
     if landing is not target:
         np.copyto(target, landing)
@@ -107,9 +107,8 @@ def _address_of(array: Array) -> int:
     return int(array.ctypes.data) if isinstance(array, np.ndarray) else array.address
 
 
-def _is_pinned(runtime: CudaRuntime, host: npt.NDArray[Any], device: int) -> bool:
-    with runtime.on(device):
-        return runtime.pointer(host.ctypes.data).kind == "pinned"
+def _is_pinned(runtime: CudaRuntime, host: npt.NDArray[Any]) -> bool:
+    return runtime.pointer(host.ctypes.data).kind == "pinned"
 
 
 def _called(tensor: str) -> str:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
 
 from ... import dtypes
 from ...errors import MachineError
+from ...memory.cuda.default_streams import LEGACY_STREAM
 
 __all__ = ["cupy_array", "cupy_stream"]
 
 _KNOWS_BF16: Final = 14
 """The first version of CuPy that knows the BF16 of ``ml_dtypes``."""
-
-_LEGACY: Final = 1
 
 
 def cupy_array(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object) -> Any:
@@ -30,14 +30,14 @@ def cupy_array(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], devic
     cupy = _imported()
     if dtype == dtypes.BF16.numpy and (dtype.type is np.void or int(cupy.__version__.partition(".")[0]) < _KNOWS_BF16):
         dtype = np.dtype(np.uint16)
-    byte_size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    byte_size = math.prod(shape) * dtype.itemsize
     memory = cupy.cuda.UnownedMemory(address, byte_size, owner, device)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
 
 def cupy_stream(device: int) -> int:
     """Return CuPy's current stream of a device, in this thread; raises as :func:`cupy_array`."""
-    return int(_imported().cuda.get_current_stream(device).ptr) or _LEGACY
+    return int(_imported().cuda.get_current_stream(device).ptr) or LEGACY_STREAM
 
 
 def _imported() -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import dtypes
+from ...memory.cuda.default_streams import LEGACY_STREAM, PER_THREAD_STREAM
 from ...memory.cuda.ordering import order_after
 from ...memory.cuda.runtime import CudaRuntime
 from ...memory.cuda.streams import NamedStream
@@ -19,13 +20,7 @@ from ..dlpack_structures import c_strides
 from .capsules import CapsuleTensor, capsule_over
 from .cupy_arrays import cupy_array, cupy_stream
 
-__all__ = ["LEGACY_STREAM", "PER_THREAD_STREAM", "DeviceArray"]
-
-LEGACY_STREAM: Final = 1
-"""CUDA's default stream, which streams that are not "non-blocking" wait for, and it for them."""
-
-PER_THREAD_STREAM: Final = 2
-"""The default stream of the thread. It waits for the legacy one alone."""
+__all__ = ["DeviceArray", "viewed"]
 
 
 _COMPUTES_NOTHING: Final = (
@@ -136,7 +131,8 @@ class DeviceArray:
             )
         begin, end, _ = rows.indices(self.shape[0])
         row_size = math.prod(self.shape[1:]) * self.dtype.itemsize
-        return self._part(self.address + begin * row_size, (max(end - begin, 0), *self.shape[1:]))
+        rows_shape = max(end - begin, 0), *self.shape[1:]
+        return viewed(self, address=self.address + begin * row_size, shape=rows_shape)
 
     def reshape(self, *shape: Any) -> DeviceArray:
         """Return the same elements in another shape: integers, or a sequence of them; one may be -1.
@@ -155,14 +151,14 @@ class DeviceArray:
             sizes[sizes.index(-1)] = self.size // rest
         if min(sizes, default=0) < 0 or math.prod(sizes) != self.size:
             self._refuse_shape(sizes)
-        return self._part(self.address, tuple(sizes))
+        return viewed(self, shape=tuple(sizes))
 
     def let_wait(self, stream: int, device: int) -> None:
         """Let a stream, of any device, wait until the elements are written. The host does not wait.
 
         Raises
         ------
-        CudaError
+        MachineError
             There is no such stream.
         """
         if self.written_on is not None and stream != self.written_on:
@@ -188,7 +184,7 @@ class DeviceArray:
 
         Raises
         ------
-        CudaError
+        MachineError
             Something that was launched on the GPU has failed.
         """
         copied = np.empty(self.shape, self.dtype)
@@ -291,17 +287,26 @@ class DeviceArray:
     def __repr__(self) -> str:
         return f"<DeviceArray {dtypes.BY_NUMPY[self.dtype].name} {list(self.shape)} GPU {self.device}>"
 
-    def _part(self, address: int, shape: tuple[int, ...]) -> DeviceArray:
-        return DeviceArray(
-            self.runtime,
-            address,
-            shape,
-            self.dtype,
-            self.device,
-            self._owner,
-            is_read_only=self.is_read_only,
-            written_on=self.written_on,
-        )
-
     def _refuse_shape(self, shape: Sequence[int]) -> NoReturn:
         raise ValueError(f"an array of shape {self.shape} cannot become one of shape {tuple(shape)}")
+
+
+def viewed(
+    array: DeviceArray,
+    *,
+    address: int | None = None,
+    shape: tuple[int, ...] | None = None,
+    dtype: np.dtype[Any] | None = None,
+    is_read_only: bool | None = None,
+) -> DeviceArray:
+    """Return an array over the same memory, or a part of it, which differs in what is given; it keeps the memory."""
+    return DeviceArray(
+        array.runtime,
+        array.address if address is None else address,
+        array.shape if shape is None else shape,
+        array.dtype if dtype is None else dtype,
+        array.device,
+        array._owner,
+        is_read_only=array.is_read_only if is_read_only is None else is_read_only,
+        written_on=array.written_on,
+    )

@@ -9,19 +9,19 @@ import numpy as np
 
 from ... import dtypes
 from ...errors import TensorTypeError
+from ...memory.cuda.default_streams import LEGACY_STREAM
 from ...memory.cuda.ordering import order_after
 from ...memory.cuda.runtime import CudaRuntime
 from ...memory.cuda.streams import NamedStream
 from .. import dlpack
 from ..dlpack_structures import VERSION, c_strides
 from .capsules import taken_over
-from .device_array import LEGACY_STREAM, DeviceArray
+from .device_array import DeviceArray
 from .device_view import DeviceView
 from .strided_array import StridedArray
 
-__all__ = ["imported", "is_on_gpu"]
+__all__ = ["device_of", "imported", "is_on_gpu"]
 
-_MANAGED: Final = 13
 _REFUSALS: Final = (BufferError, RuntimeError, TypeError, ValueError, KeyError, AttributeError)
 """What libraries raise where they do not give a tensor away: one with gradients, or of a type that they lack."""
 
@@ -33,6 +33,17 @@ def is_on_gpu(value: Any) -> bool:
     if hasattr(value, "__dlpack_device__"):
         return int(value.__dlpack_device__()[0]) in dlpack.ON_GPU
     return hasattr(value, "__cuda_array_interface__")
+
+
+def device_of(runtime: CudaRuntime, value: Any, otherwise: int = 0) -> int:
+    """Return the number of the GPU that an array, of which :func:`is_on_gpu` is true, is on.
+
+    One without elements may not say it: then it is ``otherwise``.
+    """
+    if hasattr(value, "__dlpack_device__"):
+        return int(value.__dlpack_device__()[1])
+    address, _ = value.__cuda_array_interface__["data"]
+    return runtime.pointer(address).device if address else otherwise
 
 
 def imported(runtime: CudaRuntime, value: Any, stream: int, *, tensor: str = "") -> DeviceArray | StridedArray:
@@ -85,10 +96,10 @@ def _by_dlpack(runtime: CudaRuntime, value: Any, stream: int) -> DeviceArray | S
     if type(value).__name__ == "PyCapsule":
         memory, owner = taken_over(value)
     else:
-        with runtime.on(_device_of(value)):  # PyTorch gives away those of the current device alone
+        with runtime.on(device_of(runtime, value)):  # PyTorch gives away those of the current device alone
             memory, owner = taken_over(_capsule_of(value, stream))
     device = memory.device
-    if memory.device_type == _MANAGED and memory.address:  # such memory has no device of its own
+    if memory.device_type == dlpack.CUDA_MANAGED and memory.address:  # such memory has no device of its own
         device = runtime.pointer(memory.address).device
     return _array(
         runtime, memory.address, memory.shape, memory.strides, memory.dtype, device, owner, memory.is_read_only
@@ -103,23 +114,21 @@ def _capsule_of(value: Any, stream: int) -> object:
 
 
 def _by_interface(runtime: CudaRuntime, value: Any, stream: int, tensor: str) -> DeviceArray | StridedArray:
-    with runtime.on(_device_of(value)):  # CuPy tells the stream of the current device
+    device = device_of(runtime, value)
+    with runtime.on(device):  # CuPy tells the stream of the current device
         interface = value.__cuda_array_interface__
     if interface.get("mask") is not None:
         raise TypeError("it has a mask")
     typestr, shape = interface["typestr"], tuple(interface["shape"])
     dtype = dtypes.BF16 if typestr in ("<V2", "|V2") else dtypes.from_numpy(typestr, tensor)
     address, is_read_only = interface["data"]
-    device = runtime.pointer(address).device if address else _device_of(value)
+    if address:
+        device = runtime.pointer(address).device
     produced_on = interface.get("stream")
     if produced_on is not None:
         order_after(runtime, (NamedStream(int(produced_on) or LEGACY_STREAM, device),), device, stream)
     strides = interface.get("strides") or c_strides(shape, dtype.itemsize)
     return _array(runtime, address, shape, tuple(strides), dtype.numpy, device, value, bool(is_read_only))
-
-
-def _device_of(value: Any) -> int:
-    return int(value.__dlpack_device__()[1]) if hasattr(value, "__dlpack_device__") else 0
 
 
 def _array(

@@ -11,11 +11,13 @@ from typing import Any, Final
 import numpy as np
 
 from ... import dtypes
-from .device_array import DeviceArray
+from .device_array import DeviceArray, viewed
 
 __all__ = ["as_library", "library_of"]
 
 _MODULES: Final = {"torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax", "numba": "numba"}
+_BYTES: Final = np.dtype(np.uint8)
+_WORDS: Final = np.dtype(np.uint16)
 
 
 def library_of(value: Any) -> str | None:
@@ -68,7 +70,7 @@ def _torch(array: DeviceArray) -> Any:
     try:
         return from_dlpack(array)
     except RuntimeError:  # some versions know no bool here
-        return from_dlpack(_viewed(array, "uint8")).view(torch.bool)
+        return from_dlpack(viewed(array, dtype=_BYTES)).view(torch.bool)
 
 
 def _jax(array: DeviceArray) -> Any:
@@ -80,21 +82,7 @@ def _jax(array: DeviceArray) -> Any:
 def _numba(array: DeviceArray) -> Any:
     from numba import cuda  # noqa: PLC0415
 
-    return cuda.as_cuda_array(_viewed(array, "uint16") if array.dtype == dtypes.BF16.numpy else array)
-
-
-def _viewed(array: DeviceArray, integers: str) -> DeviceArray:
-    """Return the same bytes as integers of the same size."""
-    return DeviceArray(
-        array.runtime,
-        array.address,
-        array.shape,
-        np.dtype(integers),
-        array.device,
-        array,
-        is_read_only=array.is_read_only,
-        written_on=array.written_on,
-    )
+    return cuda.as_cuda_array(viewed(array, dtype=_WORDS) if array.dtype == dtypes.BF16.numpy else array)
 
 
 _MAKERS: Final[dict[str, Callable[[DeviceArray], Any]]] = {

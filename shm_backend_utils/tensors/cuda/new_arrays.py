@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ __all__ = ["copy_of", "new_array"]
 
 def new_array(runtime: CudaRuntime, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> DeviceArray:
     """Return an array that is not cleared, and whose memory goes with it; CudaError if there is none."""
-    byte_size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    byte_size = math.prod(shape) * dtype.itemsize
     allocation = CudaAllocation(runtime, max(byte_size, 1), device)
     return DeviceArray(runtime, allocation.address, shape, dtype, device, allocation.keeper)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shm_backend_utils.memory.managed import KEY_PREFIX
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.fake_driver.asked import bytes_of, done, filled, in_a_process, name_of, numbers, told
 
@@ -129,6 +130,11 @@ def test_freeing_what_others_have_open_is_told(cuda: Any, other: Any, driver: Fa
     driver.forget()
 
 
+def not_regions() -> set[Path]:
+    """Return what is in /dev/shm but for regions, which tests beside this one make and remove."""
+    return {path for path in Path("/dev/shm").iterdir() if not path.name.startswith(KEY_PREFIX)}
+
+
 def test_a_handle_of_a_dead_process(cuda: Any, driver: FakeDriver) -> None:
     program = """
     address = done(cuda.cuMemAlloc(1 << 20))
@@ -137,7 +143,7 @@ def test_a_handle_of_a_dead_process(cuda: Any, driver: FakeDriver) -> None:
     print(ctypes.string_at(handle.getPtr(), 64).hex(), flush=True)
     sys.stdin.read()
     """
-    before = set(Path("/dev/shm").iterdir())
+    before = not_regions()
     with in_a_process(program) as owner:
         assert owner.stdout
         handle = filled(cuda, "CUipcMemHandle", bytes.fromhex(owner.stdout.readline()))
@@ -147,7 +153,7 @@ def test_a_handle_of_a_dead_process(cuda: Any, driver: FakeDriver) -> None:
     assert name_of(cuda.cuIpcOpenMemHandle(handle, 1)) == "MAP_FAILED"
     assert numbers(driver, opened).tolist() == [5] * 4  # until it is closed
     done(cuda.cuIpcCloseMemHandle(opened))
-    assert set(Path("/dev/shm").iterdir()) == before
+    assert not_regions() == before
 
 
 def test_an_opener_that_was_killed_has_nothing_open(cuda: Any, driver: FakeDriver) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
+from shm_backend_utils.memory.cuda.default_streams import LEGACY_STREAM
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
-from shm_backend_utils.tensors.cuda.device_array import LEGACY_STREAM, DeviceArray
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 from shm_backend_utils.tensors.cuda.imported import imported
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 

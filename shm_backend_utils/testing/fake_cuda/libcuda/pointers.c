@@ -1,4 +1,4 @@
-/* What CUDA says of an address; and what tests may see: the bytes behind it, and what is not given back. */
+/* What CUDA says of an address. */
 #include "driver.h"
 
 enum { CONTEXT = 1, MEMORY_TYPE, DEVICE_POINTER, HOST_POINTER, P2P_TOKENS, SYNC_MEMOPS, BUFFER_ID, IS_MANAGED,
@@ -56,41 +56,4 @@ EXPORT CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **v
     if (!range || attribute_of(range, attributes[i], address, values[i])) say_nothing(attributes[i], values[i]);
   }
   return unlock(CUDA_SUCCESS);
-}
-
-/* Returns where the bytes of an address are for host code; NULL if there are not so many. */
-EXPORT char *fake_cuda_memory(uintptr_t address, size_t size) {
-  lock();
-  struct place place = {NULL, NULL};
-  for (int process = 0; process < PROCESSES && !place.block; process++)
-    if (range_at(process, address) && resolve(process, address, size, &place)) break;
-  char *bytes = place.block ? place.bytes : NULL;
-  release_place(&place);
-  unlock(0);
-  return bytes;
-}
-
-EXPORT void fake_cuda_end(int process) {
-  lock();
-  end_streams(process);
-  end_events(process);
-  end_ranges(process);
-  end_contexts(process);
-  unlock(0);
-}
-
-/* allocations, openings, events, streams, pinned ranges: of a virtual process, or of all (-1) */
-EXPORT void fake_cuda_live(int process, int counts[5]) {
-  lock();
-  memset(counts, 0, 5 * sizeof *counts);
-  for (struct range *range = all_ranges; range; range = range->next) {
-    struct block *block = range->block;
-    if (process >= 0 && block->process != process) continue;
-    counts[0] += block->kind != OPENED && block->kind != PINNED;
-    counts[4] += block->kind == PINNED;
-    for (struct opening *one = block->openings; one; one = one->next) counts[1] += one->count;
-  }
-  counts[2] = live_events(process);
-  counts[3] = live_streams(process);
-  unlock(0);
 }
