@@ -187,6 +187,21 @@ def test_a_client_that_takes_the_slot_back_finds_it_unmapped(client: Client, ses
     assert client.host.is_free(0)
 
 
+def test_what_no_slot_fences_is_unmapped_before_the_answer_also_if_that_is_an_error(
+    client: Client, session: ShmSession
+) -> None:
+    def infer(call: Call) -> None:
+        x = x_of(call)
+        try:
+            raise ValueError(x.shape)
+        except ValueError as error:
+            raise ModelError("no") from error
+
+    (response,) = session.serve([client.request(0, {}, fenced=False)], infer)
+    assert str(response.error) == "shm:model: no"
+    assert counts() == (2, 2)
+
+
 def test_what_no_slot_fences_is_unmapped_before_the_answer_also_while_another_thread_unmaps(
     cuda: CudaRuntime, client: Client, session: ShmSession
 ) -> None:
