@@ -21,6 +21,9 @@ from .runtime import BLOCK_BYTES, whole_blocks
 
 __all__ = ["DeviceBank", "ShortOfMemoryError", "rounded_up"]
 
+_MOST_BYTES: Final = 2**47
+"""No GPU has as much, and some of what is larger is no size to CUDA."""
+
 _ROUND_S: Final = 0.05
 _FINALIZERS_PATIENCE_S: Final = 0.5
 
@@ -193,6 +196,10 @@ class DeviceBank:
 
     def _allocate(self, device: int, byte_size: int) -> CudaAllocation:
         limit = self._max_bytes
+        if byte_size > _MOST_BYTES:
+            raise BudgetError(
+                f"the call needs {byte_size} bytes on GPU {device}, more than any GPU has; send less at once"
+            )
         if limit is not None and byte_size > limit:
             raise BudgetError(
                 f"the call needs {byte_size} bytes on GPU {device}, but the pool may have {limit}; raise "

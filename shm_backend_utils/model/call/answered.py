@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any, Final
@@ -277,6 +278,8 @@ class AnsweredRequest(ReceivedRequest):
         try:
             self.response = self._context.backend.error_response(error)
         finally:
+            if self._further is not None and self._further.passing:
+                _forget_locals(error)  # views among them would keep the memory mapped
             self._abort()
 
     @property
@@ -363,3 +366,13 @@ class AnsweredRequest(ReceivedRequest):
             self.devices.release()
         self._results = results.NO_RESULTS
         self.end()
+
+
+def _forget_locals(error: BaseException) -> None:
+    """Have an error keep nothing of what functions had in hand that are over; those that it comes from, neither."""
+    each: BaseException | None = error
+    seen: set[int] = set()
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        traceback.clear_frames(each.__traceback__)
+        each = each.__cause__ or each.__context__

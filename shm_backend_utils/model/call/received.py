@@ -141,6 +141,8 @@ class ReceivedRequest:
                     self.table = table
                     self._rooms = table.outputs
             except BaseException:
+                if self._further is not None:
+                    self._further.unmap_passing()  # no GPU has begun with it
                 self._release()
                 raise
         if self.table is None and not context.takes_delivered:

@@ -128,6 +128,7 @@ class Resolver:
             if same:
                 check_parts_are_apart(table, found)
         except BaseException:
+            found.unmap_passing()
             found.release()
             raise
         return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -184,6 +185,39 @@ def test_a_client_that_takes_the_slot_back_finds_it_unmapped(client: Client, ses
     (response,) = session.serve([sent], read)
     assert "shm:stale" in str(response.error)
     assert counts() == (0, 0)
+    assert client.host.is_free(0)
+
+
+def test_what_no_slot_fences_is_unmapped_before_the_answer_also_if_that_is_an_error(
+    client: Client, session: ShmSession
+) -> None:
+    def infer(call: Call) -> None:
+        x = x_of(call)
+        try:
+            raise ValueError(x.shape)
+        except ValueError as error:
+            raise ModelError("no") from error
+
+    (response,) = session.serve([client.request(0, {}, fenced=False)], infer)
+    assert str(response.error) == "shm:model: no"
+    assert counts() == (2, 2)
+
+
+@pytest.mark.parametrize("fenced", [True, False], ids=["lent", "not fenced"])
+@pytest.mark.parametrize("reason", ["table", "handle"])
+def test_a_request_that_is_refused_leaves_nothing_mapped(
+    client: Client, session: ShmSession, reason: str, fenced: bool
+) -> None:
+    garbage = SimpleNamespace(**{**vars(client.allocations[1]), "handle": bytes(64)})
+    allocations = list(client.allocations)
+    if reason == "handle":
+        client.allocations[1] = cast("CudaAllocation", garbage)
+    outputs = {"NONE": DEVICE} if reason == "table" else {}
+    sent = client.request(0, outputs, fenced=fenced, is_for_one_request=fenced)
+    client.allocations[:] = allocations
+    (response,) = session.serve([sent], read)
+    assert response.error is not None
+    assert left_of(MODEL).opened == 0
     assert client.host.is_free(0)
 
 

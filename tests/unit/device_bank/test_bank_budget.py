@@ -38,6 +38,16 @@ def test_what_a_slot_has_already_is_not_allocated_again(
     assert driver.count("cuMemAlloc") == 2
 
 
+@pytest.mark.parametrize("byte_size", [2**48, 2**63, 2**64, 2**80])
+def test_what_no_gpu_has_is_not_waited_for(gpu: CudaRuntime, byte_size: int) -> None:
+    bank = DeviceBank(CudaAccess(lambda: gpu), None)
+    region = SlotRegion(100, 1, PAGE_SIZE, PRIVATE)
+    with pytest.raises(BudgetError, match="more than any GPU has"):
+        bank.provide(region, [0], [byte_size])
+    region.destroy()
+    assert not bank.collect()
+
+
 def test_a_bank_that_provides_nothing_does_not_load_cuda(gpu: CudaRuntime) -> None:
     with that_nobody_loads(gpu) as access:
         bank = DeviceBank(access, None)
