@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -19,10 +18,10 @@ from shm_backend_utils.client import ShmClient
 from shm_backend_utils.errors import ShmError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.server import EmbeddedServer
-from tests.e2e.fake_gpus import DRIVER, X
+from tests.e2e.fake_gpus import DRIVER, X, left_here
 
 from .gate import Gate
-from .processes import stub_of
+from .processes import eventually, stub_of
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
@@ -44,14 +43,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
 def test_the_client_is_told_in_time_and_others_are_served(server: EmbeddedServer, tmp_path: Path, model: str) -> None:
     gate = Gate(tmp_path)
     gate.close()
+    before = left_here()
     runtime = DRIVER.runtime()
-    x = DRIVER.tensor(X)
+    given = [DRIVER.tensor(X)]
     with ShmClient(server.grpc_url, cuda=CudaAccess(lambda: runtime)) as client:
 
         def infer(name: str, deed: str, **parameters: Any) -> Any:
             said = {"deed": deed, **parameters}
             return client.infer(
-                name, {"X": x}, outputs={"Y": ON_THE_GPU}, parameters=said, path="direct", timeout_s=DEADLINE_S
+                name, {"X": given[0]}, outputs={"Y": ON_THE_GPU}, parameters=said, path="direct", timeout_s=DEADLINE_S
             )
 
         infer(model, "double").release()
@@ -72,6 +72,6 @@ def test_the_client_is_told_in_time_and_others_are_served(server: EmbeddedServer
                 found = DRIVER.memory(y.address, y.shape, y.dtype).copy()
             np.testing.assert_array_equal(found, X * 2, err_msg=str(number))
             del y
-    with contextlib.suppress(OSError):
-        gate.let_go()
+    given.clear()
+    eventually(lambda: not runtime.retired.collect() and left_here() == before)
     assert DRIVER.violations() == []

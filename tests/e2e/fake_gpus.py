@@ -6,7 +6,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
@@ -19,11 +19,13 @@ from shm_backend_utils.memory.cuda.memory import CudaAccess, CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
+from shm_backend_utils.testing.fake_cuda.tensor import Tensor
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 
 from .eventually import eventually
 from .flavours import AnyClient, Flavour, url_of
-from .hand_made import DATATYPES, Claim, HandMade, Tensor, hand_made
+from .hand_made import DATATYPES, Claim, HandMade, hand_made
+from .hand_made import Tensor as Span
 
 __all__ = [
     "DRIVER",
@@ -82,11 +84,17 @@ class Gpu:
     model: str
     streams: tuple[int, ...]
     made: int = 0
+    kept: list[Tensor] = field(default_factory=list)
 
-    def array(self, values: npt.ArrayLike, device: int = 0) -> Any:
+    def array(self, values: npt.ArrayLike, device: int = 0) -> Tensor:
         """Return a tensor that is still to be filled when this returns, as after a kernel was launched."""
         self.made += 1
         return DRIVER.tensor(np.asarray(values, np.float32), device=device, stream=self.streams[device])
+
+    def kept_array(self, values: npt.ArrayLike) -> Tensor:
+        """Return a tensor that is kept until the client has ended: to free it would wait for all that is on the GPU."""
+        self.kept.append(self.array(values))
+        return self.kept[-1]
 
     @property
     def allocations(self) -> int:
@@ -165,6 +173,7 @@ def gpu_of(flavour: Flavour, model: str = MODEL, **options: Any) -> Iterator[Gpu
         gpu = Gpu(client, cuda, flavour.url, model, streams)
         yield gpu
     gpu.finish()
+    gpu.kept.clear()
     for device, stream in enumerate(streams):
         cuda.destroy_stream(stream, device)
     told = told_by(model, flavour.url, "let_go")  # the model would do it by itself, within seconds
@@ -196,8 +205,8 @@ class GpuRequest:
         self.region = request.region
         self.table = request.table
         self.table.regions = [claim_of(allocation)]
-        self.table.inputs = [Tensor(b"X", 0, X.nbytes, 1, DATATYPES["FP32"], [X.size])]
-        self.table.outputs = [Tensor(b"Y", Y_OFFSET, X.nbytes, 1)]
+        self.table.inputs = [Span(b"X", 0, X.nbytes, 1, DATATYPES["FP32"], [X.size])]
+        self.table.outputs = [Span(b"Y", Y_OFFSET, X.nbytes, 1)]
         request.parameters["deed"] = "double"
 
     @property

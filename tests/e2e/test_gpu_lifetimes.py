@@ -182,7 +182,14 @@ def test_memory_that_a_gpu_still_writes_to_is_neither_closed_nor_freed(
     """The model has answered, and left it to its client to wait for the GPU; but the client closes."""
     with gpu_of(flavour_of(triton_server), "fake_gpu_events") as gpu:
         infer(gpu).release()  # from now on the model has events
-        infer(gpu, "launch_what_waits_at_the_gate", deed_with=gate.parameters("")).release()
+        gpu.infer(
+            "launch_what_waits_at_the_gate",
+            gpu.kept_array(X),
+            (X.shape, X.dtype, "cuda:0"),
+            deed_with=gate.parameters(""),
+            stream=gpu.streams[0],
+            path="direct",
+        ).release()
         gate.wait_for_model()
         gpu.client.close()
         with ThreadPoolExecutor(1) as thread:

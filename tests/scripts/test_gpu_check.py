@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,18 +15,16 @@ from typing import Any
 
 import pytest
 
-from scripts.tools.gpu_check import gpu as gpu_module
 from scripts.tools.gpu_check.check import Wanted, check
 from scripts.tools.gpu_check.fakes.gpu import load_fake_gpu
 from scripts.tools.gpu_check.gpu import Gpu, load_gpu
-from scripts.tools.gpu_check.kernels import LIBRARIES
+from scripts.tools.gpu_check.kernels import LIBRARIES, load_kernels
 from scripts.tools.gpu_check.measuring import SMALL
 from scripts.tools.gpu_check.processes import client as client_process
 from scripts.tools.gpu_check.processes.checks import CHECKS
 from scripts.tools.gpu_check.processes.client import Check, Client, ModelProcess
 from scripts.tools.gpu_check.processes.figures import many_requests
 from scripts.tools.gpu_check.report import CheckFailedError, Figure, NotOnAFakeError, Report
-from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.server.install import FOLDER_VARIABLE
@@ -133,7 +132,7 @@ def test_the_report_tells_all_versions(rehearsal: Rehearsal) -> None:
 # --- where something is missing
 
 
-def test_without_the_bindings_it_ends_with_one_sentence(
+def test_without_the_bindings_it_ends_with_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
@@ -141,7 +140,7 @@ def test_without_the_bindings_it_ends_with_one_sentence(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("gpu_check needs a GPU and cuda-bindings: GPU memory needs NVIDIA's cuda-bindings")
-    assert printed.err.count("\n") == 1
+    assert re.search("\nmodels see (no GPU: )?", printed.err)  # and what a process sees that has them
     assert not (tmp_path / "report").exists()
 
 
@@ -149,7 +148,7 @@ def without_gpu(library: str) -> Gpu:
     raise CudaError("making GPU 0 ready", "CUDA_ERROR_NO_DEVICE")
 
 
-def test_without_a_gpu_it_ends_with_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_it_ends_with_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(without_gpu, SMALL, tmp_path, Wanted()) == 2
     assert "CUDA_ERROR_NO_DEVICE: no GPU is visible here" in capsys.readouterr().err
 
@@ -207,9 +206,16 @@ def test_a_rehearsal_must_say_where_its_report_goes() -> None:
 
 def test_pytorch_for_cpus_cannot_be_used_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    load_fake_gpu("neither")  # there is a driver, on which this PyTorch sees nothing
-    with pytest.raises((ImportError, MachineError), match="this PyTorch sees no GPU"):
-        gpu_module.load_gpu("torch")
+    gpu = load_fake_gpu("neither")
+    with pytest.raises(ImportError, match="this PyTorch sees no GPU"):
+        load_kernels("torch", gpu.runtime)
+
+
+def test_a_fake_is_never_taken_for_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load_fake_gpu("neither")
+    assert check(load_gpu, SMALL, tmp_path / "report", Wanted()) == 2
+    assert "what is found as a driver is a fake CUDA driver, no GPU; --rehearse is for that" in capsys.readouterr().err
+    assert not (tmp_path / "report").exists()
 
 
 # --- whether the checks can fail

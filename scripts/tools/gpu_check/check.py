@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from shm_backend_utils.errors import MachineError
+from shm_backend_utils.server import find_gpus
 
 from .. import ROOT
 from .driver import device_name
@@ -73,6 +75,7 @@ def check(load: Callable[[str], Gpu], amounts: Amounts, folder: Path | None, wan
         gpu = load("neither")
     except MachineError as error:
         print(f"gpu_check needs a GPU and cuda-bindings: {error}", file=sys.stderr)
+        print(find_gpus(os.environ, sys.executable).text, file=sys.stderr)
         return 2
     date = time.strftime("%Y-%m-%d")
     title = TITLE_OF_A_FAKE if gpu.is_fake else TITLE

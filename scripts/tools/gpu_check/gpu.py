@@ -11,11 +11,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.cuda.memory import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.tensors.device_array import DeviceArray
 from shm_backend_utils.tensors.device_import import imported
 
+from .driver import device_name
 from .kernels import Kernels, load_kernels
 from .report import require
 
@@ -134,12 +136,14 @@ def load_gpu(library: str) -> Gpu:
     Raises
     ------
     MachineError
-        The bindings, the driver or a GPU are missing.
+        The bindings, the driver or a GPU are missing, or the driver is a fake.
     ImportError
         The library is missing, or sees no GPU.
     """
     access = CudaAccess()
     access.runtime.make_current(0)
+    if "fake" in device_name(0):
+        raise MachineError(f"what is found as a driver is a {device_name(0)}; --rehearse is for that")
     return Gpu(access, load_kernels(library, access.runtime), _import_cuda_shared_memory)
 
 

@@ -212,8 +212,7 @@ class TritonPythonModel:
 
     def do_tell(self, call):
         """Tell how often CUDA was asked for what, what is open now, and how much was undefined."""
-        waits = DRIVER.count("cuStreamSynchronize") + DRIVER.count("cuCtxSynchronize")
-        counts = [DRIVER.count("cuIpcOpenMemHandle"), waits, DRIVER.count("cuMemHostRegister")]
+        counts = [DRIVER.count(name) for name in ("cuIpcOpenMemHandle", "cuCtxSynchronize", "cuMemHostRegister")]
         live = DRIVER.live()
         now = [live.opened, live.allocations, live.pinned, len(DRIVER.violations())]
         call.put("Y", np.array([*counts, self.launched, self.finished, *now], np.float32))
