@@ -162,7 +162,8 @@ class Cuda(Kind):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch)
         self._fence = ManagedRegion.create(1)
-        self._allocation = CudaAllocation(DRIVER.runtime(CLIENT), BLOCK, DEVICE)
+        self._client = DRIVER.runtime(CLIENT)
+        self._allocation = CudaAllocation(self._client, BLOCK, DEVICE)
 
     def claim(self, more: int = 0) -> RegionClaim:
         return claim_of_allocation(self._allocation, byte_size=BLOCK + more)
@@ -178,6 +179,7 @@ class Cuda(Kind):
         if not self._fence.segment.is_closed and not has_users(self._fence.segment.fileno()):
             self._fence.close()
             self._allocation.free()
+            collect(self._client)
 
     @property
     def handle(self) -> bytes | None:
@@ -233,13 +235,13 @@ class Model:
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kind]:
-    before = left_of(MODEL)
+    before = left_of(MODEL), left_of(CLIENT)
     kind = KINDS[request.param](monkeypatch)
     yield kind
-    kind.go()
     gc.collect()  # what only waits for the collector is no leak
     collect(kind.cuda)
-    assert left_of(MODEL) == before
+    kind.go()
+    assert (left_of(MODEL), left_of(CLIENT)) == before
 
 
 @pytest.fixture
