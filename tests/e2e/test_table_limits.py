@@ -104,7 +104,7 @@ def reserved(value: int) -> Break:
     return lambda made: setattr(made.table, "reserved", value)
 
 
-def reserved_of_region(value: int) -> Break:
+def flags_of_region(value: int) -> Break:
     return lambda made: made.table.regions.append(Claim(3, b"nobody's", reserved=value))
 
 
@@ -161,7 +161,7 @@ LIMITS: Final[dict[str, tuple[Break, str, Break, str]]] = {
     ),
     "least size of a lent region": (lent(1), "shm:gone", lent(0), "regions[1].byte_size: found 0"),
     "reserved": (reserved(0), "", reserved(1), "reserved: found 1, expected 0"),
-    "reserved of a region": (reserved_of_region(0), "shm:gone", reserved_of_region(1), "regions[1].reserved: found 1"),
+    "flags of a region": (flags_of_region(0), "shm:gone", flags_of_region(1), "regions[1].flags: found 1"),
     "begin of an input": (x(offset=BEGIN), "", x(offset=BEGIN - 4), "inputs[0]: found 16 bytes at offset"),
     "begin of an output": (y(offset=BEGIN + ROOM), "", y(offset=BEGIN - 4), "outputs[0]: found 64 bytes at offset"),
     "end of an input": (at_end("X", 16, 0), "", at_end("X", 16, 4), "inputs[0]: found 16 bytes at offset"),
