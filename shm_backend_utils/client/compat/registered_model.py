@@ -22,7 +22,7 @@ from ...memory.pool.need import Need, region_size
 from ...memory.pool.options import PoolOptions
 from ...origin import Origin
 from ...protocol.call_layout import aligned
-from ...protocol.layout import data_offset
+from ...protocol.layout import MAX_RECORD_BYTE_SIZE, data_offset
 from ...tensors.strings import Strings
 from ..attempts import finish
 from ..client_memory import ClientMemory
@@ -89,7 +89,10 @@ class RegisteredModel:
         self._permits = threading.BoundedSemaphore(self.pool_size)
         self._memory = ClientMemory(
             PoolOptions(
-                max_bytes=self.pool_size * region_size(Need(self._byte_size)), max_batch_bytes=0, idle_s=_FOREVER_S
+                # How long a slot's record is, the model says, which need not be loaded yet.
+                max_bytes=self.pool_size * region_size(Need(self._byte_size, 1, MAX_RECORD_BYTE_SIZE)),
+                max_batch_bytes=0,
+                idle_s=_FOREVER_S,
             ),
             CudaAccess(),
         )
