@@ -122,7 +122,7 @@ def test_a_kernel_that_fails_fails_the_request_and_not_the_next(gpu: Gpu) -> Non
     ask(gpu.model, gpu.url, "forget_failures")
     with infer(gpu) as result:
         assert content(result["Y"]) == (X * 2).tolist()
-    assert gpu.allocations == 1  # the memory was given back
+    assert gpu.allocations == 2  # nobody knows what the GPU still does in the first one's memory
 
 
 def test_what_a_model_launched_before_it_failed_is_done_when_its_response_comes(gpu: Gpu) -> None:

@@ -114,6 +114,7 @@ def _torch(library: FakeLibrary) -> Any:
         "torch",
         {
             "__version__": "none: a fake",
+            "backends": SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: True)),
             "bool": np.bool_,
             "cuda": cuda,
             "empty": empty,
