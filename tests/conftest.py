@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from scripts.tools.common.sample_models import copy_models, copy_sample_models, models_in
 from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,6 +43,15 @@ def _leaves_no_shared_memory() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _leaves_nothing_on_fake_gpus() -> Iterator[None]:
+    before = _left_on_fake_gpus()
+    yield
+    if _left_on_fake_gpus() != before:
+        gc.collect()
+    assert _left_on_fake_gpus() == before
+
+
 @pytest.fixture(scope="session")
 def triton_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     """A server with every sample model that this machine can run and every test model, one for all tests here.
@@ -54,3 +65,8 @@ def triton_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded
     with EmbeddedServer.start(repository, log_file=folder / "server.log", numpy="own") as server:
         yield server
     assert list(SHM.glob(f"{server.shm_prefix}*")) == []
+
+
+def _left_on_fake_gpus() -> tuple[int, ...]:
+    driver = FakeDriver.loaded()
+    return (0,) * 6 if driver is None else (driver.depth(), *driver.live())

@@ -310,6 +310,7 @@ def find(
         with pytest.raises(CheckFailedError, match=complaint):
             checks[check_name](client)
         model.kill()
+    gpu.destroy_stream()
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,11 @@ class Gpu:
         """A stream of GPU 0, for what the check itself copies."""
         return self.runtime.create_stream(0)
 
-    def forget_stream(self) -> None:
-        """Have another :attr:`stream` from now on."""
-        vars(self).pop("stream", None)
+    def destroy_stream(self) -> None:
+        """Let :attr:`stream` go, when what is on it is done; whoever asks for it again gets another."""
+        stream = vars(self).pop("stream", None)
+        if stream is not None:
+            self.runtime.destroy_stream(stream, 0)
 
     def stream_of(self, device: int) -> int:
         """Return :attr:`stream`, or a new one of another GPU."""
@@ -141,10 +143,11 @@ def load_gpu(library: str) -> Gpu:
         The library is missing, or sees no GPU.
     """
     access = CudaAccess()
-    access.runtime.make_current(0)
+    runtime = access.runtime
     if "fake" in device_name(0):
         raise MachineError(f"what is found as a driver is a {device_name(0)}; --rehearse is for that")
-    return Gpu(access, load_kernels(library, access.runtime), _import_cuda_shared_memory)
+    runtime.make_current(0)
+    return Gpu(access, load_kernels(library, runtime), _import_cuda_shared_memory)
 
 
 def _import_cuda_shared_memory() -> Any:

@@ -11,6 +11,7 @@ import ctypes
 import itertools
 import os
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -79,8 +80,6 @@ class FakeDriver:
         self._native.fake_cuda_count.restype = ctypes.c_uint64
         self._launched: dict[int, Callable[[], object]] = {}
         self._number = itertools.count(1)
-        self._run = _HostFunction(self._call_launched)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._run))  # a stream may need it whenever this object ends
 
     @classmethod
     def load(cls) -> FakeDriver:
@@ -91,11 +90,16 @@ class FakeDriver:
         MachineError
             It cannot be built, or this process has another driver loaded already.
         """
-        other = _loaded_driver()
-        native = other if other is not None else ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
-        if not hasattr(native, "fake_cuda_live"):
+        native = _loaded_driver() or ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
+        if not _is_fake(native):
             raise MachineError("this process has loaded another libcuda.so.1; load the fake one before CUDA is used")
         return cls(native)
+
+    @classmethod
+    def loaded(cls) -> FakeDriver | None:
+        """Return the fake driver of this process, or None if it has loaded none."""
+        native = _loaded_driver()
+        return cls(native) if native is not None and _is_fake(native) else None
 
     def bindings(self, process: int = 0) -> Any:
         """Return what is to a virtual process as ``cuda.bindings.driver`` is to one."""
@@ -137,6 +141,13 @@ class FakeDriver:
         self._native.fake_cuda_live(_ALL if process is None else process, counts)
         return LiveCounts(*counts)
 
+    def depth(self, process: int | None = None) -> int:
+        """Return how many contexts are on the calling thread's stack (``cuCtxPushCurrent``), or on all of its stacks.
+
+        Each virtual process has its own stack in each thread.
+        """
+        return int(self._native.fake_cuda_depth(_ALL if process is None else process))
+
     def violations(self) -> list[str]:
         """Return what was done that CUDA leaves undefined, in this operating-system process.
 
@@ -173,6 +184,12 @@ class FakeDriver:
         if error:
             del self._launched[number]
             raise RuntimeError(f"cuLaunchHostFunc: {error.name}")
+
+    @cached_property
+    def _run(self) -> Any:
+        function = _HostFunction(self._call_launched)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))  # a stream may need it whenever this object ends
+        return function
 
     def _call_launched(self, number: int) -> None:
         self._launched.pop(number)()
@@ -255,6 +272,10 @@ class _Current:
     def __exit__(self, *_: object) -> None:
         if self._is_pushed:
             self._bindings.cuCtxPopCurrent()
+
+
+def _is_fake(native: ctypes.CDLL) -> bool:
+    return hasattr(native, "fake_cuda_live")
 
 
 def _loaded_driver() -> ctypes.CDLL | None:

@@ -203,7 +203,7 @@ class Client:
             self.let_go(model)
         except BaseException:
             self.model.kill()
-            self.gpu.forget_stream()  # it may wait for what the model will never do
+            self.gpu.destroy_stream()  # it may wait for what the model will never do
             slot.unlink()
             raise
 
