@@ -28,6 +28,8 @@ INSTALL_SERVER = "scripts.tools.setup.install_server"
 OTHER_CLIENT = "triton-shm-client==0.1.0"
 # What tests exchange tensors with. Only where pip finds the build for CPUs: the others bring gigabytes for GPUs.
 TORCH = "torch==2.13.0+cpu"
+# What tests of GPU memory compare with: it describes arrays and streams without a GPU as well.
+CUPY = "cupy-cuda12x==14.2.0"
 # NVIDIA's bindings of the driver in both forms, as both are supported, and differ in names and types.
 BINDINGS_OF_CUDA_12 = "cuda-bindings<13"
 BINDINGS_OF_CUDA_13 = "cuda-bindings>=13"
@@ -168,7 +170,7 @@ def main() -> int:
     environment = (
         Environment(".venv-numpy1", ["numpy==1.26.4", BINDINGS_OF_CUDA_12], [OTHER_CLIENT], [])
         if arguments.numpy1
-        else Environment(".venv", ["numpy>=2", BINDINGS_OF_CUDA_13], [OTHER_CLIENT], [TORCH])
+        else Environment(".venv", ["numpy>=2", BINDINGS_OF_CUDA_13], [OTHER_CLIENT], [TORCH, CUPY])
     )
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     checkout = os.open(ROOT, os.O_RDONLY)
