@@ -92,7 +92,8 @@ def _descriptors() -> Counter[str]:
 
 def _mappings() -> Counter[str]:
     found: Counter[str] = Counter()
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    maps = Path("/proc/self/maps").read_text()
+    for line in maps.splitlines() if f" {_SHM}/" in maps else ():  # most often there is none among many hundred lines
         target = line.split(maxsplit=5)[-1]
         if target.startswith(f"{_SHM}/"):
             found[f"mapping of {target.removesuffix(_DELETED)}"] += 1
