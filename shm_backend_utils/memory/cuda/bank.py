@@ -21,9 +21,6 @@ from .runtime import BLOCK_BYTES, whole_blocks
 
 __all__ = ["DeviceBank", "ShortOfMemoryError", "rounded_up"]
 
-_MOST_BYTES: Final = 2**47
-"""No GPU has as much, and some of what is larger is no size to CUDA."""
-
 _ROUND_S: Final = 0.05
 _FINALIZERS_PATIENCE_S: Final = 0.5
 
@@ -196,15 +193,14 @@ class DeviceBank:
 
     def _allocate(self, device: int, byte_size: int) -> CudaAllocation:
         limit = self._max_bytes
-        if byte_size > _MOST_BYTES:
-            raise BudgetError(
-                f"the call needs {byte_size} bytes on GPU {device}, more than any GPU has; send less at once"
-            )
         if limit is not None and byte_size > limit:
             raise BudgetError(
                 f"the call needs {byte_size} bytes on GPU {device}, but the pool may have {limit}; raise "
                 "PoolOptions(max_device_bytes=...), or send less at once"
             )
+        most = self.cuda.runtime.total_bytes(device)
+        if byte_size > most:
+            raise BudgetError(f"the call needs {byte_size} bytes on GPU {device}, which has {most}; send less at once")
         self.collect()
         with self._lock:
             if limit is not None and self._byte_sizes[device] + byte_size > limit:

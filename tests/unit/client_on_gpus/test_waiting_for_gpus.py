@@ -201,7 +201,7 @@ def test_an_event_beside_an_output_on_the_host_is_the_peers_fault(
 ) -> None:
     with stream_on(driver.runtime()) as stream:
         x = tensor_of(driver, X)
-        outputs = {"OUT0": X.nbytes, "OUT1": (X.shape, X.dtype, "cuda:0")}
+        outputs: Any = {"OUT0": X.nbytes, "OUT1": (X.shape, X.dtype, "cuda:0")}
         server.events = (1,)
         with pytest.raises(PeerError, match="break the protocol: an event, though an output is on the host"):
             client.infer("two", {"IN0": x, "IN1": x}, outputs=outputs, stream=stream if is_named else None)
