@@ -37,13 +37,6 @@ class OwnStreams:
         """Let others use a stream, behind what is still to be done there."""
         self._idle[device].append(stream)
 
-    def close(self) -> None:
-        """Let go of the streams that nobody uses. What is on them is still done. Twice is fine."""
-        for device, idle in self._idle.items():
-            while idle:
-                with contextlib.suppress(CudaError):
-                    self.runtime.destroy_stream(idle.pop(), device)
-
     @contextlib.contextmanager
     def one(self, device: int) -> Iterator[int]:
         """Borrow a stream for a block, with its device current."""
