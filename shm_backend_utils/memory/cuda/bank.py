@@ -76,6 +76,7 @@ class DeviceBank:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._byte_sizes: Counter[int] = Counter()
+        self._in_regions: dict[int, tuple[object, object]] = {}  # by what regions have: it stays if a finalizer fails
         self._given_up: deque[_GivenUp] = deque()  # appended to by finalizers, which wait for no lock
         self._starting = threading.Lock()
         self._collector: Repeater | None = None
@@ -153,12 +154,14 @@ class DeviceBank:
         self._lock = threading.Lock()  # the parent's other threads may have held it, and do not run here
         self._starting = threading.Lock()
         self._collector = None
+        self._in_regions.clear()
         while self._given_up:
             self._given_up.popleft().close()
 
     def _take_care_of(self, region: SlotRegion) -> None:
         """Have a region hand over what it has on GPUs when it is destroyed."""
         held, lent = region.device_memory, region.lent
+        self._in_regions[id(held)] = held, lent
         region.on_destroy = lambda fd: self._give_up(fd, held, lent)
 
     def _give_up(self, fd: int, held: dict[int, CudaAllocation], lent: list[Any]) -> None:
@@ -169,6 +172,7 @@ class DeviceBank:
         self._given_up.append(_GivenUp(fd, locks.has_users, tuple(held.values()), lent[:]))
         held.clear()
         lent.clear()
+        self._in_regions.pop(id(held), None)
 
     def _collect(self) -> None:
         for _ in range(len(self._given_up)):
