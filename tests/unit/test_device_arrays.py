@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.cuda.streams import NamedStream
 from shm_backend_utils.model.devices.arrays import DeviceArrays
@@ -326,3 +329,60 @@ def test_a_copy_between_gpus_comes_after_what_is_there(
         uses.wait()
         uses.release()
         assert content(view.array).tolist() == [7, 7, 7]
+
+
+# Closing
+
+
+def test_an_array_that_is_kept_keeps_the_stream_on_which_it_was_written(cuda: CudaRuntime) -> None:
+    arrays = DeviceArrays(CudaAccess(lambda: cuda), DEVICE)
+    uses = DeviceUses(arrays)
+    kept = arrays.to_device(host_view(np.arange(3, dtype=np.int32)), uses)
+    uses.wait()
+    uses.release()
+    arrays.close()
+    with stream_on(cuda, DEVICE) as reader, cuda.on(DEVICE):
+        kept.__dlpack__(stream=reader)
+        assert kept.__cuda_array_interface__["data"][0] == kept.address
+    assert content(kept).tolist() == [0, 1, 2]
+    before = times("cuStreamDestroy")
+    del kept
+    gc.collect()
+    wait_until(lambda: not cuda.retired.collect())
+    assert times("cuStreamDestroy") == before + 1
+
+
+def test_a_call_that_outlives_the_session_has_its_own_streams(cuda: CudaRuntime) -> None:
+    arrays = DeviceArrays(CudaAccess(lambda: cuda), DEVICE)
+    uses = DeviceUses(arrays)
+    kept = arrays.to_device(host_view(np.arange(3, dtype=np.int32)), uses)
+    arrays.close()
+    uses.wait()
+    uses.release()
+    arrays.close()
+    with stream_on(cuda, DEVICE) as reader, cuda.on(DEVICE):
+        kept.__dlpack__(stream=reader)
+    del kept, uses
+    wait_until(lambda: not cuda.retired.collect())
+    assert DRIVER.live(MODEL).streams == 0
+
+
+def test_streams_go_back_to_cuda_with_the_session(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
+    with arrays.own_streams.one(DEVICE):
+        pass
+    arrays.close()
+    assert DRIVER.live(MODEL).streams == 0
+
+
+def test_memory_that_cuda_does_not_free_keeps_no_other(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
+    made = [arrays.empty("X", (3,), INT32, "direct", device) for device in (0, 0, 1)]
+    addresses = {view.array.address for view in made}
+    del made
+    wait_until(lambda: not cuda.retired.collect())
+    DRIVER.fail_next("cuMemFree", ILLEGAL, process=MODEL)
+    arrays.close()
+    assert times("cuMemFree") == 3
+    assert left_of(MODEL).allocations == 1
+    for address in addresses:  # the test undoes it
+        with contextlib.suppress(CudaError):
+            cuda.free(address, 0)

@@ -57,9 +57,10 @@ class Gpus:
 class GpuWork:
     """What one call has GPUs do: all on one stream for each of them. Give the streams back by :meth:`close`."""
 
+    _lender: OwnStreams | None = None
+
     def __init__(self, gpus: Gpus) -> None:
         self._gpus = gpus
-        self._lender: OwnStreams | None = None
         self._streams: dict[int, int] = {}
 
     def stream_on(self, device: int) -> int:
@@ -94,9 +95,10 @@ class GpuWork:
 
     def close(self) -> None:
         """Give the streams back; what is still to be done there is done first. Twice is fine."""
-        streams, self._streams = self._streams, {}
-        lender, self._lender = self._lender, None
+        lender = self._lender
         if lender is not None:
+            streams, self._streams = self._streams, {}
+            self._lender = None
             for device, stream in streams.items():
                 lender.give_back(stream, device)
 

@@ -166,7 +166,7 @@ class DirectExchange(Exchange):
             if events:
                 if gpus is None:
                     raise broken_results("an event of memory that has none")
-                yield from gpus.outputs_are_ready(events, deadline)
+                yield from gpus.outputs_are_ready(outputs, events, deadline)
             names = {*map(_NAME, outputs)}
             for name in spec.outputs if layout.requested is None else layout.requested:
                 if name not in names:

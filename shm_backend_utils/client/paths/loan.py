@@ -17,6 +17,8 @@ __all__ = ["Loan"]
 class Loan:
     """Tensors of the user's that are lent for one request.
 
+    Where something breaks off the end of it, the tensors are kept as after a request without an answer.
+
     Parameters
     ----------
     bank : DeviceBank
@@ -27,22 +29,26 @@ class Loan:
     tensors : object
     """
 
+    _process = 0
+
     def __init__(self, bank: DeviceBank, region: SlotRegion, slot: Slot, tensors: object) -> None:
         self._bank = bank
         self._slot = slot
         self._generation = slot.generation
         self._record = slot.record_offset
         self._tensors = tensors
-        self._fd = _duplicate(region.fd)  # the client may be closed before the request is over
+        self._fds: list[int] = []  # one, until this is ended
+        self._process = os.getpid()
+        self._fds.append(_duplicate(region.fd))  # the client may be closed before the request is over
 
     def end_answered(self) -> bool:
         """End it after an answer. Return whether a model still uses the tensors, which are kept then."""
         record = self._record
-        is_in_use = locks.has_borrowers(self._fd, record)
+        is_in_use = locks.has_borrowers(self._fds[0], record)
         if is_in_use:
             self._keep_while(lambda fd: not locks.is_slot_free(fd, record))
         else:
-            os.close(self._fd)
+            os.close(self._fds.pop())
         return is_in_use
 
     def end_failed(self, error: BaseException) -> None:
@@ -58,7 +64,11 @@ class Loan:
 
     def _keep_while(self, is_in_use: Callable[[int], bool]) -> None:
         """Have the bank keep the tensors; it has the descriptor then, as there may be no other one."""
-        self._bank.keep_while(self._fd, is_in_use, self._tensors)
+        self._bank.keep_while(self._fds.pop(), is_in_use, self._tensors)
+
+    def __del__(self) -> None:
+        if self._process == os.getpid() and self._fds:
+            self._end_unanswered()
 
 
 def _duplicate(fd: int) -> int:

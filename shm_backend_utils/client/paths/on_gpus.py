@@ -16,7 +16,7 @@ from ...memory.cuda.streams import Named, NamedStream
 from ...memory.pool.slot import Slot, SlotRegion
 from ...protocol.call_layout import CallLayout
 from ...protocol.claims import CudaRegionClaim
-from ...protocol.results import broken_results
+from ...protocol.results import OutputPlace, broken_results
 from ...protocol.spans import InputSpan, Table
 from ...tensors.cuda.device_array import DeviceArray
 from ..inputs.devices import DeviceSource, inputs_on_gpus, library_of_inputs, work_of
@@ -185,18 +185,20 @@ class CallOnGpus:
             raise LostMemoryError
         yield from self._models_are_done(self._allocations, deadline)
 
-    def outputs_are_ready(self, events: Sequence[int], deadline: float) -> Steps[None]:
+    def outputs_are_ready(self, outputs: Sequence[OutputPlace], events: Sequence[int], deadline: float) -> Steps[None]:
         """Wait until models' GPUs have done what a request's events stand for; or have the user's streams wait.
 
         Raises
         ------
         PeerError
-            There is no such event, or, as LostMemoryError, the model is dead.
+            There is no such event, or an output is on the host; or, as LostMemoryError, the model is dead.
         DeadlineExceededError
             A GPU takes longer.
         """
         if max(events) > len(self._allocations):
             raise broken_results("an event of memory that has none")
+        if not all(place.region for place in outputs):  # streams may wait for the events: nobody would for the host's
+            raise broken_results("an event, though an output is on the host")
         waiting = [self._allocations[number - 1] for number in events]
         streams = [each for each in self.named if isinstance(each, NamedStream)]
         if not streams or any(each.is_the_threads for each in streams):  # what is submitted goes on in another thread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 from ...errors import ClosedError
@@ -57,26 +58,40 @@ class CudaAllocation:
 class _Owned:
     """One ``cuMemAlloc`` and one event, freed when the last one that refers to it has gone, and the device is done."""
 
+    _process = 0
+
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
         self._runtime = runtime
         self._device = device
-        self._process = 0
-        self.event = runtime.create_shared_event(device)
-        try:
-            self.address = runtime.allocate(byte_size, device)
-        except BaseException:
-            runtime.destroy_event(self.event, device)
-            raise
+        self._events: list[int] = []
+        self._addresses: list[int] = []
         self._process = os.getpid()
+        self._events.append(runtime.create_shared_event(device))
+        self._addresses.append(runtime.allocate(byte_size, device))
+
+    @property
+    def event(self) -> int:
+        return self._events[0]
+
+    @property
+    def address(self) -> int:
+        return self._addresses[0]
 
     def __del__(self) -> None:
         if self._process == os.getpid():  # in a forked child it is not ours
-            runtime, address, event, device = self._runtime, self.address, self.event, self._device
+            retired = self._runtime.retired
+            free = functools.partial(_free, self._runtime, self._events, self._addresses, self._device)
+            if self._addresses:
+                retired.add(self._device, free)
+            elif self._events:
+                retired.add_idle(free)
 
-            def free() -> None:
-                try:
-                    runtime.destroy_event(event, device)
-                finally:
-                    runtime.free(address, device)
 
-            runtime.retired.add(device, free)
+def _free(runtime: CudaRuntime, events: list[int], addresses: list[int], device: int) -> None:
+    """Free what there is: whoever made it may have been interrupted."""
+    try:
+        for event in events:
+            runtime.destroy_event(event, device)
+    finally:
+        for address in addresses:
+            runtime.free(address, device)

@@ -21,9 +21,6 @@ from .runtime import BLOCK_BYTES, whole_blocks
 
 __all__ = ["DeviceBank", "ShortOfMemoryError", "rounded_up"]
 
-_MOST_BYTES: Final = 2**47
-"""No GPU has as much, and some of what is larger is no size to CUDA."""
-
 _ROUND_S: Final = 0.05
 _FINALIZERS_PATIENCE_S: Final = 0.5
 
@@ -79,6 +76,7 @@ class DeviceBank:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._byte_sizes: Counter[int] = Counter()
+        self._in_regions: dict[int, tuple[object, object]] = {}  # by what regions have: it stays if a finalizer fails
         self._given_up: deque[_GivenUp] = deque()  # appended to by finalizers, which wait for no lock
         self._starting = threading.Lock()
         self._collector: Repeater | None = None
@@ -156,12 +154,14 @@ class DeviceBank:
         self._lock = threading.Lock()  # the parent's other threads may have held it, and do not run here
         self._starting = threading.Lock()
         self._collector = None
+        self._in_regions.clear()
         while self._given_up:
             self._given_up.popleft().close()
 
     def _take_care_of(self, region: SlotRegion) -> None:
         """Have a region hand over what it has on GPUs when it is destroyed."""
         held, lent = region.device_memory, region.lent
+        self._in_regions[id(held)] = held, lent
         region.on_destroy = lambda fd: self._give_up(fd, held, lent)
 
     def _give_up(self, fd: int, held: dict[int, CudaAllocation], lent: list[Any]) -> None:
@@ -172,6 +172,7 @@ class DeviceBank:
         self._given_up.append(_GivenUp(fd, locks.has_users, tuple(held.values()), lent[:]))
         held.clear()
         lent.clear()
+        self._in_regions.pop(id(held), None)
 
     def _collect(self) -> None:
         for _ in range(len(self._given_up)):
@@ -196,15 +197,14 @@ class DeviceBank:
 
     def _allocate(self, device: int, byte_size: int) -> CudaAllocation:
         limit = self._max_bytes
-        if byte_size > _MOST_BYTES:
-            raise BudgetError(
-                f"the call needs {byte_size} bytes on GPU {device}, more than any GPU has; send less at once"
-            )
         if limit is not None and byte_size > limit:
             raise BudgetError(
                 f"the call needs {byte_size} bytes on GPU {device}, but the pool may have {limit}; raise "
                 "PoolOptions(max_device_bytes=...), or send less at once"
             )
+        most = self.cuda.runtime.total_bytes(device)
+        if byte_size > most:
+            raise BudgetError(f"the call needs {byte_size} bytes on GPU {device}, which has {most}; send less at once")
         self.collect()
         with self._lock:
             if limit is not None and self._byte_sizes[device] + byte_size > limit:

@@ -7,6 +7,7 @@ the memory, or what the importer does is undefined (CUDA's documentation of ``cu
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import weakref
@@ -83,6 +84,12 @@ class CudaMapping:
         """Let go of the memory, as soon as nothing keeps it and the device is done. Twice is fine."""
         self._use = None
 
+    def close_unused(self) -> None:
+        """Unmap it now, as nobody has used it or keeps it. Twice is fine."""
+        use, self._use = self._use, None
+        if use is not None:
+            use.end()
+
     def close_idle(self) -> None:
         """Close it after the device was waited for. If nothing keeps it, ``retired.collect_idle()`` unmaps it."""
         use, self._use = self._use, None
@@ -100,33 +107,42 @@ class _Use:
 
     def __init__(self, mappings: CudaMappings, opened: _Opened, lease: SharedLease | None) -> None:
         self._mappings = mappings
-        self._opened = opened
+        self._opened: _Opened | None = opened
         self._lease = lease
         self.event = 0
         self._process = os.getpid()
         self.is_idle = False
+
+    def end(self) -> None:
+        """End it now, as no GPU works on the memory. Where CUDA does not unmap it, the lease is never given back."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            with contextlib.suppress(CudaError):
+                _end(self._mappings, opened, self.event, self._lease)
 
     def __del__(self) -> None:
         if self._process != os.getpid():  # in a forked child, nothing of this is its own but the descriptor
             if self._lease is not None:
                 self._lease.give_back()
             return
-        mappings, opened, event, lease = self._mappings, self._opened, self.event, self._lease
+        retired, opened = self._mappings.runtime.retired, self._opened
+        if opened is not None:
+            end = functools.partial(_end, self._mappings, opened, self.event, self._lease)
+            if self.is_idle:
+                retired.add_idle(end)
+            else:
+                retired.add(opened.device, end)
 
-        def end() -> None:
-            try:
-                if event:
-                    mappings.runtime.destroy_event(event, opened.device)
-            finally:
-                mappings.end_use(opened)
-            # Last, and not if one of these has failed: from now on the owner may free the memory and the event.
-            if lease is not None:
-                lease.give_back()
 
-        if self.is_idle:
-            mappings.runtime.retired.add_idle(end)
-        else:
-            mappings.runtime.retired.add(opened.device, end)
+def _end(mappings: CudaMappings, opened: _Opened, event: int, lease: SharedLease | None) -> None:
+    try:
+        if event:
+            mappings.runtime.destroy_event(event, opened.device)
+    finally:
+        mappings.end_use(opened)
+    # Last, and not if one of these has failed: from now on the owner may free the memory and the event.
+    if lease is not None:
+        lease.give_back()
 
 
 class CudaMappings:
@@ -179,11 +195,15 @@ class CudaMappings:
             if lease is not None:
                 lease.give_back()
             raise
-        if event:
-            with _refused(f"{field}.event"):
-                use.event = self.runtime.open_event(event, device)
-        mapping = CudaMapping(self.runtime, opened, use)
-        mapping.check(byte_size, field)
+        try:
+            if event:
+                with _refused(f"{field}.event"):
+                    use.event = self.runtime.open_event(event, device)
+            mapping = CudaMapping(self.runtime, opened, use)
+            mapping.check(byte_size, field)
+        except BaseException:
+            use.end()  # before the error is told: the owner may free the memory then
+            raise
         return mapping
 
     def end_use(self, opened: _Opened) -> None:

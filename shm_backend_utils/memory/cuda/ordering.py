@@ -21,28 +21,27 @@ class OwnStreams:
     Thread-safe. There are as many of a device as were in use at once. They go with this object.
     """
 
+    _process = 0
+
     def __init__(self, runtime: CudaRuntime) -> None:
         self.runtime = runtime
-        self._process = os.getpid()
+        self._made: deque[tuple[int, list[int]]] = deque()
         self._idle: defaultdict[int, deque[int]] = defaultdict(deque)
+        self._process = os.getpid()
 
     def borrow(self, device: int) -> int:
         """Return a stream that nobody else uses until it is given back."""
         try:
             return self._idle[device].pop()
         except IndexError:
-            return self.runtime.create_stream(device)
+            made: list[int] = []
+            self._made.append((device, made))  # before there is one: whatever interrupts this, it goes in the end
+            made.append(self.runtime.create_stream(device))
+            return made[0]
 
     def give_back(self, stream: int, device: int) -> None:
         """Let others use a stream, behind what is still to be done there."""
         self._idle[device].append(stream)
-
-    def close(self) -> None:
-        """Let go of the streams that nobody uses. What is on them is still done. Twice is fine."""
-        for device, idle in self._idle.items():
-            while idle:
-                with contextlib.suppress(CudaError):
-                    self.runtime.destroy_stream(idle.pop(), device)
 
     @contextlib.contextmanager
     def one(self, device: int) -> Iterator[int]:
@@ -57,7 +56,7 @@ class OwnStreams:
     def __del__(self) -> None:
         if self._process == os.getpid():  # in a forked child they are not ours
             destroy, retired = self.runtime.destroy_stream, self.runtime.retired
-            for device, streams in self._idle.items():
+            for device, streams in self._made:  # nobody uses one: who has borrowed it keeps this object
                 for stream in streams:
                     retired.add_idle(functools.partial(destroy, stream, device))
 
@@ -99,6 +98,35 @@ def order_after(runtime: CudaRuntime, first: Named, device: int, stream: int) ->
                 runtime.wait_for_event(each.handle, stream)
 
 
+class _Event:
+    """An event that is destroyed when it is closed, or was not and this object is gone: an interrupt may see to that.
+
+    CUDA keeps what a stream still waits for.
+    """
+
+    _process = 0
+
+    def __init__(self, runtime: CudaRuntime, device: int) -> None:
+        self._runtime = runtime
+        self._device = device
+        self._handles: list[int] = []
+        self._process = os.getpid()
+        self._handles.append(runtime.create_event(device))
+
+    @property
+    def handle(self) -> int:
+        return self._handles[0]
+
+    def close(self) -> None:
+        while self._handles:
+            self._runtime.destroy_event(self._handles.pop(), self._device)
+
+    def __del__(self) -> None:
+        if self._process == os.getpid():  # in a forked child it is not ours
+            for handle in self._handles:
+                self._runtime.retired.add_idle(functools.partial(self._runtime.destroy_event, handle, self._device))
+
+
 class Mark:
     """All that is on a stream now, to be looked at later. To be closed; what it stands for goes on then.
 
@@ -111,10 +139,10 @@ class Mark:
     def __init__(self, runtime: CudaRuntime, stream: int, device: int) -> None:
         self._runtime = runtime
         self._device = device
-        self._event = runtime.create_event(device)
+        self._event = _Event(runtime, device)
         try:
             with runtime.on(device):
-                runtime.record(self._event, stream)
+                runtime.record(self._event.handle, stream)
         except BaseException:
             self.close()
             raise
@@ -122,19 +150,17 @@ class Mark:
     def is_done(self) -> bool:
         """Return whether it is done; CudaError if it has failed."""
         with self._runtime.on(self._device):
-            return self._runtime.is_event_done(self._event)
+            return self._runtime.is_event_done(self._event.handle)
 
     def wait(self) -> None:
         """Wait until it is done, without a bound; CudaError if it has failed."""
         with self._runtime.on(self._device):
-            self._runtime.synchronize_event(self._event)
+            self._runtime.synchronize_event(self._event.handle)
 
     def close(self) -> None:
         """Let go of the event. Twice is fine."""
-        event, self._event = self._event, 0
-        if event:
-            with contextlib.suppress(CudaError):
-                self._runtime.destroy_event(event, self._device)
+        with contextlib.suppress(CudaError):
+            self._event.close()
 
     def __enter__(self) -> Mark:
         return self
@@ -147,22 +173,13 @@ def _recorded(runtime: CudaRuntime, streams: Iterable[NamedStream], device: int)
     """Yield events that stand for what is on these streams now, or, of none, for all that a device has to do."""
     for each in streams:
         own = each.device_on(runtime, device)
-        with _event(runtime, own) as event:
+        with contextlib.closing(_Event(runtime, own)) as event:
             with runtime.on(own):
                 if runtime.is_capturing(each.handle):
                     raise CudaError("waiting for a stream", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
-                runtime.record(event, each.handle)
-            yield event
+                runtime.record(event.handle, each.handle)
+            yield event.handle
     if not streams:
-        with _event(runtime, device) as event:
-            runtime.record_device(event, device)
-            yield event
-
-
-@contextlib.contextmanager
-def _event(runtime: CudaRuntime, device: int) -> Iterator[int]:
-    event = runtime.create_event(device)
-    try:
-        yield event
-    finally:
-        runtime.destroy_event(event, device)  # CUDA keeps what a stream still waits for
+        with contextlib.closing(_Event(runtime, device)) as event:
+            runtime.record_device(event.handle, device)
+            yield event.handle

@@ -125,6 +125,11 @@ class CudaRuntime:
             uuid = self._uuids[device] = bytes(found.bytes).hex()
         return uuid
 
+    def total_bytes(self, device: int) -> int:
+        """Return how much memory a device has, used or not (``cuDeviceTotalMem``). With MIG it is the instance's."""
+        doing = f"asking for the size of GPU {device}"
+        return int(self._ask(doing, "cuDeviceTotalMem", self._ask(doing, "cuDeviceGet", device)))
+
     @contextlib.contextmanager
     def on(self, device: int) -> Iterator[None]:
         """Make a device the calling thread's for the block, and then the former one again (``cuCtxPushCurrent``)."""

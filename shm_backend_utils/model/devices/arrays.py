@@ -177,7 +177,7 @@ class DeviceArrays:
             return copied
         if view.writable:  # an output, which the GPU itself may be writing
             self._order_after(uses.streams[device], device, own)
-        copied = self._scratch.array(view.shape, view.dtype, device, written_on=own)
+        copied = self._scratch.array(view.shape, view.dtype, device, written_on=own, streams=uses.lender)
         with runtime.on(device):
             copy(runtime, copied, source, own)
         return copied
@@ -273,11 +273,17 @@ class DeviceArrays:
                 )
 
     def close(self) -> None:
-        """Give memory and streams that nobody uses back to CUDA. Twice is fine."""
-        if self._own is not None:
-            streams, scratch = self._own
-            scratch.close()
-            streams.close()
+        """Give memory and streams that nobody uses back to CUDA. Twice is fine.
+
+        Streams on which an array was written that somebody keeps go with it.
+        """
+        with self._lock:
+            if self._own is None:
+                return
+            scratch = self._own[1]
+            self._own = OwnStreams(self.runtime), scratch
+        scratch.close()
+        self.runtime.retired.collect()
 
     def _order_after(self, named: Sequence[NamedStream], device: int, stream: int) -> None:
         """Let a stream of ours come after these of a GPU, or, if there are none, after all that it has to do."""

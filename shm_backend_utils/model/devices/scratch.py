@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -10,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ...memory.cuda.errors import CudaError
+from ...memory.cuda.ordering import OwnStreams
 from ...memory.cuda.runtime import CudaRuntime, whole_blocks
 from ...tensors.cuda.device_array import DeviceArray
 
@@ -35,7 +38,13 @@ class Scratch:
         self._is_closed = False
 
     def array(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, *, written_on: int | None = None
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        device: int,
+        *,
+        written_on: int | None = None,
+        streams: OwnStreams | None = None,
     ) -> DeviceArray:
         """Return a new array, C-contiguous and writable, not cleared. Nothing that was there before is still at work.
 
@@ -45,8 +54,11 @@ class Scratch:
             The array's.
         written_on : int, optional
             A stream of ours that will write it: who reads it on another stream waits for that one.
+        streams : OwnStreams, optional
+            Which that stream is of: the array keeps them.
         """
         taken = _Taken(self, self._runtime, *self._take(math.prod(shape) * dtype.itemsize, device), device)
+        taken.streams = streams
         return DeviceArray(self._runtime, taken.address, shape, dtype, device, taken, written_on=written_on)
 
     def put_back(self, byte_size: int, address: int, device: int) -> None:
@@ -64,7 +76,8 @@ class Scratch:
             free, self._free = self._free, {}
         for device, blocks in free.items():
             for _, address in blocks:
-                self._runtime.free(address, device)
+                with contextlib.suppress(CudaError):  # what CUDA does not free stays as it is, and keeps no other
+                    self._runtime.free(address, device)
 
     def _take(self, byte_size: int, device: int) -> tuple[int, int]:
         """Return memory of at least so many bytes: its size, and where it is."""
@@ -78,7 +91,8 @@ class Scratch:
                 return block
             self._free[device] = []
         for _, address in free:
-            self._runtime.free(address, device)
+            with contextlib.suppress(CudaError):
+                self._runtime.free(address, device)
         byte_size = whole_blocks(max(byte_size, 1))
         return byte_size, self._runtime.allocate(byte_size, device)
 
@@ -93,6 +107,7 @@ class _Taken:
         self._byte_size = byte_size
         self._device = device
         self._process = os.getpid()
+        self.streams: OwnStreams | None = None
 
     def __del__(self) -> None:
         if self._process == os.getpid():  # in a forked child it is not ours

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError
+from ...memory.cuda.ordering import OwnStreams
 from ...memory.cuda.streams import NamedStream
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class DeviceUses:
         self.own: list[NamedStream] = []
         self.reads_host = False
         self._arrays = arrays
+        self._lender: OwnStreams | None = None
         self._kept: list[Any] = []
 
     def __iter__(self) -> Iterator[int]:
@@ -96,12 +98,19 @@ class DeviceUses:
         """Keep arrays that a GPU has still to copy."""
         self._kept += arrays
 
+    @property
+    def lender(self) -> OwnStreams:
+        """Whose streams those are: the same for the whole call, also if its session is closed meanwhile."""
+        if self._lender is None:
+            self._lender = self._arrays.own_streams
+        return self._lender
+
     def own_stream(self, device: int) -> int:
         """Return a stream of ours, which is the call's until it ends."""
         for stream in self.own:
             if stream.device == device:
                 return stream.handle
-        handle = self._arrays.own_streams.borrow(device)
+        handle = self.lender.borrow(device)
         self.own.append(NamedStream(handle, device))
         return handle
 
@@ -115,7 +124,8 @@ class DeviceUses:
         own, self.own = self.own, []
         for stream in own:
             assert stream.device is not None
-            self._arrays.own_streams.give_back(stream.handle, stream.device)
+            self.lender.give_back(stream.handle, stream.device)
+        self._lender = None
 
     def leave(self) -> None:
         """Let go of them, while GPUs are still at work: arrays stay until that is done."""

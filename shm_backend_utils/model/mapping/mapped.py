@@ -122,6 +122,11 @@ class MappedRegion:
         if isinstance(mine, SystemSegment) and isinstance(other, SystemSegment):
             mine.space = max(mine.space, other.space)
 
+    def close_unused(self) -> None:
+        """Unmap memory of a GPU now, as nobody has used it: its owner may free it when he has his answer."""
+        if isinstance(self.segment, CudaMapping):
+            self.segment.close_unused()
+
     def __del__(self) -> None:
         if self._pin is not None:
             self._pin.undo()

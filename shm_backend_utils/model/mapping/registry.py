@@ -114,9 +114,13 @@ class Registry:
             Too much is mapped already.
         """
         opened = self._open(opener)
-        with self._lock:
-            self._make_room(opened.segment.byte_size)
-            self._regions.add(opened)
+        try:
+            with self._lock:
+                self._make_room(opened.segment.byte_size)
+                self._regions.add(opened)
+        except BaseException:
+            opened.close_unused()
+            raise
         return opened
 
     def live(self, name: str, field: str) -> MappedRegion | None:

@@ -63,7 +63,7 @@ class GpuServer(FakeServer):
     seen : _Seen
         What the last request had: its claims, and its inputs as they were when the model's kernel began.
     answers_early : bool
-        Whether it records the client's events and answers before its GPU has begun.
+        Whether it records the client's events and answers before its GPU has begun, where the protocol allows that.
     work_s : float
         How long its kernels take.
     keeps_loans : bool
@@ -158,7 +158,7 @@ class GpuServer(FakeServer):
                         is_alive = False
                         self.die()
                         raise InferenceError("Stub process 'model_0' is not healthy.", "StatusCode.INTERNAL")
-                    events = self._finish(claimed) if self.events is None else self.events
+                    events = self._finish(claimed, places) if self.events is None else self.events
                     encoded = results.encode(places, events)
             finally:
                 if is_alive:
@@ -243,8 +243,11 @@ class GpuServer(FakeServer):
         with self.runtime.on(0):
             self.driver.launch(self.own_stream, kernel, PROCESS)
 
-    def _finish(self, claimed: list[Claimed]) -> tuple[int, ...]:
-        if not self.answers_early:
+    def _finish(self, claimed: list[Claimed], places: list[OutputPlace]) -> tuple[int, ...]:
+        may_be_early = all(place.region for place in places) and not any(
+            each.claim.is_for_one_request for each in claimed
+        )
+        if not (self.answers_early and may_be_early):
             self.runtime.synchronize_stream(self.own_stream, 0)
             return ()
         with self.runtime.on(0):

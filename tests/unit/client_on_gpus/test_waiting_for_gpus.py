@@ -24,6 +24,7 @@ from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.client_on_gpus.conftest import gpu_client, on_host, tensor_of, wait_until
 from tests.unit.client_on_gpus.gpu_server import GpuServer
+from tests.unit.fake_gpu import stream_on
 from tests.unit.fake_wires import async_client_of
 
 X = np.arange(600, dtype=np.float32)
@@ -192,6 +193,20 @@ def test_an_event_without_gpus_is_the_peers_fault(driver: FakeDriver, server: Gp
     server.events = (1,)
     with pytest.raises(PeerError, match="the model's results break the protocol"):
         client.infer("m", {"IN0": X}, outputs={"OUT0": X.nbytes}, path="direct")
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_an_event_beside_an_output_on_the_host_is_the_peers_fault(
+    driver: FakeDriver, server: GpuServer, client: ShmClient, is_named: bool
+) -> None:
+    with stream_on(driver.runtime()) as stream:
+        x = tensor_of(driver, X)
+        outputs: Any = {"OUT0": X.nbytes, "OUT1": (X.shape, X.dtype, "cuda:0")}
+        server.events = (1,)
+        with pytest.raises(PeerError, match="break the protocol: an event, though an output is on the host"):
+            client.infer("two", {"IN0": x, "IN1": x}, outputs=outputs, stream=stream if is_named else None)
+        server.events = None
+        np.testing.assert_array_equal(on_host(client.infer("m", {"IN0": x}, outputs=ON_GPU)), 2 * X)
 
 
 def test_a_kernel_that_fails_is_the_calls_error(driver: FakeDriver, server: GpuServer, cuda: CudaAccess) -> None:

@@ -6,9 +6,12 @@ import gc
 
 import pytest
 
+from shm_backend_utils.errors import RegionRefusedError
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.mappings import CudaMappings
 from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
+from shm_backend_utils.memory.locks import has_users, use
+from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.cuda_memory.device_memory import DEVICE, FIELD, SIZE, mapping_of, reason_against
 from tests.unit.gpus import NOTHING, collect_all
@@ -33,6 +36,34 @@ def test_more_than_was_allocated_is_refused_and_nothing_stays_open(
     assert reason == f"it claims {SIZE + 1} bytes of an allocation of {SIZE}"
     collect_all(peer)
     assert driver.live(1) == NOTHING
+
+
+@pytest.mark.parametrize("what", ["more than was allocated", "no event", "interrupted"])
+def test_what_is_refused_is_unmapped_before_that_is_told(
+    driver: FakeDriver,
+    allocation: CudaAllocation,
+    mappings: CudaMappings,
+    peer: CudaRuntime,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+) -> None:
+    region = ManagedRegion.create(100)
+    fd = region.segment.fileno()
+    if what == "interrupted":
+        monkeypatch.setattr(peer, "open_event", interrupted)
+    byte_size = SIZE + 1 if what == "more than was allocated" else SIZE
+    event = bytes(HANDLE_LENGTH) if what == "no event" else allocation.event_handle
+    with pytest.raises((RegionRefusedError, KeyboardInterrupt)) as caught:  # which keeps the frames
+        mappings.map(allocation.handle, byte_size, DEVICE, FIELD, use(fd), event)
+    assert driver.live(1) == NOTHING
+    assert not has_users(fd)
+    del caught
+    region.segment.unlink()
+    region.close()
+
+
+def interrupted(*_: object) -> int:
+    raise KeyboardInterrupt
 
 
 def test_what_lies_before_the_memory_in_its_allocation_does_not_count(

@@ -20,6 +20,9 @@ from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.device_bank.bank_calls import LIMIT, SIZE, MakeRegion
 from tests.unit.gpus import fails_by, that_nobody_loads
 
+GPU_BYTES = 4 * 2**30
+"""What each GPU of the fake driver has."""
+
 
 def test_a_slot_has_what_it_needs_on_every_device(driver: FakeDriver, new_region: MakeRegion) -> None:
     region = new_region((0, 1))
@@ -38,12 +41,13 @@ def test_what_a_slot_has_already_is_not_allocated_again(
     assert driver.count("cuMemAlloc") == 2
 
 
-@pytest.mark.parametrize("byte_size", [2**48, 2**63, 2**64, 2**80])
-def test_what_no_gpu_has_is_not_waited_for(gpu: CudaRuntime, byte_size: int) -> None:
+@pytest.mark.parametrize("byte_size", [GPU_BYTES + 1, 2**47, 2**48, 2**63, 2**64, 2**80])
+def test_what_the_gpu_does_not_have_is_not_waited_for(gpu: CudaRuntime, driver: FakeDriver, byte_size: int) -> None:
     bank = DeviceBank(CudaAccess(lambda: gpu), None)
     region = SlotRegion(100, 1, PAGE_SIZE, PRIVATE)
-    with pytest.raises(BudgetError, match="more than any GPU has"):
+    with pytest.raises(BudgetError, match=rf"bytes on GPU 0, which has {GPU_BYTES}; send less at once"):
         bank.provide(region, [0], [byte_size])
+    assert driver.count("cuMemAlloc") == 0
     region.destroy()
     assert not bank.collect()
 

@@ -7,14 +7,20 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.bank import DeviceBank, ShortOfMemoryError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.memory.segment import PRIVATE
+from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
-from tests.unit.device_bank.bank_calls import LIMIT, MakeRegion, Model, collectors, eventually
+from tests.unit.device_bank.bank_calls import LIMIT, SIZE, MakeRegion, Model, collectors, eventually
 from tests.unit.gpus import PATIENCE_S
 
 
@@ -286,3 +292,27 @@ def test_threads_that_have_something_kept_share_one_collector_and_all_is_let_go_
         in_use[0] = False
         assert eventually(lambda: not any(is_alive() for is_alive in alive))
         assert eventually(lambda: not collectors())
+
+
+def test_an_interrupt_at_the_end_of_a_region_frees_nothing_that_a_model_has_mapped(
+    driver: FakeDriver, gpu: CudaRuntime, peer: CudaRuntime
+) -> None:
+    class Interrupted(deque[Any]):
+        def append(self, each: Any) -> None:
+            each.close()
+            raise KeyboardInterrupt
+
+    bank = DeviceBank(CudaAccess(lambda: gpu), LIMIT)
+    region = SlotRegion(100, 1, PAGE_SIZE, PRIVATE)
+    bank.provide(region, (0,), (SIZE,))
+    model = Model(driver, peer, region)
+    bank._given_up = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        region.destroy()
+    region.destroy()
+    del region
+    gc.collect()
+    bank.collect()
+    assert driver.live(0).allocations == 1
+    model.let_go()
+    del bank

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.errors import CallerError, RegionRefusedError
+from shm_backend_utils.errors import CallerError, MachineError, RegionRefusedError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
-from shm_backend_utils.memory.locks import has_users
+from shm_backend_utils.memory.locks import has_borrowers, has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import SharedMemoryManager
-from tests.unit.claims_of import claim_of_allocation
+from shm_backend_utils.protocol import layout
+from shm_backend_utils.protocol.spans import Table
+from tests.unit.claims_of import claim_of_allocation, slot_of
 from tests.unit.fake_gpu import BLOCK, DRIVER, MODEL, left_of, wait_until
 from tests.unit.manager_cuda.device_claims import DEVICE, NOTHING, Model, refusal, register
 
@@ -164,3 +166,18 @@ def test_too_much_memory_is_the_machines_fault(
     assert "SHM_MAX_MAPPED_BYTES" in str(error)
     wait_until(lambda: not cuda.retired.collect())
     assert (left_of(MODEL), manager.status()) == (NOTHING, [])
+
+
+@pytest.mark.parametrize("changes", [{"is_for_one_request": True}, {"fence": None}], ids=["lent", "not fenced"])
+def test_memory_for_one_request_that_is_too_much_is_unmapped_before_that_is_told(
+    cuda: CudaRuntime, region: ManagedRegion, allocation: CudaAllocation, changes: dict[str, Any]
+) -> None:
+    model = Model(lambda: cuda, region, BLOCK - 1)
+    slot = slot_of(model.resolver, region)
+    said = Table({}, {}, (claim_of_allocation(allocation, **changes),))
+    with pytest.raises(MachineError, match="SHM_MAX_MAPPED_BYTES") as caught:  # which keeps the frames
+        model.resolver.open_further(said, slot)
+    assert left_of(MODEL) == NOTHING
+    assert not has_borrowers(region.segment.fileno(), layout.record_offset(0, region.header.record_byte_size))
+    del caught, slot
+    model.resolver.close()
