@@ -30,7 +30,6 @@ ATTACKER: Final = "scripts.tools.soak.hostile.attacker"
 HONEST_COUNT: Final = 3
 SHARE_ALONE: Final = 0.25
 TURN_S: Final = 3.0
-WARM_S: Final = 1.0
 END_S: Final = 60.0
 
 
@@ -66,6 +65,11 @@ class Program(NamedTuple):
             self.process.wait()
 
 
+def _wait_for(program: Program, name: str) -> None:
+    if program.source.readline().strip() != READY:
+        raise MachineError(f"{name} did not start")
+
+
 class Assault:
     """One run."""
 
@@ -85,7 +89,6 @@ class Assault:
             at_end.callback(self._server.kill)
             attackers = {kind.name: self._start(kind, at_end) for kind in self._kinds}
             self._start_honest(at_end)
-            time.sleep(WARM_S)
             began = time.monotonic()
             alone = Turn("alone", began, began + SHARE_ALONE * seconds, ())
             while (elapsed := time.monotonic() - began) < SHARE_ALONE * seconds:
@@ -103,15 +106,19 @@ class Assault:
         seed = str(self._chance.getrandbits(32))
         program = Program.start(ATTACKER, "--seed", seed, kind.name, self._server.grpc_url)
         at_end.callback(program.end)
-        if program.source.readline().strip() != READY:
-            raise MachineError(f"the attacker {kind.name!r} did not start")
+        _wait_for(program, f"the attacker {kind.name!r}")
         return program
 
     def _start_honest(self, at_end: ExitStack) -> None:
         urls = [self._server.grpc_url, self._server.http_url]
+        programs = []
         for number in range(HONEST_COUNT):
             seed = str(self._chance.getrandbits(32))
-            program = Program.start(HONEST, "--seed", seed, urls[number % len(urls)])
+            programs.append(Program.start(HONEST, "--seed", seed, urls[number % len(urls)]))
+            at_end.callback(programs[-1].end)
+        for program in programs:
+            _wait_for(program, "an honest client")
+        for program in programs:
             listener = threading.Thread(target=self._listen, args=(program.source,))
             listener.start()
             at_end.callback(listener.join)

@@ -19,6 +19,7 @@ from shm_backend_utils.errors import ShmError
 from ..client.checks import is_right
 from ..client.models import MODELS, Noise, Said
 from ..client.stopping import stop_event
+from .attacker import READY
 
 PAUSE_S: Final = 0.008
 FAILED_PAUSE_S: Final = 0.1
@@ -72,6 +73,8 @@ def main() -> int:
     arguments = parser.parse_args()
     honest = Honest(arguments.url, arguments.seed)
     is_over = stop_event()
+    honest.step()  # what only the first request costs is nobody's attack
+    print(READY, flush=True)
     told: list[tuple[str, float, float, str]] = []
     due = time.monotonic() + REPORT_S
     while not is_over.wait(FAILED_PAUSE_S if told and told[-1][-1] else PAUSE_S):
