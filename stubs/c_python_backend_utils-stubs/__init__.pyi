@@ -9,16 +9,14 @@ type is.
 """
 
 from asyncio import Future
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future as ConcurrentFuture
 from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeAlias, final, overload, type_check_only
 
 import numpy.typing as npt
 from typing_extensions import CapsuleType
 
-_Parameters: TypeAlias = (
-    dict[str, bool | int | str] | dict[str, int | str] | dict[str, bool] | dict[str, int] | dict[str, str]
-)
+_Parameters: TypeAlias = Mapping[str, bool | int | str]  # a dict, whatever its values' type
 
 @type_check_only
 class _Enum:
@@ -260,7 +258,7 @@ class InferenceRequest:
     trace
         That of a request which it is made for. From Triton 23.08 (2.37) on.
     parameters
-        The request's parameters. Numbers that are not whole are refused. From Triton 23.11 (2.40) on.
+        The request's parameters, a ``dict``. Numbers that are not whole are refused. From Triton 23.11 (2.40) on.
 
     Raises
     ------
@@ -407,7 +405,7 @@ class InferenceResponse:
     error
         With an error, tensors are ignored.
     parameters
-        From Triton 25.02 (2.55) on. The response's parameters. Numbers that are not whole are refused.
+        From Triton 25.02 (2.55) on. The response's parameters, a ``dict``. Numbers that are not whole are refused.
 
     Raises
     ------
