@@ -20,7 +20,7 @@ _Parameters: TypeAlias = Mapping[str, bool | int | str]  # a dict, whatever its 
 
 @type_check_only
 class _Enum:
-    """What values of all enumerations have; they equal no numbers."""
+    """What values of all enumerations have; they equal their numbers."""
 
     def __init__(self, value: int) -> None: ...
     __members__: ClassVar[dict[str, Any]]
