@@ -11,7 +11,7 @@ type is.
 from asyncio import Future
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future as ConcurrentFuture
-from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeAlias, final, overload, type_check_only
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeAlias, overload, type_check_only
 
 import numpy.typing as npt
 from typing_extensions import CapsuleType
@@ -641,7 +641,6 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
 def async_event_future_done_callback(py_future: ConcurrentFuture[Any]) -> None:
     """From Triton 24.04 (2.45) on. Of the backend itself, for ``async`` models that are decoupled."""
 
-@final
 class SharedMemory:
     """From Triton 22.04 (2.21) on. Of the backend itself, for its tests: the pool that it shares with the server."""
 
