@@ -143,7 +143,7 @@ class Tensor:
     ----------
     name
         The input's or the output's, as in the configuration. By position only.
-    array
+    numpy_array
         Of any shape, which includes the batch. By position only. It is not copied here unless it is not C-contiguous,
         or holds strings, which are serialized here; all else is copied to the pool that the backend shares with the
         server when the response is sent or the request executed. So what is written to it until then counts.
@@ -153,7 +153,7 @@ class Tensor:
     TritonModelException
         The name is empty. Or the array has a type that Triton has not: complex numbers, ``U``, another byte order.
     TypeError
-        ``array`` is not a NumPy array: lists and scalars are refused.
+        ``numpy_array`` is no array of NumPy: lists and scalars are refused.
 
     Notes
     -----
@@ -161,7 +161,7 @@ class Tensor:
     not affected.
     """
 
-    def __init__(self, name: str, array: npt.NDArray[Any], /) -> None: ...
+    def __init__(self, name: str, numpy_array: npt.NDArray[Any], /) -> None: ...
     def name(self) -> str:
         """Return the name."""
 
