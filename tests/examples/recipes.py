@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.tensors.view import DIRECT, TensorView
+from shm_backend_utils.testing import fake_backend
 
 __all__ = ["EXAMPLES", "RECIPES", "Call", "load_model", "run_script"]
 
@@ -36,7 +38,8 @@ def load_model(recipe: str, model: str) -> tuple[Any, Any]:
     assert spec is not None
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with mock.patch.dict(sys.modules, {fake_backend.NAME: fake_backend.module()}):
+        spec.loader.exec_module(module)
     module.ShmSession = SimpleNamespace(from_args=lambda args: None)
     instance = module.TritonPythonModel()
     instance.initialize({})

@@ -1,4 +1,4 @@
-"""What mypy and pyright say of what users write. They see the library as installed, by its ``py.typed``."""
+"""What mypy and pyright say of what users write. They see the library and the stubs as installed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ import shm_backend_utils
 
 FOLDER: Final = Path(__file__).parent
 LIBRARY: Final = Path(shm_backend_utils.__file__).parents[1]
-FILES: Final = ("accepted.py", "refused.py")
+ACCEPTED: Final = ("accepted.py", "accepted_model.py")
+REFUSED: Final = ("refused.py", "refused_model.py")
+FILES: Final = ACCEPTED + REFUSED
 MYPY_OPTIONS: Final = ("--strict", "--follow-imports=silent", "--config-file=")
 MYPY_ERROR: Final = re.compile(r"(\w+\.py):(\d+): error: .* \[([a-z-]+)\]$")
 PYRIGHT_OPTIONS: Final = ("--outputjson", "--pythonpath", sys.executable)
-PYRIGHT_CONFIGURATION: Final = {"typeCheckingMode": "standard", "strict": ["accepted.py"]}
+PYRIGHT_CONFIGURATION: Final = {"typeCheckingMode": "standard", "strict": ACCEPTED, "reportMissingModuleSource": False}
 EXPECTED: Final = re.compile(r"  # E: (?P<mypy>[a-z-]+), (?P<pyright>\w+)$")
 
 
@@ -84,8 +86,9 @@ def test_the_type_checker_finds_the_errors_that_there_are_and_no_other(checked: 
     assert [error for error in checked.errors if error.file == name] == expected
 
 
-def test_every_line_that_is_refused_names_both_checkers_errors() -> None:
-    marked = [line for line in (FOLDER / "refused.py").read_text().splitlines() if "# E:" in line]
+@pytest.mark.parametrize("name", REFUSED)
+def test_every_line_that_is_refused_names_both_checkers_errors(name: str) -> None:
+    marked = [line for line in (FOLDER / name).read_text().splitlines() if "# E:" in line]
     assert [line for line in marked if not EXPECTED.search(line)] == []
     assert len(marked) > 10
 

@@ -1,4 +1,8 @@
+from __future__ import annotations
+
 from typing import Any
+
+import triton_python_backend_utils as pb_utils
 
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.model import Call, ShmSession
@@ -14,7 +18,7 @@ class TritonPythonModel:
         self.streams: dict[int, Any] = {}  # by GPU: the client's may be another one than the instance's
         self.session = ShmSession.from_args(args, cuda)
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:

@@ -1,6 +1,9 @@
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
+import triton_python_backend_utils as pb_utils
 
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.model import Call, ShmSession
@@ -22,7 +25,7 @@ class TritonPythonModel:
         )
         self.session = ShmSession.from_args(args, cuda)
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:

@@ -1,4 +1,4 @@
-from typing import Any
+from __future__ import annotations
 
 import cv2
 import numpy as np
@@ -13,10 +13,10 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self.backend = TritonBackend()  # pb_utils' tensors to and from arrays, whatever NumPy there is; no session
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         return [self.answer(request) for request in requests]
 
-    def answer(self, request: Any) -> Any:
+    def answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         x = self.backend.input(pb_utils.get_input_tensor_by_name(request, "PICTURE"), None)
         y = cv2.LUT(x, TABLE)
-        return self.backend.response([self.backend.output("BRIGHTENED", y)])
+        return pb_utils.InferenceResponse([self.backend.output("BRIGHTENED", y)])

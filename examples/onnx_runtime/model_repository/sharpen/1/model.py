@@ -1,7 +1,9 @@
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
 
 import onnxruntime
+import triton_python_backend_utils as pb_utils
 
 from shm_backend_utils.model import Call, ShmSession
 
@@ -13,7 +15,7 @@ class TritonPythonModel:
             Path(__file__).with_name("model.onnx"), providers=["CPUExecutionProvider"]
         )
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:

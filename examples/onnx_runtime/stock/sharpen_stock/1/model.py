@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,10 @@ class TritonPythonModel:
         file = Path(__file__).parents[2] / "sharpen" / "1" / "model.onnx"
         self.network: Any = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         return [self.answer(request) for request in requests]
 
-    def answer(self, request: Any) -> Any:
+    def answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         x = self.backend.input(pb_utils.get_input_tensor_by_name(request, "PICTURE"), None)
         (y,) = self.network.run(None, {"x": x})
-        return self.backend.response([self.backend.output("SHARPENED", y)])
+        return pb_utils.InferenceResponse([self.backend.output("SHARPENED", y)])

@@ -1,6 +1,7 @@
-from typing import Any
+from __future__ import annotations
 
 import numpy as np
+import triton_python_backend_utils as pb_utils
 
 from shm_backend_utils.model import Call, ShmSession
 
@@ -9,7 +10,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self.session = ShmSession.from_args(args)
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:

@@ -1,4 +1,4 @@
-from typing import Any
+from __future__ import annotations
 
 import cv2
 import triton_python_backend_utils as pb_utils
@@ -10,10 +10,10 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self.backend = TritonBackend()  # pb_utils' tensors to and from arrays, whatever NumPy there is; no session
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         return [self.answer(request) for request in requests]
 
-    def answer(self, request: Any) -> Any:
+    def answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         x = self.backend.input(pb_utils.get_input_tensor_by_name(request, "FRAME"), None)
         y = cv2.Canny(cv2.cvtColor(x, cv2.COLOR_BGR2GRAY), 50, 150)
-        return self.backend.response([self.backend.output("EDGES", y)])
+        return pb_utils.InferenceResponse([self.backend.output("EDGES", y)])

@@ -1,4 +1,4 @@
-from typing import Any
+from __future__ import annotations
 
 import cv2
 import numpy as np
@@ -13,13 +13,13 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self.backend = TritonBackend()  # pb_utils' tensors to and from arrays, whatever NumPy there is; no session
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         return [self.answer(request) for request in requests]
 
-    def answer(self, request: Any) -> Any:
+    def answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         x = self.backend.input(pb_utils.get_input_tensor_by_name(request, "PICTURE"), None)
         _, bright = cv2.threshold(cv2.cvtColor(x, cv2.COLOR_BGR2GRAY), 0, 255, cv2.THRESH_BINARY | cv2.THRESH_OTSU)
         _, _, found, _ = cv2.connectedComponentsWithStats(bright)
         things = found[1:]
         y = things[things[:, cv2.CC_STAT_AREA] >= SMALLEST].astype(np.int32, copy=False)
-        return self.backend.response([self.backend.output("BOXES", y)])
+        return pb_utils.InferenceResponse([self.backend.output("BOXES", y)])

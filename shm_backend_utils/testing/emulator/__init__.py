@@ -1,0 +1,23 @@
+"""``triton_python_backend_utils`` as a real stub has it, in any process."""
+
+from .delivery import TensorContent, deliver, deliver_response, sent_inputs, sent_outputs
+from .errors import TritonModelException
+from .faults import Faults
+from .host import Host, ResponseSink
+from .metrics_registry import MetricsRegistry
+from .module import NAME, backend_module
+
+__all__ = [
+    "NAME",
+    "Faults",
+    "Host",
+    "MetricsRegistry",
+    "ResponseSink",
+    "TensorContent",
+    "TritonModelException",
+    "backend_module",
+    "deliver",
+    "deliver_response",
+    "sent_inputs",
+    "sent_outputs",
+]

@@ -1,0 +1,152 @@
+"""DLPack capsules, as the stub takes them over and makes them."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtypes import DType
+from ...tensors import dlpack
+from ...tensors.dlpack_structures import Consumed, ForeignMemory, managed_tensor, rename_capsule
+from .datatypes import of_dlpack
+from .errors import StubDiesError, TritonModelException
+
+if TYPE_CHECKING:
+    from .tensor import Tensor
+
+__all__ = ["CUDA_HOST", "Taken", "is_capsule", "make", "take", "take_of"]
+
+CUDA_HOST: Final = 3
+"""The device type ``kDLCUDAHost``: pinned memory of the host."""
+
+_NUMPY_LOOPS: Final = np.lib.NumpyVersion(np.__version__) < "2.0.0"
+_KNOWN_DEVICES: Final = frozenset({dlpack.CPU_DEVICE[0], dlpack.CUDA, CUDA_HOST})
+set_destructor: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
+    ("PyCapsule_SetDestructor", ctypes.pythonapi)
+)
+_NAME_USED: Final = b"used_dlpack"
+"""What the stub names a capsule that it took over. The protocol's name would be another."""
+
+
+@dataclass(slots=True)
+class Taken:
+    """A tensor that was taken over from a capsule.
+
+    Attributes
+    ----------
+    memory : numpy.ndarray
+        An array over it; without an element, if it is on a GPU.
+    owner : object
+        Keeps the memory.
+    """
+
+    datatype: DType
+    shape: list[int]
+    device: tuple[int, int]
+    memory: npt.NDArray[Any]
+    owner: object
+
+
+def is_capsule(value: object) -> bool:
+    """Return whether something is a capsule of Python."""
+    return type(value).__name__ == "PyCapsule"
+
+
+def take_of(tensor: Any) -> Taken:
+    """Take over what a tensor of another library gives away.
+
+    Raises
+    ------
+    StubDiesError
+        It is an array of NumPy 1, whose capsules a real stub dies of.
+    TritonModelException
+        It makes no capsule, or is on a device that the backend does not know, or as :func:`take`.
+    """
+    if not hasattr(tensor, "__dlpack__") or not hasattr(tensor, "__dlpack_device__"):
+        raise TritonModelException(
+            "Provided tensor is not supported. Tensor must be a DLPack capsule         "
+            "or have `__dlpack__` and `__dlpack_device__` attributes"
+        )
+    if isinstance(tensor, np.ndarray) and _NUMPY_LOOPS:
+        raise StubDiesError(
+            f"from_dlpack of an array of NumPy {np.__version__}: a real stub dies of it, as it renames NumPy's "
+            "capsule, whose destructor then never ends; make the Tensor of the array itself"
+        )
+    device, number = tensor.__dlpack_device__()
+    if device == dlpack.CUDA:
+        capsule = tensor.__dlpack__(stream=number + 1)  # a stream of the stub's own, which nobody else has
+    else:
+        _check_device(device)
+        capsule = tensor.__dlpack__(stream=None)
+    taken = take(capsule)
+    dlpack.mark_used(capsule)  # which nobody else has, and NumPy 2 would complain of in vain
+    return taken
+
+
+def take(capsule: object) -> Taken:
+    """Take over a capsule.
+
+    Raises
+    ------
+    StubDiesError
+        It was used.
+    TritonModelException
+        It is not in C order, or on a device that the backend does not know.
+    """
+    managed = _managed(capsule)
+    tensor = managed.tensor
+    shape = list(tensor.shape[: tensor.ndim])
+    if tensor.strides and not _is_in_c_order(shape, tensor.strides[: tensor.ndim]):
+        raise TritonModelException(
+            "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
+        )
+    device = tensor.device.device_type
+    _check_device(device)
+    datatype = of_dlpack(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
+    rename_capsule(capsule, _NAME_USED)
+    set_destructor(capsule, None)  # which may be one that never ends at that name
+    owner = Consumed(managed)
+    if device == dlpack.CUDA:
+        return Taken(datatype, shape, (device, tensor.device.device_id), np.empty(0, np.uint8), owner)
+    memory = _array_over(owner, (tensor.data or 0) + tensor.byte_offset, shape, datatype)
+    return Taken(datatype, shape, dlpack.CPU_DEVICE, memory, owner)
+
+
+def make(tensor: Tensor) -> object:
+    """Return a capsule over a tensor of the host's memory."""
+    return dlpack.export(dlpack.writable_alias(tensor._memory))
+
+
+def _managed(capsule: object) -> Any:
+    try:
+        return managed_tensor(capsule)
+    except TypeError as error:
+        raise StubDiesError(f"from_dlpack: {error}; a real stub reads memory that is gone") from None
+
+
+def _check_device(device: int) -> None:
+    if device not in _KNOWN_DEVICES:
+        raise TritonModelException(f"DLDevice type {device} is not support by Python backend.")
+
+
+def _is_in_c_order(shape: list[int], strides: list[int]) -> bool:
+    """Return what the stub thinks of it, which does not look at the first axis."""
+    expected = 1
+    for size, stride in zip(shape[:0:-1], strides[:0:-1], strict=True):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _array_over(owner: object, address: int, shape: list[int], datatype: DType) -> npt.NDArray[Any]:
+    if math.prod(shape) == 0:
+        return np.empty(shape, datatype.numpy)
+    interface = {"shape": tuple(shape), "typestr": datatype.numpy.str, "data": (address, False)}
+    return np.asarray(ForeignMemory(owner, interface)).view(datatype.numpy)

@@ -1,0 +1,163 @@
+"""Requests and responses, as the server hands them to a stub and takes them from it: all tensors are copied."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtypes import BF16, BY_NAME, BYTES
+from .bytes_tensors import deserialize_bytes_tensor, serialize_byte_tensor
+from .errors import TritonError
+from .host import ResponseSink
+from .memory import InferenceTrace, PreferredMemory
+from .request import InferenceRequest
+from .response import InferenceResponse
+from .sender import InferenceResponseSender
+from .tensor import Tensor
+
+__all__ = ["TensorContent", "deliver", "deliver_response", "sent_inputs", "sent_outputs"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorContent:
+    """What leaves a stub of a tensor.
+
+    Attributes
+    ----------
+    datatype : str
+        Triton's name: ``"FP32"``, ``"BYTES"``, ``"BF16"``; ``"INVALID"`` for what the stub could not name.
+    shape : tuple of int
+        What the tensor says.
+    array : numpy.ndarray or None
+        What lies in the pool, nobody else's memory; strings as bytes objects. Of another shape than the tensor says
+        where a fault of the stub has lost its bytes. None if it is on a GPU.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    array: npt.NDArray[Any] | None
+
+
+def deliver(
+    backend: ModuleType,
+    *,
+    model_name: str,
+    model_version: int,
+    request_id: str = "",
+    correlation_id: int | str = 0,
+    inputs: Sequence[tuple[str, str, npt.NDArray[Any]]] = (),
+    requested_output_names: Iterable[str],
+    parameters: Mapping[str, str | int | bool | float],
+    flags: int = 0,
+    timeout_us: int = 0,
+    is_decoupled: bool,
+    sink: ResponseSink,
+    is_cancelled: Callable[[], bool],
+    trace_context: str = "",
+) -> InferenceRequest:
+    """Return a request as a stub gets it. Inputs are copied, as into the backend's pool.
+
+    Parameters
+    ----------
+    backend : module
+        What :func:`~.module.backend_module` made.
+    model_name, model_version : str and int
+        The model that gets it.
+    request_id, correlation_id, flags : str, int or str, and int, optional
+        As the client said.
+    inputs : sequence of (str, str, numpy.ndarray), optional
+        Name, Triton's data type (``"FP32"``, ``"BYTES"``, ``"BF16"``), and what it holds.
+    requested_output_names : iterable of str
+        All outputs of the model, if the client named none.
+    parameters : mapping
+        The request's. ``parameters()`` has them as JSON, in an order that nobody promised: the last comes first.
+    timeout_us : int, optional
+        The client's timeout in microseconds; 0 for none.
+    is_decoupled : bool
+        Whether the model is.
+    trace_context : str, optional
+        The context of an OpenTelemetry trace, as JSON.
+    sink : ResponseSink
+        Where the request's response sender sends.
+    is_cancelled : callable
+        Returns whether the client has given the request up.
+    """
+    kind: type[InferenceRequest] = backend.InferenceRequest
+    made = kind.__new__(kind)
+    made._request_id = request_id
+    made._correlation_id = correlation_id
+    made._inputs = [_loaded(backend, *tensor) for tensor in inputs]
+    made._requested_output_names = set(requested_output_names)
+    made._model_name = model_name
+    made._model_version = model_version
+    made._flags = flags
+    made._timeout = timeout_us
+    made._parameters = _json(parameters)
+    made._trace = InferenceTrace._of(trace_context)
+    made._preferred_memory = PreferredMemory._unsaid()
+    made._release_flags = 1
+    made._is_cancelled = is_cancelled
+    made._is_delivered = True
+    made._sender = sender = InferenceResponseSender(made._requested_output_names)
+    sender._serve(sink, is_cancelled, is_decoupled=is_decoupled)
+    return made
+
+
+def deliver_response(
+    backend: ModuleType,
+    outputs: Sequence[TensorContent],
+    error: TritonError | None = None,
+    parameters: Mapping[str, str | int | bool] | None = None,
+) -> InferenceResponse:
+    """Return the response of another model, as a stub gets it. Outputs are copied."""
+    tensors = [
+        _loaded(backend, output.name, output.datatype, output.array) for output in outputs if output.array is not None
+    ]
+    made = InferenceResponse(tensors, error)
+    made._parameters = "" if error is not None else _json(parameters or {})
+    return made
+
+
+def sent_outputs(response: InferenceResponse) -> list[TensorContent]:
+    """Return what leaves a stub with a response; nothing, if it has an error."""
+    return [] if response.has_error() else [_content(tensor) for tensor in response.output_tensors()]
+
+
+def sent_inputs(request: InferenceRequest) -> list[TensorContent]:
+    """Return what leaves a stub with a request that a model made."""
+    return [_content(tensor) for tensor in request.inputs()]
+
+
+def _loaded(backend: ModuleType, name: str, datatype: str, array: npt.NDArray[Any]) -> Tensor:
+    row = BY_NAME[datatype]
+    if row is BYTES:
+        memory = np.frombuffer(serialize_byte_tensor(array) or b"", np.uint8).copy()
+    elif row is BF16:
+        memory = np.array(array, order="C").view(row.numpy)
+    else:
+        memory = np.array(array, row.numpy, order="C")
+    kind: type[Tensor] = backend.Tensor
+    return kind._loaded(name, row, array.shape, memory)
+
+
+def _content(tensor: Tensor) -> TensorContent:
+    shape = tuple(tensor._shape)
+    if not tensor.is_cpu():
+        return TensorContent(tensor.name(), tensor._datatype.name, shape, None)
+    array = tensor._save()
+    if tensor._datatype is BYTES:
+        array = deserialize_bytes_tensor(array.tobytes())
+        array = array.reshape(shape) if array.size == math.prod(shape) else array
+    return TensorContent(tensor.name(), tensor._datatype.name, shape, array)
+
+
+def _json(parameters: Mapping[str, Any]) -> str:
+    return json.dumps(dict(reversed(list(parameters.items()))), separators=(",", ":"), ensure_ascii=False)

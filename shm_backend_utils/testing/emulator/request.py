@@ -1,0 +1,234 @@
+"""A request: one that a model executes, or one that it makes for another model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from .arguments import refuse, signed, text, texts, truth, unsigned
+from .errors import StubDiesError, TritonError, TritonModelException
+from .host import Host
+from .iterator import ResponseIterator
+from .memory import InferenceTrace, PreferredMemory
+from .parameters import to_json
+from .response import InferenceResponse
+from .sender import InferenceResponseSender
+from .tensor import Tensor, tensors_in
+
+__all__ = ["InferenceRequest"]
+
+_INIT: Final = "InferenceRequest"
+_RELEASE_ALL: Final = 1
+
+
+class InferenceRequest:
+    """A request: one that a model executes, or one that it makes for another model.
+
+    Parameters
+    ----------
+    request_id : str, optional
+        Goes to the other model.
+    correlation_id : int or str, optional
+        The sequence that it belongs to.
+    inputs : sequence of Tensor
+        Maybe none.
+    requested_output_names : sequence of str
+        Those that the model should answer with; an order is not kept.
+    model_name : str
+        The model that executes it.
+    model_version : int, optional
+        By default that which the model's policy says.
+    flags : int, optional
+        Where in its sequence it stands.
+    timeout : int, optional
+        In microseconds; 0 for none.
+    preferred_memory : PreferredMemory, optional
+        Where outputs should lie.
+    trace : InferenceTrace, optional
+        The trace that it goes on with; from Triton 23.10 on.
+    parameters : dict, optional
+        Of str to bool, int or str; from Triton 23.08 on.
+
+    Raises
+    ------
+    TritonModelException
+        A tensor is missing, a name is empty, or a correlation id or a parameter is of a type that does not travel.
+    TypeError
+        Anything else of a wrong type.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_correlation_id",
+        "_flags",
+        "_inputs",
+        "_is_cancelled",
+        "_is_delivered",
+        "_model_name",
+        "_model_version",
+        "_parameters",
+        "_preferred_memory",
+        "_release_flags",
+        "_request_id",
+        "_requested_output_names",
+        "_sender",
+        "_timeout",
+        "_trace",
+    )
+
+    _host: Host
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] | None = None,
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory = PreferredMemory._unsaid(),  # noqa: B008  # it cannot be changed
+        trace: InferenceTrace = InferenceTrace(),  # noqa: B008  # nor can it
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(preferred_memory, PreferredMemory):
+            refuse(_INIT, "preferred_memory", preferred_memory, "a PreferredMemory")
+        if not isinstance(trace, InferenceTrace):
+            refuse(_INIT, "trace", trace, "an InferenceTrace")
+        self._request_id = text(_INIT, "request_id", request_id)
+        self._inputs = tensors_in(_INIT, "inputs", inputs)
+        self._requested_output_names = set(texts(_INIT, "requested_output_names", requested_output_names))
+        self._model_name = text(_INIT, "model_name", model_name)
+        self._model_version = signed(_INIT, "model_version", model_version, 64)
+        self._flags = unsigned(_INIT, "flags", flags, 32)
+        self._timeout = unsigned(_INIT, "timeout", timeout, 64)
+        self._preferred_memory = preferred_memory
+        self._trace = trace
+        self._parameters = to_json(parameters)
+        self._correlation_id = _correlation_id(correlation_id)
+        self._release_flags = _RELEASE_ALL
+        self._is_cancelled: Callable[[], bool] = _is_never
+        self._is_delivered = False
+        whose = f"for request with id '{self._request_id}' and model name '{self._model_name}' should not be empty."
+        if None in self._inputs:
+            raise TritonModelException(f"Input tensor {whose}")
+        if "" in self._requested_output_names:
+            raise TritonModelException(f"Requested output name {whose}")
+        self._sender = InferenceResponseSender(self._requested_output_names)
+
+    def inputs(self) -> list[Tensor]:
+        """Return the inputs, in a list of the caller's own."""
+        return list(self._inputs)
+
+    def request_id(self) -> str:
+        """Return the client's name for it; empty if it gave none."""
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        """Return the sequence that it belongs to, as the client names it; 0 for none."""
+        return self._correlation_id
+
+    def flags(self) -> int:
+        """Return where in its sequence it stands."""
+        return self._flags
+
+    def set_flags(self, flags: int, /) -> None:
+        """Change where in its sequence it stands."""
+        self._flags = unsigned("set_flags", "flags", flags, 32)
+
+    def timeout(self) -> int:
+        """Return the client's timeout in microseconds; 0 for none."""
+        return self._timeout
+
+    def parameters(self) -> str:
+        """Return the parameters as JSON, in any order."""
+        return self._parameters
+
+    def trace(self) -> InferenceTrace:
+        """Return the trace, of which requests to other models can be a part."""
+        return self._trace
+
+    def requested_output_names(self) -> set[str]:
+        """Return the outputs that the client wants."""
+        return set(self._requested_output_names)
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """Return what sends responses to it."""
+        return self._sender
+
+    def is_cancelled(self) -> bool:
+        """Return whether the client has given it up.
+
+        Raises
+        ------
+        StubDiesError
+            No client has sent it: a real server dies of that.
+        """
+        if not self._is_delivered:
+            raise StubDiesError("is_cancelled of a request that no client has sent: a real server dies of it")
+        return self._is_cancelled()
+
+    def set_release_flags(self, flags: int, /) -> None:
+        """Say what becomes of it after ``execute``: it is released, or scheduled again; from Triton 23.12 on.
+
+        Raises
+        ------
+        StubDiesError
+            No client has sent it: a real stub dies of that.
+        """
+        found = unsigned("set_release_flags", "flags", flags, 32)
+        if not self._is_delivered:
+            raise StubDiesError("set_release_flags of a request that no client has sent: a real stub dies of it")
+        self._release_flags = found
+
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Have the model execute it, and wait for its response; with ``decoupled``, for the first of several.
+
+        Raises
+        ------
+        TritonModelException
+            It is called by ``initialize`` or ``finalize``. Any other error comes as a response that has it.
+        """
+        truth("exec", "decoupled", decoupled)
+        host = self._host
+        if not host.is_executing():
+            raise TritonModelException("BLS is only supported during the 'execute' function.")
+        try:
+            for tensor in self._inputs:
+                tensor._save()
+            if decoupled:
+                return ResponseIterator._of(host.stream(self), self)
+            return host.infer(self)
+        except TritonModelException as error:
+            text = f"Model {self._model_name} - Error when running inference: {error}"
+            response = InferenceResponse([], TritonError(text))
+            return ResponseIterator(response) if decoupled else response
+
+    def async_exec(self, decoupled: bool = False) -> asyncio.Future[InferenceResponse | ResponseIterator]:
+        """As :meth:`exec`, in a thread, while the event loop goes on.
+
+        Raises
+        ------
+        RuntimeError
+            No event loop is running.
+        """
+        truth("async_exec", "decoupled", decoupled)
+        return asyncio.get_running_loop().run_in_executor(None, self.exec, decoupled)
+
+
+def _is_never() -> bool:
+    return False
+
+
+def _correlation_id(value: object) -> int | str:
+    if value is None:
+        refuse(_INIT, "correlation_id", value, "an int or a str")
+    if isinstance(value, int):
+        if not 0 <= value < 1 << 64:
+            raise RuntimeError("Unable to cast Python instance to C++ type: a correlation id is an int of 64 bits")
+        return value
+    if isinstance(value, str):
+        return value
+    raise TritonModelException("Correlation ID must be integer or string")

@@ -1,0 +1,85 @@
+"""The wheel and the source distribution carry the stubs, and mypy finds them where the wheel is installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from .declared import MODULES, STUBS
+
+ROOT: Final = STUBS.parent
+FILES: Final = {f"{module}-stubs/__init__.pyi" for module in MODULES}
+MODEL: Final = """
+import triton_python_backend_utils as pb_utils
+
+import shm_backend_utils
+
+reveal_type(pb_utils.Tensor.is_cpu)
+reveal_type(shm_backend_utils.Call.put)
+"""
+
+
+def run(*command: str, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, made of the checkout without asking an index."""
+    folder = tmp_path_factory.mktemp("wheel")
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    run(sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(folder), str(ROOT), cwd=folder)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def test_the_wheel_has_the_stubs_as_packages_beside_the_library(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {name for name in names if name.endswith(".pyi")} == FILES
+    assert "shm_backend_utils/py.typed" in names
+    roots = {name.split("/")[0] for name in names}
+    assert {root for root in roots if not root.endswith(".dist-info")} == {"shm_backend_utils"} | {
+        name.split("/")[0] for name in FILES
+    }
+
+
+def test_the_source_distribution_has_them(tmp_path: Path) -> None:
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path), cwd=ROOT)
+    (file,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(file) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {f"stubs/{name}" for name in FILES} <= names
+
+
+def test_mypy_finds_them_where_the_wheel_is_installed(wheel: Path, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    venv.create(environment, symlinks=True)
+    python = environment / "bin" / "python"
+    (site_packages,) = environment.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:  # which is all that an installer does with it
+        archive.extractall(site_packages)
+    # What the stubs are about, from this environment; what leads to this checkout is not read there.
+    (site_packages / "numpy.pth").write_text(sysconfig.get_path("purelib"))
+    (tmp_path / "model.py").write_text(MODEL)
+    options = ["--strict", "--config-file=", "--no-incremental", "--python-executable", str(python)]
+    told = run(sys.executable, "-m", "mypy", *options, "model.py", cwd=tmp_path)
+    assert 'Revealed type is "def (self: c_python_backend_utils.Tensor) -> bool"' in told
+    assert 'Revealed type is "def (self: shm_backend_utils.' in told
+
+
+def test_stub_packages_need_no_marker_and_nothing_of_theirs_can_be_imported() -> None:
+    """PEP 561: a package that is named ``-stubs`` is a marker itself; a ``py.typed`` says ``partial`` there."""
+    assert {file.name for folder in STUBS.iterdir() for file in folder.iterdir()} == {"__init__.pyi"}
+    program = f"import importlib.util; print([importlib.util.find_spec(name) for name in {MODULES}])"
+    assert run(sys.executable, "-c", program, cwd=ROOT) == f"{[None] * len(MODULES)}\n"
