@@ -1,4 +1,4 @@
-"""System calls that fail: the n-th of a kind, once, whoever makes it."""
+"""System calls that fail: the n-th of a kind, whoever makes it."""
 
 from __future__ import annotations
 
@@ -39,11 +39,14 @@ class Fault(NamedTuple):
         How many of its kind go well before.
     error : int
         The number of the error, of :mod:`errno`; or :data:`INTERRUPT`.
+    times : int
+        How many fail then.
     """
 
     call: str
     after: int
     error: int
+    times: int = 1
 
     def raised(self) -> BaseException:
         """Return what the call raises."""
@@ -58,12 +61,12 @@ class Failing:
     Parameters
     ----------
     fault : Fault
-        What fails, once.
+        What fails.
 
     Attributes
     ----------
     has_happened : bool
-        Whether so many calls of that kind were made.
+        Whether a call has failed.
 
     Raises
     ------
@@ -106,6 +109,6 @@ class Failing:
 
     def _pass(self) -> None:
         self._left -= 1
-        if self._left == -1:
+        if -self._fault.times <= self._left < 0:
             self.has_happened = True
             raise self._fault.raised()
