@@ -16,9 +16,10 @@ from scripts.tools.common.processes import read_if_there
 from shm_backend_utils.client import DeadlineExceededError, ServerUnavailableError
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import TensorError
+from shm_backend_utils.testing.faults.servers import MortalServer
 
+from .callers import busy
 from .either_client import FLAVOURS, EitherClient, open_client, url_of
-from .phoenix import Phoenix, busy
 from .processes import eventually
 from .registered import SomebodyElse
 
@@ -35,12 +36,12 @@ class Story:
     One is busy all the while, one calls while there is no server, and one does not call meanwhile.
     """
 
-    def __init__(self, phoenix: Phoenix) -> None:
+    def __init__(self, mortal: MortalServer) -> None:
         with contextlib.ExitStack() as stack:
 
             def client_of_each() -> dict[str, EitherClient]:
                 return {
-                    flavour: stack.enter_context(open_client(flavour, url_of(phoenix.server, flavour), timeout_s=20))
+                    flavour: stack.enter_context(open_client(flavour, url_of(mortal.server, flavour), timeout_s=20))
                     for flavour in FLAVOURS
                 }
 
@@ -53,11 +54,11 @@ class Story:
             ]
             for caller in callers:
                 caller.wait_for_answer()
-            phoenix.kill()
+            mortal.kill()
             for caller in callers:
                 caller.wait_for_failure()
             self.errors_without_a_server = [*errors_of(early).values(), *errors_of(early).values()]
-            phoenix.come_back()
+            mortal.come_back()
             for caller in callers:
                 caller.wait_for_answer()
             failed = [caller.failed for caller in callers]
@@ -68,7 +69,7 @@ class Story:
             self.wrong = [wrong for caller in callers for wrong in caller.wrong]
             self.errors_of_the_idle = errors_of(idle)
             eventually(lambda: set(errors_of(early).values()) == {None})
-        with SomebodyElse.at(phoenix.server) as somebody:
+        with SomebodyElse.at(mortal.server) as somebody:
             self.left_registered = somebody.registered_by_this_process()
 
 
@@ -94,26 +95,25 @@ def is_stopped(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def stopped(phoenix: Phoenix) -> Iterator[None]:
+def stopped(mortal: MortalServer) -> Iterator[None]:
     """Keep the server from doing anything for as long as the block takes."""
-    os.kill(phoenix.server.pid, signal.SIGSTOP)
+    os.kill(mortal.server.pid, signal.SIGSTOP)
     try:
-        eventually(lambda: is_stopped(phoenix.server.pid))  # the signal reaches each thread in its own time
+        eventually(lambda: is_stopped(mortal.server.pid))  # the signal reaches each thread in its own time
         yield
     finally:
-        os.kill(phoenix.server.pid, signal.SIGCONT)
+        os.kill(mortal.server.pid, signal.SIGCONT)
 
 
 @pytest.fixture(scope="module")
-def phoenix(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Phoenix]:
-    phoenix = Phoenix(models, tmp_path_factory.mktemp("phoenix") / "server.log")
-    yield phoenix
-    phoenix.kill()
+def mortal(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalServer]:
+    with MortalServer(models, log_file=tmp_path_factory.mktemp("mortal") / "server.log") as mortal:
+        yield mortal
 
 
 @pytest.fixture(scope="module")
-def story(phoenix: Phoenix) -> Story:
-    return Story(phoenix)
+def story(mortal: MortalServer) -> Story:
+    return Story(mortal)
 
 
 @pytest.fixture(params=FLAVOURS)
@@ -146,46 +146,48 @@ def test_nothing_of_the_clients_stays_registered(story: Story) -> None:
 
 @pytest.mark.parametrize("path", SHARED_PATHS)
 def test_a_server_that_was_too_slow_to_say_what_it_shares_is_asked_again(
-    phoenix: Phoenix, flavour: str, path: PathName
+    mortal: MortalServer, flavour: str, path: PathName
 ) -> None:
-    with open_client(flavour, url_of(phoenix.server, flavour), timeout_s=20) as client:
+    with open_client(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
         with pytest.raises(TensorError):  # the model is known now, but not yet which paths are open
             client.infer("identity", {"WRONG": X})
-        with stopped(phoenix), pytest.raises(DeadlineExceededError):
+        with stopped(mortal), pytest.raises(DeadlineExceededError):
             client.infer("identity", {"INPUT0": X}, path=path, timeout_s=0.2)
         assert error_of(client, path) is None
 
 
-def test_the_page_that_such_a_server_was_asked_with_does_not_stay_registered(phoenix: Phoenix, flavour: str) -> None:
-    with SomebodyElse.at(phoenix.server) as somebody:
+def test_the_page_that_such_a_server_was_asked_with_does_not_stay_registered(
+    mortal: MortalServer, flavour: str
+) -> None:
+    with SomebodyElse.at(mortal.server) as somebody:
         before = somebody.registered_by_this_process()
-        with open_client(flavour, url_of(phoenix.server, flavour), timeout_s=20) as client:
+        with open_client(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
             with pytest.raises(TensorError):
                 client.infer("identity", {"WRONG": X})
-            with stopped(phoenix), pytest.raises(DeadlineExceededError):
+            with stopped(mortal), pytest.raises(DeadlineExceededError):
                 client.infer("identity", {"INPUT0": X}, path="direct", timeout_s=0.2)
             client.infer("identity", {"INPUT0": X}, path="direct").release()
         assert somebody.registered_by_this_process() <= before
 
 
-def test_a_registration_that_got_no_answer_is_undone_when_the_client_closes(phoenix: Phoenix, flavour: str) -> None:
-    with SomebodyElse.at(phoenix.server) as somebody:
+def test_a_registration_that_got_no_answer_is_undone_when_the_client_closes(mortal: MortalServer, flavour: str) -> None:
+    with SomebodyElse.at(mortal.server) as somebody:
         before = somebody.registered_by_this_process()
-        with open_client(flavour, url_of(phoenix.server, flavour), timeout_s=20) as client:
+        with open_client(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
             client.infer("identity", {"INPUT0": X}, path="inline").release()  # all that is asked before is known
-            with stopped(phoenix), pytest.raises(DeadlineExceededError):
+            with stopped(mortal), pytest.raises(DeadlineExceededError):
                 client.infer("identity", {"INPUT0": X}, path="triton-shm", timeout_s=0.2)
             assert error_of(client, "triton-shm") is None
         assert somebody.registered_by_this_process() <= before
 
 
-def test_memory_whose_unregistration_got_no_answer_does_not_stay_registered(phoenix: Phoenix, flavour: str) -> None:
-    with SomebodyElse.at(phoenix.server) as somebody:
+def test_memory_whose_unregistration_got_no_answer_does_not_stay_registered(mortal: MortalServer, flavour: str) -> None:
+    with SomebodyElse.at(mortal.server) as somebody:
         before = somebody.registered_by_this_process()
-        with open_client(flavour, url_of(phoenix.server, flavour), timeout_s=20) as client:
+        with open_client(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
             client.infer("identity", {"INPUT0": X}, path="triton-shm").release()
             larger = np.tile(X, 50)  # its memory takes the place of the other, which is unregistered
-            with stopped(phoenix), pytest.raises(DeadlineExceededError):
+            with stopped(mortal), pytest.raises(DeadlineExceededError):
                 client.infer("identity", {"INPUT0": larger}, path="triton-shm", timeout_s=0.2)
             with client.infer("identity", {"INPUT0": larger}, path="triton-shm") as result:
                 np.testing.assert_array_equal(result["OUTPUT0"], larger)

@@ -16,9 +16,9 @@ import pytest
 
 from shm_backend_utils.client import InferenceError, ShmClient
 from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.faults.servers import free_ports
 
 from .gate import Gate
-from .ports import free_ports
 from .processes import eventually, held_regions, infer_until_answered, region_of, stub_of
 
 X = np.arange(1000, dtype=np.float32)

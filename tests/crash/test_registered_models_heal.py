@@ -13,8 +13,8 @@ import triton_shm_client
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client.compat import InferShmError, TritonSHMClient
+from shm_backend_utils.testing.faults.servers import MortalServer
 
-from .phoenix import Phoenix
 from .processes import eventually
 from .registered import SomebodyElse
 
@@ -24,13 +24,12 @@ N = np.full((10, 1), 2)
 
 
 @pytest.fixture(scope="module")
-def phoenix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Phoenix]:
-    folder = tmp_path_factory.mktemp("phoenix")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalServer]:
+    folder = tmp_path_factory.mktemp("mortal")
     for model in ("rows", "ordinary"):
         shutil.copytree(MODELS / model, folder / "models" / model, ignore=shutil.ignore_patterns("__pycache__"))
-    phoenix = Phoenix(folder / "models", folder / "server.log")
-    yield phoenix
-    phoenix.kill()
+    with MortalServer(folder / "models", log_file=folder / "server.log") as mortal:
+        yield mortal
 
 
 def register(client: Any) -> None:
@@ -52,39 +51,39 @@ def is_answered(client: TritonSHMClient) -> bool:
     return True
 
 
-def test_registered_models_outlive_the_server(phoenix: Phoenix) -> None:
-    with TritonSHMClient(phoenix.server.grpc_url) as client, TritonSHMClient(phoenix.server.grpc_url) as idle:
+def test_registered_models_outlive_the_server(mortal: MortalServer) -> None:
+    with TritonSHMClient(mortal.server.grpc_url) as client, TritonSHMClient(mortal.server.grpc_url) as idle:
         register(client)
         register(idle)
         infer(client)
         infer(idle)
-        phoenix.kill()
+        mortal.kill()
         for model, inputs in (("rows", {"X": X}), ("ordinary", {"X": X, "N": N})):
             with pytest.raises(InferShmError) as caught:
                 client.infer_shm(model, inputs, client_timeout=30)
             assert isinstance(caught.value.__cause__, ConnectionError)
             assert caught.value.status() == "StatusCode.UNAVAILABLE"
-        phoenix.come_back()
+        mortal.come_back()
         eventually(lambda: is_answered(client))
         infer(client)
         eventually(lambda: is_answered(idle))
 
 
-def test_a_client_ends_without_a_server(phoenix: Phoenix) -> None:
-    client = TritonSHMClient(phoenix.server.grpc_url)
+def test_a_client_ends_without_a_server(mortal: MortalServer) -> None:
+    client = TritonSHMClient(mortal.server.grpc_url)
     register(client)
     infer(client)
-    phoenix.kill()
+    mortal.kill()
     client.close()
-    phoenix.come_back()
+    mortal.come_back()
 
 
-def test_what_somebody_else_unregisters_is_registered_again(phoenix: Phoenix) -> None:
+def test_what_somebody_else_unregisters_is_registered_again(mortal: MortalServer) -> None:
     """The original's model fails from then on."""
     with (
-        SomebodyElse.at(phoenix.server) as somebody,
-        TritonSHMClient(phoenix.server.grpc_url) as ours,
-        triton_shm_client.TritonSHMClient(phoenix.server.grpc_url) as theirs,
+        SomebodyElse.at(mortal.server) as somebody,
+        TritonSHMClient(mortal.server.grpc_url) as ours,
+        triton_shm_client.TritonSHMClient(mortal.server.grpc_url) as theirs,
     ):
         register(ours)
         register(theirs)

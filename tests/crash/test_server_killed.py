@@ -13,9 +13,9 @@ import pytest
 
 from shm_backend_utils.client import PreparedCall, ServerUnavailableError, ShmClient
 from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.faults.servers import free_ports
 
 from .gate import Gate
-from .ports import free_ports
 from .processes import infer_until_answered, region_of, stub_of
 
 SHM = Path("/dev/shm")

@@ -15,7 +15,7 @@ from shm_backend_utils.client import DeadlineExceededError, ServerUnavailableErr
 from shm_backend_utils.client.compat import InferShmError, TritonSHMClient
 from shm_backend_utils.errors import BatchSizeError, ShmError, TensorTypeError
 from shm_backend_utils.server import EmbeddedServer
-from tests.crash.ports import free_ports
+from shm_backend_utils.testing.faults.servers import free_ports
 
 from .two_classes import CLASSES, FACTS, ORDINARY, ROWS, Call, Declared, x_of
 

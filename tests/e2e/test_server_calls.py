@@ -17,8 +17,8 @@ import pytest
 
 from shm_backend_utils.client import InferenceError, ServerUnavailableError
 from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.faults.servers import free_ports
 
-from ..crash.ports import free_ports
 from ..crash.processes import eventually, stub_of
 from ..crash.server_options import installation_with
 from .flavours import FLAVOURS, AnyClient, Flavour, LoopedClient

@@ -24,8 +24,8 @@ from shm_backend_utils.client import (
 from shm_backend_utils.client.paths.choice import is_this_machine
 from shm_backend_utils.errors import CallerError
 from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.faults.servers import free_ports
 from tests.crash.either_client import FLAVOURS, open_client
-from tests.crash.ports import free_ports
 from tests.crash.server_options import installation_with
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import linecache
 import os
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -22,13 +18,14 @@ from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
+from shm_backend_utils.testing.faults.interrupts import Interrupts
 
 MEBIBYTE = 2**20
 REGION = data_offset(1, PAGE_SIZE) + PAGE_SIZE
 SHM = Path("/dev/shm")
 LONG_S = 10.0
 MEMORY = Path(shm_backend_utils.__file__).parent / "memory"
-INTERRUPTED = (f"{MEMORY}/pool/", f"{MEMORY}/managed.py")
+INTERRUPTS = Interrupts(MEMORY / "pool", MEMORY / "managed.py")
 
 
 def test_an_interrupt_while_pages_are_entered_loses_no_region(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,36 +197,6 @@ def test_other_threads_go_on_while_pages_are_entered() -> None:
         assert longest_s < took_s / 2
 
 
-def is_with(frame: FrameType) -> bool:
-    """Return whether the line is one of a `with`: no signal comes between its block and what ends it."""
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
-
-
-def interrupted_at(line: int, work: Callable[[], object]) -> bool:
-    """Do work that is interrupted at the n-th line that it comes to, of pools and regions; return whether it was."""
-    count = 0
-
-    def look(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal count
-        if not frame.f_code.co_filename.startswith(INTERRUPTED):
-            return None
-        if event == "line" and not is_with(frame):
-            count += 1
-            if count == line:
-                raise KeyboardInterrupt
-        return look
-
-    before = sys.gettrace()
-    sys.settrace(look)
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finalizer
 def test_an_interrupt_at_any_line_leaves_nothing_behind_and_closes() -> None:
     def files() -> set[Path]:
@@ -239,7 +206,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_behind_and_closes() -> None:
     line = 1
     while True:
         pool = SlotPool(PoolOptions(max_bytes=MEBIBYTE))
-        was_interrupted = interrupted_at(line, lambda: pool.redeem(pool.request(Need(1), "taker")))  # noqa: B023
+        was_interrupted = INTERRUPTS.at(line, lambda: pool.redeem(pool.request(Need(1), "taker")))  # noqa: B023
         closing = threading.Thread(target=pool.close, daemon=True)
         closing.start()
         closing.join(LONG_S)
@@ -257,7 +224,7 @@ def test_an_interrupt_at_any_line_of_redeeming_leaves_no_promise() -> None:
         with contextlib.closing(SlotPool(PoolOptions(max_bytes=2 * REGION))) as pool:
             pool.redeem(pool.request(Need(PAGE_SIZE + 1, group="other"), "another"))  # makes way, for more than asked
             ticket = pool.request(Need(1), "taker")
-            was_interrupted = interrupted_at(line, lambda: pool.redeem(ticket))  # noqa: B023
+            was_interrupted = INTERRUPTS.at(line, lambda: pool.redeem(ticket))  # noqa: B023
             pool.withdraw(ticket)
             pool.drop_idle()
             status = pool.status
@@ -271,7 +238,7 @@ def test_an_interrupt_at_any_line_of_taking_an_idle_region_loses_none() -> None:
         with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
             pool.redeem(pool.request(Need(1), "another"))
             taken: list[Any] = []  # so that no finalizer is interrupted
-            was_interrupted = interrupted_at(line, lambda: taken.append(pool.take_idle(Need(1), "taker")))  # noqa: B023
+            was_interrupted = INTERRUPTS.at(line, lambda: taken.append(pool.take_idle(Need(1), "taker")))  # noqa: B023
             taken.clear()
             assert pool.take_idle(Need(1), "next"), f"the region is lost after an interrupt at line {line}"
         line += 1
@@ -283,7 +250,7 @@ def test_an_interrupt_at_any_line_of_a_finalizer_loses_no_region() -> None:
     for line in range(1, lines):
         with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
             held = [pool.redeem(pool.request(Need(1), "another"))]
-            interrupted_at(line, held.clear)
+            INTERRUPTS.at(line, held.clear)
             ticket = pool.request(Need(1), "next")
             assert ticket.granted.done(), f"the region is lost after an interrupt at line {line}"
             region, memory = pool.redeem(ticket)

@@ -22,8 +22,9 @@ from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.tickets import Ticket
 from shm_backend_utils.protocol.layout import PAGE_SIZE
+from shm_backend_utils.testing.faults.system_calls import INTERRUPT, Failing, Fault
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
-from tests.property.slot_machine.faults import INTERRUPT, Failing, Fault, faults
+from tests.property.slot_machine.faults import faults
 from tests.property.slot_machine.parties import Borrowed, ClientCall, Model, Request, Work
 
 SHM = Path("/dev/shm")

@@ -9,8 +9,8 @@ import pytest
 
 from shm_backend_utils.errors import ShmError
 from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.testing.faults.system_calls import INTERRUPT, Failing, Fault
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
-from tests.property.slot_machine.faults import INTERRUPT, Failing, Fault
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from shm_backend_utils.memory.pool import pool as pool_module
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
-from tests.property.slot_machine.faults import INTERRUPT, Failing, Fault
+from shm_backend_utils.testing.faults.system_calls import INTERRUPT, Failing, Fault
 
 ERRORS = [errno.ENOLCK, errno.ENOMEM, errno.EINTR]
 

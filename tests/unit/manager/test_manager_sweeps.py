@@ -13,8 +13,8 @@ from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import SharedMemoryManager
 from shm_backend_utils.model.mapping.mapped import MappedRegion
+from shm_backend_utils.testing.faults.memory import take_space_beyond
 from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, register, registry_of
-from tests.unit.mapping.files import take_space_beyond
 
 OWNER = """
 import sys
@@ -39,7 +39,7 @@ def test_a_part_that_an_object_has_lost_is_refused_though_there_is_as_much_befor
     key = make_file(2 * PAGE)
     register(manager, "mine", key, PAGE, PAGE)
     os.truncate(SHM / key, PAGE)
-    take_space_beyond(SHM / key, PAGE, PAGE)
+    take_space_beyond(key, PAGE, PAGE)
     with pytest.raises(RegionRefusedError, match=f"but {PAGE} are there"):
         manager.get_memory_info("mine", 0, 1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
 import subprocess
@@ -10,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from scripts.tools.common.private_shm import take_private_shm
 from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.layout import Header
+from shm_backend_utils.testing.faults.memory import take_private_shm
 
 __all__ = [
     "NOBODY",
@@ -20,10 +19,8 @@ __all__ = [
     "TOKEN",
     "managed_file",
     "new_key",
-    "punch_hole",
     "said_on_a_small_machine",
     "small_shm",
-    "take_space_beyond",
 ]
 
 SHM: Final = Path("/dev/shm")
@@ -31,9 +28,6 @@ NOBODY: Final = 65534
 TOKEN: Final = bytes(range(layout.TOKEN_LENGTH))
 SMALL: Final = 1 << 20
 """Bytes of a small machine's /dev/shm."""
-
-_KEEP_SIZE: Final = 1
-_PUNCH_HOLE: Final = 2
 
 
 def new_key(prefix: str = "foreign") -> str:
@@ -48,23 +42,6 @@ def managed_file(key: str, byte_size: int) -> Path:
     path.write_bytes(data)
     os.truncate(path, byte_size)
     return path
-
-
-def punch_hole(path: Path, offset: int, byte_size: int) -> None:
-    """Take the memory away that a part of a file has; its size stays."""
-    _fallocate(path, _KEEP_SIZE | _PUNCH_HOLE, offset, byte_size)
-
-
-def take_space_beyond(path: Path, offset: int, byte_size: int) -> None:
-    """Give a file memory behind its end; its size stays."""
-    _fallocate(path, _KEEP_SIZE, offset, byte_size)
-
-
-def _fallocate(path: Path, mode: int, offset: int, byte_size: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    with path.open("r+b") as file:
-        assert libc.fallocate(file.fileno(), mode, offset, byte_size) == 0
 
 
 def small_shm() -> None:

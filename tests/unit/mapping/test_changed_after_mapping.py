@@ -17,7 +17,8 @@ from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
 from shm_backend_utils.protocol.spans import Table
 from shm_backend_utils.protocol.table import encode
-from tests.unit.mapping.files import SHM, TOKEN, managed_file, new_key, punch_hole, take_space_beyond
+from shm_backend_utils.testing.faults.memory import punch_hole, take_space_beyond
+from tests.unit.mapping.files import SHM, TOKEN, managed_file, new_key
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
@@ -71,7 +72,7 @@ def test_a_slot_of_a_region_that_has_got_a_hole_is_refused(session: ShmSession, 
     assert answer(session, client) == ""
     path = path_of(client.region.segment)
     size = path.stat().st_size
-    punch_hole(path, size - PAGE, PAGE)
+    punch_hole(path.name, size - PAGE, PAGE)
     refusal = f"shm:refused: the request's region refused: its {size} bytes are not there any more: "
     assert answer(session, client) == f"{refusal}it was truncated, or has holes"
     assert client.is_free()
@@ -88,7 +89,7 @@ def test_the_last_bytes_of_a_region_that_ends_within_a_block_must_be_there_too()
     slot.record.begin(1, encode(Table({}, {})))
     slot.claim(1)
     slot.lease.give_back()
-    punch_hole(path, 2 * PAGE, PAGE)
+    punch_hole(path.name, 2 * PAGE, PAGE)
     with pytest.raises(RegionRefusedError, match=f"its {size} bytes are not there any more"):
         slot.claim(1)
     path.unlink()
@@ -109,7 +110,7 @@ def test_a_slot_of_a_region_whose_hole_was_filled_is_served_again(session: ShmSe
     assert answer(session, client) == ""
     path = path_of(client.region.segment)
     size = path.stat().st_size
-    punch_hole(path, size - PAGE, PAGE)
+    punch_hole(path.name, size - PAGE, PAGE)
     assert answer(session, client).startswith("shm:refused: ")
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
@@ -123,7 +124,7 @@ def test_a_segment_with_the_holes_that_it_had_passes_its_check(segment: SystemSe
 
 @pytest.mark.parametrize("punched", [0, PAGE], ids=["first", "middle"])
 def test_a_segment_with_a_hole_that_it_had_not_fails_its_check(segment: SystemSegment, punched: int) -> None:
-    punch_hole(path_of(segment), punched, PAGE)
+    punch_hole(path_of(segment).name, punched, PAGE)
     with pytest.raises(RegionRefusedError, match=f"it had memory for {3 * PAGE} bytes, and now has holes"):
         segment.check(PAGE, "regions[0]")
 
@@ -148,6 +149,6 @@ def test_a_slot_of_a_region_that_was_truncated_with_as_much_space_beyond_its_end
     path = path_of(client.region.segment)
     size = path.stat().st_size
     os.truncate(path, size - PAGE)
-    take_space_beyond(path, size, PAGE)
+    take_space_beyond(path.name, size, PAGE)
     assert path.stat().st_blocks * 512 >= size
     assert answer(session, client).startswith("shm:refused: ")

@@ -20,7 +20,7 @@ from shm_backend_utils.model.mapping.memory import HostMemory, Memory
 from shm_backend_utils.model.mapping.named_regions import NamedRegions
 from shm_backend_utils.model.mapping.registry import Registry
 from shm_backend_utils.protocol.claims import NamedRegionClaim
-from tests.unit.mapping.files import punch_hole
+from shm_backend_utils.testing.faults.memory import punch_hole
 from tests.unit.registered import say_registered
 
 SHM: Final = Path("/dev/shm")
@@ -157,7 +157,7 @@ def test_holes_in_a_part_that_was_mapped_later_than_another_one_are_noticed(
     first, second = Registration(key, 0, PAGE), Registration(key, 2 * PAGE, PAGE)
     opened_with(regions, first)
     opened_with(regions, second)
-    punch_hole(path, 2 * PAGE, PAGE)
+    punch_hole(path.name, 2 * PAGE, PAGE)
     opened_with(regions, second)
     assert path.stat().st_blocks * 512 == 2 * PAGE, "it has its memory again"
 

@@ -1,50 +1,23 @@
-"""A server that is killed and comes back on the same ports, and callers that are busy all the while."""
+"""Callers that are busy while a server is killed and comes back."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import ShmError
-from shm_backend_utils.server import EmbeddedServer
 
 from .either_client import EitherClient
-from .ports import free_ports
 
-__all__ = ["Caller", "Phoenix", "busy"]
+__all__ = ["Caller", "busy"]
 
 PATIENCE_S = 30.0
 LENGTH = 2000
-
-
-class Phoenix:
-    """A server that can be killed and started again."""
-
-    def __init__(self, models: Path, log_file: Path) -> None:
-        self._models = models
-        self._log_file = log_file
-        self._ports = free_ports()
-        self.server = self._start()
-
-    def kill(self) -> None:
-        """Kill the server."""
-        os.kill(self.server.pid, signal.SIGKILL)
-        self.server.stop()
-
-    def come_back(self) -> None:
-        """Start it again, and return when it is ready."""
-        self.server = self._start()
-
-    def _start(self) -> EmbeddedServer:
-        return EmbeddedServer.start(self._models, ports=self._ports, log_file=self._log_file)
 
 
 class Caller:
