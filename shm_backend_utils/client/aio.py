@@ -30,7 +30,7 @@ from .split import infer_split
 from .stats import ClientStats
 from .steps import AsyncioDriver
 from .streams import make_room, on_their_gpus, open_stream, reading, responses_of
-from .transports.connect import connect_async
+from .transports.connect import Connectable, connect_async
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -63,7 +63,7 @@ class AsyncShmClient(AsyncServerMethods):
 
     def __init__(
         self,
-        url: str,
+        url: str | Connectable,
         *,
         timeout_s: float = 60.0,
         path: PathName = "auto",

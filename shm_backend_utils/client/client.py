@@ -32,7 +32,7 @@ from .stats import ClientStats
 from .steps import BlockingDriver
 from .streams import make_room, on_their_gpus, open_stream, reading, responses_of
 from .submitted import SubmittedCalls
-from .transports.connect import connect
+from .transports.connect import Connectable, connect
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -47,9 +47,9 @@ class ShmClient(ServerMethods):
 
     Parameters
     ----------
-    url : str
+    url : str or Connectable
         ``HOST:PORT`` or ``grpc://HOST:PORT`` for gRPC, ``http://HOST:PORT`` for HTTP; ``grpcs://`` or
-        ``https://`` by TLS.
+        ``https://`` by TLS. Or what connects clients itself, such as a :class:`.ModelHarness`.
     timeout_s : float
         How long a call may take, in seconds, where it does not say otherwise. It bounds the whole call: what is asked
         about the model, the wait for memory, the copy of the inputs, and all requests together. The slack is what
@@ -81,7 +81,7 @@ class ShmClient(ServerMethods):
 
     def __init__(
         self,
-        url: str,
+        url: str | Connectable,
         *,
         timeout_s: float = 60.0,
         path: PathName = "auto",

@@ -21,6 +21,7 @@ from .options import (
     check_timeout,
     check_tls,
 )
+from .transports.connect import Connectable
 from .transports.messages import split_url
 
 __all__ = ["LEAST_S", "CallSettings", "ClientSettings", "left_until"]
@@ -76,7 +77,7 @@ class ClientSettings:
 
     Attributes
     ----------
-    url : str
+    url : str or Connectable
     timeout_s : float
     tls : Tls or None
     wait_ready_s : float or None
@@ -92,14 +93,14 @@ class ClientSettings:
 
     def __init__(
         self,
-        url: str,
+        url: str | Connectable,
         timeout_s: float,
         path: PathName,
         tls: Tls | None,
         wait_ready_s: float | None = None,
         inline_bytes: int | None = None,
     ) -> None:
-        _, is_secure, _, _ = split_url(url)
+        is_secure = not isinstance(url, Connectable) and split_url(url)[1]
         if tls is not None and not is_secure:
             raise CallerError(f"tls was given, but URL {url!r} is without TLS; write grpcs:// or https://")
         if tls is not None:
@@ -113,6 +114,8 @@ class ClientSettings:
 
     def __repr__(self) -> str:
         """Return server and path, without what a URL may say besides: a password, or a token."""
+        if isinstance(self.url, Connectable):
+            return f"{self.url!r} path={self._path}"
         scheme, address = self.url.split("://") if "://" in self.url else ("grpc", self.url)
         shown = address.rpartition("@")[2].partition("?")[0]
         return f"{f'{scheme}://{shown}'!r} path={self._path}"

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from ..errors import ModelError
 from ..model_spec import PATHS_PARAMETER, UIDS_PARAMETER
 from .backend_pools import USUAL_PREFIX, prefix_of_pools
-from .server_address import url_of_parent
+from .server_address import url_of_server
 
 __all__ = ["PARAMETERS", "Config"]
 
@@ -142,7 +142,7 @@ def _check_names(names: Iterable[str]) -> None:
 def _server_url(texts: Mapping[str, str]) -> str:
     text = texts.get("SHM_SERVER_URL")
     if text is None:
-        return url_of_parent() or ""
+        return url_of_server() or ""
     try:
         place = urlsplit(text)
         is_url = place.scheme in ("http", "https") and place.hostname is not None and place.port != 0

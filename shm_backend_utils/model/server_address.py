@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Final
 
-__all__ = ["url_of_parent"]
+__all__ = ["url_of_parent", "url_of_server"]
 
 _PROGRAM: Final = "tritonserver"
 _ALLOW: Final = "--allow-http"
@@ -21,6 +22,17 @@ _MEANS_MORE: Final = "localhost"
 """Which may mean another address than the server's, where anybody may listen."""
 _VERTEX_AI: Final = ("AIP_MODE", "PREDICTION")
 """An environment in which builds for Vertex AI serve no HTTP, unless they are told to (``command_line_parser.cc``)."""
+_BACKEND: Final = "triton_python_backend_utils"
+_EMULATED: Final = "__server_url__"
+
+
+def url_of_server() -> str | None:
+    """Return the URL of the server that has started this process; None if that cannot be told.
+
+    Where the Python backend is an emulated one, no server has: the backend says where its own is.
+    """
+    emulated: str | None = getattr(sys.modules.get(_BACKEND), _EMULATED, None)
+    return emulated or url_of_parent()
 
 
 def url_of_parent() -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ..extra import what_is_missing_told
 from ..options import Tls
@@ -12,10 +12,21 @@ from .transport import AsyncTransport, Transport
 if TYPE_CHECKING:
     from .grpc.address import GrpcAddress
 
-__all__ = ["connect", "connect_async"]
+__all__ = ["Connectable", "connect", "connect_async"]
 
 
-def connect(url: str, tls: Tls | None) -> Transport:
+@runtime_checkable
+class Connectable(Protocol):
+    """What clients take in place of a URL, and ask for their connection: a server that is no address."""
+
+    def connect(self) -> Transport:
+        """Return a transport for threads."""
+
+    def connect_async(self) -> AsyncTransport:
+        """Return a transport for tasks of the running event loop."""
+
+
+def connect(url: str | Connectable, tls: Tls | None) -> Transport:
     """Return a transport for threads. Sends nothing.
 
     Raises
@@ -25,6 +36,8 @@ def connect(url: str, tls: Tls | None) -> Transport:
     ModuleNotFoundError
         What this protocol needs is not installed.
     """
+    if isinstance(url, Connectable):
+        return url.connect()
     protocol, address, host, tls = _read(url, tls)
     if protocol == "grpc":
         with what_is_missing_told():
@@ -35,8 +48,10 @@ def connect(url: str, tls: Tls | None) -> Transport:
     return HttpTransport(address, host, tls)
 
 
-def connect_async(url: str, tls: Tls | None) -> AsyncTransport:
+def connect_async(url: str | Connectable, tls: Tls | None) -> AsyncTransport:
     """Return a transport for tasks of the running event loop; otherwise as :func:`connect`."""
+    if isinstance(url, Connectable):
+        return url.connect_async()
     protocol, address, host, tls = _read(url, tls)
     if protocol == "grpc":
         with what_is_missing_told():

@@ -1,0 +1,7 @@
+"""A model's folder, loaded and run without a server."""
+
+from ..emulator.faults import Faults
+from .harness import ModelHarness
+from .requests import Request
+
+__all__ = ["Faults", "ModelHarness", "Request"]

@@ -1,0 +1,173 @@
+"""Which requests an instance executes together. No threads of its own: those that bring requests do the work."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .answer import Answer
+from .instance import Instance
+from .requests import Delivery
+
+__all__ = ["Batcher", "Pending"]
+
+
+@dataclass(eq=False, slots=True)
+class Pending:
+    """A request that waits for an instance.
+
+    Attributes
+    ----------
+    delivery : Delivery
+    batch_size : int
+    answer : Answer
+    is_taken : bool
+        Whether an instance has it.
+    """
+
+    delivery: Delivery
+    batch_size: int
+    answer: Answer
+    is_taken: bool = False
+
+
+class Batcher:
+    """Gives the requests of one model to its instances, alone or together, in the order in which they came.
+
+    Parameters
+    ----------
+    config : ModelConfig
+    instances : sequence of Instance
+    execute : callable
+        Takes an instance and the requests that it is to execute.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        instances: Sequence[Instance],
+        execute: Callable[[Instance, Sequence[Pending]], None],
+    ) -> None:
+        self._batches = config.max_batch_size > 0 and config.HasField("dynamic_batching")
+        self._most = int(config.max_batch_size)
+        self._preferred = sorted(config.dynamic_batching.preferred_batch_size, reverse=True)
+        self._delay_s = config.dynamic_batching.max_queue_delay_microseconds / 1e6
+        self._ragged = frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
+        self._name = config.name
+        self._execute = execute
+        self._changed = threading.Condition(threading.Lock())
+        self._idle = list(reversed(instances))
+        self._busy: set[int] = set()
+        self._all = len(instances)
+        self._queue: deque[Pending] = deque()
+
+    def run(self, pending: Pending) -> None:
+        """Return when an instance has executed a request, or another thread has taken it to one."""
+        with self._changed:
+            self._queue.append(pending)
+            if self._delay_s:
+                self._changed.notify_all()
+        while not pending.is_taken:
+            with self._changed:
+                while not pending.is_taken and not self._idle:
+                    self._check_is_not_ours()
+                    self._changed.wait()
+                if pending.is_taken:
+                    return
+                instance = self._take_idle()
+                batch = self._form()
+            self._do(instance, batch)
+
+    def run_together(self, batch: Sequence[Pending]) -> None:
+        """Have an instance execute these requests, and no others."""
+        with self._changed:
+            while not self._idle:
+                self._check_is_not_ours()
+                self._changed.wait()
+            instance = self._take_idle()
+        self._do(instance, batch)
+
+    def obstacle(self, batch: Sequence[Pending]) -> str | None:
+        """Return why these requests never come together; None if they may."""
+        if len(batch) == 1:
+            return None
+        if not self._batches:
+            return (
+                f"model {self._name!r} gets one request at a time; for several write max_batch_size: 8 and "
+                "dynamic_batching { } into its config.pbtxt"
+            )
+        total = sum(pending.batch_size for pending in batch)
+        if total > self._most:
+            return (
+                f"these requests have {total} rows together, but max_batch_size of model {self._name!r} is {self._most}"
+            )
+        if any(self._kind(pending) != self._kind(batch[0]) for pending in batch):
+            return (
+                f"these requests of model {self._name!r} differ in the shapes of their inputs, or in which they have, and "
+                "so never come together; see allow_ragged_batch in Triton's model_configuration.md"
+            )
+        return None
+
+    def _do(self, instance: Instance, batch: Sequence[Pending]) -> None:
+        try:
+            if batch:
+                self._execute(instance, batch)
+        finally:
+            with self._changed:
+                self._busy.discard(threading.get_ident())
+                self._idle.append(instance)
+                self._changed.notify_all()
+
+    def _take_idle(self) -> Instance:
+        self._busy.add(threading.get_ident())
+        return self._idle.pop()
+
+    def _check_is_not_ours(self) -> None:
+        if threading.get_ident() in self._busy and len(self._busy) == self._all:
+            raise RecursionError(
+                f"model {self._name!r} calls itself, and has no other instance that is idle: on a server this waits for "
+                "ever; give it one more in instance_group"
+            )
+
+    def _form(self) -> list[Pending]:
+        """Take out of the queue what is executed together; with the lock, which is given back while it waits."""
+        if not self._queue:
+            return []
+        if not self._batches:
+            return [self._taken()]
+        deadline = time.monotonic() + self._delay_s
+        while True:
+            sizes = self._sizes()
+            count = next((sizes.index(size) + 1 for size in self._preferred if size in sizes), 0)
+            left = deadline - time.monotonic()
+            is_full = len(sizes) < len(self._queue)
+            if count or is_full or left <= 0 or not sizes:
+                return [self._taken() for _ in range(count or len(sizes))]
+            self._changed.wait(left)
+
+    def _sizes(self) -> list[int]:
+        """Return how many rows the first request has, the first two, and so on, as far as they fit together."""
+        sizes: list[int] = []
+        total = 0
+        kind = None
+        for pending in self._queue:
+            if sizes and self._kind(pending) != kind:
+                break
+            kind = self._kind(pending)
+            total += pending.batch_size
+            if total > self._most:
+                break
+            sizes.append(total)
+        return sizes
+
+    def _kind(self, pending: Pending) -> list[tuple[str, tuple[int, ...] | None]]:
+        return [(name, None if name in self._ragged else array.shape[1:]) for name, _, array in pending.delivery.inputs]
+
+    def _taken(self) -> Pending:
+        pending = self._queue.popleft()
+        pending.is_taken = True
+        return pending

@@ -1,0 +1,206 @@
+"""The server's own checks of a request, before any model sees it. The texts are the server's."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtypes import BY_NAME, BYTES, LENGTH_SIZE, from_config
+from .requests import Delivery, Input, Request, ServerError
+
+__all__ = ["RequestChecks"]
+
+_ANY_SIZE: Final = -1
+_BATCH_NOTE: Final = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
+    "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
+    "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
+)
+
+
+class RequestChecks:
+    """Checks the requests of one model.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        The model's, completed.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._name = config.name
+        self._max_batch_size = int(config.max_batch_size)
+        self._inputs = {tensor.name: tensor for tensor in config.input}
+        self._dims = {name: tuple(tensor.dims) for name, tensor in self._inputs.items()}
+        self._reshapes = {
+            name: tuple(tensor.reshape.shape) for name, tensor in self._inputs.items() if tensor.HasField("reshape")
+        }
+        self._datatypes = {}
+        for name, tensor in self._inputs.items():
+            row = from_config(
+                type(tensor).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
+            )
+            self._datatypes[name] = "" if row is None else row.name
+        self._required = [name for name, tensor in self._inputs.items() if not tensor.optional]
+        self._outputs = tuple(tensor.name for tensor in config.output)
+        self._known_outputs = frozenset(self._outputs)
+        self._is_sequence = config.HasField("sequence_batching")
+
+    def check(self, request: Request) -> tuple[Delivery, int]:
+        """Return what a request's model gets, and the request's batch size, 1 where the model has none.
+
+        Raises
+        ------
+        ServerError
+            The server refuses it.
+        """
+        who = f"[request id: {request.request_id or '<id_unknown>'}] "
+        wanted = self._outputs if not request.outputs else tuple(dict.fromkeys(request.outputs))
+        for name in wanted:
+            if name not in self._known_outputs:
+                raise ServerError(f"unexpected inference output '{name}' for model '{self._name}'")
+        inputs = request.inputs
+        if len(inputs) > len(self._inputs) or len(inputs) < len(self._required):
+            raise ServerError(who + self._wrong_number(inputs))
+        batch_size = self._batch_size(inputs, who)
+        delivered = [self._deliver(tensor, batch_size, who) for tensor in inputs.values()]
+        missing = [name for name in self._required if name not in inputs]
+        if missing:  # so many are there as are required, but others
+            raise ServerError(who + self._wrong_number(inputs))
+        if self._is_sequence and not request.sequence_id:
+            raise ServerError(
+                f"inference request to model '{self._name}' must specify a non-zero or non-empty correlation ID"
+            )
+        if self._max_batch_size > 0 and not inputs:
+            raise ServerError(f"{who}out of bounds index 0: request has 0 inputs")
+        delivery = Delivery(
+            request.request_id,
+            request.sequence_id,
+            delivered,
+            wanted,
+            dict(request.parameters),
+            request.flags,
+            request.timeout_us,
+        )
+        return delivery, batch_size if self._max_batch_size > 0 else 1
+
+    def _batch_size(self, inputs: Any, who: str) -> int:
+        found = 0
+        if self._max_batch_size == 0:
+            for name in inputs:
+                self._known(name)
+            return 0
+        for name, tensor in inputs.items():
+            self._known(name)
+            if not tensor.shape:
+                raise ServerError(
+                    f"{who}input '{name}' has no shape but model requires batch dimension for '{self._name}'"
+                )
+            if found == 0:
+                found = tensor.shape[0]
+            elif tensor.shape[0] != found:
+                raise ServerError(f"{who}input '{name}' batch size does not match other inputs for '{self._name}'")
+        if found > self._max_batch_size:
+            raise ServerError(f"{who}inference request batch-size must be <= {self._max_batch_size} for '{self._name}'")
+        return found
+
+    def _known(self, name: str) -> None:
+        if name not in self._inputs:
+            raise ServerError(f"unexpected inference input '{name}' for model '{self._name}'")
+
+    def _deliver(self, tensor: Input, batch_size: int, who: str) -> tuple[str, str, npt.NDArray[Any]]:
+        name, datatype, shape, content = tensor
+        expected = self._datatypes[name]
+        if datatype != expected:
+            found = datatype if datatype in BY_NAME else "<invalid>"
+            raise ServerError(
+                f"{who}inference input '{name}' data-type is '{found}', but model '{self._name}' expects '{expected}'"
+            )
+        dims = self._dims[name]
+        rows = shape[1:] if self._max_batch_size > 0 else shape
+        if rows != dims:
+            self._check_shape(tensor, rows, dims, who)
+        if name in self._reshapes:
+            sizes = iter([size for size, dim in zip(rows, dims, strict=True) if dim == _ANY_SIZE])
+            rows = tuple(next(sizes) if size == _ANY_SIZE else size for size in self._reshapes[name])
+        whole = (batch_size, *rows) if batch_size else rows  # the server's own way with a batch of nothing
+        delivered = (batch_size, *rows) if self._max_batch_size > 0 else rows
+        if isinstance(content, np.ndarray):
+            return name, datatype, content.reshape(delivered)
+        if datatype == BYTES.name:
+            return name, datatype, self._strings(name, content, whole, who).reshape(delivered)
+        row = BY_NAME[datatype]
+        byte_size = math.prod(whole) * row.itemsize
+        if len(content) != byte_size:
+            raise ServerError(
+                f"{who}input byte size mismatch for input '{name}' for model '{self._name}'. Expected {byte_size}, got "
+                f"{len(content)}"
+            )
+        return name, datatype, np.frombuffer(content, row.numpy).reshape(delivered)
+
+    def _check_shape(self, tensor: Input, rows: tuple[int, ...], dims: tuple[int, ...], who: str) -> None:
+        fits = len(rows) == len(dims)
+        for size, dim in zip(rows, dims, strict=False) if fits else ():
+            if size == _ANY_SIZE:
+                raise ServerError(
+                    f"{who}All input dimensions should be specified for input '{tensor.name}' for model "
+                    f"'{self._name}', got {_listed(tensor.shape)}"
+                )
+            if dim not in (_ANY_SIZE, size):
+                fits = False
+                break
+        if not fits:
+            is_batched = self._max_batch_size > 0
+            expected = (_ANY_SIZE, *dims) if is_batched else dims
+            raise ServerError(
+                f"{who}unexpected shape for input '{tensor.name}' for model '{self._name}'. Expected "
+                f"{_listed(expected)}, got {_listed(tensor.shape)}. {_BATCH_NOTE if is_batched else ''}"
+            )
+
+    def _strings(self, name: str, content: Any, shape: tuple[int, ...], who: str) -> npt.NDArray[Any]:
+        count = math.prod(shape)
+        found: list[bytes] = []
+        offset = 0
+        whose = f"for inference input '{name}' for model '{self._name}'"
+        while offset < len(content):
+            left = len(content) - offset
+            if left < LENGTH_SIZE:
+                raise ServerError(
+                    f"{who}incomplete string length indicator {whose}, expecting {LENGTH_SIZE} bytes but only {left} "
+                    "bytes available. Please make sure the string length indicator is in one buffer."
+                )
+            if len(found) == count:
+                raise ServerError(f"{who}unexpected number of string elements {count + 1} {whose}, expecting {count}")
+            (length,) = struct.unpack_from("<I", content, offset)
+            offset += LENGTH_SIZE
+            if length > len(content) - offset:
+                raise ServerError(
+                    f"incomplete string data for inference input '{name}', expecting string of length {length} but only "
+                    f"{len(content) - offset} bytes available"
+                )
+            found.append(bytes(content[offset : offset + length]))
+            offset += length
+        if len(found) != count:
+            raise ServerError(f"{who}expected {count} string elements {whose}, got {len(found)}")
+        array = np.empty(count, object)
+        array[:] = found
+        return array
+
+    def _wrong_number(self, inputs: Any) -> str:
+        got = "[" + ",".join(f"'{name}'" for name in inputs) + "]"
+        lacking = [name for name in self._required if name not in inputs]
+        missing = "[" + ",".join(f"'{name}'" for name in lacking) + "]" if lacking else "]"  # as the server writes it
+        least, most = len(self._required), len(self._inputs)
+        expected = f"{most} inputs" if least == most else f"number of inputs between {least} and {most}"
+        return (
+            f"expected {expected} but got {len(inputs)} inputs for model '{self._name}'. Got input(s) {got}, but missing "
+            f"required input(s) {missing}. Please provide all required input(s)."
+        )
+
+
+def _listed(shape: tuple[int, ...]) -> str:
+    return "[" + ",".join(map(str, shape)) + "]"

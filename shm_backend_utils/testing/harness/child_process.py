@@ -1,0 +1,159 @@
+"""The process of a stub: ``python -m shm_backend_utils.testing.harness.child_process FD``."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ..emulator import MetricsRegistry, TritonModelException
+from .requests import Outcome
+from .stub import Stub, StubError
+from .stub_host import ModelCall
+
+__all__: list[str] = []
+
+
+class _Parent:
+    """The server, over the connection to it: a :class:`.ServerCalls`."""
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._told: dict[int, queue.SimpleQueue[tuple[bool, Any]]] = {}
+        self.metrics = MetricsRegistry()
+
+    def send(self, *message: Any) -> None:
+        """Send a message; nobody may be there any more."""
+        with self._lock, contextlib.suppress(OSError):
+            self._connection.send(message)
+
+    def tell(self, number: int, is_fine: bool, value: Any) -> None:  # noqa: FBT001  # out of a message
+        """Take a part of the answer to a call."""
+        self._told[number].put((is_fine, value))
+
+    def call_model(self, call: ModelCall) -> Iterator[Outcome]:
+        """Have another model execute a request."""
+        with self._calling("call_model", (call,), {}) as part:
+            while True:
+                outcome: Outcome = part()
+                yield outcome
+                if outcome.is_final:
+                    return
+
+    def log(self, level: str, message: str) -> None:
+        """Write to the server's log."""
+        self.send("log", 0, level, message)
+
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        """Load a model."""
+        self._call("load_model", name, config, files)
+
+    def unload_model(self, name: str, *, with_dependents: bool) -> None:
+        """Unload a model."""
+        self._call("unload_model", name, with_dependents=with_dependents)
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Return whether a model can execute requests."""
+        is_ready: bool = self._call("is_model_ready", name, version)
+        return is_ready
+
+    def _call(self, what: str, *arguments: Any, **named: Any) -> Any:
+        with self._calling(what, arguments, named) as part:
+            return part()
+
+    @contextlib.contextmanager
+    def _calling(self, what: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[Callable[[], Any]]:
+        number = next(self._numbers)
+        told = self._told[number] = queue.SimpleQueue()
+
+        def part() -> Any:
+            is_fine, value = told.get()
+            if not is_fine:
+                raise TritonModelException(value)
+            return value
+
+        self.send("call", number, what, arguments, dict(named))
+        yield part
+
+
+class _Receiver:
+    """Hands what a model answers on to the server."""
+
+    def __init__(self, parent: _Parent, number: int, cancelled: set[int]) -> None:
+        self._parent = parent
+        self._number = number
+        self._cancelled = cancelled
+
+    def put(self, outcome: Outcome) -> None:
+        self._parent.send("put", self._number, outcome)
+
+    def fail(self, message: str, code: str = "INTERNAL") -> None:
+        self._parent.send("fail", self._number, message, code)
+
+    def forsake(self) -> None:
+        self._parent.send("forsake", self._number)
+
+    def is_cancelled(self) -> bool:
+        return self._number in self._cancelled
+
+
+class _Process:
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection = connection
+        self._parent = _Parent(connection)
+        self._work: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._cancelled: set[int] = set()
+
+    def run(self) -> None:
+        """Do what comes, one after another in the main thread, until there is no more."""
+        threading.Thread(target=self._read, name="server", daemon=True).start()
+        stub: Stub | None = None
+        while (message := self._work.get()) is not None:
+            what, number, *content = message
+            try:
+                value = None
+                if what == "make":
+                    file, name, url, faults = content
+                    stub = Stub(file, name, self._parent, url, faults)
+                elif what == "execute":
+                    receivers = [_Receiver(self._parent, each, self._cancelled) for each, _ in content[0]]
+                    assert stub is not None
+                    stub.execute([delivery for _, delivery in content[0]], receivers)
+                elif what == "initialize":
+                    assert stub is not None
+                    stub.initialize(content[0], is_decoupled=content[1])
+                else:
+                    value = getattr(stub, what)(*content)
+            except StubError as error:
+                self._parent.send("answer", number, False, str(error))
+            else:
+                self._parent.send("answer", number, True, value)
+
+    def _read(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                what, *content = self._connection.recv()
+                if what == "told":
+                    self._parent.tell(*content)
+                elif what == "cancel":
+                    self._cancelled.update(content)
+                elif what == "end":
+                    break
+                else:
+                    self._work.put((what, *content))
+        self._work.put(None)
+
+
+if __name__ == "__main__":
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    _Process(connection).run()
+    sys.stdout.flush()
+    os._exit(0)  # threads of the model's may still run

@@ -1,0 +1,298 @@
+"""ModelHarness: a model's folder, loaded and run without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import numpy.typing as npt
+
+from ...client.errors import DeadlineExceededError, InferenceError
+from ...client.transports.transport import AsyncTransport, Transport
+from ...errors import CallerError, ClosedError
+from ...origin import Origin
+from ...unclosed import Unclosed
+from ..emulator import MetricsRegistry
+from ..emulator.faults import Faults
+from .child import ChildInstance
+from .requests import Outcome, Request, ServerError, request_of_arrays
+from .server import EmulatedServer, InstanceKind
+from .stub import Stub
+from .transport import AsyncHarnessTransport, HarnessTransport
+
+__all__ = ["ModelHarness"]
+
+_PATIENCE_S: Final = 60.0
+_NO_FAULTS: Final = Faults()
+
+
+class ModelHarness:
+    """Models, loaded from their folders and run as a server runs them. A context manager. Thread-safe.
+
+    ::
+
+        with ModelHarness("model_repository/multiply") as harness:
+            images = np.ones((2, 3, 224, 224), np.float32)
+            assert (harness.infer({"INPUT0": images})["OUTPUT0"] == 2).all()
+
+    They are initialized when it is made, and finalized when it is closed. ``ShmClient(harness)`` and
+    ``AsyncShmClient(harness)`` are clients of it.
+
+    Parameters
+    ----------
+    *folders : str or path
+        The models': that of the first is what :meth:`infer`, :meth:`stream` and :meth:`execute` call. The others are
+        for those that it calls.
+    faults : Faults, optional
+        Of real stubs, that it has.
+    patience_s : float, optional
+        How long to wait for a model's answer, in seconds.
+
+    Raises
+    ------
+    ModelError
+        A model does not load: what the server would say, and what to do.
+    """
+
+    _server: EmulatedServer | None = None
+
+    def __init__(
+        self, *folders: str | PathLike[str], faults: Faults = _NO_FAULTS, patience_s: float = _PATIENCE_S
+    ) -> None:
+        self._begin(folders, Stub, faults, patience_s)
+
+    @classmethod
+    def in_child(
+        cls, *folders: str | PathLike[str], faults: Faults = _NO_FAULTS, patience_s: float = _PATIENCE_S
+    ) -> ModelHarness:
+        """As the class, with each instance of a model in a process of its own, as a server has it.
+
+        So memory is really shared between client and model. A model that dies stays dead; its requests fail.
+
+        Parameters
+        ----------
+        *folders, faults, patience_s
+            As of the class.
+        """
+        made = cls.__new__(cls)
+        made._begin(folders, ChildInstance, faults, patience_s)
+        return made
+
+    def _begin(
+        self, folders: Sequence[str | PathLike[str]], kind: InstanceKind, faults: Faults, patience_s: float
+    ) -> None:
+        if not folders:
+            raise CallerError(
+                "ModelHarness needs a model's folder, for example ModelHarness('model_repository/multiply')"
+            )
+        paths = [Path(folder).absolute() for folder in folders]
+        self._patience_s = patience_s
+        self._name = paths[0].name
+        self._server = EmulatedServer(paths, kind, faults)
+        self._unclosed = Unclosed(Origin.here("the ModelHarness made"), "call close(), or use it in a with statement")
+
+    def infer(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, str | int | bool | float] | None = None,
+        model: str = "",
+        request_id: str = "",
+        sequence_id: int | str = 0,
+        flags: int = 0,
+        timeout_us: int = 0,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Have a model execute one request, as the server would: checked, batched with others that wait, executed.
+
+        Parameters
+        ----------
+        inputs : mapping of str to array
+            With the batch dimension, where the model has one. Dtypes are the model's; strings are str or bytes.
+        outputs : sequence of str, optional
+            Those that are wanted; all, if not given.
+        parameters : mapping, optional
+            The request's.
+        model : str, optional
+            By default the first.
+        request_id, sequence_id, flags, timeout_us : optional
+            As the model's request has them; flags are 1 for the first of a sequence, and 2 for the last.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            What the model answered; strings are arrays of bytes objects.
+
+        Raises
+        ------
+        InferenceError
+            The server would refuse it, or the model failed it; ``status()`` has Triton's code.
+        DeadlineExceededError
+            The model has not answered in ``patience_s``.
+        """
+        server = self._open()
+        request = request_of_arrays(
+            inputs,
+            outputs,
+            parameters,
+            model=model,
+            request_id=request_id,
+            sequence_id=sequence_id,
+            flags=flags,
+            timeout_us=timeout_us,
+        )
+        try:
+            target, pending = server.begin(request)
+            if target.is_decoupled:
+                raise CallerError(
+                    f"model {target.name!r} is decoupled, and may answer any number of times; use stream()"
+                )
+            target.run(pending)
+            return _arrays(pending.answer.only(self._patience_s))
+        except ServerError as error:
+            raise _told(error) from None
+        except TimeoutError:
+            raise self._late() from None
+
+    def stream(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, str | int | bool | float] | None = None,
+        model: str = "",
+        request_id: str = "",
+    ) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """Yield the responses of a model, decoupled or not, as they come; parameters and errors as of :meth:`infer`."""
+        server = self._open()
+        request = request_of_arrays(inputs, outputs, parameters, model=model, request_id=request_id)
+        try:
+            answer = server.execute_aside(request)
+            try:
+                for outcome in answer.outcomes(self._patience_s):
+                    if not outcome.is_empty:
+                        yield _arrays(outcome)
+            finally:
+                if not answer.is_over:
+                    answer.cancel()
+        except ServerError as error:
+            raise _told(error) from None
+        except TimeoutError:
+            raise self._late() from None
+
+    def execute(
+        self, requests: Sequence[Mapping[str, Any] | Request]
+    ) -> list[dict[str, npt.NDArray[Any]] | InferenceError]:
+        """Have the model's ``execute`` called once, with these requests as one batch.
+
+        Parameters
+        ----------
+        requests : sequence of Request, or of mappings of str to array
+            A mapping is a request of these inputs alone.
+
+        Returns
+        -------
+        list
+            For each request its outputs, or its error; for a decoupled model those of the last response.
+
+        Raises
+        ------
+        CallerError
+            The server would never give these requests to one ``execute``.
+        InferenceError
+            It would refuse one of them.
+        """
+        server = self._open()
+        pending = []
+        try:
+            for each in requests:
+                said = each if isinstance(each, Request) else Request(each)
+                request = request_of_arrays(said.inputs, said.outputs, said.parameters)
+                request.request_id, request.sequence_id = said.request_id, said.sequence_id
+                request.flags, request.timeout_us = said.flags, said.timeout_us
+                model, one = server.begin(request)
+                pending.append(one)
+        except ServerError as error:
+            raise _told(error) from None
+        if not pending:
+            raise CallerError("execute() got no request; the server calls a model with one at least")
+        obstacle = model.obstacle(pending)
+        if obstacle is not None:
+            raise CallerError(obstacle)
+        model.run_together(pending)
+        answers: list[dict[str, npt.NDArray[Any]] | InferenceError] = []
+        for one in pending:
+            try:
+                answers.append(_arrays(one.answer.only(self._patience_s)))
+            except ServerError as error:
+                answers.append(_told(error))
+            except TimeoutError:
+                answers.append(self._late())
+        return answers
+
+    @property
+    def log(self) -> list[tuple[str, str]]:
+        """What the models have logged: level (``"WARNING"``) and message; also in Python's log."""
+        return list(self._open().log_lines)
+
+    @property
+    def metrics(self) -> MetricsRegistry:
+        """The metric families that models in this process have made."""
+        return self._open().metrics
+
+    def connect(self) -> Transport:
+        """Return a transport for a client; ``ShmClient(harness)`` calls this."""
+        return HarnessTransport(self._open())
+
+    def connect_async(self) -> AsyncTransport:
+        """Return a transport for a client; ``AsyncShmClient(harness)`` calls this."""
+        return AsyncHarnessTransport(self._open())
+
+    def close(self) -> None:
+        """Finalize the models. Twice is fine.
+
+        Raises
+        ------
+        ModelError
+            A model's ``finalize`` raised.
+        """
+        server, self._server = self._server, None
+        if server is not None:
+            self._unclosed.close()
+            server.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._server is None else "open"
+        return f"<{type(self).__name__} {vars(self).get('_name', '')!r} {state}>"
+
+    def __enter__(self) -> ModelHarness:
+        self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> EmulatedServer:
+        if self._server is None:
+            raise ClosedError("this ModelHarness")
+        return self._server
+
+    def _late(self) -> DeadlineExceededError:
+        return DeadlineExceededError(
+            f"model {self._name!r} has not answered in {self._patience_s:g} s", "DEADLINE_EXCEEDED"
+        )
+
+
+def _arrays(outcome: Outcome) -> dict[str, npt.NDArray[Any]]:
+    if outcome.error is not None:
+        raise ServerError(*outcome.error)
+    return {tensor.name: tensor.array for tensor in outcome.outputs if tensor.array is not None}
+
+
+def _told(error: ServerError) -> InferenceError:
+    return InferenceError(error.message, error.code)

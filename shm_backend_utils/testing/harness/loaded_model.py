@@ -1,0 +1,179 @@
+"""A model that the emulated server serves: checked, batched and executed requests, one version."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ...errors import ModelError
+from .answer import Answer
+from .batcher import Batcher, Pending
+from .checks import RequestChecks
+from .instance import Instance
+from .model_config import as_json, check_tensors, with_auto_completed
+from .model_folder import ModelFolder
+from .requests import Request, ServerError
+from .statistics import ModelStatistics
+from .stub import StubError
+
+__all__ = ["LoadedModel", "MakeInstance"]
+
+MakeInstance = Callable[[Path, str], Instance]
+"""Takes model.py and the model's name."""
+
+_ADVICE: Final = (
+    ("ModuleNotFoundError", "install it where these tests run, or look for its name in model.py's imports"),
+    ("no attribute 'TritonPythonModel'", "model.py needs a class of that name"),
+    (
+        "has no attribute '",
+        "what of triton_python_backend_utils is not there while model.py is imported is there in its methods: a server "
+        "puts Tensor, InferenceRequest and their like in later",
+    ),
+    ("cannot import name", "use it as pb_utils.NAME in methods: a server puts such names in after the import"),
+    ("auto_complete_config", "end auto_complete_config with return auto_complete_model_config"),
+)
+
+
+class LoadedModel:
+    """A model whose instances are initialized.
+
+    Parameters
+    ----------
+    folder : ModelFolder
+    make : callable
+        Makes an instance.
+
+    Raises
+    ------
+    ModelError
+        The server would not load it; the message says why, and what to do.
+    """
+
+    def __init__(self, folder: ModelFolder, make: MakeInstance) -> None:
+        self.name = folder.name
+        self.version = folder.version
+        self._folder = folder
+        self._instances: list[Instance] = []
+        try:
+            first = self._loaded(make)
+            completed = first.auto_complete(as_json(folder.config))
+            self.config = folder.config
+            if completed is not None:  # the server asks a process that does nothing else
+                self._instances.remove(first)
+                first.finalize()
+                self.config = with_auto_completed(folder.config, completed)
+                first = self._loaded(make)
+            check_tensors(self.config)
+            self.is_decoupled = bool(self.config.model_transaction_policy.decoupled)
+            names = [f"{group.name}_{number}" for group in self.config.instance_group for number in range(group.count)]
+            for number, name in enumerate(names):
+                instance = first if number == 0 else self._loaded(make)
+                instance.initialize(self._args(name), is_decoupled=self.is_decoupled)
+        except (StubError, ModelError) as error:
+            self._end()
+            said = f"load failed for model '{self.name}': version {self.version} is at UNAVAILABLE state: "
+            internal = "Internal: " if isinstance(error, StubError) else ""
+            raise ModelError(f"{said}{internal}{error}{_advice(str(error))}") from error
+        except BaseException:
+            self._end()
+            raise
+        self.statistics = ModelStatistics()
+        self._checks = RequestChecks(self.config)
+        self._batcher = Batcher(self.config, self._instances, self._execute)
+
+    @property
+    def path(self) -> Path:
+        """Return the model's folder."""
+        return self._folder.path
+
+    @property
+    def instances(self) -> Sequence[Instance]:
+        """Return its instances."""
+        return self._instances
+
+    def pending(self, request: Request) -> Pending:
+        """Return a request that may be executed.
+
+        Raises
+        ------
+        ServerError
+            The server refuses it.
+        """
+        delivery, batch_size = self._checks.check(request)
+        return Pending(delivery, batch_size, Answer(self.name))
+
+    def run(self, pending: Pending) -> None:
+        """Have it executed, maybe together with others; return when its ``execute`` has returned.
+
+        Raises
+        ------
+        ServerError
+            The model calls itself, and would wait for ever.
+        """
+        try:
+            self._batcher.run(pending)
+        except RecursionError as error:
+            raise ServerError(str(error), "INTERNAL") from None
+
+    def run_together(self, batch: Sequence[Pending]) -> None:
+        """Have requests executed by one ``execute``."""
+        self._batcher.run_together(batch)
+
+    def obstacle(self, batch: Sequence[Pending]) -> str | None:
+        """Return why these requests never come together; None if they may."""
+        return self._batcher.obstacle(batch)
+
+    def close(self) -> None:
+        """Finalize the instances.
+
+        Raises
+        ------
+        StubError
+            A model's ``finalize`` raised.
+        """
+        self._end()
+
+    def _execute(self, instance: Instance, batch: Sequence[Pending]) -> None:
+        started = time.monotonic_ns()
+        instance.execute([pending.delivery for pending in batch], [pending.answer for pending in batch])
+        self.statistics.executed(
+            len(batch), sum(pending.batch_size for pending in batch), time.monotonic_ns() - started
+        )
+
+    def _loaded(self, make: MakeInstance) -> Instance:
+        instance = make(self._folder.code, self.name)
+        self._instances.append(instance)
+        instance.load()
+        return instance
+
+    def _args(self, instance_name: str) -> dict[str, str]:
+        return {
+            "model_config": as_json(self.config),
+            "model_instance_kind": "CPU",
+            "model_instance_name": instance_name,
+            "model_instance_device_id": "0",
+            "model_repository": str(self._folder.path),
+            "model_version": self.version,
+            "model_name": self.name,
+        }
+
+    def _end(self) -> None:
+        failures: list[StubError] = []
+        while self._instances:
+            try:
+                self._instances.pop().finalize()
+            except StubError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+
+def _advice(said: str) -> str:
+    return next((f" What to do: {advice}." for sign, advice in _ADVICE if sign in said), "")
+
+
+def metadata_shape(dims: Sequence[int], max_batch_size: Any) -> list[int]:
+    """Return a tensor's shape as the server's metadata tells it."""
+    return [-1, *dims] if max_batch_size > 0 else list(dims)

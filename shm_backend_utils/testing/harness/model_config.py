@@ -1,0 +1,192 @@
+"""A model's configuration, completed and checked as the server does before it loads the model."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf import json_format
+from tritonclient.grpc import model_config_pb2
+
+from ...client.transports.grpc.codec import GrpcCodec
+from ...errors import ModelError
+from .config_file import CONFIG_FILE
+
+__all__ = ["BACKEND", "MODEL_FILE", "as_json", "check_tensors", "complete", "with_auto_completed"]
+
+BACKEND: Final = "python"
+MODEL_FILE: Final = "model.py"
+_CODEC: Final = GrpcCodec()
+_ANY_SIZE: Final = -1
+_AUTO_COMPLETED: Final = ("input", "output", "max_batch_size", "model_transaction_policy")
+"""What a model's auto_complete_config can change, besides its batcher; the server drops the rest without a word."""
+
+
+def complete(config: Any, folder: Path, version: str) -> Any:
+    """Return a configuration as the server has it before ``auto_complete_config``; the given one is changed.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        As config.pbtxt says.
+    folder : pathlib.Path
+        The model's, whose name is the model's.
+    version : str
+        The version that is served.
+
+    Raises
+    ------
+    ModelError
+        The server would not load it.
+    """
+    name = folder.name
+    config.name = config.name or name
+    if config.name != name:
+        raise ModelError(
+            f"{folder / CONFIG_FILE}: unexpected directory name '{name}' for model '{config.name}', directory name must "
+            "equal model name; rename one of them, or leave name out"
+        )
+    if not config.backend and not config.platform and (folder / version / MODEL_FILE).exists():
+        config.backend = BACKEND
+    if config.backend == BACKEND and not config.default_model_filename:
+        config.default_model_filename = MODEL_FILE
+    if config.backend != BACKEND:
+        found = f"backend {config.backend!r}" if config.backend else f"platform {config.platform!r}"
+        raise ModelError(
+            f'model {name!r} has {found}; the harness runs models of the Python backend: backend: "python" in '
+            f"{CONFIG_FILE}, or a file {version}/{MODEL_FILE} alone"
+        )
+    _normalize(config)
+    _name_instances(config)
+    _check(config)
+    return config
+
+
+def with_auto_completed(config: Any, completed: str) -> Any:
+    """Return a configuration with what the model's ``auto_complete_config`` has made of it, as JSON."""
+    said = json_format.ParseDict(json.loads(completed), model_config_pb2.ModelConfig())
+    merged = model_config_pb2.ModelConfig()
+    merged.CopyFrom(config)
+    for field in _AUTO_COMPLETED:
+        merged.ClearField(field)
+        changed = model_config_pb2.ModelConfig()
+        changed.CopyFrom(said)
+        for other in changed.DESCRIPTOR.fields:
+            if other.name != field:
+                changed.ClearField(other.name)
+        merged.MergeFrom(changed)
+    if said.HasField("dynamic_batching"):
+        merged.dynamic_batching.CopyFrom(said.dynamic_batching)
+    _normalize(merged)
+    _check(merged)
+    return merged
+
+
+def as_json(config: Any) -> str:
+    """Return a configuration as ``initialize`` gets it: every field, also those that nobody set."""
+    return json.dumps(_CODEC.told(config), separators=(",", ":"), ensure_ascii=False)
+
+
+def check_tensors(config: Any) -> None:
+    """Check inputs and outputs, as the server does once the model had its say.
+
+    Raises
+    ------
+    ModelError
+        One lacks a name, a type or sizes, or has such as cannot be.
+    """
+    for side in ("input", "output"):
+        for tensor in getattr(config, side):
+            said = f"model {side} " + (f"'{tensor.name}' " if tensor.name else "")
+            reason = _obstacle(tensor, config.max_batch_size)
+            if reason is not None:
+                raise ModelError(f"{said}{reason} for {config.name}; see {side} in {CONFIG_FILE}")
+
+
+def _obstacle(tensor: Any, max_batch_size: int) -> str | None:
+    if not tensor.name:
+        return "must specify 'name'"
+    if tensor.data_type == model_config_pb2.TYPE_INVALID:
+        return "must specify 'data_type'"
+    if not tensor.dims:
+        return "must specify 'dims'"
+    if tensor.HasField("reshape") and not tensor.reshape.shape and max_batch_size == 0:
+        return "cannot have empty reshape for non-batching model as scalar tensors are not supported"
+    sizes = "integer >= 1, or -1 to indicate a variable-size dimension"
+    if _has_bad_size(tensor.dims):
+        return f"dimension must be {sizes}"
+    if tensor.HasField("reshape"):
+        if _has_bad_size(tensor.reshape.shape):
+            return f"reshape dimensions must be {sizes}"
+        if _parts(tensor.dims) != _parts(tensor.reshape.shape):
+            return "has different size for dims and reshape"
+    if tensor.is_shape_tensor:
+        return "is a shape tensor, which are only supported for TensorRT platform"
+    return None
+
+
+def _has_bad_size(sizes: Iterable[int]) -> bool:
+    return any(size < 1 and size != _ANY_SIZE for size in sizes)
+
+
+def _parts(sizes: Iterable[int]) -> list[int]:
+    """Return the products between sizes that may be any."""
+    parts: list[list[int]] = [[]]
+    for size in sizes:
+        if size == _ANY_SIZE:
+            parts.append([])
+        else:
+            parts[-1].append(size)
+    return [math.prod(part) for part in parts]
+
+
+def _normalize(config: Any) -> None:
+    if not config.HasField("version_policy"):
+        config.version_policy.latest.num_versions = 1
+    preferring = [config.dynamic_batching] if config.HasField("dynamic_batching") else []
+    if config.HasField("sequence_batching"):
+        sequences = config.sequence_batching
+        sequences.max_sequence_idle_microseconds = sequences.max_sequence_idle_microseconds or 1_000_000
+        if sequences.HasField("oldest"):
+            preferring.append(sequences.oldest)
+    for batcher in preferring:
+        if not batcher.preferred_batch_size and config.max_batch_size > 0:
+            batcher.preferred_batch_size.append(config.max_batch_size)
+    for pinned in ("input_pinned_memory", "output_pinned_memory"):
+        if not config.optimization.HasField(pinned):
+            getattr(config.optimization, pinned).enable = True
+
+
+def _name_instances(config: Any) -> None:
+    kinds = model_config_pb2.ModelInstanceGroup
+    if not config.instance_group:
+        config.instance_group.add(name=config.name, kind=kinds.KIND_CPU, count=1)
+    for number, group in enumerate(config.instance_group):
+        group.name = group.name or f"{config.name}_{number}"
+        group.count = max(group.count, 1)
+        if group.kind == kinds.KIND_AUTO:
+            group.kind = kinds.KIND_CPU
+        if group.kind == kinds.KIND_GPU:
+            raise ModelError(
+                f"instance group {group.name} of model {config.name} has kind KIND_GPU but no GPUs are available; the "
+                "harness has none: write instance_group [ { kind: KIND_CPU } ]"
+            )
+
+
+def _check(config: Any) -> None:
+    if config.max_batch_size < 0:
+        raise ModelError(f"'max_batch_size' must be non-negative value for {config.name}; 0 is for no batches")
+    for what, batcher in (
+        ("dynamic batching preferred size", config.dynamic_batching),
+        ("sequence batching preferred batch size", config.sequence_batching.oldest),
+    ):
+        for size in batcher.preferred_batch_size:
+            if size <= 0:
+                raise ModelError(f"{what} must be positive for {config.name}")
+            if size > config.max_batch_size:
+                raise ModelError(
+                    f"{what} must be <= max batch size for {config.name}: {size} is more than {config.max_batch_size}"
+                )

@@ -1,0 +1,76 @@
+"""A model's folder: its versions, its code and its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import ModelError
+from .config_file import read_config
+from .model_config import complete
+
+__all__ = ["ModelFolder"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A model's folder, as the server has read it.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+        With the model's name.
+    version : str
+        The one that is served, which is the newest unless the policy names others.
+    config : ModelConfig
+        As it is before the model's ``auto_complete_config``.
+    """
+
+    path: Path
+    version: str
+    config: Any
+
+    @classmethod
+    def read(cls, path: Path) -> ModelFolder:
+        """Read what is there.
+
+        Raises
+        ------
+        ModelError
+            The server would not load it; the message says what to change.
+        """
+        if not path.is_dir():
+            raise ModelError(f"there is no model folder {path}; expected FOLDER/config.pbtxt and FOLDER/1/model.py")
+        config = read_config(path)
+        version = _version(path, config)
+        complete(config, path, version)
+        folder = cls(path, version, config)
+        if not folder.code.is_file():
+            raise ModelError(f"Python model file not found in '{folder.code}'; the model's code belongs there")
+        return folder
+
+    @property
+    def name(self) -> str:
+        """Return the model's name."""
+        return self.path.name
+
+    @property
+    def code(self) -> Path:
+        """Return the file with ``TritonPythonModel``."""
+        return self.path / self.version / self.config.default_model_filename
+
+
+def _version(path: Path, config: Any) -> str:
+    versions = sorted(
+        (int(each.name) for each in path.iterdir() if each.name.isdecimal() and each.is_dir()), reverse=True
+    )
+    wanted = set(config.version_policy.specific.versions)
+    served = [version for version in versions if version in wanted] if wanted else versions
+    if not served:
+        found = ", ".join(map(str, reversed(versions))) or "no version"
+        raise ModelError(
+            f"at least one version must be available under the version policy of model '{path.name}': {path} has "
+            f"{found}; put the model's code into {path / '1' / 'model.py'}"
+        )
+    return str(served[0])

@@ -1,0 +1,144 @@
+"""What a request says, and what a response does, inside the emulated server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtypes import BYTES, from_numpy
+from ...errors import CallerError
+from ..emulator import TensorContent
+
+__all__ = ["Delivery", "Input", "Outcome", "Request", "ServerError", "request_of_arrays"]
+
+_SEQUENCE_START: Final = 1
+_SEQUENCE_END: Final = 2
+
+
+class ServerError(Exception):
+    """What the emulated server refuses or fails a request with.
+
+    Attributes
+    ----------
+    message : str
+    code : str
+        Triton's: ``"INVALID_ARG"``.
+    """
+
+    def __init__(self, message: str, code: str = "INVALID_ARG") -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+
+
+class Input(NamedTuple):
+    """An input as a request has it.
+
+    Attributes
+    ----------
+    name, datatype : str
+    shape : tuple of int
+    content : numpy.ndarray or bytes-like
+        Bytes as they travel, unless the caller had an array.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    content: Any
+
+
+@dataclass(slots=True)
+class Request:
+    """One request.
+
+    Attributes
+    ----------
+    inputs : mapping of str to array
+        Or, out of a message, of Input.
+    outputs : sequence of str, optional
+        Those that are wanted; all, if not given.
+    parameters : mapping, optional
+        Of str to str, int, bool or float.
+    request_id : str
+    sequence_id : int or str
+        0 for none.
+    flags : int
+        1 for the first of its sequence, 2 for the last.
+    timeout_us, priority : int
+    model, version : str
+        Empty for the harness' first model, and for the version that it serves.
+    """
+
+    inputs: Mapping[str, Any]
+    outputs: Sequence[str] | None = None
+    parameters: Mapping[str, str | int | bool | float] = field(default_factory=dict)
+    request_id: str = ""
+    sequence_id: int | str = 0
+    flags: int = 0
+    timeout_us: int = 0
+    priority: int = 0
+    model: str = ""
+    version: str = ""
+
+
+class Delivery(NamedTuple):
+    """A checked request, as an instance of its model gets it; it can be pickled."""
+
+    request_id: str
+    correlation_id: int | str
+    inputs: list[tuple[str, str, npt.NDArray[Any]]]
+    requested_output_names: tuple[str, ...]
+    parameters: dict[str, Any]
+    flags: int
+    timeout_us: int
+
+
+class Outcome(NamedTuple):
+    """One response.
+
+    Attributes
+    ----------
+    outputs : list of TensorContent
+    error : (str, str) or None
+        Message and code.
+    is_final : bool
+        Whether no more come.
+    is_empty : bool
+        Whether it only ends the stream.
+    """
+
+    outputs: list[TensorContent]
+    error: tuple[str, str] | None
+    is_final: bool
+    is_empty: bool = False
+
+
+def request_of_arrays(
+    inputs: Mapping[str, Any],
+    outputs: Sequence[str] | None,
+    parameters: Mapping[str, Any] | None,
+    **more: Any,
+) -> Request:
+    """Return a request of arrays, or of what NumPy makes arrays of."""
+    return Request({name: _input(name, value) for name, value in inputs.items()}, outputs, parameters or {}, **more)
+
+
+def _input(name: str, value: Any) -> Input:
+    array = np.asarray(value)
+    dtype = from_numpy(array.dtype, name)
+    if dtype is BYTES:
+        array = np.array([_bytes(name, each) for each in array.ravel().tolist()], object).reshape(array.shape)
+    return Input(name, dtype.name, array.shape, array)
+
+
+def _bytes(name: str, value: object) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if not isinstance(value, bytes):
+        raise CallerError(f"input {name!r} has an object of type {type(value).__name__}; expected str or bytes")
+    return value

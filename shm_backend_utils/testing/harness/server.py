@@ -1,0 +1,276 @@
+"""The emulated server: its models, what is registered, and what models ask of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from ...errors import ModelError
+from ..emulator import MetricsRegistry, TritonModelException
+from ..emulator.faults import Faults
+from .answer import Answer
+from .batcher import Pending
+from .instance import Instance
+from .loaded_model import LoadedModel
+from .model_folder import ModelFolder
+from .regions import RegisteredRegions
+from .requests import Input, Outcome, Request, ServerError
+from .status_endpoint import StatusServer
+from .stub import StubError
+from .stub_host import ModelCall
+
+__all__ = ["MOST_LOG_LINES", "EmulatedServer", "InstanceKind"]
+
+InstanceKind = Callable[..., Instance]
+"""Stub, or ChildInstance."""
+MOST_LOG_LINES: Final = 10_000
+_LOG: Final = logging.getLogger("shm_backend_utils.testing.harness")
+_LEVELS: Final = {"VERBOSE": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
+
+
+class EmulatedServer:
+    """Models of the Python backend, without a server. Thread-safe.
+
+    Parameters
+    ----------
+    folders : sequence of pathlib.Path
+        The models', the first of which is the one that requests without a name are for.
+    kind : callable
+        ``Stub`` for instances in this process, ``ChildInstance`` for such in child processes.
+    faults : Faults
+        Of real stubs, that its stubs have.
+
+    Attributes
+    ----------
+    regions : RegisteredRegions
+    metrics : MetricsRegistry
+    log_lines : deque of (str, str)
+        What models have logged: level and message.
+
+    Raises
+    ------
+    ModelError
+        A model does not load.
+    """
+
+    def __init__(self, folders: Sequence[Path], kind: InstanceKind, faults: Faults) -> None:
+        self.regions = RegisteredRegions()
+        self.metrics = MetricsRegistry()
+        self.log_lines: deque[tuple[str, str]] = deque(maxlen=MOST_LOG_LINES)
+        self._kind = kind
+        self._faults = faults
+        self._status = StatusServer(self.regions)
+        self._models: dict[str, LoadedModel] = {}
+        self._folders = {folder.name: folder for folder in folders}
+        self._loading = threading.RLock()
+        self._streams: list[threading.Thread] = []
+        self._is_closed = False
+        self.first = folders[0].name
+        try:
+            for folder in folders:
+                self.load(folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self, folder: Path) -> None:
+        """Load a model, or load it anew.
+
+        Raises
+        ------
+        ModelError
+            It does not load; one that was loaded before goes on.
+        """
+        with self._loading:
+            model = LoadedModel(ModelFolder.read(folder), self._make)
+            previous = self._models.get(model.name)
+            self._models[model.name] = model
+            self._folders[model.name] = folder
+        if previous is not None:
+            previous.close()
+
+    def unload(self, name: str) -> None:
+        """Unload a model; one that is not there is fine."""
+        with self._loading:
+            model = self._models.pop(name, None)
+        if model is not None:
+            model.close()
+
+    def load_by_name(self, name: str) -> None:
+        """Load a model of a folder that was loaded before, or lies beside one that was.
+
+        Raises
+        ------
+        ServerError
+            There is none, or it does not load.
+        """
+        beside = [folder.parent / name for folder in self._folders.values()]
+        folder = self._folders.get(name) or next((each for each in beside if each.is_dir()), None)
+        if folder is None:
+            raise ServerError(f"failed to load '{name}', failed to poll from model repository", "INTERNAL")
+        try:
+            self.load(folder)
+        except ModelError as error:
+            raise ServerError(str(error)) from error
+
+    def model(self, name: str, version: str = "") -> LoadedModel:
+        """Return a model.
+
+        Raises
+        ------
+        ServerError
+            There is none of this name and version.
+        """
+        model = self._models.get(name)
+        if model is None:
+            raise ServerError(f"Request for unknown model: '{name}' is not found", "NOT_FOUND")
+        if version and version != model.version:
+            if not version.lstrip("+-").isdecimal():
+                raise ServerError(
+                    f"failed to get model version from specified version string '{version}' (details: stol), version "
+                    "should be an integral value > 0"
+                )
+            raise ServerError(f"Request for unknown model: '{name}' version {version} is not found", "NOT_FOUND")
+        return model
+
+    def models(self) -> list[LoadedModel]:
+        """Return all models that are loaded."""
+        return list(self._models.values())
+
+    def begin(self, request: Request) -> tuple[LoadedModel, Pending]:
+        """Return a request that may be executed, and its model.
+
+        Raises
+        ------
+        ServerError
+            The server refuses it.
+        """
+        model = self.model(request.model or self.first, request.version)
+        return model, model.pending(request)
+
+    def execute(self, request: Request) -> Answer:
+        """Have a request executed, and return where its responses arrive; raises as :meth:`begin`."""
+        model, pending = self.begin(request)
+        model.run(pending)
+        return pending.answer
+
+    def execute_aside(self, request: Request) -> Answer:
+        """As :meth:`execute`, in a thread: responses can be had while the model makes them."""
+        model, pending = self.begin(request)
+        thread = threading.Thread(target=_run, args=(model, pending), name="shm harness stream", daemon=True)
+        thread.start()
+        self._streams = [each for each in self._streams if each.is_alive()] + [thread]
+        return pending.answer
+
+    def call_model(self, call: ModelCall) -> Iterator[Outcome]:
+        """Have a model execute a request of another model's, and return its responses as they come.
+
+        Raises
+        ------
+        TritonModelException
+            The server refuses it.
+        """
+        try:
+            model = self.model(call.model, call.version)
+        except ServerError:
+            raise TritonModelException(
+                f"Failed for execute the inference request. Model '{call.model}' is not ready."
+            ) from None
+        if model.is_decoupled and not call.takes_many:
+            raise TritonModelException(
+                f"Model {call.model} is using the decoupled. The current BLS request call doesn't support models using "
+                "the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' "
+                "calls for decoupled models.'"
+            )
+        try:
+            answer = (self.execute_aside if model.is_decoupled else self.execute)(_request(call))
+        except ServerError as error:
+            raise TritonModelException(error.message) from None
+        return answer.outcomes()
+
+    def log(self, level: str, message: str) -> None:
+        """Write to the log, which is Python's."""
+        self.log_lines.append((level, message))
+        _LOG.log(_LEVELS.get(level, logging.INFO), "%s", message)
+
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        """Load a model for a model."""
+        if config or files:
+            raise TritonModelException(
+                f"the harness loads '{name}' from its folder alone, without a configuration or files of the call's"
+            )
+        try:
+            self.load_by_name(name)
+        except ServerError as error:
+            raise TritonModelException(error.message) from None
+
+    def unload_model(self, name: str, *, with_dependents: bool) -> None:
+        """Unload a model for a model; no model here depends on another."""
+        del with_dependents
+        self.unload(name)
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Return whether a model can execute requests."""
+        try:
+            self.model(name, version)
+        except ServerError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Finalize every model, and let go of what is registered. Twice is fine.
+
+        Raises
+        ------
+        ModelError
+            A model's ``finalize`` raised; all others were called.
+        """
+        failures: list[StubError] = []
+        for model in reversed(list(self._models.values())):
+            try:
+                model.close()
+            except StubError as error:
+                failures.append(error)
+        self._models = {}
+        for thread in self._streams:
+            thread.join(1)
+        self._streams = []
+        self.regions.unregister("")
+        if not self._is_closed:
+            self._is_closed = True
+            self._status.close()
+        if failures:
+            raise ModelError(f"finalize of a model raised: {failures[0]}")
+
+    def _make(self, file: Path, name: str) -> Instance:
+        return self._kind(file, name, self, self._status.url, self._faults)
+
+
+def _run(model: LoadedModel, pending: Pending) -> None:
+    try:
+        model.run(pending)
+    except ServerError as error:
+        pending.answer.fail(error.message, error.code)
+
+
+def _request(call: ModelCall) -> Request:
+    inputs = {}
+    for tensor in call.inputs:
+        if tensor.array is None:
+            raise ServerError(f"input '{tensor.name}' is on a GPU, and the harness has none", "UNSUPPORTED")
+        inputs[tensor.name] = Input(tensor.name, tensor.datatype, tensor.shape, tensor.array)
+    return Request(
+        inputs,
+        call.outputs,
+        call.parameters,
+        call.request_id,
+        call.correlation_id,
+        call.flags,
+        call.timeout_us,
+        model=call.model,
+        version=call.version,
+    )

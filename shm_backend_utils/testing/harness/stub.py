@@ -1,0 +1,281 @@
+"""What a stub process does with model.py: it calls it, and looks at what comes back. In any process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from ..emulator import TritonModelException, backend_module, deliver, sent_outputs
+from ..emulator.faults import Faults
+from .model_code import ModelCode
+from .requests import Delivery, Outcome
+from .stub_host import ServerCalls, StubHost
+
+__all__ = ["SERVER_URL", "Receiver", "Stub", "StubError"]
+
+SERVER_URL: Final = "__server_url__"
+"""Of the backend module: where the emulated server says what is registered."""
+_HERE: Final = str(Path(__file__).parent)
+_FINAL: Final = 1
+
+
+class Receiver(Protocol):
+    """Where the responses to one request go."""
+
+    def put(self, outcome: Outcome) -> None:
+        """Take a response."""
+
+    def fail(self, message: str, code: str = ...) -> None:
+        """Take an error as the last response."""
+
+    def forsake(self) -> None:
+        """Take it that nobody can answer any more."""
+
+    def is_cancelled(self) -> bool:
+        """Return whether nobody waits any more."""
+
+
+class Stub:
+    """One instance of a model's code.
+
+    Parameters
+    ----------
+    file : pathlib.Path
+        model.py.
+    name : str
+        Of the instance, as errors tell it.
+    calls : ServerCalls
+        The server.
+    server_url : str
+        Where it says what is registered.
+    faults : Faults
+        Of real stubs, that it has.
+    """
+
+    def __init__(self, file: Path, name: str, calls: ServerCalls, server_url: str, faults: Faults) -> None:
+        self._file = file
+        self._name = name
+        self.is_executing = False
+        host = StubHost(calls, file.parent, lambda: self.is_executing)
+        host.backend = self._backend = backend_module(host, faults)
+        vars(self._backend)[SERVER_URL] = server_url
+        self._code = ModelCode(file, self._backend)
+        self._class: Any = None
+        self._model: Any = None
+        self._model_name = ""
+        self._model_version = 1
+        self._is_decoupled = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def load(self) -> None:
+        """Import model.py.
+
+        Raises
+        ------
+        StubError
+            It does not, or has no ``TritonPythonModel``.
+        """
+        with _as_the_stub_tells():
+            self._class = self._code.load()
+
+    def auto_complete(self, config: str) -> str | None:
+        """Return a configuration, as JSON, as the model completes it; None if the model has nothing to say.
+
+        Raises
+        ------
+        StubError
+            The model raised, or returned something else.
+        """
+        kind = self._backend.ModelConfig
+        if not hasattr(self._class, "auto_complete_config"):
+            return None
+        with _as_the_stub_tells():
+            completed = self._class.auto_complete_config(kind(config))
+        if not isinstance(completed, kind):
+            raise StubError(
+                f"auto_complete_config function in model '{self._name}' must return a valid pb.ModelConfig object."
+            )
+        return json.dumps(completed._model_config)
+
+    def initialize(self, args: Mapping[str, str], *, is_decoupled: bool) -> None:
+        """Make the model and call its ``initialize``.
+
+        Raises
+        ------
+        StubError
+            It raised.
+        """
+        self._model_name, self._model_version = args["model_name"], int(args["model_version"])
+        self._name = args["model_instance_name"]
+        self._is_decoupled = is_decoupled
+        with _as_the_stub_tells():
+            self._model = self._class()
+            if hasattr(self._model, "initialize"):
+                self._model.initialize(dict(args))
+        self.is_executing = True
+
+    def execute(self, deliveries: Sequence[Delivery], receivers: Sequence[Receiver]) -> None:
+        """Have the model execute requests; their answers arrive with their receivers, maybe later."""
+        requests = [self._deliver(each, receiver) for each, receiver in zip(deliveries, receivers, strict=True)]
+        try:
+            if not hasattr(self._model, "execute"):
+                raise StubError(f"Python model {self._file} does not implement `execute` method.")
+            with _as_the_stub_tells():
+                returned = self._model.execute(requests)
+                if asyncio.iscoroutine(returned):
+                    returned = self._run(returned)
+            self._answer(requests, returned)
+        except StubError as error:
+            text = f"Failed to process the request(s) for model '{self._name}', message: {error}"
+            for receiver in receivers:
+                receiver.fail(text)
+            return
+        responses = returned if isinstance(returned, list) else [None] * len(requests)
+        returned = None
+        for response, receiver in zip(responses, receivers, strict=True):
+            request = requests.pop(0)
+            if response is None:  # whoever holds the sender may still answer
+                weakref.finalize(request.get_response_sender(), receiver.forsake).atexit = False
+            del request
+
+    def finalize(self) -> None:
+        """Call the model's ``finalize``, and let go of it."""
+        self.is_executing = False
+        model, self._model = self._model, None
+        try:
+            if hasattr(model, "finalize"):
+                with _as_the_stub_tells():
+                    model.finalize()
+        finally:
+            del model
+            self._stop_loop()
+            self._class = None
+            self._code.close()
+
+    def _deliver(self, delivery: Delivery, receiver: Receiver) -> Any:
+        return deliver(
+            self._backend,
+            model_name=self._model_name,
+            model_version=self._model_version,
+            request_id=delivery.request_id,
+            correlation_id=delivery.correlation_id,
+            inputs=delivery.inputs,
+            requested_output_names=delivery.requested_output_names,
+            parameters=delivery.parameters,
+            flags=delivery.flags,
+            timeout_us=delivery.timeout_us,
+            is_decoupled=self._is_decoupled,
+            sink=_Sink(receiver),
+            is_cancelled=receiver.is_cancelled,
+        )
+
+    def _answer(self, requests: Sequence[Any], returned: Any) -> None:
+        if returned is None:
+            return
+        if self._is_decoupled:
+            raise StubError(
+                f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
+            )
+        if not isinstance(returned, list):
+            raise StubError(f"Expected a list in the execute return, found type '{type(returned)}'.")
+        if len(requests) != len(returned):
+            raise StubError(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}\n"
+            )
+        for response in returned:
+            if response is not None and not isinstance(response, self._backend.InferenceResponse):
+                raise StubError(
+                    "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                    f"'{type(response)}'."
+                )
+        for request, response in zip(requests, returned, strict=True):
+            if response is not None:
+                try:
+                    request.get_response_sender().send(response, _FINAL)
+                except TritonModelException as error:
+                    raise StubError(str(error)) from None
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on the stub's event loop; that of a decoupled model goes on in the background."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name=f"{self._name} events", daemon=True).start()
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        if not self._is_decoupled:
+            return future.result()
+        future.add_done_callback(lambda done: self._log_failure(done.exception()))
+        return None
+
+    def _log_failure(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._backend.Logger.log_error(f"Model '{self._name}': a coroutine failed: {told(error)}")
+
+    def _stop_loop(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            asyncio.run_coroutine_threadsafe(_drain(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+            while loop.is_running():
+                threading.Event().wait(0.001)
+            loop.close()
+
+
+class StubError(Exception):
+    """What a stub reports to its server, in the words of a real one."""
+
+
+class _Sink:
+    """Hands what a model sends on to who waits for it."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+
+    def send(self, response: Any, *, is_final: bool) -> None:
+        if response is None:
+            self._receiver.put(Outcome([], None, is_final, is_empty=True))
+            return
+        error = response.error()
+        told_error = None if error is None else (error.message(), error.code().name)
+        self._receiver.put(Outcome(sent_outputs(response), told_error, is_final))
+
+
+class _as_the_stub_tells:  # noqa: N801  # a context manager; as a generator it would cost every request more
+    """Has what the model raises reported as pybind11 does it in a real stub."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, StubError):
+            return
+        if isinstance(error, KeyboardInterrupt):  # the user's, not the model's
+            return
+        raise StubError(told(error)) from error
+
+
+def told(error: BaseException) -> str:
+    """Return an error with its places in the model's code, the innermost first."""
+    places: list[str] = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith(_HERE):
+            places.append(f"  {code.co_filename}({trace.tb_lineno}): {code.co_name}")
+        trace = trace.tb_next
+    text = f"{type(error).__name__}: {error}"
+    return text + ("\n\nAt:\n" + "\n".join(reversed(places)) + "\n" if places else "")
+
+
+async def _drain() -> None:
+    """Cancel what still runs on this event loop."""
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()

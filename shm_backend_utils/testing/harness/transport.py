@@ -1,0 +1,169 @@
+"""Connections to the emulated server: messages are answered in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Generator
+from typing import Any, Final
+
+from ...client.errors import deadline_exceeded, translated
+from ...client.transports.grpc.codec import GrpcCodec, GrpcMessage
+from ...client.transports.transport import AsyncTransport, Transport
+from ...errors import ClosedError
+from .procedures import PROCEDURES, stream_infer
+from .requests import ServerError
+from .server import EmulatedServer
+
+__all__ = ["AsyncHarnessTransport", "HarnessTransport"]
+
+_STATUSES: Final = {
+    "INVALID_ARG": "INVALID_ARGUMENT",
+    "UNSUPPORTED": "UNIMPLEMENTED",
+}
+"""gRPC's names of Triton's codes, where they differ."""
+_ADDRESS: Final = "the model harness"
+_HOST: Final = "127.0.0.1"
+_THREADS: Final = 64
+_INFER: Final = "ModelInfer"
+
+
+class _Answering:
+    """Answers messages; those that a model may take long for in threads, as their senders wait no longer than they like.
+
+    Parameters
+    ----------
+    server : EmulatedServer
+    """
+
+    def __init__(self, server: EmulatedServer) -> None:
+        self._server = server
+        self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, "shm harness")
+        self._is_closed = False
+
+    def send(self, message: GrpcMessage) -> concurrent.futures.Future[Any]:
+        """Have a message answered."""
+        self.check_open()
+        if message.procedure == _INFER:
+            return self._threads.submit(self._answer, message)
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        try:
+            done.set_result(self._answer(message))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
+        """Yield the responses to a request, as they come."""
+        self.check_open()
+        try:
+            for told in stream_infer(self._server, message.request, patience_s):
+                self.check_open()
+                if told.error_message:
+                    raise translated(None, told.error_message, _ADDRESS)
+                yield told.infer_response
+        except TimeoutError:
+            raise deadline_exceeded() from None
+
+    def check_open(self) -> None:
+        """Raise ClosedError if this is over."""
+        if self._is_closed:
+            raise ClosedError("this client")
+
+    def close(self) -> None:
+        """Wait for what is under way, and end. Twice is fine."""
+        self._is_closed = True
+        self._threads.shutdown()
+
+    def _answer(self, message: GrpcMessage) -> Any:
+        try:
+            return PROCEDURES[message.procedure](self._server, message.request)
+        except ServerError as error:
+            status = _STATUSES.get(error.code, error.code)
+            raise translated(f"StatusCode.{status}", error.message, _ADDRESS) from None
+
+
+class HarnessTransport(Transport):
+    """For threads.
+
+    Parameters
+    ----------
+    server : EmulatedServer
+    """
+
+    def __init__(self, server: EmulatedServer) -> None:
+        self.codec = GrpcCodec()
+        self.address = _ADDRESS
+        self.host = _HOST
+        self._answering = _Answering(server)
+
+    def send(self, message: GrpcMessage, timeout_s: float) -> Any:
+        try:
+            return self._answering.send(message).result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            raise deadline_exceeded() from None
+
+    def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
+        return self._answering.stream(message, patience_s)
+
+    def close(self) -> None:
+        self._answering.close()
+
+
+class AsyncHarnessTransport(AsyncTransport):
+    """For tasks of one event loop.
+
+    Parameters
+    ----------
+    server : EmulatedServer
+    """
+
+    def __init__(self, server: EmulatedServer) -> None:
+        self.codec = GrpcCodec()
+        self.address = _ADDRESS
+        self.host = _HOST
+        self._answering = _Answering(server)
+
+    async def send(self, message: GrpcMessage, timeout_s: float) -> Any:
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(self._answering.send(message)), timeout_s)
+        except asyncio.TimeoutError:
+            raise deadline_exceeded() from None
+
+    async def stream(self, message: GrpcMessage, patience_s: float) -> AsyncGenerator[Any, None]:
+        loop = asyncio.get_running_loop()
+        responses = _InOneThread(self._answering.stream(message, patience_s))
+        try:
+            while True:
+                is_over, response = await loop.run_in_executor(None, responses.step)
+                if is_over:
+                    return
+                yield response
+        finally:
+            await loop.run_in_executor(None, responses.close)
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self._answering.close)
+
+
+class _InOneThread:
+    """A generator whose steps come from different threads, one after another."""
+
+    def __init__(self, responses: Generator[Any, None, None]) -> None:
+        self._responses = responses
+        self._lock = threading.Lock()
+
+    def step(self) -> tuple[bool, Any]:
+        """Return whether it is over, and the next response if not."""
+        with self._lock:
+            try:
+                return False, next(self._responses)
+            except StopIteration:
+                return True, None
+
+    def close(self) -> None:
+        """End it."""
+        with self._lock, contextlib.suppress(ValueError):
+            self._responses.close()
