@@ -5,17 +5,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from scripts.tools.common.sample_models import copy_models, copy_sample_models, models_in
-from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 
 ROOT = Path(__file__).resolve().parents[1]
-SHM = Path("/dev/shm")
 
 # A busy machine is no bug: no example has to be found or run within a time.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -38,9 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _leaves_no_shared_memory() -> Iterator[None]:
-    with ShmLeakProbe(pool_prefix=None):  # pools belong to the server, and grow with the first large request
-        yield
+def _leaves_no_shared_memory(shm_leak_check: ShmLeakProbe) -> None:
+    """Ask it of every test."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,18 +51,19 @@ def _leaves_nothing_on_fake_gpus() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def triton_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A server with every sample model that this machine can run and every test model, one for all tests here.
+def triton_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with every sample model that this machine can run, and every test model."""
+    repository = copy_sample_models(tmp_path_factory.mktemp("models"))
+    return copy_models(models_in(ROOT / "tests" / "models"), repository)
 
-    Its models have the NumPy that the tests have, be it one that the server's stub was not built for: those of servers
-    with the other one are tests/server/test_stub_numpy.py's, and all that say nothing of it.
+
+@pytest.fixture(scope="session")
+def triton_server_options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Have models with the NumPy that the tests have, be it one that the server's stub was not built for.
+
+    Those of servers with the other one are tests/server/test_stub_numpy.py's, and all that say nothing of it.
     """
-    folder = tmp_path_factory.mktemp("server")
-    repository = copy_sample_models(folder / "models")
-    copy_models(models_in(ROOT / "tests" / "models"), repository)
-    with EmbeddedServer.start(repository, log_file=folder / "server.log", numpy="own") as server:
-        yield server
-    assert list(SHM.glob(f"{server.shm_prefix}*")) == []
+    return {"log_file": tmp_path_factory.mktemp("server") / "server.log", "numpy": "own"}
 
 
 def _left_on_fake_gpus() -> tuple[int, ...]:

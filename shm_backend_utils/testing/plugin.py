@@ -89,7 +89,8 @@ def triton_model(triton_repository: Path) -> Iterator[Models]:
 @pytest.fixture(scope="session")
 def triton_repository(pytestconfig: pytest.Config) -> Path:
     """Return the folder of models: what the ini option ``triton_model_repository`` says. To be overridden at will."""
-    return pytestconfig.rootpath / pytestconfig.getini(_FOLDER)
+    folder: str = pytestconfig.getini(_FOLDER)
+    return pytestconfig.rootpath / folder
 
 
 @pytest.fixture(scope="session")

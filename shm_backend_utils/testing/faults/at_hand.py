@@ -12,8 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from ...client.transports.connect import Connectable
 from . import memory
 from .interrupts import Interrupts
+from .late import Late
 from .servers import MortalServer
 from .system_calls import Failing, Fault
 
@@ -57,6 +59,10 @@ class Faults:
     def interrupts(self, *places: Path) -> Interrupts:
         """Return what interrupts code at any of its lines: see :class:`.Interrupts`."""
         return Interrupts(*places)
+
+    def late(self, server: Connectable, seconds: float) -> Late:
+        """Return a server whose answers come late, for a client in place of a URL: see :class:`.Late`."""
+        return Late(server, seconds)
 
     def mortal_server(self, model_repository: Path, **options: Any) -> MortalServer:
         """Start a server of the test's own, which can be killed and come back: see :class:`.MortalServer`."""

@@ -1,0 +1,176 @@
+"""The pytest plugin, as somebody else's tests have it: in a process of their own, in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+CONFIG = """
+backend: "python"
+max_batch_size: 0
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+MODEL = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * 2)]))
+        return answers
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    model = tmp_path / "model_repository" / "doubled"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text(CONFIG)
+    (model / "1" / "model.py").write_text(MODEL)
+    return tmp_path
+
+
+def outcome_of(project: Path, tests: str, *options: str) -> tuple[int, str]:
+    """Run a file of tests, and return pytest's exit status and what it printed."""
+    (project / "test_it.py").write_text(textwrap.dedent(tests))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
+        cwd=project,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTEST_ADDOPTS": ""},
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_model_is_tested_without_a_server(project: Path) -> None:
+    status, printed = outcome_of(
+        project,
+        """
+        import numpy as np
+
+        from shm_backend_utils.client import ShmClient
+
+        X = np.arange(4, dtype=np.float32)
+
+        def test_by_its_name(triton_model):
+            np.testing.assert_array_equal(triton_model("doubled").infer({"X": X})["Y"], X * 2)
+
+        def test_by_its_folder(triton_model):
+            np.testing.assert_array_equal(triton_model("model_repository/doubled").infer({"X": X})["Y"], X * 2)
+
+        def test_in_a_child(triton_model, shm_leak_check):
+            harness = triton_model.in_child("doubled")
+            with ShmClient(harness) as client, client.infer("doubled", {"X": X}) as result:
+                np.testing.assert_array_equal(result["Y"], X * 2)
+        """,
+    )
+    assert (status, "3 passed" in printed) == (0, True), printed
+
+
+def test_models_may_lie_elsewhere(project: Path) -> None:
+    (project / "model_repository").rename(project / "models")
+    (project / "pytest.ini").write_text("[pytest]\ntriton_model_repository = models\n")
+    status, printed = outcome_of(
+        project,
+        """
+        def test_it(triton_model, triton_repository):
+            assert triton_repository.name == "models"
+            triton_model("doubled")
+        """,
+    )
+    assert status == 0, printed
+
+
+def test_a_test_that_leaves_shared_memory_behind_fails(project: Path) -> None:
+    status, printed = outcome_of(
+        project,
+        """
+        import os
+
+        kept = []
+
+        def test_it(shm_leak_check):
+            kept.append(open(f"/dev/shm/left-{os.getpid()}", "w"))
+            os.unlink(kept[0].name)
+        """,
+        "-W",
+        "ignore::ResourceWarning",
+    )
+    assert status == 1
+    assert "AssertionError: shared memory was left behind: descriptor of /dev/shm/left-" in printed
+
+
+def test_faults_are_at_hand(project: Path) -> None:
+    status, printed = outcome_of(
+        project,
+        """
+        import errno
+        import os
+        import subprocess
+        import sys
+
+        import numpy as np
+        import pytest
+
+        from shm_backend_utils.client import DeadlineExceededError, PathUnavailableError, ShmClient
+
+        X = np.arange(4, dtype=np.float32)
+
+        def test_a_late_answer(triton_model, faults):
+            late = faults.late(triton_model("doubled"), 0)
+            with ShmClient(late) as client:
+                np.testing.assert_array_equal(client.infer("doubled", {"X": X})["Y"], X * 2)
+                late.seconds = 60
+                with pytest.raises(DeadlineExceededError):
+                    client.infer("doubled", {"X": X}, timeout_s=0.05)
+
+        def test_a_full_tmpfs(triton_model, faults):
+            with ShmClient(triton_model("doubled"), path="triton-shm") as client, faults.full_shared_memory():
+                with pytest.raises(PathUnavailableError, match="give /dev/shm more room"):
+                    client.infer("doubled", {"X": X}, outputs={"Y": 16})
+
+        def test_a_killed_process(faults):
+            process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+            faults.kill(process.pid)
+            assert process.wait() == -9
+            process.stdin.close()
+
+        def test_memory_that_is_taken_away(faults):
+            path = f"/dev/shm/faults-{os.getpid()}"
+            with open(path, "wb") as file:
+                file.write(b"1" * 8192)
+            faults.punch_hole(os.path.basename(path), 0, 4096)
+            with open(path, "rb") as file:
+                assert file.read() == bytes(4096) + b"1" * 4096
+            faults.truncate(os.path.basename(path), 10)
+            assert os.stat(path).st_size == 10
+            os.unlink(path)
+
+        def test_a_call_that_fails(faults):
+            with faults.failing("open", errno.EMFILE), pytest.raises(OSError, match="Too many open files"):
+                os.open("/dev/null", os.O_RDONLY)
+
+        def test_an_interrupt(faults):
+            interrupts = faults.interrupts(__import__("pathlib").Path(subprocess.__file__))
+            assert interrupts.at(1, lambda: subprocess.list2cmdline(["a"]))
+            assert not interrupts.at(1000, lambda: subprocess.list2cmdline(["a"]))
+        """,
+    )
+    assert (status, "6 passed" in printed) == (0, True), printed
+
+
+def test_pytest_starts_as_fast_as_without_it() -> None:
+    program = "import sys; import shm_backend_utils.testing.plugin; print({'numpy', 'grpc'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout == b"set()\n"
