@@ -37,6 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _nobody_collects_what_was_there_before() -> None:
+    """Take what modules and earlier tests have made for no garbage; to look at all of it took most of the time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _leaves_no_shared_memory() -> Iterator[None]:
     with ShmLeakProbe(pool_prefix=None):  # pools belong to the server, and grow with the first large request
