@@ -36,6 +36,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _nobody_collects_what_was_there_before() -> None:
+    """Take what modules and earlier tests have made for no garbage; to look at all of it took most of the time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _leaves_no_shared_memory(shm_leak_check: ShmLeakProbe) -> None:
     """Ask it of every test."""

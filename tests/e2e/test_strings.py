@@ -159,10 +159,13 @@ def test_more_strings_than_are_copied_in_passing(any_client: AnyClient, path: Pa
 
 def test_strings_go_with_a_call_that_is_made_again_in_other_memory(any_client: AnyClient) -> None:
     assert infer(any_client, outputs=["SAME"])["SAME"].tolist() == WORDS.tolist()
-    for region in Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*"):
-        region.unlink()
-    assert infer(any_client, outputs=["SAME"])["SAME"].tolist() == WORDS.tolist()
-    assert any_client.stats().retries == 1
+    for _ in range(20):  # a result that a task still holds for a moment has the next call take other memory
+        for region in Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*"):
+            region.unlink()
+        assert infer(any_client, outputs=["SAME"])["SAME"].tolist() == WORDS.tolist()
+        if any_client.stats().retries:
+            return
+    raise AssertionError("no call was made again")
 
 
 @every_path
