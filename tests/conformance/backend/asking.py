@@ -7,7 +7,11 @@ from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
+import pytest
 import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.conformance.backend.backend_checks import FAULT_CHECKS
 
 __all__ = ["DECOUPLED", "INPUTS", "PARAMETERS", "REST", "ask"]
 
@@ -25,6 +29,11 @@ _PATIENCE_S: Final = 60
 
 def ask(client: Any, check: str) -> str:
     """Return what a real server reports of a check."""
+    if check in FAULT_CHECKS:
+        inputs = [tensor for tensor in _inputs() if tensor.datatype() != "BYTES"]
+        with pytest.raises(InferenceServerException) as refusal:
+            client.infer("checks", inputs, parameters={"check": check})
+        return str(refusal.value.message()).removeprefix("report:")
     if DECOUPLED not in check:
         result = client.infer(
             "checks",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.testing.emulator import (
     NAME,
     Faults,
@@ -108,6 +110,15 @@ class EmulatedServer:
             raise TritonModelException(
                 f"Failed for execute the inference request. Model '{request._model_name}' is not ready."
             )
+
+        for tensor in sent_inputs(request):
+            if tensor.array is not None and tensor.datatype != "BYTES":
+                expected, got = math.prod(tensor.shape) * BY_NAME[tensor.datatype].itemsize, tensor.array.nbytes
+                if expected != got:
+                    raise TritonModelException(
+                        f"[request id: <id_unknown>] input byte size mismatch for input '{tensor.name}' for model "
+                        f"'{request._model_name}'. Expected {expected}, got {got}"
+                    )
 
     def _executed(self, request: Any) -> list[tuple[Any, bool]]:
         answers = self.run(

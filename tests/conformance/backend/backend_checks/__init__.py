@@ -16,6 +16,7 @@ from . import (
     functions,
     logging,
     metrics,
+    numpy_1_stub,
     requests,
     responses,
     senders,
@@ -23,7 +24,7 @@ from . import (
     tensors,
 )
 
-__all__ = ["CHECKS"]
+__all__ = ["CHECKS", "FAULT_CHECKS"]
 
 _MODULES: Final = (
     calls,
@@ -45,3 +46,8 @@ CHECKS: Final[dict[str, Callable[[Any, Any], None]]] = {
     if name.startswith(("check_", "decoupled_check_"))
 }
 """By the module and the name."""
+
+FAULT_CHECKS: Final[dict[str, Callable[[Any, Any], None]]] = {
+    name: check for name, check in vars(numpy_1_stub).items() if name.startswith("fault_check_")
+}
+"""Those for NumPy 2 in a stub that was built for NumPy 1; model ``checks`` answers them with an error, the report."""
