@@ -13,6 +13,7 @@ NOT_READY = (
     "Model {0} - Error when running inference: Failed for execute the inference request. Model '{0}' is not ready."
 )
 WHERE = "Failed to process the request for model 'checks_0_0', message: "
+NO_VERSION = f"Failed to check model readiness: {WHERE}failed to get model version from specified version string "
 
 
 def _call(pb_utils: Any, **given: Any) -> Any:
@@ -200,9 +201,18 @@ def check_a_server_that_lets_nobody_load(pb_utils: Any, request: Any) -> None:
 
 
 @kills_the_server
+def check_a_server_that_lets_nobody_unload(pb_utils: Any, request: Any) -> None:
+    text = f"Failed to unload model: {WHERE}explicit model load / unload is not allowed if polling is enabled"
+    refused(pb_utils.TritonModelException, text, pb_utils.unload_model, "echo")
+
+
+@kills_the_server
 def check_a_version_that_is_no_number(pb_utils: Any, request: Any) -> None:
-    start = f"Failed to check model readiness: {WHERE}failed to get model version from specified version string "
-    text = f"{start}'x' (details: stol), version should be an integral value > 0"
-    refused(pb_utils.TritonModelException, text, lambda: pb_utils.is_model_ready("echo", "x"))
-    text = f"{start}'-3', version should be an integral value > 0"
-    refused(pb_utils.TritonModelException, text, lambda: pb_utils.is_model_ready("echo", "-3"))
+    text = f"{NO_VERSION}'x' (details: stol), version should be an integral value > 0"
+    refused(pb_utils.TritonModelException, text, pb_utils.is_model_ready, "echo", "x")
+
+
+@kills_the_server
+def check_a_version_below_zero(pb_utils: Any, request: Any) -> None:
+    text = f"{NO_VERSION}'-3', version should be an integral value > 0"
+    refused(pb_utils.TritonModelException, text, pb_utils.is_model_ready, "echo", "-3")

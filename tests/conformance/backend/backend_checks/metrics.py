@@ -10,6 +10,7 @@ import numpy as np
 from .expecting import kills_the_server, refused, same
 
 REFUSED = "Failed to process the request for model 'checks_0_0', message: "
+KIND = "TRITONSERVER_METRIC_KIND_"
 GONE = (
     "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
     "be deleted AFTER its corresponding 'Metric' objects have been deleted."
@@ -155,31 +156,77 @@ def check_a_counter_is_never_less(pb_utils: Any, request: Any) -> None:
 
 
 @kills_the_server
-def check_what_a_kind_does_not_do(pb_utils: Any, request: Any) -> None:
-    error, kind = pb_utils.TritonModelException, "TRITONSERVER_METRIC_KIND_"
-    families = {name: _family(pb_utils, name) for name in ("COUNTER", "GAUGE", "HISTOGRAM")}
-    counter, gauge = families["COUNTER"].Metric(), families["GAUGE"].Metric()
-    histogram = families["HISTOGRAM"].Metric(buckets=[1])
-    set_, observe = f"Failed to set metric value: {REFUSED}", f"Failed to observe metric value: {REFUSED}"
-    refused(error, f"{set_}{kind}COUNTER does not support Set", lambda: counter.set(1))
-    refused(error, f"{observe}{kind}COUNTER does not support Observe", lambda: counter.observe(1))
-    refused(error, f"{observe}{kind}GAUGE does not support Observe", lambda: gauge.observe(1))
-    refused(error, f"{set_}{kind}HISTOGRAM does not support Set", lambda: histogram.set(1))
-    text = f"Failed to get metric value: {REFUSED}{kind}HISTOGRAM does not support Value"
-    refused(error, text, histogram.value)
+def check_a_counter_is_not_set(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "COUNTER")
+    text = f"Failed to set metric value: {REFUSED}{KIND}COUNTER does not support Set"
+    refused(pb_utils.TritonModelException, text, family.Metric().set, 1)
 
 
 @kills_the_server
-def check_names_of_metrics_and_labels(pb_utils: Any, request: Any) -> None:
-    error, families = pb_utils.TritonModelException, pb_utils.MetricFamily
+def check_a_counter_observes_nothing(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "COUNTER")
+    text = f"Failed to observe metric value: {REFUSED}{KIND}COUNTER does not support Observe"
+    refused(pb_utils.TritonModelException, text, family.Metric().observe, 1)
+
+
+@kills_the_server
+def check_a_gauge_observes_nothing(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "GAUGE")
+    text = f"Failed to observe metric value: {REFUSED}{KIND}GAUGE does not support Observe"
+    refused(pb_utils.TritonModelException, text, family.Metric().observe, 1)
+
+
+@kills_the_server
+def check_a_histogram_is_not_set(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "HISTOGRAM")
+    text = f"Failed to set metric value: {REFUSED}{KIND}HISTOGRAM does not support Set"
+    refused(pb_utils.TritonModelException, text, family.Metric(buckets=[1]).set, 1)
+
+
+@kills_the_server
+def check_a_histogram_is_not_increased(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "HISTOGRAM")
+    text = f"Failed to increment metric value: {REFUSED}{KIND}HISTOGRAM does not support Increment"
+    refused(pb_utils.TritonModelException, text, family.Metric(buckets=[1]).increment, 1)
+
+
+@kills_the_server
+def check_a_histogram_has_no_value(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "HISTOGRAM")
+    text = f"Failed to get metric value: {REFUSED}{KIND}HISTOGRAM does not support Value"
+    refused(pb_utils.TritonModelException, text, family.Metric(buckets=[1]).value)
+
+
+@kills_the_server
+def check_what_is_no_name_for_a_metric(pb_utils: Any, request: Any) -> None:
+    families = pb_utils.MetricFamily
     text = f"Error when creating MetricFamily: {REFUSED}Invalid metric name"
-    for name in ("9a", "", "__x", "a b"):
-        refused(error, text, families, name, "d", families.COUNTER)
+    refused(pb_utils.TritonModelException, text, families, "9a", "d", families.COUNTER)
+
+
+@kills_the_server
+def check_what_is_no_name_for_a_label(pb_utils: Any, request: Any) -> None:
     family = _family(pb_utils, "COUNTER")
     text = f"Error when creating Metric: {REFUSED}Invalid label name"
-    refused(error, text, lambda: family.Metric(labels={1: "c"}))
+    refused(pb_utils.TritonModelException, text, family.Metric, labels={1: "c"})
+
+
+@kills_the_server
+def check_a_label_is_a_text(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "COUNTER")
+    text = f"Error when creating Metric: {REFUSED}attempt to access JSON non-string as string"
+    refused(pb_utils.TritonModelException, text, family.Metric, labels={"a": 1})
+
+
+@kills_the_server
+def check_a_family_has_one_kind(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "COUNTER")
     text = f"Error when creating MetricFamily: {REFUSED}Family name already exists with different type"
-    refused(error, text, lambda: families("checked_counter", "what", families.GAUGE))
-    histogram = _family(pb_utils, "HISTOGRAM")
+    refused(pb_utils.TritonModelException, text, type(family), "checked_counter", "what", type(family).GAUGE)
+
+
+@kills_the_server
+def check_buckets_are_sorted(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "HISTOGRAM")
     text = f"Error when creating Metric: {REFUSED}Bucket Boundaries must be strictly sorted"
-    refused(error, text, lambda: histogram.Metric(labels={"q": "r"}, buckets=[1, 1]))
+    refused(pb_utils.TritonModelException, text, family.Metric, labels={"q": "r"}, buckets=[1, 1])
