@@ -27,7 +27,7 @@ def text(function: str, argument: str, value: object) -> str:
     if isinstance(value, str):
         return text(function, argument, str(value))
     if isinstance(value, bytes | bytearray):
-        return value.decode()
+        return value.decode(errors="replace")
     refuse(function, argument, value, "a str")
 
 
@@ -64,4 +64,7 @@ def number(function: str, argument: str, value: object) -> float:
     """Return a number as C++'s double."""
     if not hasattr(value, "__float__") and not hasattr(value, "__index__"):
         refuse(function, argument, value, "a number")
-    return float(value)  # type: ignore[arg-type]  # which has one of the two
+    try:
+        return float(value)  # type: ignore[arg-type]  # which has one of the two
+    except OverflowError:
+        refuse(function, argument, value, "a number of 64 bits")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -12,19 +13,22 @@ import numpy.typing as npt
 from ...dtypes import DType
 from ...tensors import dlpack
 from ...tensors.dlpack_structures import Consumed, ForeignMemory, managed_tensor, rename_capsule
-from .arguments import refuse
 from .datatypes import of_dlpack
-from .errors import TritonModelException
+from .errors import StubDiesError, TritonModelException
 
 if TYPE_CHECKING:
     from .tensor import Tensor
 
-__all__ = ["CUDA_HOST", "Taken", "ask", "is_capsule", "make", "take"]
+__all__ = ["CUDA_HOST", "Taken", "is_capsule", "make", "take", "take_of"]
 
 CUDA_HOST: Final = 3
 """The device type ``kDLCUDAHost``: pinned memory of the host."""
 
+_NUMPY_LOOPS: Final = np.lib.NumpyVersion(np.__version__) < "2.0.0"
 _KNOWN_DEVICES: Final = frozenset({dlpack.CPU_DEVICE[0], dlpack.CUDA, CUDA_HOST})
+set_destructor: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
+    ("PyCapsule_SetDestructor", ctypes.pythonapi)
+)
 _NAME_USED: Final = b"used_dlpack"
 """What the stub names a capsule that it took over. The protocol's name would be another."""
 
@@ -53,24 +57,35 @@ def is_capsule(value: object) -> bool:
     return type(value).__name__ == "PyCapsule"
 
 
-def ask(tensor: Any) -> object:
-    """Return the capsule of a tensor of another library.
+def take_of(tensor: Any) -> Taken:
+    """Take over what a tensor of another library gives away.
 
     Raises
     ------
+    StubDiesError
+        It is an array of NumPy 1, whose capsules a real stub dies of.
     TritonModelException
-        It makes none, or is on a device that the backend does not know.
+        It makes no capsule, or is on a device that the backend does not know, or as :func:`take`.
     """
     if not hasattr(tensor, "__dlpack__") or not hasattr(tensor, "__dlpack_device__"):
         raise TritonModelException(
             "Provided tensor is not supported. Tensor must be a DLPack capsule         "
             "or have `__dlpack__` and `__dlpack_device__` attributes"
         )
+    if isinstance(tensor, np.ndarray) and _NUMPY_LOOPS:
+        raise StubDiesError(
+            f"from_dlpack of an array of NumPy {np.__version__}: a real stub dies of it, as it renames NumPy's "
+            "capsule, whose destructor then never ends; make the Tensor of the array itself"
+        )
     device, number = tensor.__dlpack_device__()
     if device == dlpack.CUDA:
-        return tensor.__dlpack__(stream=number + 1)  # a stream of the stub's own, which nobody else has
-    _check_device(device)
-    return tensor.__dlpack__(stream=None)
+        capsule = tensor.__dlpack__(stream=number + 1)  # a stream of the stub's own, which nobody else has
+    else:
+        _check_device(device)
+        capsule = tensor.__dlpack__(stream=None)
+    taken = take(capsule)
+    dlpack.mark_used(capsule)  # which nobody else has, and NumPy 2 would complain of in vain
+    return taken
 
 
 def take(capsule: object) -> Taken:
@@ -78,6 +93,8 @@ def take(capsule: object) -> Taken:
 
     Raises
     ------
+    StubDiesError
+        It was used.
     TritonModelException
         It is not in C order, or on a device that the backend does not know.
     """
@@ -92,6 +109,7 @@ def take(capsule: object) -> Taken:
     _check_device(device)
     datatype = of_dlpack(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
     rename_capsule(capsule, _NAME_USED)
+    set_destructor(capsule, None)  # which may be one that never ends at that name
     owner = Consumed(managed)
     if device == dlpack.CUDA:
         return Taken(datatype, shape, (device, tensor.device.device_id), np.empty(0, np.uint8), owner)
@@ -107,8 +125,8 @@ def make(tensor: Tensor) -> object:
 def _managed(capsule: object) -> Any:
     try:
         return managed_tensor(capsule)
-    except TypeError:
-        refuse("from_dlpack", "tensor", capsule, "a DLPack capsule 'dltensor' that nobody has used")
+    except TypeError as error:
+        raise StubDiesError(f"from_dlpack: {error}; a real stub reads memory that is gone") from None
 
 
 def _check_device(device: int) -> None:

@@ -7,11 +7,15 @@ from typing import Final
 from .arguments import refuse, text
 from .enums import NumberedEnum
 
-__all__ = ["ErrorCode", "TritonError", "TritonModelException"]
+__all__ = ["ErrorCode", "StubDiesError", "TritonError", "TritonModelException"]
 
 
 class TritonModelException(Exception):  # noqa: N818  # Triton's name
     """What the Python backend refuses."""
+
+
+class StubDiesError(Exception):
+    """What kills a real stub, or even its server, or has it read memory that is gone. No real stub raises it."""
 
 
 class ErrorCode(NumberedEnum):
@@ -25,6 +29,9 @@ class ErrorCode(NumberedEnum):
     UNSUPPORTED = 5
     ALREADY_EXISTS = 6
     CANCELLED = 7
+
+
+ErrorCode.__name__ = "__ErrorCode"  # which no class statement can say
 
 
 class TritonError:
@@ -64,3 +71,6 @@ class TritonError:
     def code(self) -> ErrorCode:
         """Return Triton's error code."""
         return self._code
+
+
+setattr(TritonError, "__ErrorCode", ErrorCode)

@@ -18,7 +18,7 @@ class Host(Protocol):
     """The server around an emulated stub.
 
     What it refuses, it refuses with a :class:`~.errors.TritonModelException` that has the server's own words; the
-    emulator puts before them what the stub does.
+    emulator puts before them what the stub, and the backend in the server, do.
 
     Attributes
     ----------
@@ -52,6 +52,9 @@ class Host(Protocol):
 
     def model_dir(self) -> str:
         """Return the folder of the version of the model whose code runs in this thread."""
+
+    def instance_name(self) -> str:
+        """Return what the server calls the instance whose code runs in this thread, for example ``"multiply_0_0"``."""
 
     def log(self, level: str, message: str) -> None:
         """Write to the server's log; ``level`` is ``"INFO"``, ``"WARNING"``, ``"ERROR"`` or ``"VERBOSE"``."""

@@ -28,6 +28,9 @@ class Logger:
 
     _host: Host
 
+    def __init__(self) -> None:
+        raise TypeError("c_python_backend_utils.Logger: No constructor defined!")
+
     LogLevel: Final = _Level
     INFO: Final = _Level.INFO
     WARNING: Final = _Level.WARNING

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from .arguments import number, refuse, text
+from .asked import asked
 from .enums import NumberedEnum
 from .errors import TritonModelException
 from .host import Host
-from .metrics_registry import MetricsRegistry, Series
+from .metrics_registry import Series
 
 __all__ = ["Metric", "MetricFamily", "MetricKind"]
 
@@ -31,13 +33,22 @@ class Metric:
     Every change is a round trip to the server.
     """
 
-    __slots__ = ("__weakref__", "_registry", "_series")
+    __slots__ = ("__weakref__", "_host", "_series")
 
-    def __init__(self, registry: MetricsRegistry, series: Series) -> None:
-        self._registry = registry
-        self._series: Series | None = series
+    _host: Host
+    _series: Series | None
 
-    def increment(self, value: float) -> None:
+    def __init__(self) -> None:
+        raise TypeError("c_python_backend_utils.Metric: No constructor defined!")
+
+    @classmethod
+    def _of(cls, host: Host, series: Series) -> Metric:
+        made = cls.__new__(cls)
+        made._host = host
+        made._series = series
+        return made
+
+    def increment(self, value: float, /) -> None:
         """Add to a counter or a gauge; nothing negative to a counter.
 
         Raises
@@ -46,9 +57,9 @@ class Metric:
             It is a histogram, or the value is negative for a counter, or the family is gone.
         """
         value = number("increment", "value", value)
-        self._do("increment", lambda series: self._registry.increment(series, value))
+        self._do("increment", lambda series: self._host.metrics.increment(series, value))
 
-    def set(self, value: float) -> None:
+    def set(self, value: float, /) -> None:
         """Set a gauge.
 
         Raises
@@ -57,9 +68,9 @@ class Metric:
             It is none, or the family is gone.
         """
         value = number("set", "value", value)
-        self._do("set", lambda series: self._registry.set(series, value))
+        self._do("set", lambda series: self._host.metrics.set(series, value))
 
-    def observe(self, value: float) -> None:
+    def observe(self, value: float, /) -> None:
         """Count a value in a histogram; from Triton 24.08 on.
 
         Raises
@@ -68,7 +79,7 @@ class Metric:
             It is none, or the family is gone.
         """
         value = number("observe", "value", value)
-        self._do("observe", lambda series: self._registry.observe(series, value))
+        self._do("observe", lambda series: self._host.metrics.observe(series, value))
 
     def value(self) -> float:
         """Return the value of a counter or a gauge.
@@ -78,22 +89,21 @@ class Metric:
         TritonModelException
             It is a histogram, or the family is gone.
         """
-        return self._do("get", self._registry.value)
+        return self._do("get", self._host.metrics.value)
 
     def _do(self, verb: str, operation: Callable[[Series], _T]) -> _T:
-        try:
-            if self._series is None:
-                raise TritonModelException(
-                    "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' "
-                    "object should be deleted AFTER its corresponding 'Metric' objects have been deleted."
-                )
-            return operation(self._series)
-        except TritonModelException as error:
-            raise TritonModelException(f"Failed to {verb} metric value: {error}") from None
+        series = self._series
+        if series is None:
+            raise TritonModelException(
+                f"Failed to {verb} metric value: Invalid metric operation as the corresponding 'MetricFamily' has been "
+                "deleted. The 'MetricFamily' object should be deleted AFTER its corresponding 'Metric' objects have "
+                "been deleted."
+            )
+        return asked(self._host, f"Failed to {verb} metric value", lambda: operation(series))
 
     def _clear(self) -> None:
         if self._series is not None:
-            self._registry.remove_series(self._series)
+            self._host.metrics.remove_series(self._series)
             self._series = None
 
 
@@ -130,10 +140,12 @@ class MetricFamily:
         if not isinstance(kind, MetricKind):
             refuse("MetricFamily", "kind", kind, "a MetricKind")
         self._kind = kind
-        try:
-            self._host.metrics.add_family(self._name, text("MetricFamily", "description", description), kind.name)
-        except TritonModelException as error:
-            raise TritonModelException(f"Error when creating MetricFamily: {error}") from None
+        help_text = text("MetricFamily", "description", description)
+        asked(
+            self._host,
+            "Error when creating MetricFamily",
+            lambda: self._host.metrics.add_family(self._name, help_text, kind.name),
+        )
         self._metrics: list[Metric] = []
         self._finalizer = weakref.finalize(self, _clear, self._metrics)
 
@@ -155,6 +167,7 @@ class MetricFamily:
         """
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
+        said = json.loads(json.dumps(labels or {}))
         is_histogram = self._kind is MetricKind.HISTOGRAM
         if buckets is None and is_histogram:
             raise TritonModelException("Failed to create metric. Missing required buckets.")
@@ -162,13 +175,22 @@ class MetricFamily:
             raise TritonModelException("Failed to create metric. Buckets must be a list.")
         if buckets is not None and not is_histogram:
             raise TritonModelException("Failed to create metric. Unexpected buckets found.")
-        try:
-            series = self._host.metrics.add_series(self._name, dict(labels or {}), buckets)
-        except TritonModelException as error:
-            raise TritonModelException(f"Error when creating Metric: {error}") from None
-        metric = Metric(self._host.metrics, series)
+        bounds = None if buckets is None else [_bound(bucket) for bucket in buckets]
+        series = asked(
+            self._host,
+            "Error when creating Metric",
+            lambda: self._host.metrics.add_series(self._name, said, bounds),
+        )
+        metric = Metric._of(self._host, series)
         self._metrics.append(metric)
         return metric
+
+
+def _bound(value: object) -> float:
+    try:
+        return number("Metric", "buckets", value)
+    except TypeError as error:
+        raise RuntimeError(f"Unable to cast Python instance to C++ type: {error}") from None
 
 
 def _clear(metrics: list[Metric]) -> None:

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, NoReturn
 
 from .errors import TritonModelException
@@ -77,14 +78,18 @@ class MetricsRegistry:
         Raises
         ------
         TritonModelException
-            A label has a name that none can have.
+            A label has a name that none can have, or a value that is no text, or the bounds are not sorted.
         """
         with self._lock:
-            for label in labels:
+            for label, said in labels.items():
+                if not isinstance(said, str):
+                    raise TritonModelException("attempt to access JSON non-string as string")
                 if not _LABEL_NAME.fullmatch(label) or label.startswith("__"):
                     raise TritonModelException("Invalid label name")
             found = self._families[family]
             bounds = tuple(buckets or ())
+            if any(below >= above for below, above in pairwise(bounds)):
+                raise TritonModelException("Bucket Boundaries must be strictly sorted")
             made = Series(found.kind, bounds, counts=[0] * (len(bounds) + 1))
             series = found.series.setdefault(tuple(sorted(labels.items())), made)
             series.users += 1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from .arguments import refuse, text, truth
+from .asked import asked
 from .errors import TritonModelException
 from .host import Host
 
@@ -51,7 +52,7 @@ class ModelControl:
             if not isinstance(content, bytes):
                 refuse("load_model", "files", content, "bytes")
             contents[text("load_model", "files", path)] = content
-        _do("Failed to load model", lambda: self._host.load_model(name, config, contents))
+        asked(self._host, "Failed to load model", lambda: self._host.load_model(name, config, contents))
 
     def unload_model(self, model_name: str, unload_dependents: bool = False) -> None:
         """Unload a model, and maybe those that it depends on; from Triton 23.07 on.
@@ -63,7 +64,9 @@ class ModelControl:
         """
         name = text("unload_model", "model_name", model_name)
         with_dependents = truth("unload_model", "unload_dependents", unload_dependents)
-        _do("Failed to unload model", lambda: self._host.unload_model(name, with_dependents=with_dependents))
+        asked(
+            self._host, "Failed to unload model", lambda: self._host.unload_model(name, with_dependents=with_dependents)
+        )
 
     def is_model_ready(self, model_name: str, model_version: str = "") -> bool:
         """Return whether a model can execute requests; from Triton 23.07 on.
@@ -75,16 +78,9 @@ class ModelControl:
         """
         name = text("is_model_ready", "model_name", model_name)
         version = text("is_model_ready", "model_version", model_version)
-        found: list[bool] = []
-        _do("Failed to check model readiness", lambda: found.append(self._host.is_model_ready(name, _checked(version))))
-        return found[0]
-
-
-def _do(what: str, action: Callable[[], object]) -> None:
-    try:
-        action()
-    except TritonModelException as error:
-        raise TritonModelException(f"{what}: {error}") from None
+        return asked(
+            self._host, "Failed to check model readiness", lambda: self._host.is_model_ready(name, _checked(version))
+        )
 
 
 def _checked(version: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from .arguments import refuse, signed, text, texts, truth, unsigned
-from .errors import TritonError, TritonModelException
+from .errors import StubDiesError, TritonError, TritonModelException
 from .host import Host
 from .iterator import ResponseIterator
 from .memory import InferenceTrace, PreferredMemory
@@ -134,7 +134,7 @@ class InferenceRequest:
         """Return where in its sequence it stands."""
         return self._flags
 
-    def set_flags(self, flags: int) -> None:
+    def set_flags(self, flags: int, /) -> None:
         """Change where in its sequence it stands."""
         self._flags = unsigned("set_flags", "flags", flags, 32)
 
@@ -159,14 +159,28 @@ class InferenceRequest:
         return self._sender
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has given it up."""
+        """Return whether the client has given it up.
+
+        Raises
+        ------
+        StubDiesError
+            No client has sent it: a real server dies of that.
+        """
+        if not self._is_delivered:
+            raise StubDiesError("is_cancelled of a request that no client has sent: a real server dies of it")
         return self._is_cancelled()
 
-    def set_release_flags(self, flags: int) -> None:
-        """Say what becomes of it after ``execute``: it is released, or scheduled again."""
+    def set_release_flags(self, flags: int, /) -> None:
+        """Say what becomes of it after ``execute``: it is released, or scheduled again; from Triton 23.12 on.
+
+        Raises
+        ------
+        StubDiesError
+            No client has sent it: a real stub dies of that.
+        """
         found = unsigned("set_release_flags", "flags", flags, 32)
         if not self._is_delivered:
-            raise AssertionError("set_release_flags of a request that no client has sent: the real stub dies of it")
+            raise StubDiesError("set_release_flags of a request that no client has sent: a real stub dies of it")
         self._release_flags = found
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from .arguments import refuse, unsigned
-from .errors import TritonModelException
+from .errors import StubDiesError, TritonModelException
 from .response import InferenceResponse
 
 if TYPE_CHECKING:
@@ -68,7 +68,15 @@ class InferenceResponseSender:
         sink.send(response, is_final=flags == FINAL)
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has given the request up."""
+        """Return whether the client has given the request up.
+
+        Raises
+        ------
+        StubDiesError
+            No client has sent it: a real server dies of that.
+        """
+        if self._sink is None:
+            raise StubDiesError("is_cancelled of a request that no client has sent: a real server dies of it")
         return self._is_cancelled()
 
     def _serve(self, sink: ResponseSink, is_cancelled: Callable[[], bool], *, is_decoupled: bool) -> None:

@@ -25,7 +25,7 @@ _NOTHING = np.empty(0, np.uint8)
 _HOST_DEVICES = frozenset({CPU_DEVICE[0], CUDA_HOST})
 
 
-def _from_dlpack(kind: type[Tensor], name: str, tensor: object) -> Tensor:
+def _from_dlpack(kind: type[Tensor], name: str, tensor: object, /) -> Tensor:
     """Return a tensor over the memory of another library's, which lives as long as it.
 
     Parameters
@@ -45,7 +45,7 @@ def _from_dlpack(kind: type[Tensor], name: str, tensor: object) -> Tensor:
     name = text("from_dlpack", "name", name)
     if not name:
         _refuse_empty_name()
-    taken = capsules.take(tensor if capsules.is_capsule(tensor) else capsules.ask(tensor))
+    taken = capsules.take(tensor) if capsules.is_capsule(tensor) else capsules.take_of(tensor)
     made = kind.__new__(kind)
     made._fill(name, taken.datatype, taken.shape, taken.memory, None, taken.device, taken.owner)
     made._array = made._copied_view()
@@ -79,7 +79,7 @@ class Tensor:
     _saved: npt.NDArray[Any] | None
     from_dlpack = ClassFunction(_from_dlpack)
 
-    def __init__(self, name: str, numpy_array: npt.NDArray[Any]) -> None:
+    def __init__(self, name: str, numpy_array: npt.NDArray[Any], /) -> None:
         name = text("Tensor", "name", name)
         if not isinstance(numpy_array, np.ndarray):
             refuse("Tensor", "numpy_array", numpy_array, "a numpy.ndarray")
@@ -135,7 +135,7 @@ class Tensor:
         """Raise TypeError: no stub has a Python type for Triton's data types."""
         raise TypeError(
             "Unable to convert function return value to a Python type! The signature was\n"
-            "\t(self: c_python_backend_utils.Tensor) -> TRITONSERVER_DataType"
+            "\t(self: c_python_backend_utils.Tensor) -> TRITONSERVER_datatype_enum"
         )
 
     def as_numpy(self) -> npt.NDArray[Any]:
