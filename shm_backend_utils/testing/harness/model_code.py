@@ -55,7 +55,9 @@ class ModelCode:
 
     def load(self) -> Any:
         """Import it, and return its ``TritonPythonModel``."""
-        names = {name: vars(self.backend).pop(name) for name in _AFTER_IMPORT if name in vars(self.backend)}
+        names: dict[str, Any] = {
+            name: vars(self.backend).pop(name) for name in _AFTER_IMPORT if name in vars(self.backend)
+        }
         sys.modules[NAME] = self.backend
         sys.path += [str(self._folder), str(self._folder.parent)]
         try:

@@ -82,7 +82,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     told: RegisteredRegions
 
-    def do_GET(self) -> None:  # noqa: N802  # the name that http.server looks for
+    def do_GET(self) -> None:  # the name that http.server looks for
         one = _ONE.fullmatch(self.path)
         try:
             if one is None and self.path != _ALL:
