@@ -99,8 +99,8 @@ class Batcher:
             )
         if any(self._kind(pending) != self._kind(batch[0]) for pending in batch):
             return (
-                f"these requests of model {self._name!r} differ in the shapes of their inputs, or in which they have, and "
-                "so never come together; see allow_ragged_batch in Triton's model_configuration.md"
+                f"these requests of model {self._name!r} differ in the shapes of their inputs, or in which they have, "
+                "and so never come together; see allow_ragged_batch in Triton's model_configuration.md"
             )
         return None
 
@@ -134,8 +134,8 @@ class Batcher:
     def _check_is_not_ours(self) -> None:
         if threading.get_ident() in self._busy and len(self._busy) == self._all:
             raise RecursionError(
-                f"model {self._name!r} calls itself, and has no other instance that is idle: on a server this waits for "
-                "ever; give it one more in instance_group"
+                f"model {self._name!r} calls itself, and has no other instance that is idle: on a server this waits "
+                "for ever; give it one more in instance_group"
             )
 
     def _form(self) -> list[Pending]:
