@@ -31,10 +31,23 @@ CASES: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 PATHS: Sequence[PathName] = ("direct", "triton-shm", "inline")
 
 
-@pytest.fixture(scope="module", params=[ModelHarness, ModelHarness.in_child], ids=["in process", "in children"])
-def harness(request: pytest.FixtureRequest) -> Iterator[ModelHarness]:
-    with request.param(*[MODELS / name for name in NAMES]) as harness:
+@pytest.fixture(scope="module")
+def in_children() -> Iterator[ModelHarness]:
+    with ModelHarness.in_child(*[MODELS / name for name in NAMES]) as harness:
         yield harness
+
+
+@pytest.fixture
+def in_process() -> Iterator[ModelHarness]:
+    """Its models keep what they have mapped until they are finalized."""
+    with ModelHarness(*[MODELS / name for name in NAMES]) as harness:
+        yield harness
+
+
+@pytest.fixture(params=["in_process", "in_children"])
+def harness(request: pytest.FixtureRequest) -> ModelHarness:
+    harness: ModelHarness = request.getfixturevalue(request.param)
+    return harness
 
 
 @pytest.mark.parametrize("path", PATHS)
