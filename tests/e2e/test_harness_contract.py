@@ -9,6 +9,7 @@ import pytest
 from scripts.tools.common.sample_models import copy_models
 from shm_backend_utils.server import EmbeddedServer
 from tests.unit.harness.contract import Contract
+from tests.unit.harness.regions_contract import RegionsContract
 from tests.unit.harness.wires import MODELS, ServerWire
 
 
@@ -22,5 +23,5 @@ def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerWire]:
         wire.close()
 
 
-class TestServer(Contract):
+class TestServer(Contract, RegionsContract):
     """A real one, whose models have a NumPy that its stub was built for."""

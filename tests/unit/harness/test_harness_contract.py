@@ -8,6 +8,7 @@ import pytest
 
 from shm_backend_utils.testing.harness import ModelHarness
 from tests.unit.harness.contract import Contract
+from tests.unit.harness.regions_contract import RegionsContract
 from tests.unit.harness.wires import MODELS, HarnessWire
 
 
@@ -19,5 +20,5 @@ def wire(request: pytest.FixtureRequest) -> Iterator[HarnessWire]:
         wire.close()
 
 
-class TestHarness(Contract):
+class TestHarness(Contract, RegionsContract):
     """In this process, and in children."""
