@@ -71,16 +71,8 @@ class Batcher:
             self._queue.append(pending)
             if self._delay_s:
                 self._changed.notify_all()
-        while not pending.is_taken:
-            with self._changed:
-                while not pending.is_taken and not self._idle:
-                    self._check_is_not_ours()
-                    self._changed.wait()
-                if pending.is_taken:
-                    return
-                instance = self._take_idle()
-                batch = self._form()
-            self._do(instance, batch)
+        while self._do_some_unless_taken(pending):
+            pass
 
     def run_together(self, batch: Sequence[Pending]) -> None:
         """Have an instance execute these requests, and no others."""
@@ -107,10 +99,23 @@ class Batcher:
             )
         if any(self._kind(pending) != self._kind(batch[0]) for pending in batch):
             return (
-                f"these requests of model {self._name!r} differ in the shapes of their inputs, or in which they have, and "
-                "so never come together; see allow_ragged_batch in Triton's model_configuration.md"
+                f"these requests of model {self._name!r} differ in the shapes of their inputs, or in which they have, "
+                "and so never come together; see allow_ragged_batch in Triton's model_configuration.md"
             )
         return None
+
+    def _do_some_unless_taken(self, pending: Pending) -> bool:
+        """Execute what is first in the queue; return False, and do nothing, if this request was taken."""
+        with self._changed:
+            while not self._idle and not pending.is_taken:
+                self._check_is_not_ours()
+                self._changed.wait()
+            if pending.is_taken:
+                return False
+            instance = self._take_idle()
+            batch = self._form()
+        self._do(instance, batch)
+        return True
 
     def _do(self, instance: Instance, batch: Sequence[Pending]) -> None:
         try:
@@ -129,8 +134,8 @@ class Batcher:
     def _check_is_not_ours(self) -> None:
         if threading.get_ident() in self._busy and len(self._busy) == self._all:
             raise RecursionError(
-                f"model {self._name!r} calls itself, and has no other instance that is idle: on a server this waits for "
-                "ever; give it one more in instance_group"
+                f"model {self._name!r} calls itself, and has no other instance that is idle: on a server this waits "
+                "for ever; give it one more in instance_group"
             )
 
     def _form(self) -> list[Pending]:

@@ -122,7 +122,7 @@ class RequestChecks:
             )
         dims = self._dims[name]
         rows = shape[1:] if self._max_batch_size > 0 else shape
-        if rows != dims:
+        if rows != dims or _ANY_SIZE in rows:
             self._check_shape(tensor, rows, dims, who)
         if name in self._reshapes:
             sizes = iter([size for size, dim in zip(rows, dims, strict=True) if dim == _ANY_SIZE])
@@ -179,8 +179,8 @@ class RequestChecks:
             offset += LENGTH_SIZE
             if length > len(content) - offset:
                 raise ServerError(
-                    f"incomplete string data for inference input '{name}', expecting string of length {length} but only "
-                    f"{len(content) - offset} bytes available"
+                    f"incomplete string data for inference input '{name}', expecting string of length {length} but "
+                    f"only {len(content) - offset} bytes available"
                 )
             found.append(bytes(content[offset : offset + length]))
             offset += length
@@ -197,8 +197,8 @@ class RequestChecks:
         least, most = len(self._required), len(self._inputs)
         expected = f"{most} inputs" if least == most else f"number of inputs between {least} and {most}"
         return (
-            f"expected {expected} but got {len(inputs)} inputs for model '{self._name}'. Got input(s) {got}, but missing "
-            f"required input(s) {missing}. Please provide all required input(s)."
+            f"expected {expected} but got {len(inputs)} inputs for model '{self._name}'. Got input(s) {got}, but "
+            f"missing required input(s) {missing}. Please provide all required input(s)."
         )
 
 

@@ -123,6 +123,7 @@ class ChildInstance:
             self._waiting[number] = answers
             is_dead = self._is_dead
         if is_dead or not self._send(what, number, *content):
+            self._is_dead = True
             answers.put((False, self._unhealthy))
         is_fine, value = answers.get()
         with self._lock:

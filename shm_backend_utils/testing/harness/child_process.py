@@ -35,7 +35,7 @@ class _Parent:
         with self._lock, contextlib.suppress(OSError):
             self._connection.send(message)
 
-    def tell(self, number: int, is_fine: bool, value: Any) -> None:  # noqa: FBT001  # out of a message
+    def tell(self, number: int, is_fine: bool, value: Any) -> None:  # out of a message
         """Take a part of the answer to a call."""
         self._told[number].put((is_fine, value))
 

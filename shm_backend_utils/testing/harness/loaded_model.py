@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ...errors import ModelError
 from .answer import Answer
@@ -172,8 +172,3 @@ class LoadedModel:
 
 def _advice(said: str) -> str:
     return next((f" What to do: {advice}." for sign, advice in _ADVICE if sign in said), "")
-
-
-def metadata_shape(dims: Sequence[int], max_batch_size: Any) -> list[int]:
-    """Return a tensor's shape as the server's metadata tells it."""
-    return [-1, *dims] if max_batch_size > 0 else list(dims)

@@ -79,7 +79,7 @@ def read_request(message: Any, regions: RegisteredRegions) -> Iterator[InferMess
             if name == EMPTY_FINAL:
                 if kind != "bool_param":
                     raise ServerError(f"invalid value type for '{name}' parameter, expected bool_param.")
-                wants_empty_final = said
+                wants_empty_final = bool(said)
             elif name.startswith("triton_"):
                 raise ServerError(
                     "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
@@ -170,7 +170,7 @@ def _explicit(tensor: Any) -> bytes | None:
         return None
     row = BY_NAME[tensor.datatype]
     array = np.array(list(values), row.numpy)
-    return (serialize_byte_tensor(array) or b"") if row is BYTES else array.tobytes()  # type: ignore[return-value]
+    return (serialize_byte_tensor(array) or b"") if row is BYTES else array.tobytes()
 
 
 def _place(tensor: Any, regions: RegisteredRegions, views: contextlib.ExitStack) -> memoryview | None:
@@ -198,7 +198,7 @@ def _release(view: memoryview) -> None:
 
 def _raw(tensor: TensorContent, array: npt.NDArray[Any]) -> bytes:
     if tensor.datatype == BYTES.name:
-        return serialize_byte_tensor(array) or b""  # type: ignore[return-value]
+        return serialize_byte_tensor(array) or b""
     return array.tobytes()
 
 

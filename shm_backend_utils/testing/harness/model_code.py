@@ -55,9 +55,12 @@ class ModelCode:
 
     def load(self) -> Any:
         """Import it, and return its ``TritonPythonModel``."""
-        names = {name: vars(self.backend).pop(name) for name in _AFTER_IMPORT if name in vars(self.backend)}
+        names: dict[str, Any] = {
+            name: vars(self.backend).pop(name) for name in _AFTER_IMPORT if name in vars(self.backend)
+        }
         sys.modules[NAME] = self.backend
-        sys.path += [str(self._folder), str(self._folder.parent)]
+        first = next((place for place, each in enumerate(sys.path) if isinstance(each, _Folder)), len(sys.path))
+        sys.path[first:first] = [_Folder(self._folder), _Folder(self._folder.parent)]
         try:
             module = self._import()
         finally:
@@ -116,6 +119,12 @@ class ModelCode:
             for name in self._modules:
                 if not name.startswith(self._package):
                     sys.modules.pop(name, None)
+
+
+class _Folder(str):
+    """A model's folder in ``sys.path``: behind all others, and before those of models that were loaded earlier."""
+
+    __slots__ = ()
 
 
 def _is_in(folder: Path, module: ModuleType) -> bool:

@@ -46,8 +46,8 @@ def complete(config: Any, folder: Path, version: str) -> Any:
     config.name = config.name or name
     if config.name != name:
         raise ModelError(
-            f"{folder / CONFIG_FILE}: unexpected directory name '{name}' for model '{config.name}', directory name must "
-            "equal model name; rename one of them, or leave name out"
+            f"{folder / CONFIG_FILE}: unexpected directory name '{name}' for model '{config.name}', directory name "
+            "must equal model name; rename one of them, or leave name out"
         )
     if not config.backend and not config.platform and (folder / version / MODEL_FILE).exists():
         config.backend = BACKEND
@@ -107,25 +107,22 @@ def check_tensors(config: Any) -> None:
 
 
 def _obstacle(tensor: Any, max_batch_size: int) -> str | None:
-    if not tensor.name:
-        return "must specify 'name'"
-    if tensor.data_type == model_config_pb2.TYPE_INVALID:
-        return "must specify 'data_type'"
-    if not tensor.dims:
-        return "must specify 'dims'"
-    if tensor.HasField("reshape") and not tensor.reshape.shape and max_batch_size == 0:
-        return "cannot have empty reshape for non-batching model as scalar tensors are not supported"
     sizes = "integer >= 1, or -1 to indicate a variable-size dimension"
-    if _has_bad_size(tensor.dims):
-        return f"dimension must be {sizes}"
-    if tensor.HasField("reshape"):
-        if _has_bad_size(tensor.reshape.shape):
-            return f"reshape dimensions must be {sizes}"
-        if _parts(tensor.dims) != _parts(tensor.reshape.shape):
-            return "has different size for dims and reshape"
-    if tensor.is_shape_tensor:
-        return "is a shape tensor, which are only supported for TensorRT platform"
-    return None
+    reshape = tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
+    checks = (
+        (not tensor.name, "must specify 'name'"),
+        (tensor.data_type == model_config_pb2.TYPE_INVALID, "must specify 'data_type'"),
+        (not tensor.dims, "must specify 'dims'"),
+        (
+            reshape == () and max_batch_size == 0,
+            "cannot have empty reshape for non-batching model as scalar tensors are not supported",
+        ),
+        (_has_bad_size(tensor.dims), f"dimension must be {sizes}"),
+        (_has_bad_size(reshape or ()), f"reshape dimensions must be {sizes}"),
+        (reshape is not None and _parts(tensor.dims) != _parts(reshape), "has different size for dims and reshape"),
+        (tensor.is_shape_tensor, "is a shape tensor, which are only supported for TensorRT platform"),
+    )
+    return next((reason for is_wrong, reason in checks if is_wrong), None)
 
 
 def _has_bad_size(sizes: Iterable[int]) -> bool:

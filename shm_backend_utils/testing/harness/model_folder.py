@@ -58,7 +58,7 @@ class ModelFolder:
     @property
     def code(self) -> Path:
         """Return the file with ``TritonPythonModel``."""
-        return self.path / self.version / self.config.default_model_filename
+        return self.path / self.version / str(self.config.default_model_filename)
 
 
 def _version(path: Path, config: Any) -> str:

@@ -14,12 +14,12 @@ from ..emulator import MetricsRegistry, TritonModelException
 from ..emulator.faults import Faults
 from .answer import Answer
 from .batcher import Pending
+from .http_endpoint import HttpEndpoint
 from .instance import Instance
 from .loaded_model import LoadedModel
 from .model_folder import ModelFolder
 from .regions import RegisteredRegions
 from .requests import Input, Outcome, Request, ServerError
-from .status_endpoint import StatusServer
 from .stub import StubError
 from .stub_host import ModelCall
 
@@ -63,7 +63,7 @@ class EmulatedServer:
         self.log_lines: deque[tuple[str, str]] = deque(maxlen=MOST_LOG_LINES)
         self._kind = kind
         self._faults = faults
-        self._status = StatusServer(self.regions)
+        self._http = HttpEndpoint(self.regions, self.model)
         self._models: dict[str, LoadedModel] = {}
         self._folders = {folder.name: folder for folder in folders}
         self._loading = threading.RLock()
@@ -242,12 +242,12 @@ class EmulatedServer:
         self.regions.unregister("")
         if not self._is_closed:
             self._is_closed = True
-            self._status.close()
+            self._http.close()
         if failures:
             raise ModelError(f"finalize of a model raised: {failures[0]}")
 
     def _make(self, file: Path, name: str) -> Instance:
-        return self._kind(file, name, self, self._status.url, self._faults)
+        return self._kind(file, name, self, self._http.url, self._faults)
 
 
 def _run(model: LoadedModel, pending: Pending) -> None:

@@ -61,7 +61,7 @@ class Stub:
         self._file = file
         self._name = name
         self.is_executing = False
-        host = StubHost(calls, file.parent, lambda: self.is_executing)
+        host = StubHost(calls, file.parent, lambda: self.is_executing, lambda: self._name)
         host.backend = self._backend = backend_module(host, faults)
         vars(self._backend)[SERVER_URL] = server_url
         self._code = ModelCode(file, self._backend)

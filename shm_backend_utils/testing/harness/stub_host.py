@@ -72,13 +72,22 @@ class StubHost:
         Of the model's version.
     is_executing : callable
         Returns whether the model is past ``initialize`` and not yet in ``finalize``.
+    instance_name : callable
+        Returns what the server calls the instance.
     """
 
     backend: ModuleType
 
-    def __init__(self, calls: ServerCalls, folder: Path, is_executing: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        calls: ServerCalls,
+        folder: Path,
+        is_executing: Callable[[], bool],
+        instance_name: Callable[[], str],
+    ) -> None:
         self._folder = folder
         self.is_executing = is_executing
+        self.instance_name = instance_name
         self._calls = calls
         self.log = calls.log
         self.load_model = calls.load_model

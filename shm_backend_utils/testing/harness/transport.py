@@ -31,7 +31,7 @@ _INFER: Final = "ModelInfer"
 
 
 class _Answering:
-    """Answers messages; those that a model may take long for in threads, as their senders wait no longer than they like.
+    """Answers messages; those for models in threads, as their senders wait no longer than they like.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Where the emulated server says over HTTP what is registered: a session asks there, as it asks a real one."""
+"""What sessions ask a server over HTTP, of the emulated one: what is registered, and how models are configured."""
 
 from __future__ import annotations
 
@@ -7,34 +7,43 @@ import json
 import re
 import threading
 import urllib.parse
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
 
+from .loaded_model import LoadedModel
+from .model_config import as_json
 from .regions import RegisteredRegions
 from .requests import ServerError
 
-__all__ = ["StatusServer"]
+__all__ = ["HttpEndpoint"]
 
 _ALL: Final = "/v2/systemsharedmemory/status"
 _ONE: Final = re.compile(r"/v2/systemsharedmemory/region/([^/]+)/status")
+_CONFIG: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/config")
 
 
-class StatusServer:
-    """Listens on the loopback interface from its first use on, in threads of its own.
+class HttpEndpoint:
+    """Listens on the loopback interface, in threads of its own.
 
     Parameters
     ----------
     regions : RegisteredRegions
-        What it tells of.
+        What is registered.
+    model : callable
+        Returns a model of this name and version, or raises ServerError.
     """
 
-    def __init__(self, regions: RegisteredRegions) -> None:
+    def __init__(self, regions: RegisteredRegions, model: Callable[[str, str], LoadedModel]) -> None:
+        self._regions = regions
+        self._model = model
+
         class Handler(_Handler):
-            told = regions
+            answer = staticmethod(self._answer)
 
         self._server = _Server(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.05,), name="shm harness status", daemon=True
+            target=self._server.serve_forever, args=(0.05,), name="shm harness http", daemon=True
         )
         self._thread.start()
 
@@ -42,6 +51,18 @@ class StatusServer:
     def url(self) -> str:
         """Return where it listens."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def _answer(self, path: str) -> str:
+        config = _CONFIG.fullmatch(path)
+        if config is not None:
+            name, version = (urllib.parse.unquote(each or "") for each in config.groups())
+            return as_json(self._model(name, version).config)
+        one = _ONE.fullmatch(path)
+        if one is None and path != _ALL:
+            raise ServerError("Not Found", "NOT_FOUND")
+        found = self._regions.find("" if one is None else urllib.parse.unquote(one[1]))
+        fields = [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size} for r in found]
+        return json.dumps(fields)
 
     def close(self) -> None:
         """Stop listening, and end every connection."""
@@ -80,22 +101,14 @@ class _Server(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    told: RegisteredRegions
+    answer: Callable[[str], str]
 
-    def do_GET(self) -> None:  # noqa: N802  # the name that http.server looks for
-        one = _ONE.fullmatch(self.path)
+    def do_GET(self) -> None:
         try:
-            if one is None and self.path != _ALL:
-                raise ServerError("Not Found", "NOT_FOUND")
-            found = self.told.find("" if one is None else urllib.parse.unquote(one[1]))
+            status, content = HTTPStatus.OK, self.answer(self.path)
         except ServerError as error:
-            self._reply(HTTPStatus.NOT_FOUND, {"error": error.message})
-            return
-        fields = [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size} for r in found]
-        self._reply(HTTPStatus.OK, fields)
-
-    def _reply(self, status: HTTPStatus, content: Any) -> None:
-        body = json.dumps(content).encode()
+            status, content = HTTPStatus.NOT_FOUND, json.dumps({"error": error.message})
+        body = content.encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

@@ -1,0 +1,27 @@
+"""A server does what a harness does: the same tests run on harnesses in tests/unit/harness/test_harness_contract.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from scripts.tools.common.sample_models import copy_models
+from shm_backend_utils.server import EmbeddedServer
+from tests.unit.harness.contract import Contract
+from tests.unit.harness.regions_contract import RegionsContract
+from tests.unit.harness.wires import MODELS, ServerWire
+
+
+@pytest.fixture(scope="module")
+def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerWire]:
+    folder = tmp_path_factory.mktemp("contract")
+    copy_models((each for each in MODELS.iterdir() if each.is_dir()), folder / "models")
+    with EmbeddedServer.start(folder / "models", log_file=folder / "server.log") as server:
+        wire = ServerWire(server.grpc_url)
+        yield wire
+        wire.close()
+
+
+class TestServer(Contract, RegionsContract):
+    """A real one, whose models have a NumPy that its stub was built for."""

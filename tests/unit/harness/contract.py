@@ -1,0 +1,356 @@
+"""What a server does with requests and models, right and wrong. The same of a harness and of a real server."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import service_pb2
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from tests.unit.harness.wires import MODELS, Tensor, Wire, request
+
+__all__ = ["Contract"]
+
+CONFIGS = Path(__file__).with_name("completed")
+X = {"X": Tensor.of([1, 2])}
+UNKNOWN = "[request id: <id_unknown>] "
+FAILED = "Failed to process the request(s) for model 'behaving_0', message: "
+NOTE = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
+    "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
+    "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
+)
+EXPLAINED = {
+    "raise": f"{FAILED}ValueError: broken\n\nAt:\n  {{folder}}/behaving/1/model.py(32): execute\n",
+    "few": FAILED
+    + "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+    + "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0\n",
+    "many": FAILED
+    + "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+    + "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:2\n",
+    "tuple": FAILED + "Expected a list in the execute return, found type '<class 'tuple'>'.",
+    "str": FAILED
+    + "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'str'>'.",
+    "error": "my error",
+}
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    "unknown output": (
+        request("behaving", X, ["Q"]),
+        "INVALID_ARGUMENT",
+        "unexpected inference output 'Q' for model 'behaving'",
+    ),
+    "no inputs": (
+        request("behaving", {}),
+        "INVALID_ARGUMENT",
+        UNKNOWN + "expected number of inputs between 1 and 2 but got 0 inputs for model 'behaving'. Got input(s) [], "
+        "but missing required input(s) ['X']. Please provide all required input(s).",
+    ),
+    "unknown input": (
+        request("behaving", {**X, "Q": X["X"]}),
+        "INVALID_ARGUMENT",
+        "unexpected inference input 'Q' for model 'behaving'",
+    ),
+    "dtype": (
+        request("behaving", {"X": Tensor("INT32", [2], bytes(8))}, id="abc"),
+        "INVALID_ARGUMENT",
+        "[request id: abc] inference input 'X' data-type is 'INT32', but model 'behaving' expects 'FP32'",
+    ),
+    "no dtype": (
+        request("behaving", {"X": Tensor("FOO", [2], bytes(8))}),
+        "INVALID_ARGUMENT",
+        UNKNOWN + "inference input 'X' data-type is '<invalid>', but model 'behaving' expects 'FP32'",
+    ),
+    "rank": (
+        request("behaving", {"X": Tensor.of([[1], [2]])}),
+        "INVALID_ARGUMENT",
+        UNKNOWN + "unexpected shape for input 'X' for model 'behaving'. Expected [-1], got [2,1]. ",
+    ),
+    "bytes": (
+        request("behaving", {"X": Tensor("FP32", [3], bytes(8))}),
+        "INVALID_ARGUMENT",
+        UNKNOWN + "input byte size mismatch for input 'X' for model 'behaving'. Expected 12, got 8",
+    ),
+    "size -1": (
+        request("behaving", {"X": Tensor("FP32", [-1], bytes(8))}),
+        "INVALID_ARGUMENT",
+        UNKNOWN + "All input dimensions should be specified for input 'X' for model 'behaving', got [-1]",
+    ),
+    "few strings": (
+        request("behaving", {**X, "S": Tensor("BYTES", [2], struct.pack("<I1s", 1, b"a"))}),
+        "INVALID_ARGUMENT",
+        UNKNOWN + "expected 2 string elements for inference input 'S' for model 'behaving', got 1",
+    ),
+    "many strings": (
+        request("behaving", {**X, "S": Tensor("BYTES", [2], bytes(12))}),
+        "INVALID_ARGUMENT",
+        UNKNOWN + "unexpected number of string elements 3 for inference input 'S' for model 'behaving', expecting 2",
+    ),
+    "no length": (
+        request("behaving", {**X, "S": Tensor("BYTES", [2], bytes(5))}),
+        "INVALID_ARGUMENT",
+        UNKNOWN + "incomplete string length indicator for inference input 'S' for model 'behaving', expecting 4 bytes "
+        "but only 1 bytes available. Please make sure the string length indicator is in one buffer.",
+    ),
+    "cut string": (
+        request("behaving", {**X, "S": Tensor("BYTES", [2], bytes(4) + struct.pack("<I2s", 3, b"ab"))}),
+        "INVALID_ARGUMENT",
+        "incomplete string data for inference input 'S', expecting string of length 3 but only 2 bytes available",
+    ),
+    "no model": (request("nosuch", X), "NOT_FOUND", "Request for unknown model: 'nosuch' is not found"),
+    "no version": (
+        request("behaving", X, model_version="7"),
+        "NOT_FOUND",
+        "Request for unknown model: 'behaving' version 7 is not found",
+    ),
+    "bad version": (
+        request("behaving", X, model_version="x"),
+        "INVALID_ARGUMENT",
+        "failed to get model version from specified version string 'x' (details: stol), version should be an integral "
+        "value > 0",
+    ),
+    "reserved": (
+        request("behaving", X, parameters={"triton_x": 1}),
+        "INVALID_ARGUMENT",
+        "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting with "
+        "'triton_' are allowed: triton_enable_empty_final_response",
+    ),
+    "timeout": (
+        request("behaving", X, parameters={"timeout": "x"}),
+        "INVALID_ARGUMENT",
+        "invalid value type for 'timeout' parameter, expected int64_param.",
+    ),
+    "priority": (
+        request("behaving", X, parameters={"priority": -1}),
+        "INVALID_ARGUMENT",
+        "invalid value for 'priority', expected value >= 0.",
+    ),
+    "sequence_id": (
+        request("behaving", X, parameters={"sequence_id": 1.5}),
+        "INVALID_ARGUMENT",
+        "invalid value type for 'sequence_id' parameter, expected int64_param or string_param.",
+    ),
+    "sequence_start": (
+        request("behaving", X, parameters={"sequence_start": 1}),
+        "INVALID_ARGUMENT",
+        "invalid value type for 'sequence_start' parameter, expected bool_param.",
+    ),
+    "batch size": (
+        request("behaving_rows", {"X": Tensor.of(np.zeros((5, 2)))}),
+        "INVALID_ARGUMENT",
+        UNKNOWN + "inference request batch-size must be <= 4 for 'behaving_rows'",
+    ),
+    "empty batch": (
+        request("behaving_rows", {"X": Tensor.of(np.zeros((0, 2)))}),
+        "INVALID_ARGUMENT",
+        UNKNOWN + "input byte size mismatch for input 'X' for model 'behaving_rows'. Expected 8, got 0",
+    ),
+    "row": (
+        request("behaving_rows", {"X": Tensor.of(np.zeros((1, 3)))}),
+        "INVALID_ARGUMENT",
+        UNKNOWN + f"unexpected shape for input 'X' for model 'behaving_rows'. Expected [-1,2], got [1,3]. {NOTE}",
+    ),
+    "scalar": (
+        request("behaving_rows", {"X": Tensor.of(0)}),
+        "INVALID_ARGUMENT",
+        UNKNOWN + "input 'X' has no shape but model requires batch dimension for 'behaving_rows'",
+    ),
+    "two batch sizes": (
+        request("behaving_rows", {"X": Tensor.of(np.zeros((1, 2))), "SHM": Tensor("UINT8", [2, 0], b"")}),
+        "INVALID_ARGUMENT",
+        "batch size does not match other inputs for 'behaving_rows'",
+    ),
+    "decoupled": (
+        request("behaving_stream", X),
+        "UNIMPLEMENTED",
+        "ModelInfer RPC doesn't support models with decoupled transaction policy",
+    ),
+}
+
+
+class Contract:
+    """Tests for whoever has a fixture ``wire``: a server or a harness with the models of ``tests/upstream_models``."""
+
+    @pytest.mark.parametrize("what", REFUSED)
+    def test_the_server_refuses(self, wire: Wire, what: str) -> None:
+        message, status, text = REFUSED[what]
+        answer = wire.send("ModelInfer", message)
+        assert (answer.status, answer.text) == (status, text) or (answer.status == status and text in answer.text)
+        assert len(answer.text) - len(text) < 60
+
+    @pytest.mark.parametrize("do", EXPLAINED)
+    def test_a_model_that_fails_fails_its_requests(self, wire: Wire, do: str) -> None:
+        answer = wire.send("ModelInfer", request("behaving", X, parameters={"do": do}))
+        assert answer.status == "INTERNAL"
+        expected, found = EXPLAINED[do].format(folder=MODELS), answer.text
+        if "At:" in expected:  # the server's copy of the model lies elsewhere
+            assert found.splitlines()[0] == expected.splitlines()[0]
+            assert found.endswith("behaving/1/model.py(32): execute\n")
+        else:
+            assert found == expected
+
+    def test_a_model_that_exits_does_not(self, wire: Wire) -> None:
+        answer = wire.send("ModelInfer", request("behaving", X, parameters={"do": "raise nothing of ours"}))
+        assert answer.text.startswith(FAILED + "SystemExit: 3\n\nAt:\n")
+        assert wire.send("ModelInfer", request("behaving", X)).status == "OK"
+
+    def test_an_error_of_a_model_has_its_code(self, wire: Wire) -> None:
+        answer = wire.send("ModelInfer", request("behaving", X, parameters={"do": "not found"}))
+        assert (answer.status, answer.text) == ("NOT_FOUND", "not there")
+
+    @pytest.mark.parametrize(
+        ("do", "outputs"),
+        [
+            ("", [("Y", "FP32", [2])]),
+            ("dtype", [("Y", "INT64", [2])]),  # the server does not look at what a model answers
+            ("shape", [("Y", "FP32", [2, 3])]),
+            ("unknown", []),
+            ("other names", [("Y", "FP32", [2])]),
+            ("no outputs", []),
+        ],
+    )
+    def test_what_a_model_answers_is_pruned_and_not_checked(self, wire: Wire, do: str, outputs: list[Any]) -> None:
+        answer = wire.send("ModelInfer", request("behaving", X, parameters={"do": do}))
+        assert [(each.name, each.datatype, list(each.shape)) for each in answer.message.outputs] == outputs
+
+    def test_an_empty_tensor_is_fine(self, wire: Wire) -> None:
+        answer = wire.send("ModelInfer", request("behaving", {"X": Tensor.of([])}))
+        assert [list(each.shape) for each in answer.message.outputs] == [[0]]
+
+    def test_a_model_sees_what_the_request_says(self, wire: Wire) -> None:
+        said: dict[str, Any] = {"n": 1, "b": True, "s": "t", "timeout": 77, "priority": 3, "sequence_id": 5}
+        said |= {"sequence_start": True, "triton_enable_empty_final_response": True, "headers": "h", "do": "facts"}
+        answer = wire.send("ModelInfer", request("behaving", X, ["Y"], said, id="rid"))
+        assert json.loads(answer.text) == {
+            "request_id": "rid",
+            "correlation_id": 5,
+            "flags": 1,
+            "timeout": 77,
+            "outputs": ["Y"],
+            "parameters": {"n": 1, "b": True, "s": "t", "headers": "h", "do": "facts"},
+            "inputs": [["X", "float32", [2]]],
+        }
+
+    def test_all_outputs_are_wanted_where_none_is_named(self, wire: Wire) -> None:
+        answer = wire.send("ModelInfer", request("behaving", X, parameters={"do": "facts"}))
+        assert json.loads(answer.text)["outputs"] == ["W", "Y"]
+
+    @pytest.mark.parametrize(
+        ("do", "told"),
+        [
+            ("", [("", ["Y"], False), ("", ["Y"], False)]),
+            ("nothing", []),
+            ("unknown", [("", [], False)]),
+        ],
+    )
+    def test_a_decoupled_model_answers_as_often_as_it_likes(self, wire: Wire, do: str, told: list[Any]) -> None:
+        assert wire.stream(request("behaving_stream", X, parameters={"do": do})) == told
+
+    def test_the_end_of_a_stream_is_told_on_demand(self, wire: Wire) -> None:
+        told = wire.stream(request("behaving_stream", X, parameters={"triton_enable_empty_final_response": True}))
+        assert told[-1] == ("", [], True)
+
+    @pytest.mark.parametrize(
+        ("do", "text"),
+        [
+            ("raise", "Failed to process the request(s) for model 'behaving_stream_0', message: ValueError: broken"),
+            ("one, then raise", "Failed to process the request(s) for model 'behaving_stream_0', message: ValueError"),
+            ("return", "is using the decoupled mode and the execute function must return None."),
+            ("error", "e1"),
+        ],
+    )
+    def test_a_decoupled_model_fails(self, wire: Wire, do: str, text: str) -> None:
+        told = wire.stream(request("behaving_stream", X, parameters={"do": do}))
+        assert text in told[-1][0]
+        assert len(told) == (2 if do.startswith("one") else 1)
+
+    def test_add_sub(self, wire: Wire) -> None:
+        a, b = np.arange(8, dtype=np.float32).reshape(2, 4), np.ones((2, 4), np.float32)
+        answer = wire.send("ModelInfer", request("add_sub_stock", {"INPUT0": Tensor.of(a), "INPUT1": Tensor.of(b)}))
+        assert (answer.arrays()["OUTPUT0"] == a + b).all()
+        assert (answer.arrays()["OUTPUT1"] == a - b).all()
+
+    def test_repeat(self, wire: Wire) -> None:
+        values = np.array([4, 2, 0, 1], np.int32)
+        told = wire.stream(request("repeat_stock", {"IN": Tensor("INT32", [4], values.tobytes())}))
+        assert [sorted(names) for _, names, _ in told] == [["IDX", "OUT"]] * 4
+
+    @pytest.mark.parametrize("model", ["bls_sync_stock", "bls_async_stock"])
+    def test_models_call_models(self, wire: Wire, model: str) -> None:
+        a, b = np.arange(4, dtype=np.float32)[np.newaxis], np.ones((1, 4), np.float32)
+        answer = wire.send("ModelInfer", _bls(model, "add_sub_stock", a, b))
+        assert (answer.arrays()["OUTPUT0"] == a + b).all()
+        assert (answer.arrays()["OUTPUT1"] == a - b).all()
+
+    @pytest.mark.parametrize("model", ["bls_sync_stock", "bls_async_stock"])
+    def test_a_model_that_is_not_there_cannot_be_called(self, wire: Wire, model: str) -> None:
+        zeros = np.zeros((1, 4), np.float32)
+        answer = wire.send("ModelInfer", _bls(model, "nosuch", zeros, zeros))
+        assert answer.status == "INTERNAL"
+        assert (
+            "TritonModelException: Model nosuch - Error when running inference: Failed for execute the inference "
+            "request. Model 'nosuch' is not ready.\n" in answer.text
+        )
+
+    def test_a_decoupled_model_needs_decoupled_calls(self, wire: Wire) -> None:
+        zeros = np.zeros((1, 4), np.float32)
+        answer = wire.send("ModelInfer", _bls("bls_sync_stock", "behaving_stream", zeros, zeros))
+        assert "Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls" in answer.text
+
+    def test_models_call_decoupled_models(self, wire: Wire) -> None:
+        values = np.array([1, 2, 3], np.int32)
+        message = request("bls_decoupled_stock", {"IN": Tensor("INT32", [3], values.tobytes())})
+        assert wire.send("ModelInfer", message).arrays(np.int32)["SUM"].tolist() == [6]
+
+    @pytest.mark.parametrize("model", ["behaving", "behaving_rows", "behaving_stream", "auto_complete_stock"])
+    def test_configurations_are_completed(self, wire: Wire, model: str) -> None:
+        config = wire.send("ModelConfig", service_pb2.ModelConfigRequest(name=model)).message.config
+        assert text_format.Parse((CONFIGS / f"{model}.pbtxt").read_text(), ModelConfig()) == config
+
+    def test_initialize_gets_what_the_server_knows(self, wire: Wire) -> None:
+        answer = wire.send("ModelInfer", request("behaving", X, parameters={"do": "args"}))
+        args = json.loads(answer.text)
+        assert args.pop("model_repository").endswith("/behaving")
+        assert args.pop("model_config") == CONFIG_JSON
+        assert args == {
+            "model_instance_kind": "CPU",
+            "model_instance_name": "behaving_0",
+            "model_instance_device_id": "0",
+            "model_version": "1",
+            "model_name": "behaving",
+        }
+
+    @pytest.mark.parametrize("model", ["behaving_rows", "repeat_stock"])
+    def test_metadata(self, wire: Wire, model: str) -> None:
+        told = wire.send("ModelMetadata", service_pb2.ModelMetadataRequest(name=model)).message
+        batch = [-1] if model == "behaving_rows" else []
+        assert (told.name, list(told.versions), told.platform) == (model, ["1"], "python")
+        assert [list(each.shape)[: len(batch)] for each in told.inputs] == [batch] * len(told.inputs)
+        assert [each.name for each in told.inputs] == {"behaving_rows": ["X", "SHM"], "repeat_stock": ["IN"]}[model]
+
+
+def _bls(model: str, callee: str, a: Any, b: Any) -> Any:
+    name = Tensor("BYTES", [1], struct.pack("<I", len(callee)) + callee.encode())
+    return request(model, {"MODEL_NAME": name, "INPUT0": Tensor.of(a), "INPUT1": Tensor.of(b)})
+
+
+CONFIG_JSON = (
+    '{"name":"behaving","platform":"","backend":"python","runtime":"","version_policy":{"latest":{"num_versions":1}},'
+    '"max_batch_size":0,"input":[{"name":"X","data_type":"TYPE_FP32","format":"FORMAT_NONE","dims":[-1],'
+    '"is_shape_tensor":false,"allow_ragged_batch":false,"optional":false,"is_non_linear_format_io":false},'
+    '{"name":"S","data_type":"TYPE_STRING","format":"FORMAT_NONE","dims":[2],"is_shape_tensor":false,'
+    '"allow_ragged_batch":false,"optional":true,"is_non_linear_format_io":false}],"output":[{"name":"Y",'
+    '"data_type":"TYPE_FP32","dims":[-1],"label_filename":"","is_shape_tensor":false,"is_non_linear_format_io":false},'
+    '{"name":"W","data_type":"TYPE_FP32","dims":[-1],"label_filename":"","is_shape_tensor":false,'
+    '"is_non_linear_format_io":false}],"batch_input":[],"batch_output":[],"optimization":{"priority":'
+    '"PRIORITY_DEFAULT","input_pinned_memory":{"enable":true},"output_pinned_memory":{"enable":true},'
+    '"gather_kernel_buffer_threshold":0,"eager_batching":false},"instance_group":[{"name":"behaving","kind":'
+    '"KIND_CPU","count":1,"gpus":[],"secondary_devices":[],"profile":[],"passive":false,"host_policy":""}],'
+    '"default_model_filename":"model.py","cc_model_filenames":{},"metric_tags":{},"parameters":{"P":{"string_value":'
+    '"v"}},"model_warmup":[]}'
+)

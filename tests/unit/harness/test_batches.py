@@ -1,0 +1,125 @@
+"""Which requests a harness has executed together."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client.errors import InferenceError
+from shm_backend_utils.errors import CallerError
+from shm_backend_utils.testing.harness import ModelHarness, Request
+from tests.unit.harness.folders import folder_of
+
+COUNTING = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def execute(self, requests):
+            rows = sum(len(request.inputs()[0].as_numpy()) for request in requests)
+            return [
+                pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([[len(requests), rows]], np.int32))])
+                for request in requests
+            ]
+"""
+CONFIG = """
+backend: "python"
+max_batch_size: 8
+dynamic_batching { %s }
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] %s } ]
+output [ { name: "Y" data_type: TYPE_INT32 dims: [ 2 ] } ]
+"""
+
+
+def rows(count: int, width: int = 1) -> dict[str, np.ndarray]:
+    return {"X": np.zeros((count, width), np.float32)}
+
+
+def test_requests_can_be_given_together(tmp_path: Path) -> None:
+    with ModelHarness(folder_of(tmp_path, COUNTING, CONFIG % ("", ""))) as harness:
+        answers = harness.execute([rows(2), Request(rows(3), request_id="second")])
+        assert [answer["Y"].tolist() for answer in answers if isinstance(answer, dict)] == [[[2, 5]]] * 2
+
+
+@pytest.mark.parametrize(
+    ("requests", "why"),
+    [
+        ([rows(5), rows(4)], "these requests have 9 rows together, but max_batch_size of model 'm' is 8"),
+        ([rows(1), rows(1, 2)], "differ in the shapes of their inputs"),
+        ([], "got no request"),
+    ],
+)
+def test_what_never_comes_together_is_refused(tmp_path: Path, requests: list[dict[str, np.ndarray]], why: str) -> None:
+    with ModelHarness(folder_of(tmp_path, COUNTING, CONFIG % ("", ""))) as harness:
+        with pytest.raises(CallerError, match=why):
+            harness.execute(requests)
+        with pytest.raises(InferenceError, match="batch-size must be <= 8"):
+            harness.execute([rows(9)])
+
+
+def test_a_model_without_a_batcher_gets_one_request_at_a_time(tmp_path: Path) -> None:
+    config = (CONFIG % ("", "")).replace("dynamic_batching {  }", "")
+    with (
+        ModelHarness(folder_of(tmp_path, COUNTING, config)) as harness,
+        pytest.raises(CallerError, match="gets one request at a time"),
+    ):
+        harness.execute([rows(1), rows(1)])
+
+
+def test_ragged_inputs_come_together(tmp_path: Path) -> None:
+    with ModelHarness(folder_of(tmp_path, COUNTING, CONFIG % ("", "allow_ragged_batch: true"))) as harness:
+        answers = harness.execute([rows(1, 3), rows(2, 5)])
+        assert [answer["Y"].tolist() for answer in answers if isinstance(answer, dict)] == [[[2, 3]]] * 2
+
+
+def test_requests_that_wait_at_once_come_together(tmp_path: Path) -> None:
+    delay = "max_queue_delay_microseconds: 60000000"  # nothing but a full batch ends the wait
+    with ModelHarness(folder_of(tmp_path, COUNTING, CONFIG % (delay, ""))) as harness:
+        with ThreadPoolExecutor(4) as threads:
+            answers = list(threads.map(lambda _: harness.infer(rows(2))["Y"].tolist(), range(4)))
+        assert answers == [[[4, 8]]] * 4
+
+
+def test_a_preferred_size_is_not_exceeded(tmp_path: Path) -> None:
+    preferred = "preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 60000000"
+    with ModelHarness(folder_of(tmp_path, COUNTING, CONFIG % (preferred, ""))) as harness:
+        with ThreadPoolExecutor(8) as threads:
+            answers = list(threads.map(lambda _: harness.infer(rows(1))["Y"].tolist(), range(8)))
+        assert answers == [[[4, 4]]] * 8
+
+
+def test_requests_that_come_while_the_model_is_busy_wait_for_one_another(tmp_path: Path) -> None:
+    code = COUNTING.replace(
+        "rows = sum",
+        "self.gate = self.__dict__.get('gate', 0) + 1\n"
+        "            import gates\n"
+        "            (gates.first.set(), gates.open.wait()) if self.gate == 1 else None\n"
+        "            rows = sum",
+    )
+    folder = folder_of(tmp_path, code, CONFIG % ("", ""))
+    (folder / "1" / "gates.py").write_text("import threading\nfirst, open = threading.Event(), threading.Event()\n")
+    # The module is this process', so that the test can hold the model's first execute.
+    import importlib.util
+    import sys
+
+    spec = importlib.util.spec_from_file_location("gates", folder / "1" / "gates.py")
+    assert spec is not None
+    assert spec.loader is not None
+    gates = sys.modules["gates"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gates)
+    try:
+        with ModelHarness(folder) as harness, ThreadPoolExecutor(4) as threads:
+            first = threads.submit(harness.infer, rows(1))
+            gates.first.wait()
+            others = [threads.submit(harness.infer, rows(1)) for _ in range(3)]
+            model = harness._open().model("m")
+            while len(model._batcher._queue) < 3:
+                threading.Event().wait(0.001)
+            gates.open.set()
+            assert first.result()["Y"].tolist() == [[1, 1]]
+            assert [other.result()["Y"].tolist() for other in others] == [[[3, 3]]] * 3
+    finally:
+        del sys.modules["gates"]

@@ -1,0 +1,95 @@
+"""Models in child processes: they die as stubs do, and nobody else with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client.errors import InferenceError
+from shm_backend_utils.errors import ModelError
+from shm_backend_utils.testing.harness import ModelHarness
+from tests.unit.harness.folders import TENSORS, folder_of
+
+DYING = """
+    import os
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def execute(self, requests):
+            x = requests[0].inputs()[0].as_numpy()
+            if x[0] == 7:
+                os._exit(3)
+            pb_utils.Logger.log_warn("executing")
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([os.getpid()], np.float32))])]
+"""
+X = {"X": np.zeros(1, np.float32)}
+DEATH = {"X": np.full(1, 7, np.float32)}
+
+
+def test_a_child_that_died_stays_dead(tmp_path: Path) -> None:
+    with ModelHarness.in_child(folder_of(tmp_path, DYING), patience_s=30) as harness:
+        assert harness.infer(X)["Y"][0] != os.getpid()
+        assert ("WARNING", "executing") in harness.log
+        for inputs in (DEATH, X, X):
+            with pytest.raises(InferenceError, match="Stub process 'm_0' is not healthy.") as told:
+                harness.infer(inputs)
+            assert told.value.status() == "INTERNAL"
+        with ShmClient(harness) as client:
+            assert client.is_model_ready("m")  # as a server goes on saying
+            with pytest.raises(InferenceError, match="Stub process 'm_0' is not healthy."):
+                client.infer("m", X)
+
+
+def test_an_idle_child_is_killed(tmp_path: Path) -> None:
+    with ModelHarness.in_child(folder_of(tmp_path, DYING)) as harness:
+        os.kill(int(harness.infer(X)["Y"][0]), signal.SIGKILL)
+        with pytest.raises(InferenceError, match="is not healthy"):
+            harness.infer(X)
+
+
+def test_a_model_that_is_loaded_anew_has_a_new_process(tmp_path: Path) -> None:
+    with ModelHarness.in_child(folder_of(tmp_path, DYING)) as harness, ShmClient(harness) as client:
+        with pytest.raises(InferenceError):
+            harness.infer(DEATH)
+        client.load_model("m")
+        assert harness.infer(X)["Y"].shape == (1,)
+
+
+def test_a_child_that_dies_while_it_loads_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="Stub process 'm' is not healthy"):
+        ModelHarness.in_child(folder_of(tmp_path, "import os\nos._exit(1)\n"))
+
+
+@pytest.mark.parametrize("make", [ModelHarness, ModelHarness.in_child])
+def test_a_request_that_nobody_can_answer_any_more_is_told(tmp_path: Path, make: type[ModelHarness]) -> None:
+    code = "class TritonPythonModel:\n    def execute(self, requests): return None\n"
+    config = f'backend: "python"\n%s{TENSORS}'
+    folders = [
+        folder_of(tmp_path, code, config % policy, name)
+        for name, policy in {"one": "", "many": "model_transaction_policy { decoupled: true }"}.items()
+    ]
+    with make(*folders, patience_s=30) as harness:
+        with pytest.raises(InferenceError, match="model 'one' has let go of the request without an answer"):
+            harness.infer(X)
+        with pytest.raises(InferenceError, match="model 'many' has let go of the request without an answer"):
+            list(harness.stream(X, model="many"))
+
+
+def test_a_model_that_waits_for_itself_is_told(tmp_path: Path) -> None:
+    code = """
+        import triton_python_backend_utils as pb_utils
+        class TritonPythonModel:
+            def execute(self, requests):
+                inner = pb_utils.InferenceRequest(
+                    model_name="m", requested_output_names=["Y"], inputs=requests[0].inputs()
+                )
+                response = inner.exec()
+                return [pb_utils.InferenceResponse([], response.error())]
+    """
+    with ModelHarness(folder_of(tmp_path, code)) as harness, pytest.raises(InferenceError, match="calls itself"):
+        harness.infer(X)

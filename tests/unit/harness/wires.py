@@ -1,0 +1,132 @@
+"""What a server and a harness are asked by: the messages of the gRPC protocol, and answers to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from shm_backend_utils.client.errors import InferenceError
+from shm_backend_utils.client.transports.grpc.codec import GrpcMessage
+from shm_backend_utils.testing.harness import ModelHarness
+
+__all__ = ["MODELS", "Answer", "HarnessWire", "ServerWire", "Tensor", "Wire", "request"]
+
+MODELS: Final = Path(__file__).resolve().parents[2] / "upstream_models"
+_TIMEOUT_S: Final = 60
+_FIELDS: Final = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+
+
+class Tensor(NamedTuple):
+    """An input of a message: data type, shape and bytes."""
+
+    datatype: str
+    shape: Sequence[int]
+    content: bytes
+
+    @classmethod
+    def of(cls, array: Any) -> Tensor:
+        """Return one of an array of FP32."""
+        floats = np.asarray(array, np.float32)
+        return cls("FP32", floats.shape, floats.tobytes())
+
+
+class Answer(NamedTuple):
+    """An answer: its error's code and text, or the message."""
+
+    status: str
+    text: str
+    message: Any = None
+
+    def arrays(self, dtype: Any = np.float32) -> dict[str, Any]:
+        """Return the outputs of a response, all of one dtype."""
+        response = self.message
+        return {
+            output.name: np.frombuffer(raw, dtype).reshape(tuple(output.shape))
+            for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+        }
+
+
+class Wire(Protocol):
+    """Asks a server, whatever it is."""
+
+    def send(self, procedure: str, message: Any) -> Answer:
+        """Send a message, and return the answer."""
+
+    def stream(self, message: Any) -> list[tuple[str, list[str], bool | None]]:
+        """Return for each response its error, its outputs, and whether it says that it is the last."""
+
+
+class ServerWire:
+    """Asks a server over gRPC."""
+
+    def __init__(self, url: str) -> None:
+        self._channel = grpc.insecure_channel(url)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def send(self, procedure: str, message: Any) -> Answer:
+        try:
+            return Answer("OK", "", getattr(self._stub, procedure)(message, timeout=_TIMEOUT_S))
+        except grpc.RpcError as error:
+            return Answer(error.code().name, error.details())
+
+    def stream(self, message: Any) -> list[tuple[str, list[str], bool | None]]:
+        found = []
+        for each in self._stub.ModelStreamInfer(iter([message]), timeout=_TIMEOUT_S):
+            final = each.infer_response.parameters
+            is_final = final["triton_final_response"].bool_param if "triton_final_response" in final else None
+            found.append((each.error_message, [output.name for output in each.infer_response.outputs], is_final))
+        return found
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class HarnessWire:
+    """Asks a harness."""
+
+    def __init__(self, harness: ModelHarness) -> None:
+        self.harness = harness
+        self._transport = harness.connect()
+
+    def send(self, procedure: str, message: Any) -> Answer:
+        try:
+            return Answer("OK", "", self._transport.send(GrpcMessage(procedure, message), _TIMEOUT_S))
+        except InferenceError as error:
+            return Answer(str(error.status()).removeprefix("StatusCode."), str(error.message()))
+
+    def stream(self, message: Any) -> list[tuple[str, list[str], bool | None]]:
+        found: list[tuple[str, list[str], bool | None]] = []
+        try:
+            for response in self._transport.stream(GrpcMessage("ModelStreamInfer", message), _TIMEOUT_S):
+                names = [output.name for output in response.outputs]
+                found.append(("", names, response.parameters["triton_final_response"].bool_param))
+        except InferenceError as error:
+            found.append((str(error.message()), [], None))
+        return found
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+def request(
+    model: str,
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[str] = (),
+    parameters: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Any:
+    """Return the message of a request."""
+    message = service_pb2.ModelInferRequest(model_name=model, **more)
+    for name, (datatype, shape, content) in inputs.items():
+        message.inputs.add(name=name, datatype=datatype, shape=shape)
+        message.raw_input_contents.append(content)
+    for name in outputs:
+        message.outputs.add(name=name)
+    for name, value in (parameters or {}).items():
+        setattr(message.parameters[name], _FIELDS[type(value)], value)
+    return message
