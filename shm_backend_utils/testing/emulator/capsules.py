@@ -12,14 +12,15 @@ import numpy.typing as npt
 
 from ...dtypes import DType
 from ...tensors import dlpack
-from ...tensors.dlpack_structures import Consumed, ForeignMemory, managed_tensor, rename_capsule
+from ...tensors.cuda.capsules import CapsuleTensor, capsule_over
+from ...tensors.dlpack_structures import Consumed, ForeignMemory, c_strides, managed_tensor, rename_capsule
 from .datatypes import of_dlpack
 from .errors import StubDiesError, TritonModelException
 
 if TYPE_CHECKING:
     from .tensor import Tensor
 
-__all__ = ["CUDA_HOST", "Taken", "is_capsule", "make", "take", "take_of"]
+__all__ = ["CUDA_HOST", "GpuMemory", "Taken", "is_capsule", "make", "take", "take_of"]
 
 CUDA_HOST: Final = 3
 """The device type ``kDLCUDAHost``: pinned memory of the host."""
@@ -31,6 +32,21 @@ set_destructor: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes
 )
 _NAME_USED: Final = b"used_dlpack"
 """What the stub names a capsule that it took over. The protocol's name would be another."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuMemory:
+    """Memory of a GPU that was taken over from a capsule.
+
+    Attributes
+    ----------
+    address : int
+    owner : object
+        Keeps it.
+    """
+
+    address: int
+    owner: object
 
 
 @dataclass(slots=True)
@@ -111,14 +127,28 @@ def take(capsule: object) -> Taken:
     rename_capsule(capsule, _NAME_USED)
     set_destructor(capsule, None)  # which may be one that never ends at that name
     owner = Consumed(managed)
+    address = (tensor.data or 0) + tensor.byte_offset
     if device == dlpack.CUDA:
-        return Taken(datatype, shape, (device, tensor.device.device_id), np.empty(0, np.uint8), owner)
-    memory = _array_over(owner, (tensor.data or 0) + tensor.byte_offset, shape, datatype)
-    return Taken(datatype, shape, dlpack.CPU_DEVICE, memory, owner)
+        there = GpuMemory(address, owner)
+        return Taken(datatype, shape, (device, tensor.device.device_id), np.empty(0, np.uint8), there)
+    return Taken(datatype, shape, dlpack.CPU_DEVICE, _array_over(owner, address, shape, datatype), owner)
 
 
 def make(tensor: Tensor) -> object:
-    """Return a capsule over a tensor of the host's memory."""
+    """Return a capsule over a tensor's memory, which it keeps.
+
+    Raises
+    ------
+    TritonModelException
+        It is on a GPU, and of a type that Triton does not have.
+    """
+    there = tensor._owner
+    if isinstance(there, GpuMemory):
+        if tensor._datatype.name == "INVALID":
+            raise TritonModelException('DType code "0" is not supported.')
+        dtype, shape = tensor._datatype.numpy, tuple(tensor._shape)
+        strides = c_strides(shape, dtype.itemsize)
+        return capsule_over(CapsuleTensor(there.address, shape, strides, dtype, *tensor._device, False), there, None)
     return dlpack.export(dlpack.writable_alias(tensor._memory))
 
 

@@ -161,7 +161,7 @@ class Tensor:
         Raises
         ------
         TritonModelException
-            It holds strings.
+            It holds strings, or lies on a GPU and is of a type that Triton does not have.
         """
         if self._datatype is BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")

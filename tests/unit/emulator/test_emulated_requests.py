@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shm_backend_utils.tensors.cuda.capsules import CapsuleTensor, capsule_over, taken_over
+from shm_backend_utils.tensors.dlpack import CUDA
+from shm_backend_utils.tensors.dlpack_structures import managed_tensor
 from shm_backend_utils.testing.emulator import (
     Faults,
     MetricsRegistry,
@@ -220,3 +224,32 @@ def test_series_are_read_from_the_registry(host: Host) -> None:
     del family
     gc.collect()
     assert host.metrics.series("seen") == {}
+
+
+def test_memory_of_a_gpu_is_handed_on_where_it_is_and_kept(host: Host) -> None:
+    class Owner:
+        pass
+
+    owner = Owner()
+    gone = weakref.ref(owner)
+    given = CapsuleTensor(4096, (2, 3), (12, 4), np.dtype(np.float32), CUDA, 1, False)
+    tensor = host.backend.Tensor.from_dlpack("X", capsule_over(given, owner, None))
+    del owner
+    assert (tensor.is_cpu(), tensor.shape(), tensor.__dlpack_device__()) == (False, [2, 3], (CUDA, 1))
+    taken = taken_over(tensor.to_dlpack())
+    assert taken.memory == given
+    (sent,) = sent_outputs(host.backend.InferenceResponse([tensor]))
+    assert (sent.datatype, sent.shape, sent.array) == ("FP32", (2, 3), None)
+    del tensor, sent
+    assert gone() is not None
+    del taken
+    gc.collect()
+    assert gone() is None
+
+
+def test_memory_of_a_gpu_of_a_type_that_triton_does_not_have_is_not_handed_on(host: Host) -> None:
+    capsule = capsule_over(CapsuleTensor(4096, (2,), (4,), np.dtype(np.float32), CUDA, 0, False), None, None)
+    managed_tensor(capsule).tensor.dtype.bits = 24
+    tensor = host.backend.Tensor.from_dlpack("X", capsule)
+    with pytest.raises(TritonModelException, match='^DType code "0" is not supported'):
+        tensor.to_dlpack()
