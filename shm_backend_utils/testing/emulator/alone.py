@@ -1,0 +1,143 @@
+"""A stub with no other model around it: what it logs, and what requests are answered with, is kept to be read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, NoReturn
+
+import numpy.typing as npt
+
+from ...dtypes import from_numpy
+from .delivery import deliver
+from .errors import TritonModelException
+from .metrics_registry import MetricsRegistry
+from .module import backend_module
+from .request import InferenceRequest
+from .response import InferenceResponse
+
+__all__ = ["KeptAnswers", "LoneServer", "deliver_alone"]
+
+
+class KeptAnswers:
+    """What was sent to a request.
+
+    Attributes
+    ----------
+    sent : list of InferenceResponse or None
+        None for an end without a response.
+    is_over : bool
+        Whether the last of them was sent.
+    is_given_up : bool
+        Whether the client has given the request up; to be set.
+    """
+
+    def __init__(self) -> None:
+        self.sent: list[InferenceResponse | None] = []
+        self.is_over = False
+        self.is_given_up = False
+
+    def send(self, response: InferenceResponse | None, *, is_final: bool) -> None:
+        """Keep a response."""
+        self.is_over = is_final
+        self.sent.append(response)
+
+
+class LoneServer:
+    """A server of one stub and no other model.
+
+    Attributes
+    ----------
+    backend : module
+        What the stub imports as ``triton_python_backend_utils``.
+    metrics : MetricsRegistry
+        The metric families of the server.
+    lines : list of str
+        What was logged, which goes to standard error as well.
+    """
+
+    def __init__(self) -> None:
+        self.metrics = MetricsRegistry()
+        self.lines: list[str] = []
+        self.backend: ModuleType = backend_module(self)
+
+    def is_executing(self) -> bool:
+        """Return that models may call others."""
+        return True
+
+    def infer(self, request: InferenceRequest) -> InferenceResponse:
+        """Refuse: there is no other model."""
+        _refuse()
+
+    def stream(self, request: InferenceRequest) -> Iterator[tuple[InferenceResponse, bool]]:
+        """Refuse as well."""
+        _refuse()
+
+    def cancel(self, request: InferenceRequest) -> None:
+        """Do nothing: no stream has begun."""
+
+    def model_dir(self) -> str:
+        """Return the folder of a model that has none."""
+        return ""
+
+    def instance_name(self) -> str:
+        """Return the name of the one instance."""
+        return "m_0_0"
+
+    def log(self, level: str, message: str) -> None:
+        """Keep a line, and write it to standard error."""
+        self.lines.append(message)
+        print(message, file=sys.stderr, flush=True)
+
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        """Refuse."""
+        _refuse()
+
+    def unload_model(self, name: str, *, with_dependents: bool) -> None:
+        """Refuse."""
+        _refuse()
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Refuse."""
+        _refuse()
+
+
+def deliver_alone(
+    backend: ModuleType,
+    parameters: Mapping[str, Any],
+    outputs: Iterable[str],
+    inputs: Mapping[str, npt.NDArray[Any]],
+    answers: KeptAnswers,
+) -> InferenceRequest:
+    """Return a request to a model ``m``, maybe a decoupled one, as a stub gets it.
+
+    Parameters
+    ----------
+    backend : module
+        That of the stub.
+    parameters : mapping
+        The request's.
+    outputs : iterable of str
+        Those that the client wants.
+    inputs : mapping of str to numpy.ndarray
+        What comes with the request; it is copied.
+    answers : KeptAnswers
+        Where goes what its response sender sends.
+    """
+    return deliver(
+        backend,
+        model_name="m",
+        model_version=1,
+        request_id="7",
+        inputs=[(name, from_numpy(array.dtype, name).name, array) for name, array in inputs.items()],
+        requested_output_names=outputs,
+        parameters=parameters,
+        is_decoupled=True,
+        sink=answers,
+        is_cancelled=lambda: answers.is_given_up,
+    )
+
+
+def _refuse() -> NoReturn:
+    raise TritonModelException("this server has no other model")
