@@ -1,9 +1,8 @@
-"""Sessions in the test's own process, behind a fake of Triton's Python backend."""
+"""Sessions in the test's own process, behind an emulated Python backend."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.model import ShmSession
-from shm_backend_utils.testing import fake_backend
+from tests.unit.emulated import log_lines, start_server
 
 __all__ = ["session_of", "tensor"]
 
@@ -32,11 +31,11 @@ def session_of(
     **config: Any,
 ) -> Iterator[ShmSession]:
     """Make a session of model `m`; ``parameters`` are those of config.pbtxt. What its log says at load is not kept."""
-    monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
+    start_server(monkeypatch)
     said = {name: {"string_value": text} for name, text in (parameters or {}).items()}
     described = {"name": "m", "input": list(inputs), "output": list(outputs), "parameters": said, **config}
     session = ShmSession.from_args({"model_config": json.dumps(described)}, cuda)
-    fake_backend.Logger.lines.clear()
+    log_lines().clear()
     try:
         yield session
     finally:

@@ -15,7 +15,8 @@ from shm_backend_utils.protocol.address import SlotAddress
 from shm_backend_utils.protocol.claims import RegionClaim
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit import emulated
 
 __all__ = ["Client"]
 
@@ -80,10 +81,10 @@ class Client:
         ring: Ring | None = None,
         delivered: Mapping[str, npt.NDArray[Any]] | None = None,
         **parameters: Any,
-    ) -> Request:
+    ) -> InferenceRequest:
         """Return a request of these tensors."""
         said = self.laid_out(inputs, outputs, slot, regions=regions, ring=ring)
-        return Request({**self.begin(said, slot), **parameters}, list(outputs), delivered)
+        return emulated.delivered({**self.begin(said, slot), **parameters}, list(outputs), delivered)
 
     def places(self, slot: int = 0, byte_sizes: Sequence[int] = ()) -> dict[str, OutputPlace]:
         """Return where the results say that outputs are."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.advice import advice
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.testing import fake_backend
+from tests.unit.emulated import log_lines, start_server
 from tests.unit.sessions import tensor
 
 EVERY_PATH = {"SHM_PATHS": "direct,triton-shm,inline"}
@@ -57,8 +56,8 @@ def test_strings_on_a_stub_for_another_numpy_are_told_of() -> None:
 
 
 def test_the_servers_log_has_the_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
+    start_server(monkeypatch)
     config = {"name": "m", "input": [tensor("X")], "output": [tensor("Y")]}
     ShmSession.from_args({"model_config": json.dumps(config)}).close()
-    (line,) = fake_backend.Logger.lines
+    (line,) = log_lines()
     assert line.startswith("no client shares memory with model 'm'")

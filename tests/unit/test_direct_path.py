@@ -7,6 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,12 +19,15 @@ from shm_backend_utils.errors import VersionError
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.protocol.spans import InputSpan
 from shm_backend_utils.tensors.attributes import MemoryType
-from shm_backend_utils.testing import fake_backend
-from shm_backend_utils.testing.fake_backend import Logger, Request
+from shm_backend_utils.testing import emulator
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit.emulated import delivered, error_code, log_lines, message_of, outputs_of
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
 MOST_FUNCTIONS = 20
+PACKAGE = f"{os.sep}shm_backend_utils{os.sep}"
+EMULATOR = str(Path(emulator.__file__).parent)
 X = np.arange(4, dtype=np.float32)
 
 Infer = Callable[[Call], object]
@@ -44,7 +48,7 @@ def client() -> Iterator[Client]:
     client.close()
 
 
-def served(session: ShmSession, request: Request, infer: Infer) -> Any:
+def served(session: ShmSession, request: InferenceRequest, infer: Infer) -> Any:
     (response,) = session.serve([request], infer)
     return response
 
@@ -67,7 +71,7 @@ def test_an_input_is_the_clients_memory_and_read_only(session: ShmSession, clien
         seen.append(view.attributes.memory_type)
         call.output("Y", (0,), np.float32)
 
-    assert served(session, client.request({"X": X}, {"Y": 16}), infer).error is None
+    assert served(session, client.request({"X": X}, {"Y": 16}), infer).error() is None
     assert seen == ["direct", (4,), "FP32", False, [7, 1, 2, 3], "direct", MemoryType.CPU]
 
 
@@ -82,13 +86,13 @@ def test_the_inputs_are_those_that_the_request_has_in_the_order_of_the_configura
         double(call)
 
     request = client.request({"W": X + 1}, {"Y": 16}, delivered={"X": X})
-    assert served(session, request, infer).error is None
+    assert served(session, request, infer).error() is None
     assert found == [("X", "triton", X.tolist()), ("W", "direct", (X + 1).tolist()), None]
 
 
 def test_an_output_is_where_the_table_has_room_for_it(session: ShmSession, client: Client) -> None:
     response = served(session, client.request({"X": X}, {"Y": 16}), double)
-    assert (response.error, response.tensors) == (None, {})
+    assert (response.error(), outputs_of(response)) == (None, {})
     place = client.places()["Y"]
     assert (place.region, place.offset, place.byte_size) == (0, client.data + 256, 16)
     assert client.output("Y").tolist() == [0, 2, 4, 6]
@@ -97,15 +101,15 @@ def test_an_output_is_where_the_table_has_room_for_it(session: ShmSession, clien
 
 def test_an_output_that_finds_no_room_is_in_the_response(session: ShmSession, client: Client) -> None:
     response = served(session, client.request({"X": X}, {"Y": 15}), double)
-    assert response.tensors["Y"].tolist() == [0, 2, 4, 6]
+    assert outputs_of(response)["Y"].tolist() == [0, 2, 4, 6]
     place = client.places()["Y"]
     assert (place.is_in_response, place.shape, place.dtype.name) == (True, (4,), "FP32")
 
 
 def test_an_output_that_the_table_does_not_list_is_in_the_response(session: ShmSession, client: Client) -> None:
     parameters = client.begin(client.laid_out({"X": X}, {}))
-    response = served(session, Request(parameters, ["Y"]), double)
-    assert response.tensors["Y"].tolist() == [0, 2, 4, 6]
+    response = served(session, delivered(parameters, ["Y"]), double)
+    assert outputs_of(response)["Y"].tolist() == [0, 2, 4, 6]
 
 
 def test_an_input_that_is_passed_on_is_not_copied(session: ShmSession, client: Client) -> None:
@@ -130,8 +134,8 @@ def test_strings_lie_in_the_clients_memory_both_ways(session: ShmSession, client
         seen.extend(call.input("TEXT").strings())
         call.put("WORDS", [word.upper() for word in seen])
 
-    response = served(session, Request(client.begin(said), ["WORDS"]), infer)
-    assert response.error is None
+    response = served(session, delivered(client.begin(said), ["WORDS"]), infer)
+    assert response.error() is None
     place = client.places()["WORDS"]
     assert (seen, place.byte_size, place.shape) == ([b"a", b"bc"], 11, (2,))
     at = place.offset
@@ -140,7 +144,7 @@ def test_strings_lie_in_the_clients_memory_both_ways(session: ShmSession, client
 
 def test_strings_that_find_no_room_are_bytes_in_the_response(session: ShmSession, client: Client) -> None:
     response = served(session, client.request({}, {"WORDS": 4}), lambda call: call.put("WORDS", ["ab", "c"]))
-    assert response.tensors["WORDS"].tobytes() == b"\x02\0\0\0ab\x01\0\0\0c"
+    assert outputs_of(response)["WORDS"].tobytes() == b"\x02\0\0\0ab\x01\0\0\0c"
     assert client.places()["WORDS"].shape == (2,)
 
 
@@ -172,7 +176,7 @@ def test_shapes_may_be_integers_of_numpy(session: ShmSession, client: Client, ki
 
     for _ in range(3):
         response = served(session, client.request({}, {"Y": 16}), infer)
-        assert response.error is None
+        assert response.error() is None
         assert client.output("Y").tolist() == [5, 5, 5, 5]
         assert {type(size) for size in client.places()["Y"].shape} == {int}
 
@@ -192,9 +196,9 @@ def test_an_output_that_the_model_may_not_write_is_its_error(
     session: ShmSession, client: Client, shape: Any, dtype: Any, message: str
 ) -> None:
     response = served(session, client.request({}, {"Y": 16}), lambda call: call.output("Y", shape, dtype))
-    assert response.error.code == "INTERNAL"
-    assert str(response.error).startswith("shm:model: model.py wrote an output that it may not: tensor ")
-    assert message in str(response.error)
+    assert error_code(response) == "INTERNAL"
+    assert message_of(response).startswith("shm:model: model.py wrote an output that it may not: tensor ")
+    assert message in message_of(response)
     assert client.is_over()
     assert not client.has_results()
 
@@ -210,7 +214,7 @@ def test_shapes_that_vary_without_end_leave_nothing_behind(session: ShmSession, 
     for length in range(20, 520):
         array = np.full(length, length, np.float32)
         response = served(session, client.request({"X": array}, {"Y": 4 * length}, note="x" * length), double)
-        assert response.error is None
+        assert response.error() is None
         assert client.output("Y").tolist() == [2 * length] * length
     assert objects() - before < 50
 
@@ -250,7 +254,7 @@ def functions_of(work: Callable[[], object]) -> list[str]:
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         file = frame.f_code.co_filename
-        if event == "call" and f"{os.sep}shm_backend_utils{os.sep}" in file and file != fake_backend.__file__:
+        if event == "call" and PACKAGE in file and not file.startswith(EMULATOR):
             found.append(frame.f_code.co_name)
 
     sys.setprofile(note)
@@ -289,8 +293,8 @@ def test_what_infer_raises_fails_the_request_and_is_logged(session: ShmSession, 
         raise ValueError("not today")
 
     response = served(session, client.request({"X": X}, {"Y": 16}), infer)
-    assert (response.error.code, str(response.error)) == ("INTERNAL", "ValueError: not today")
-    assert "Traceback" in Logger.lines[-1]
+    assert (error_code(response), message_of(response)) == ("INTERNAL", "ValueError: not today")
+    assert "Traceback" in log_lines()[-1]
     assert client.is_over()
     assert not client.has_results()
 
@@ -306,22 +310,22 @@ def test_whatever_is_raised_only_that_request_fails(
 
     requests = [client.request({"X": X}, {"Y": 16}, 0, fail=True), client.request({"X": X}, {"Y": 16}, 1)]
     first, second = session.serve(requests, infer)
-    assert kind.__name__ in str(first.error)
-    assert second.error is None
+    assert kind.__name__ in message_of(first)
+    assert second.error() is None
     assert client.is_over(0)
     assert client.output("Y", 1).tolist() == [0, 2, 4, 6]
 
 
 def test_an_output_that_is_missing_is_the_models_error(session: ShmSession, client: Client) -> None:
     response = served(session, client.request({"X": X}, {"Y": 16, "Z": 16}), double)
-    assert str(response.error) == "shm:model: output 'Z' was requested, but model.py wrote none"
+    assert message_of(response) == "shm:model: output 'Z' was requested, but model.py wrote none"
     assert client.is_over()
 
 
 def test_an_input_that_is_missing_is_the_callers_error(session: ShmSession, client: Client) -> None:
     response = served(session, client.request({}, {"Y": 16}), double)
-    assert response.error.code == "INVALID_ARG"
-    assert str(response.error) == "shm:missing: the request has no input 'X', which the model needs"
+    assert error_code(response) == "INVALID_ARG"
+    assert message_of(response) == "shm:missing: the request has no input 'X', which the model needs"
 
 
 def test_results_that_the_record_has_no_room_for_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,8 +337,8 @@ def test_results_that_the_record_has_no_room_for_are_an_error(monkeypatch: pytes
             for name in names:
                 call.put(name, X)
 
-        response = served(session, Request(client.begin(client.laid_out({}, {})), names), infer)
-    assert "the slot's record has room for" in str(response.error)
+        response = served(session, delivered(client.begin(client.laid_out({}, {})), names), infer)
+    assert "the slot's record has room for" in message_of(response)
     assert client.is_over()
     client.close()
 
@@ -366,7 +370,7 @@ def test_a_call_that_is_kept_keeps_no_slot(session: ShmSession, client: Client) 
 
     served(session, client.request({"X": X}, {"Y": 16}), keep)
     assert client.is_over()
-    assert served(session, client.request({"X": X}, {"Y": 16}), double).error is None
+    assert served(session, client.request({"X": X}, {"Y": 16}), double).error() is None
     registry = session._open_context().resolver.registry
     registry.unregister_all()
     assert registry.mapped() == (0, 0)
@@ -375,20 +379,20 @@ def test_a_call_that_is_kept_keeps_no_slot(session: ShmSession, client: Client) 
 def test_a_closed_session_answers_that_it_is(session: ShmSession, client: Client) -> None:
     session.close()
     response = served(session, client.request({"X": X}, {"Y": 16}), double)
-    assert (response.error.code, str(response.error)[:10]) == ("UNAVAILABLE", "shm:closed")
+    assert (error_code(response), message_of(response)[:10]) == ("UNAVAILABLE", "shm:closed")
 
 
 def test_a_session_can_be_used_without_serve(session: ShmSession, client: Client) -> None:
     with session.open(client.request({"X": X}, {"Y": 16})) as call:
         double(call)
-    assert call.response.error is None
+    assert call.response.error() is None
     assert client.output("Y").tolist() == [0, 2, 4, 6]
     failing = session.open(client.request({"X": X}, {"Y": 16}))
     with pytest.raises(RuntimeError, match="not today"), failing:
         raise RuntimeError("not today")
-    assert str(failing.response.error) == "RuntimeError: not today"
+    assert message_of(failing.response) == "RuntimeError: not today"
     assert client.is_over()
-    refused = session.open(Request({"shm_slot": "1/m", "shm_generation": 1}, ["Y"]))
+    refused = session.open(delivered({"shm_slot": "1/m", "shm_generation": 1}, ["Y"]))
     with pytest.raises(VersionError), refused:
         pass
-    assert str(refused.response.error).startswith("shm:version: ")
+    assert message_of(refused.response).startswith("shm:version: ")

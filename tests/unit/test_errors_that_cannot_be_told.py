@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.testing.fake_backend import Logger
+from tests.unit.emulated import answers_to, emulated_server, log_lines, message_of
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
@@ -35,8 +35,8 @@ def clients() -> Iterator[list[Client]]:
 
 
 def check(responses: list[Any], clients: list[Client], error: type[Exception]) -> None:
-    assert error.__name__ in str(responses[0].error)
-    assert responses[1].error is None
+    assert error.__name__ in message_of(responses[0])
+    assert responses[1].error() is None
     assert [client.is_over() for client in clients] == [True, True]
     np.testing.assert_array_equal(clients[1].output("Y"), X)
 
@@ -60,11 +60,11 @@ def test_an_error_without_words_is_the_requests_own(
             check(asyncio.run(session.serve_async(requests, infer_async)), clients, type(error()))
         else:
             check(session.serve(requests, infer), clients, type(error()))
-        assert len(Logger.lines) == 1
+        assert len(log_lines()) == 1
 
 
 def test_a_log_that_takes_nothing_does_not_matter(monkeypatch: pytest.MonkeyPatch, clients: list[Client]) -> None:
-    def refuse(message: str) -> None:
+    def refuse(level: str, message: str) -> None:
         raise TypeError("incompatible function arguments")
 
     def infer(call: Any) -> None:
@@ -73,7 +73,7 @@ def test_a_log_that_takes_nothing_does_not_matter(monkeypatch: pytest.MonkeyPatc
         call.put("Y", call.input("X"))
 
     with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session:
-        monkeypatch.setattr(Logger, "log_error", refuse)
+        monkeypatch.setattr(emulated_server(), "log", refuse)
         requests = [client.request({"X": X}, {"Y": 16}, fails=not n) for n, client in enumerate(clients)]
         check(session.serve(requests, infer), clients, ValueError)
 
@@ -87,12 +87,12 @@ def test_a_batch_and_a_stream_end_by_an_error_without_words(
     with session_of(monkeypatch, [tensor("X")], [tensor("Y")], model_transaction_policy={"decoupled": True}) as session:
         request = clients[0].request({"X": X}, {"Y": 16})
         session.serve_streams([request], fail)
-        assert request.sender.is_over
+        assert answers_to(request).is_over
         assert clients[0].is_over()
     carrier = tensor("SHM", "UINT8")
     with session_of(monkeypatch, [tensor("X"), carrier], [tensor("Y")], max_batch_size=4) as batches:
         answers = batches.serve_batch([rows_of(clients[1])], fail)
-        assert "WithoutTextError" in str(answers[0].error)
+        assert "WithoutTextError" in message_of(answers[0])
         assert clients[1].is_over()
 
 
@@ -106,5 +106,5 @@ def test_a_closed_session_ends_every_stream(monkeypatch: pytest.MonkeyPatch, cli
         session.close()
         requests = [client.request({"X": X}, {"Y": 16}) for client in clients[:count]]
         session.serve_streams(requests, lambda call: None)
-        assert [request.sender.is_over for request in requests] == [True] * count
-        assert all("shm:closed" in str(request.sender.sent[0].error) for request in requests)  # type: ignore[union-attr]
+        assert [answers_to(request).is_over for request in requests] == [True] * count
+        assert all("shm:closed" in message_of(answers_to(request).sent[0]) for request in requests)

@@ -15,7 +15,8 @@ from shm_backend_utils.memory.locks import SlotLease
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
-from shm_backend_utils.testing.fake_backend import Logger, Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit.emulated import delivered, error_code, log_lines, message_of
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
@@ -37,7 +38,7 @@ def client() -> Iterator[Client]:
     client.close()
 
 
-def request_of(client: Client, **parameters: Any) -> Request:
+def request_of(client: Client, **parameters: Any) -> InferenceRequest:
     return client.request({"X": X}, {"Y": 16}, **parameters)
 
 
@@ -45,18 +46,20 @@ def pass_on(call: Call) -> None:
     call.put("Y", call.input("X"))
 
 
-def answer(session: ShmSession, request: Request, infer: Callable[[Call], object] = pass_on) -> tuple[str, str]:
+def answer(
+    session: ShmSession, request: InferenceRequest, infer: Callable[[Call], object] = pass_on
+) -> tuple[str, str]:
     """Return the code of Triton and the text that a request is answered with; nothing if it is served."""
     (response,) = session.serve([request], infer)
-    return ("", "") if response.error is None else (response.error.code, str(response.error))
+    return error_code(response), message_of(response)
 
 
 def refused(session: ShmSession, client: Client, said: Table | bytes, *outputs: str) -> str:
     """Return the text that a table is refused with: as the caller's error, with nothing started and nothing held."""
     executed: list[Call] = []
-    code, text = answer(session, Request(client.begin(said), outputs), executed.append)
+    code, text = answer(session, delivered(client.begin(said), outputs), executed.append)
     assert code == "INVALID_ARG"
-    assert (executed, Logger.lines) == ([], [])
+    assert (executed, log_lines()) == ([], [])
     assert (client.region.record(0).started, client.region.record(0).completed) == (0, 0)
     assert client.is_free()
     assert client.region.segment.key not in text
@@ -95,7 +98,7 @@ def test_the_record_tells_what_was_started_and_completed(session: ShmSession, cl
 def test_a_request_of_another_generation_is_stale(session: ShmSession, client: Client, difference: int) -> None:
     for _ in range(2):
         request_of(client)
-    request = Request({"shm_slot": client.address(), "shm_generation": 2 + difference}, ["Y"])
+    request = delivered({"shm_slot": client.address(), "shm_generation": 2 + difference}, ["Y"])
     code, text = answer(session, request)
     assert code == "CANCELLED"
     assert text.startswith("shm:stale: ")
@@ -115,7 +118,7 @@ def test_a_generation_is_executed_once(session: ShmSession, client: Client) -> N
 @pytest.mark.parametrize("value", [0, -1, 1.0, True, "1", None], ids=repr)
 def test_what_is_no_generation_is_refused(session: ShmSession, client: Client, value: object) -> None:
     parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
-    code, text = answer(session, Request({**parameters, "shm_generation": value}, ["Y"]))
+    code, text = answer(session, delivered({**parameters, "shm_generation": value}, ["Y"]))
     assert (code, text.partition(":")[0]) == ("INVALID_ARG", "shm")
     assert "shm_generation" in text
     assert client.is_free()
@@ -127,7 +130,9 @@ def test_slots_whose_locks_are_held_are_refused_at_once(session: ShmSession, cli
     begin = time.monotonic()
     responses = session.serve([request] * 100, pass_on)
     assert time.monotonic() - begin < 0.25
-    assert {(response.error.code, str(response.error)[:10]) for response in responses} == {("CANCELLED", "shm:busy: ")}
+    assert {(error_code(response), message_of(response)[:10]) for response in responses} == {
+        ("CANCELLED", "shm:busy: ")
+    }
     client.region.lease(0).give_back()
     assert answer(session, request) == ("", "")
 
@@ -230,7 +235,7 @@ def test_an_address_that_leads_nowhere_is_refused(
     session: ShmSession, client: Client, change: Callable[[str], object], code: str, triton: str
 ) -> None:
     parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
-    found, text = answer(session, Request({**parameters, "shm_slot": change(client.address())}, ["Y"]))
+    found, text = answer(session, delivered({**parameters, "shm_slot": change(client.address())}, ["Y"]))
     assert (found, text.partition(": ")[0]) == (triton, code)
     assert client.region.segment.key not in text
 
@@ -248,7 +253,7 @@ def test_a_slot_of_another_model_is_none_of_this_ones(session: ShmSession) -> No
 def test_a_client_of_version_1_is_told_both_versions(session: ShmSession) -> None:
     region = {"kind": "system", "key": "shmbu-1-00", "byte_size": 8192, "token": "0" * 32, "slot": 0}
     said = json.dumps({"v": 1, "model": "m", "regions": [region], "inputs": {}, "outputs": {}})
-    code, text = answer(session, Request({"shm_io": said, "shm_generation": 1}, ["Y"]))
+    code, text = answer(session, delivered({"shm_io": said, "shm_generation": 1}, ["Y"]))
     assert (code, text.partition(": ")[0]) == ("INVALID_ARG", "shm:version")
     assert "found 1, expected 2" in text
 
@@ -315,7 +320,7 @@ def test_strings_and_bytes_may_lie_anywhere(session: ShmSession, client: Client)
         call.put("WORDS", ["a"])
         call.put("B", np.ones(3, np.uint8))
 
-    assert answer(session, Request(client.begin(said), ["WORDS", "B"]), infer) == ("", "")
+    assert answer(session, delivered(client.begin(said), ["WORDS", "B"]), infer) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -337,7 +342,7 @@ def test_a_shape_that_has_no_element_and_could_be_is_served(session: ShmSession,
     def infer(call: Call) -> None:
         shapes.append(call.input("CUBE").numpy().shape)
 
-    assert answer(session, Request(client.begin(said)), infer) == ("", "")
+    assert answer(session, delivered(client.begin(said)), infer) == ("", "")
     assert shapes == [(0, 2**31, 2**31)]
 
 
@@ -377,7 +382,7 @@ def test_memory_may_end_with_the_region_and_not_one_byte_later(session: ShmSessi
         spans({"X": InputSpan(FP32, (4,), 0, end - 16, 16)}, {}),
         spans({}, {"Y": OutputSpan(0, end - 16, 16)}),
     ):
-        assert answer(session, Request(client.begin(last)), lambda call: None) == ("", "")
+        assert answer(session, delivered(client.begin(last)), lambda call: None) == ("", "")
 
 
 def test_an_output_over_an_input_is_refused(session: ShmSession, client: Client) -> None:
@@ -403,7 +408,7 @@ def test_random_tables_are_refused_or_served_and_nothing_else(session: ShmSessio
         bad = bytearray(good)
         for _ in range(dice.integers(1, 4)):
             bad[dice.integers(len(bad))] = dice.integers(256)
-        code, text = answer(session, Request(client.begin(bytes(bad)), []), lambda call: call.inputs)
+        code, text = answer(session, delivered(client.begin(bytes(bad)), []), lambda call: call.inputs)
         assert (code, text[:4]) in {("", ""), ("INVALID_ARG", "shm:"), ("NOT_FOUND", "shm:"), ("UNAVAILABLE", "shm:")}
         assert client.is_free()
-    assert Logger.lines == []
+    assert log_lines() == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,13 +18,13 @@ from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import call_layout
 from shm_backend_utils.protocol.spans import MAX_TENSORS
-from shm_backend_utils.testing import fake_backend
+from tests.unit.emulated import start_server
 
 
 @pytest.fixture
 def forwarder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forwarder]:
     monkeypatch.setattr(TritonBackend, "request", lambda *_: object())
-    monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
+    start_server(monkeypatch)
     made = Forwarder("caller", TritonBackend(), DeviceArrays(CudaAccess(), 0), "http://localhost:1")
     yield made
     made.close()

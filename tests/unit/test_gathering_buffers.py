@@ -12,7 +12,8 @@ import pytest
 from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.modes.batch import BatchCall
 from shm_backend_utils.model.modes.gathering import Buffers
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit.emulated import delivered, outputs_of
 from tests.unit.sessions import session_of, tensor
 
 MOST: Final = 8
@@ -26,13 +27,13 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
         yield session
 
 
-def requests(rng: random.Random, count: int, most_columns: int) -> list[tuple[Request, np.ndarray[Any, Any]]]:
+def requests(rng: random.Random, count: int, most_columns: int) -> list[tuple[InferenceRequest, np.ndarray[Any, Any]]]:
     """Return plain requests, whose rows must be gathered, and what each has in X."""
     found = []
     for _ in range(count):
         shape = rng.randint(1, 3), rng.randint(1, most_columns)
         x = np.full(shape, rng.random(), np.float32)
-        found.append((Request({}, ["Y", "M"], {"X": x, "N": x.astype(np.int64)}), x))
+        found.append((delivered({}, ["Y", "M"], {"X": x, "N": x.astype(np.int64)}), x))
     return found
 
 
@@ -52,16 +53,16 @@ def test_batches_of_any_shapes_get_their_own_rows(session: ShmSession) -> None:
         asked = requests(rng, rng.randint(2, 6), 5)
         responses = session.serve_batch([request for request, _ in asked], double)
         for (_, x), response in zip(asked, responses, strict=True):
-            assert response.error is None
-            assert response.tensors["Y"].tolist() == (2 * x).tolist()
+            assert response.error() is None
+            assert outputs_of(response)["Y"].tolist() == (2 * x).tolist()
 
 
 def test_rows_that_a_batch_passes_on_are_not_overwritten_by_the_next_batch(session: ShmSession) -> None:
     given = [np.full((1, width), value, np.float32) for value, width in enumerate((4, 4, 5, 5))]
     responses = session.serve_batch(
-        [Request("", ["Y"], {"X": x}) for x in given], lambda batch: batch.put("Y", batch.input("X"))
+        [delivered({}, ["Y"], {"X": x}) for x in given], lambda batch: batch.put("Y", batch.input("X"))
     )
-    assert [response.tensors["Y"].tolist() for response in responses] == [x.tolist() for x in given]
+    assert [outputs_of(response)["Y"].tolist() for response in responses] == [x.tolist() for x in given]
 
 
 def test_batches_without_end_leave_a_buffer_for_each_tensor_of_each_batch_of_one_execute(session: ShmSession) -> None:

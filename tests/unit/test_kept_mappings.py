@@ -13,7 +13,7 @@ import pytest
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.mapping.resolver import Resolver
-from shm_backend_utils.testing.fake_backend import Request
+from tests.unit.emulated import delivered, message_of
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
@@ -44,8 +44,8 @@ def answer(session: ShmSession, client: Client, value: float = 1, slot: int = 0)
     """Have a request doubled; return the error's code, or nothing if the answer is right."""
     request = client.request({"X": X + value}, {"Y": 16}, slot)
     (response,) = session.serve([request], double)
-    if response.error is not None:
-        return str(response.error).partition(": ")[0]
+    if response.has_error():
+        return message_of(response).partition(": ")[0]
     assert client.output("Y", slot).tolist() == (2 * (X + value)).tolist()
     return ""
 
@@ -80,15 +80,15 @@ def clone(region: ManagedRegion, header: bytes | None = None) -> None:
 def test_a_file_that_replaces_another_under_its_key_is_mapped_anew(session: ShmSession, client: Client) -> None:
     assert answer(session, client) == ""
     clone(client.region)
-    request = Request({"shm_slot": client.address(), "shm_generation": 1}, ["Y"])
+    request = delivered({"shm_slot": client.address(), "shm_generation": 1}, ["Y"])
     (response,) = session.serve([request], double)
-    assert str(response.error).startswith("shm:replayed: ")  # the copy's own record was read, not the old memory's
+    assert message_of(response).startswith("shm:replayed: ")  # the copy's own record was read, not the old memory's
     fresh = ManagedRegion.open(client.region.segment.key, client.region.header.token.hex(), "region")
     fresh.record(0).generation = 5
     said = client.region.bytes()[4096 + 8 : 4096 + 2048].tobytes()
     fresh.record(0).begin(5, said)
-    (response,) = session.serve([Request({"shm_slot": client.address(), "shm_generation": 5}, ["Y"])], double)
-    assert response.error is None
+    (response,) = session.serve([delivered({"shm_slot": client.address(), "shm_generation": 5}, ["Y"])], double)
+    assert response.error() is None
     assert (fresh.record(0).completed, client.region.record(0).completed) == (5, 1)
     fresh.close()
     (SHM / client.region.segment.key).unlink()
@@ -108,8 +108,8 @@ def test_a_token_that_changes_in_place_is_none_that_was_asked_for(session: ShmSe
     assert answer(session, client) == ""
     client.region.bytes()[24:40] = 0
     other = client.address().replace(client.region.header.token.hex(), "0" * 32)
-    (response,) = session.serve([Request({"shm_slot": other, "shm_generation": 1}, ["Y"])], double)
-    assert response.error is None or not str(response.error).startswith("shm:error")
+    (response,) = session.serve([delivered({"shm_slot": other, "shm_generation": 1}, ["Y"])], double)
+    assert response.error() is None or not message_of(response).startswith("shm:error")
     client.region.bytes()[24:40] = np.frombuffer(client.region.header.token, np.uint8)
     assert answer(session, client) == ""
 
@@ -117,8 +117,8 @@ def test_a_token_that_changes_in_place_is_none_that_was_asked_for(session: ShmSe
 def test_a_key_with_another_token_is_not_what_was_mapped(session: ShmSession, client: Client) -> None:
     assert answer(session, client) == ""
     wrong = client.address().replace(client.region.header.token.hex(), "0" * 32)
-    (response,) = session.serve([Request({"shm_slot": wrong, "shm_generation": 1}, ["Y"])], double)
-    assert str(response.error) == "shm:refused: shm_slot refused: the token is not the region's"
+    (response,) = session.serve([delivered({"shm_slot": wrong, "shm_generation": 1}, ["Y"])], double)
+    assert message_of(response) == "shm:refused: shm_slot refused: the token is not the region's"
     assert answer(session, client) == ""
 
 
@@ -137,7 +137,7 @@ def test_a_region_that_was_truncated_is_refused_before_it_is_touched(session: Sh
     size = path.stat().st_size
     os.truncate(path, size - 4096)
     (response,) = session.serve([request], double)
-    assert str(response.error).startswith("shm:refused: ")
+    assert message_of(response).startswith("shm:refused: ")
     os.truncate(path, size)
     assert answer(session, client) == "shm:refused", "it is as large as it was, with a hole"
     with path.open("r+b") as file:
@@ -152,8 +152,8 @@ def test_a_region_that_has_grown_is_what_its_header_says(session: ShmSession, cl
     os.truncate(path, path.stat().st_size + (1 << 20))
     assert answer(session, client) == ""
     said = client.laid_out({}, {"Y": 1 << 18})
-    (response,) = session.serve([Request(client.begin(said), ["Y"])], double)
-    assert str(response.error).startswith("shm:table: ")
+    (response,) = session.serve([delivered(client.begin(said), ["Y"])], double)
+    assert message_of(response).startswith("shm:table: ")
 
 
 def test_slots_of_one_region_are_not_taken_for_each_other(session: ShmSession, client: Client) -> None:
@@ -197,7 +197,7 @@ def test_a_region_that_is_swept_during_a_call_goes_after_it(session: ShmSession,
         double(call)
 
     (response,) = session.serve([client.request({"X": X}, {"Y": 16})], infer)
-    assert response.error is None
+    assert response.error() is None
     assert client.output("Y").tolist() == [0, 2, 4, 6]
     assert (seen, mapped(session), descriptors()) == ([1], 0, before)
 
@@ -252,7 +252,7 @@ def test_a_region_that_is_used_makes_no_room(monkeypatch: pytest.MonkeyPatch) ->
             double(call)
 
         (response,) = session.serve([one.request({"X": X}, {"Y": 16})], infer)
-        assert (answers, response.error) == (["shm:machine"], None)
+        assert (answers, response.error()) == (["shm:machine"], None)
         assert answer(session, other) == ""
     for client in (one, other):
         client.close()
@@ -261,5 +261,5 @@ def test_a_region_that_is_used_makes_no_room(monkeypatch: pytest.MonkeyPatch) ->
 def test_addresses_of_other_models_are_not_remembered(session: ShmSession) -> None:
     for number in range(20):
         parameters = {"shm_slot": f"2/other{number}/shmbu-1-00/{'0' * 32}/0", "shm_generation": 1}
-        session.serve([Request(parameters, ["Y"])], double)
+        session.serve([delivered(parameters, ["Y"])], double)
     assert len(resolver_of(session).registry.slots) == 0

@@ -20,7 +20,8 @@ from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.mapping import resolver
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.layout import MAX_SLOT_COUNT
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit.emulated import delivered, message_of
 from tests.unit.registered import say_registered
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
@@ -53,9 +54,9 @@ def double(call: Call) -> None:
     np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())
 
 
-def code_of(session: ShmSession, request: Request) -> str:
+def code_of(session: ShmSession, request: InferenceRequest) -> str:
     (response,) = session.serve([request], double)
-    return "" if response.error is None else str(response.error).partition(": ")[0]
+    return message_of(response).partition(": ")[0]
 
 
 # Slots, by their addresses
@@ -78,7 +79,7 @@ def test_a_slot_has_one_address_and_no_other_spelling_is_kept(
     assert code_of(session, client.request({"X": X}, {"Y": 16}, 1)) == ""
     address = client.address(1).rpartition("/")[0] + "/" + spelling.format(1)
     parameters = {"shm_slot": address, "shm_generation": 2}
-    assert code_of(session, Request(parameters, ["Y"])) == "shm:table"
+    assert code_of(session, delivered(parameters, ["Y"])) == "shm:table"
     assert list(resolver_of(session).registry.slots) == [client.address(1)]
 
 
@@ -87,8 +88,8 @@ def test_a_region_of_the_most_slots_is_one_mapping_with_as_many_addresses(sessio
     address = f"2/m/{region.segment.key}/{region.header.token.hex()}/"
     for _ in range(2):
         for slot in range(MAX_SLOT_COUNT):
-            code_of(session, Request({"shm_slot": f"{address}{slot}", "shm_generation": 1}, ["Y"]))
-    code_of(session, Request({"shm_slot": f"{address}{MAX_SLOT_COUNT}", "shm_generation": 1}, ["Y"]))
+            code_of(session, delivered({"shm_slot": f"{address}{slot}", "shm_generation": 1}, ["Y"]))
+    code_of(session, delivered({"shm_slot": f"{address}{MAX_SLOT_COUNT}", "shm_generation": 1}, ["Y"]))
     registry = resolver_of(session).registry
     assert (len(registry.slots), registry.mapped()[1]) == (MAX_SLOT_COUNT, 1)
     region.segment.unlink()
@@ -100,9 +101,9 @@ def test_a_region_of_the_most_slots_is_one_mapping_with_as_many_addresses(sessio
 def test_addresses_that_are_refused_are_not_kept(session: ShmSession, client: Client) -> None:
     for number in range(MANY):
         wrong = f"2/m/shmbu-{number}-00/{number:032x}/0"
-        assert code_of(session, Request({"shm_slot": wrong, "shm_generation": 1}, ["Y"])) == "shm:gone"
+        assert code_of(session, delivered({"shm_slot": wrong, "shm_generation": 1}, ["Y"])) == "shm:gone"
         wrong = client.address().replace(client.region.header.token.hex(), f"{number:032x}")
-        assert code_of(session, Request({"shm_slot": wrong, "shm_generation": 1}, ["Y"])) == "shm:refused"
+        assert code_of(session, delivered({"shm_slot": wrong, "shm_generation": 1}, ["Y"])) == "shm:refused"
     registry = resolver_of(session).registry
     assert (dict(registry.slots), registry.statuses(), registry.mapped()[1]) == ({}, [], 0)
 
@@ -142,10 +143,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         path.unlink()
 
 
-def named(name: str) -> Request:
+def named(name: str) -> InferenceRequest:
     tensors = {"inputs": {"X": [0, 0, 16, "FP32", [4]]}, "outputs": {"Y": [0, 256, 16]}}
     said: dict[str, Any] = {"v": 1, "model": "m", "regions": [{"kind": "named", "name": name}], **tensors}
-    return Request({"shm_io": json.dumps(said)}, ["Y"])
+    return delivered({"shm_io": json.dumps(said)}, ["Y"])
 
 
 def output_of(key: str) -> float:

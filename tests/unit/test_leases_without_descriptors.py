@@ -16,7 +16,7 @@ from shm_backend_utils.memory.locks import SharedLease, borrow, use
 from shm_backend_utils.protocol.claims import LentRegionClaim
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.protocol.spans import InputSpan, Table
-from shm_backend_utils.testing.fake_backend import Logger, Request
+from tests.unit.emulated import delivered, error_code, log_lines, message_of
 from tests.unit.modes.doubling import FP32, X
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
@@ -81,17 +81,17 @@ def test_a_model_that_cannot_borrow_for_lack_of_descriptors_refuses_the_request(
         claim = LentRegionClaim(client.region.segment.key, header.byte_size, header.token.hex(), 0)
         said = Table({"X": InputSpan(FP32, (4,), 1, at, 16)}, {}, (claim,))
         (response,) = session.serve(
-            [Request(lender.begin(said))], lambda call: call.input("X")
+            [delivered(lender.begin(said))], lambda call: call.input("X")
         )  # from here on all is mapped
-        assert response.error is None
-        request = Request(lender.begin(said))
+        assert response.error() is None
+        request = delivered(lender.begin(said))
         with no_descriptors():
             (response,) = session.serve([request], lambda call: call.input("X"))
-        assert response.error is not None
-        assert (response.error.code, str(response.error).partition(": ")[0]) == ("UNAVAILABLE", "shm:machine")
-        assert Logger.lines == []
+        assert response.error() is not None
+        assert (error_code(response), message_of(response).partition(": ")[0]) == ("UNAVAILABLE", "shm:machine")
+        assert log_lines() == []
         assert lender.region.record(0).started == 1
         assert lender.is_free()
         assert client.is_free()
         (response,) = session.serve([request], lambda call: call.input("X"))
-        assert response.error is None
+        assert response.error() is None

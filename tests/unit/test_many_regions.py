@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.testing.fake_backend import Logger
+from tests.unit.emulated import error_code, log_lines, message_of
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
@@ -48,7 +48,7 @@ def test_regions_that_nobody_uses_make_room_for_others(session: ShmSession) -> N
             for _ in range(2):
                 for client in clients:
                     (response,) = session.serve([client.request({"X": X}, {"Y": 16})], pass_on)
-                    assert response.error is None
+                    assert response.error() is None
                     np.testing.assert_array_equal(client.output("Y"), X)
 
 
@@ -63,7 +63,7 @@ def test_no_descriptor_at_all_is_an_error_of_the_machine(session: ShmSession) ->
             (response,) = session.serve([request], pass_on)
             for descriptor in taken:
                 os.close(descriptor)
-        assert (response.error.code, str(response.error).partition(": ")[0]) == ("UNAVAILABLE", "shm:machine")
-        assert Logger.lines == []
+        assert (error_code(response), message_of(response).partition(": ")[0]) == ("UNAVAILABLE", "shm:machine")
+        assert log_lines() == []
         (response,) = session.serve([request], pass_on)
-        assert response.error is None
+        assert response.error() is None

@@ -14,7 +14,7 @@ from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.debug import MeasuredDebugCall
 from shm_backend_utils.model.metrics import MeasuredCall
-from shm_backend_utils.testing.fake_backend import Request
+from tests.unit.emulated import delivered, error_code
 from tests.unit.fake_gpu import DRIVER, MODEL, runtime_that_gives_all_back
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
@@ -86,7 +86,7 @@ def test_what_is_copied_counts_as_such(session: ShmSession, metrics: Metrics, cl
 
 
 def test_what_triton_delivers_was_copied(session: ShmSession, metrics: Metrics) -> None:
-    session.serve([Request("", ["Y"], {"X": X})], double)
+    session.serve([delivered({}, ["Y"], {"X": X})], double)
     assert metrics.told == ["time", ("triton", 0, 32)]
 
 
@@ -119,7 +119,7 @@ def test_a_call_whose_gpu_fails_is_a_refusal(session: ShmSession, metrics: Metri
         DRIVER.fail_next("cuStreamSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS", process=MODEL)
 
     (response,) = session.serve([client.request({"X": X}, {"Y": 16})], infer)
-    assert response.error.code == "UNAVAILABLE"
+    assert error_code(response) == "UNAVAILABLE"
     (kind,) = metrics.told
     assert issubclass(kind, MachineError)
 

@@ -114,7 +114,7 @@ def test_a_model_writes_the_results_and_then_that_it_has_completed(
             call.put("Y", call.input("X"))
 
         (response,) = session.serve([client.request({"X": X}, {"Y": 16})], infer)
-    assert response.error is None
+    assert response.error() is None
     started, *finished = model.written
     assert started == ("stamp", 0, [])
     assert finished == [("results", 0, []), ("stamp", 0, ["Y"])]

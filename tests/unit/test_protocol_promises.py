@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,8 +16,8 @@ from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.address import SlotAddress
 from shm_backend_utils.protocol.refusals import code_in
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
-from shm_backend_utils.testing import fake_backend
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit.emulated import answers_to, delivered, error_code, message_of, outputs_of, start_server
 from tests.unit.table_client import Client
 
 X = np.arange(4, dtype=np.float32)
@@ -30,7 +29,7 @@ def tensor(name: str, dtype: str = "FP32", optional: bool = True) -> dict[str, A
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
-    monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
+    start_server(monkeypatch)
     config = {
         "name": "m",
         "input": [tensor("X"), tensor("WORDS", "STRING")],
@@ -56,16 +55,16 @@ def double(call: Call) -> None:
     call.put("S", ["text"])
 
 
-def answer(session: ShmSession, request: Request, infer: Callable[[Call], None] = double) -> Any:
+def answer(session: ShmSession, request: InferenceRequest, infer: Callable[[Call], None] = double) -> Any:
     (response,) = session.serve([request], infer)
     return response
 
 
-def refusal(session: ShmSession, request: Request, infer: Callable[[Call], None] = double) -> tuple[str, str]:
+def refusal(session: ShmSession, request: InferenceRequest, infer: Callable[[Call], None] = double) -> tuple[str, str]:
     """Return the code of ours and Triton's that a request is refused with."""
-    error = answer(session, request, infer).error
-    assert error is not None
-    return code_in(str(error)), error.code
+    response = answer(session, request, infer)
+    assert response.has_error()
+    return code_in(message_of(response)), error_code(response)
 
 
 def stamps(client: Client) -> tuple[int, int]:
@@ -82,28 +81,30 @@ DONE = (1, 1)
 
 def test_of_one_name_in_the_table_and_as_a_tensor_the_table_counts(session: ShmSession, client: Client) -> None:
     request = client.request({"X": X}, {"Y": 16}, delivered={"X": X + 100})
-    assert answer(session, request).error is None
+    assert answer(session, request).error() is None
     assert client.output("Y").tolist() == [0, 2, 4, 6]
 
 
 def test_the_table_is_no_list_of_outputs(session: ShmSession, client: Client) -> None:
     parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
-    response = answer(session, Request(parameters, ["Y", "Z", "N"]))
+    response = answer(session, delivered(parameters, ["Y", "Z", "N"]))
     assert set(client.places()) == {"Y", "Z", "N"}
-    assert {name: array.tolist() for name, array in response.tensors.items()} == {"Z": [0, 3, 6, 9], "N": [4]}
+    assert {name: array.tolist() for name, array in outputs_of(response).items()} == {"Z": [0, 3, 6, 9], "N": [4]}
 
 
 def test_room_for_an_output_that_is_not_wanted_stays_unused(session: ShmSession, client: Client) -> None:
     said = client.laid_out({"X": X}, {"Y": 16, "Z": 16})
     before = client.region.bytes().tobytes()[said.outputs["Z"].offset :]
-    response = answer(session, Request(client.begin(said), ["Y"]), lambda call: call.put("Y", call.input("X").numpy()))
-    assert (response.error, response.tensors, set(client.places())) == (None, {}, {"Y"})
+    response = answer(
+        session, delivered(client.begin(said), ["Y"]), lambda call: call.put("Y", call.input("X").numpy())
+    )
+    assert (response.error(), outputs_of(response), set(client.places())) == (None, {}, {"Y"})
     assert client.region.bytes().tobytes()[said.outputs["Z"].offset :] == before
 
 
 def test_strings_without_room_are_in_the_response_as_bytes(session: ShmSession, client: Client) -> None:
     response = answer(session, client.request({"X": X}, {"S": 7}))
-    assert response.tensors["S"].tobytes() == struct.pack("<I4s", 4, b"text")
+    assert outputs_of(response)["S"].tobytes() == struct.pack("<I4s", 4, b"text")
     assert (client.places()["S"].is_in_response, client.places()["S"].shape) == (True, (1,))
 
 
@@ -118,7 +119,7 @@ def test_an_odd_address_is_refused(session: ShmSession, client: Client, group: s
         said.inputs["X"] = said.inputs["X"]._replace(offset=client.data + shift)
     else:
         said.outputs["Y"] = said.outputs["Y"]._replace(offset=client.data + 256 + shift)
-    assert refusal(session, Request(client.begin(said), ["Y"])) == ("shm:table", "INVALID_ARG")
+    assert refusal(session, delivered(client.begin(said), ["Y"])) == ("shm:table", "INVALID_ARG")
     assert stamps(client) == NOT_BEGUN
 
 
@@ -128,8 +129,8 @@ def test_strings_may_lie_at_any_address(session: ShmSession, client: Client) -> 
         {"WORDS": InputSpan(table.BY_NUMBER[13], (1,), 0, client.data + 1, 5)},
         {"S": OutputSpan(0, client.data + 257, 50)},
     )
-    request = Request(client.begin(said), ["S"])
-    assert answer(session, request, lambda call: call.put("S", call.input("WORDS"))).error is None
+    request = delivered(client.begin(said), ["S"])
+    assert answer(session, request, lambda call: call.put("S", call.input("WORDS"))).error() is None
     assert client.places()["S"].offset in {client.data + 1, client.data + 257}
 
 
@@ -140,46 +141,46 @@ def test_strings_may_lie_at_any_address(session: ShmSession, client: Client) -> 
 def test_what_is_no_generation_is_refused(session: ShmSession, client: Client, generation: object) -> None:
     parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
     parameters["shm_generation"] = generation
-    assert refusal(session, Request(parameters, ["Y"])) == ("shm:table", "INVALID_ARG")
+    assert refusal(session, delivered(parameters, ["Y"])) == ("shm:table", "INVALID_ARG")
     assert stamps(client) == NOT_BEGUN
 
 
 def test_a_wrong_token_is_refused_and_not_called_gone(session: ShmSession, client: Client) -> None:
     parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
     parameters["shm_slot"] = str(SlotAddress("m", client.region.segment.key, "0" * 32, 0))
-    assert refusal(session, Request(parameters, ["Y"])) == ("shm:refused", "INVALID_ARG")
+    assert refusal(session, delivered(parameters, ["Y"])) == ("shm:refused", "INVALID_ARG")
     parameters["shm_slot"] = str(SlotAddress("m", "shmbu-none", "0" * 32, 0))
-    assert refusal(session, Request(parameters, ["Y"])) == ("shm:gone", "NOT_FOUND")
+    assert refusal(session, delivered(parameters, ["Y"])) == ("shm:gone", "NOT_FOUND")
     assert stamps(client) == NOT_BEGUN
 
 
 def test_a_slot_that_the_region_does_not_have_is_refused(session: ShmSession, client: Client) -> None:
     parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
     parameters["shm_slot"] = client.address(1)
-    assert refusal(session, Request(parameters, ["Y"])) == ("shm:table", "INVALID_ARG")
+    assert refusal(session, delivered(parameters, ["Y"])) == ("shm:table", "INVALID_ARG")
 
 
 def test_another_version_is_refused(session: ShmSession, client: Client) -> None:
     parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
     parameters["shm_slot"] = parameters["shm_slot"].replace("2/", "3/", 1)
-    assert refusal(session, Request(parameters, ["Y"])) == ("shm:version", "INVALID_ARG")
+    assert refusal(session, delivered(parameters, ["Y"])) == ("shm:version", "INVALID_ARG")
     region = {"kind": "system", "key": "shmbu-1", "byte_size": 1, "token": "0" * 32, "slot": 0}
     first = {"v": 1, "model": "m", "regions": [region], "inputs": {}, "outputs": {}}
-    assert refusal(session, Request({"shm_io": json.dumps(first)}, ["Y"])) == ("shm:version", "INVALID_ARG")
+    assert refusal(session, delivered({"shm_io": json.dumps(first)}, ["Y"])) == ("shm:version", "INVALID_ARG")
 
 
 def test_a_slot_and_a_descriptor_at_once_are_refused(session: ShmSession, client: Client) -> None:
     parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
     parameters["shm_io"] = json.dumps({"v": 1, "model": "m", "regions": [], "inputs": {}, "outputs": {}})
-    assert refusal(session, Request(parameters, ["Y"])) == ("shm:table", "INVALID_ARG")
+    assert refusal(session, delivered(parameters, ["Y"])) == ("shm:table", "INVALID_ARG")
 
 
 def test_a_slot_of_another_model_means_nothing(session: ShmSession, client: Client) -> None:
     client.model = "another"
     parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
-    response = answer(session, Request(parameters, ["Y"], {"X": X}))
-    assert response.tensors["Y"].tolist() == [0, 2, 4, 6]
-    assert refusal(session, Request(parameters, ["Y"])) == ("shm:missing", "INVALID_ARG")
+    response = answer(session, delivered(parameters, ["Y"], {"X": X}))
+    assert outputs_of(response)["Y"].tolist() == [0, 2, 4, 6]
+    assert refusal(session, delivered(parameters, ["Y"])) == ("shm:missing", "INVALID_ARG")
     assert stamps(client) == NOT_BEGUN
 
 
@@ -190,8 +191,9 @@ def test_a_model_that_fails_completes_the_generation_without_results(session: Sh
     def fail(call: Call) -> None:
         raise RuntimeError("no")
 
-    error = answer(session, client.request({"X": X}, {"Y": 16}), fail).error
-    assert code_in(str(error)) == ""
+    response = answer(session, client.request({"X": X}, {"Y": 16}), fail)
+    assert message_of(response) == "RuntimeError: no"
+    assert code_in(message_of(response)) == ""
     assert stamps(client) == DONE
     assert not client.has_results()
     assert client.is_free()
@@ -201,7 +203,7 @@ def test_a_code_that_model_py_quotes_is_none_of_this_request(session: ShmSession
     def fail(call: Call) -> None:
         raise RuntimeError("shm:stale: of another request")
 
-    assert code_in(str(answer(session, client.request({"X": X}, {"Y": 16}), fail).error)) == ""
+    assert code_in(message_of(answer(session, client.request({"X": X}, {"Y": 16}), fail))) == ""
 
 
 def test_a_missing_input_is_found_out_after_the_start(session: ShmSession, client: Client) -> None:
@@ -223,7 +225,7 @@ def test_any_other_generation_is_stale(session: ShmSession, client: Client, gene
     client.region.record(0).generation = 2
     assert client.generations == [1]
     if generation == 3:
-        request = Request({**json.loads(request.parameters()), "shm_generation": 3}, ["Y"])
+        request = delivered({**json.loads(request.parameters()), "shm_generation": 3}, ["Y"])
     assert refusal(session, request) == ("shm:stale", "CANCELLED")
     assert stamps(client) == NOT_BEGUN
 
@@ -234,7 +236,7 @@ def test_a_slot_that_is_locked_is_busy(session: ShmSession, client: Client) -> N
     assert refusal(session, request) == ("shm:busy", "CANCELLED")
     client.region.lease(0).give_back()
     assert stamps(client) == NOT_BEGUN
-    assert answer(session, request).error is None
+    assert answer(session, request).error() is None
 
 
 def test_results_that_do_not_fit_fail_the_request_after_it_ran(session: ShmSession, client: Client) -> None:
@@ -248,12 +250,12 @@ def test_results_that_do_not_fit_fail_the_request_after_it_ran(session: ShmSessi
             call.put(name, X)
 
     client.model = "many"
-    request = Request(client.begin(Table({}, {})), names)
+    request = delivered(client.begin(Table({}, {})), names)
     assert refusal(many, request, infer) == ("shm:table", "INVALID_ARG")
     assert stamps(client) == DONE
     assert not client.has_results()
     larger = Client("many", record_byte_size=16384)
-    assert answer(many, Request(larger.begin(Table({}, {})), names), infer).error is None
+    assert answer(many, delivered(larger.begin(Table({}, {})), names), infer).error() is None
     larger.close()
     many.close()
 
@@ -266,7 +268,7 @@ def test_a_file_of_another_kind_is_refused(session: ShmSession, client: Client) 
     region.segment.buffer()[:8] = b"NOTHINGS"
     address = SlotAddress("m", region.segment.key, region.header.token.hex(), 0)
     parameters = {"shm_slot": str(address), "shm_generation": 1}
-    assert refusal(session, Request(parameters, ["Y"])) == ("shm:refused", "INVALID_ARG")
+    assert refusal(session, delivered(parameters, ["Y"])) == ("shm:refused", "INVALID_ARG")
     region.segment.unlink()
     region.close()
 
@@ -283,7 +285,7 @@ def test_a_session_that_was_closed_says_so(session: ShmSession, client: Client) 
 
 @pytest.mark.parametrize(("stride", "is_right"), [(16, True), (20, True), (17, False), (18, False)])
 def test_every_place_of_a_ring_is_aligned(monkeypatch: pytest.MonkeyPatch, stride: int, is_right: bool) -> None:
-    monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
+    start_server(monkeypatch)
     decoupled = {"name": "m", "input": [tensor("X")], "output": [tensor("Y")]}
     session = ShmSession.from_args({"model_config": json.dumps(decoupled)})
     streaming = Client(slots=3)
@@ -295,8 +297,8 @@ def test_every_place_of_a_ring_is_aligned(monkeypatch: pytest.MonkeyPatch, strid
             yield
 
     session.serve_streams([request], twice)
-    first = request.sender.sent[0]
+    first = answers_to(request).sent[0]
     assert first is not None
-    assert (code_in(str(first.error)) == "shm:table") != is_right
+    assert (code_in(message_of(first)) == "shm:table") != is_right
     session.close()
     streaming.close()

@@ -16,7 +16,7 @@ from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.protocol.claims import NamedRegionClaim
 from shm_backend_utils.protocol.named import encode_descriptor
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from shm_backend_utils.testing.fake_backend import Request
+from tests.unit.emulated import delivered, outputs_of
 from tests.unit.registered import say_registered
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
@@ -41,10 +41,10 @@ def pass_on(call: Call) -> None:
 
 
 def test_a_delivered_input_that_is_passed_on_has_the_outputs_name(session: ShmSession, client: Client) -> None:
-    request = Request(client.begin(client.laid_out({}, {})), ["Y"], {"X": X})
+    request = delivered(client.begin(client.laid_out({}, {})), ["Y"], {"X": X})
     (response,) = session.serve([request], pass_on)
-    assert response.error is None
-    assert list(response.tensors) == list(client.places()) == ["Y"]
+    assert response.error() is None
+    assert list(outputs_of(response)) == list(client.places()) == ["Y"]
 
 
 def test_bytes_of_an_input_that_are_read_as_larger_elements_are_copied_to_where_they_may_lie(
@@ -56,7 +56,7 @@ def test_bytes_of_an_input_that_are_read_as_larger_elements_are_copied_to_where_
         call.put("Y", call.input("B").numpy()[1:17].view(np.float32))
 
     (response,) = session.serve([client.request({"B": given}, {"Y": 16})], infer)
-    assert response.error is None
+    assert response.error() is None
     np.testing.assert_array_equal(client.output("Y").view(np.uint8), given[1:17])
 
 
@@ -74,9 +74,9 @@ def test_an_object_that_is_registered_under_another_name_still_has_its_slots(
     )
     Path(f"/dev/shm/{name}").hardlink_to(f"/dev/shm/{key}")
     try:
-        (first,) = session.serve([Request({"shm_io": encode_descriptor("m", said)}, ["Y"])], pass_on)
+        (first,) = session.serve([delivered({"shm_io": encode_descriptor("m", said)}, ["Y"])], pass_on)
         (second,) = session.serve([client.request({"X": X}, {"Y": 16})], pass_on)
     finally:
         Path(f"/dev/shm/{name}").unlink()
-    assert (first.error, second.error) == (None, None)
+    assert (first.error(), second.error()) == (None, None)
     np.testing.assert_array_equal(client.output("Y"), X)

@@ -11,7 +11,7 @@ import pytest
 
 from shm_backend_utils.client import AsyncShmClient, CudaRegion, PoolOptions, ShmClient, aio, client
 from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
-from shm_backend_utils.testing.fake_backend import Request
+from tests.unit.emulated import delivered
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import AsyncFakeTransport, FakeTransport
 from tests.unit.sessions import session_of, tensor
@@ -116,7 +116,7 @@ def test_a_call_shows_its_model_its_path_and_what_was_made(session: ShmSession) 
         call.put("Y", call.input("X"))
         shown.append(repr(call))
 
-    call = session.open(Request("", ["Y"], {"X": X}))
+    call = session.open(delivered({}, ["Y"], {"X": X}))
     assert repr(call) == "<Call 'm' path=triton outputs=[] closed>"
     with call:
         infer(call)
@@ -127,7 +127,7 @@ def test_a_call_shows_its_model_its_path_and_what_was_made(session: ShmSession) 
 @pytest.mark.parametrize("parameter", ["SHM_METRICS", "SHM_DEBUG"])
 def test_a_call_has_one_name_whatever_the_session_adds(monkeypatch: pytest.MonkeyPatch, parameter: str) -> None:
     with session_of(monkeypatch, [tensor("X")], [tensor("Y")], parameters={parameter: "true"}) as session:
-        assert repr(session.open(Request())).startswith("<Call 'm' ")
+        assert repr(session.open(delivered())).startswith("<Call 'm' ")
 
 
 def test_a_batch_shows_how_many_calls_and_rows_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_batch_shows_how_many_calls_and_rows_it_has(monkeypatch: pytest.Monkey
 
     carrier = {**tensor("SHM", "UINT8")}
     with session_of(monkeypatch, [tensor("X"), carrier], [tensor("Y")], max_batch_size=8) as session:
-        session.serve_batch([Request("", ["Y"], {"X": X.reshape(1, 6)}) for _ in range(3)], infer)
+        session.serve_batch([delivered({}, ["Y"], {"X": X.reshape(1, 6)}) for _ in range(3)], infer)
     assert shown == ["<BatchCall 'm' calls=3 rows=3 open>"]
     assert repr(batches[0]) == "<BatchCall 'm' calls=3 rows=3 closed>"
 
@@ -159,6 +159,6 @@ def test_a_stream_shows_how_many_responses_were_sent(monkeypatch: pytest.MonkeyP
 
     decoupled = {"decoupled": True}
     with session_of(monkeypatch, [tensor("X")], [tensor("Y")], model_transaction_policy=decoupled) as session:
-        session.serve_streams([Request("", ["Y"], {"X": X})], answer)
+        session.serve_streams([delivered({}, ["Y"], {"X": X})], answer)
     assert shown == ["<StreamCall 'm' path=triton sent=0 open>", "<StreamCall 'm' path=triton sent=1 open>"]
     assert repr(streams[0]) == "<StreamCall 'm' path=triton sent=2 closed>"

@@ -36,7 +36,7 @@ def test_an_output_has_as_many_bytes_as_its_shape_says(session: ShmSession, clie
 
     for _ in range(2):
         (response,) = session.serve([client.request({}, {"Y": 256})], infer)
-        assert response.error is None
+        assert response.error() is None
         place = client.places()["Y"]
         assert (place.shape, place.byte_size) == ((16, 16), 256)
         assert client.output("Y").tolist() == [[7] * 16] * 16
@@ -47,5 +47,5 @@ def test_an_output_that_does_not_fit_is_not_put_where_there_is_no_room(session: 
         call.output("Y", (np.uint8(16), np.uint8(16)), np.uint8).numpy()[:] = 7
 
     (response,) = session.serve([client.request({}, {"Y": 16})], infer)
-    assert response.error is None
+    assert response.error() is None
     assert client.places()["Y"].is_in_response

@@ -22,6 +22,6 @@ def test_an_output_in_managed_memory_is_one_on_a_gpu(monkeypatch: pytest.MonkeyP
         with session_of(monkeypatch, [], [tensor("Y")], cuda=CudaAccess(lambda: cuda)) as session:
             client = Client()
             (response,) = session.serve([client.request({}, {"Y": 16})], infer)
-            assert response.error is None
+            assert response.error() is None
             np.testing.assert_array_equal(client.output("Y"), values)
             client.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -21,9 +20,9 @@ from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.named import encode_descriptor
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from shm_backend_utils.testing import fake_backend
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.claims_of import claim_of_allocation
+from tests.unit.emulated import delivered, start_server
 from tests.unit.fake_gpu import DRIVER, wait_until
 from tests.unit.table_client import Client as HostClient
 
@@ -56,7 +55,7 @@ def session_on(
     cuda: CudaRuntime | Callable[[], CudaRuntime], monkeypatch: pytest.MonkeyPatch, **settings: Any
 ) -> ShmSession:
     """Return a session of model `m`, with input X and outputs Y and Z of FP32, and WORDS; its instance is on GPU 0."""
-    monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
+    start_server(monkeypatch)
     load = (lambda: cuda) if isinstance(cuda, CudaRuntime) else cuda
     return ShmSession(_SPEC, Config(**settings), CudaAccess(load), DEVICE)
 
@@ -72,7 +71,7 @@ class Client:
 
     def request(
         self, slot: int, outputs: Mapping[str, int], room: int = 16, *, fenced: bool = True, **claimed: Any
-    ) -> Request:
+    ) -> InferenceRequest:
         """Return a request whose X is on the instance's GPU, and whose outputs are where it is said."""
         fence = 0 if fenced else None
         on_gpus = tuple([claim_of_allocation(each, fence=fence, **claimed) for each in self.allocations])
@@ -85,8 +84,8 @@ class Client:
         }
         said = Table({"X": x}, rooms, on_gpus)
         if fenced:
-            return Request(self.host.begin(said, slot), list(outputs))
-        return Request({"shm_io": encode_descriptor("m", said)}, list(outputs))
+            return delivered(self.host.begin(said, slot), list(outputs))
+        return delivered({"shm_io": encode_descriptor("m", said)}, list(outputs))
 
     def write(self, slot: int, value: float) -> None:
         """Fill a request's X."""

@@ -97,9 +97,9 @@ class Stress:
         request = client.request(slot, {"Y": where}, is_for_one_request=rng.random() < 0.3)
         (response,) = self._session.serve([request], self._infer(end, stream, is_named, rng.choice(LATE_S)))
         case = (end, is_named, where)
-        if not client.is_over(slot) or (response.error is None) == (end == "error"):
-            self.wrong.append((case, "is over", client.is_over(slot), response.error))
-        if response.error is not None:
+        if not client.is_over(slot) or (response.error() is None) == (end == "error"):
+            self.wrong.append((case, "is over", client.is_over(slot), response.error()))
+        if response.error() is not None:
             return
         self.by_event += bool(client.events(slot))
         client.wait_for_events(slot)

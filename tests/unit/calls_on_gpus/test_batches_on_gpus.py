@@ -14,9 +14,10 @@ from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import BatchCall, ShmSession
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.tensors.cuda.device_array import DeviceArray
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.calls_on_gpus.device_calls import SLOTS, Client
 from tests.unit.claims_of import claim_of_allocation
+from tests.unit.emulated import delivered
 from tests.unit.fake_gpu import DRIVER, kernel, stream_on
 from tests.unit.sessions import session_of, tensor
 
@@ -34,14 +35,14 @@ def session(
         yield session
 
 
-def row_of(client: Client, slot: int, output_device: int) -> Request:
+def row_of(client: Client, slot: int, output_device: int) -> InferenceRequest:
     """Return a request of one row, which does not lie beside that of the next slot."""
     claims = tuple(claim_of_allocation(each) for each in client.allocations)
     begin = slot * SHARE
     said = Table(
         {"X": InputSpan(FP32, (1, 4), 1, begin, 16)}, {"Y": OutputSpan(1 + output_device, begin + 512, 16)}, claims
     )
-    return Request(client.host.begin(said, slot), ["Y"], {"SHM": np.empty((1, 0), np.uint8)})
+    return delivered(client.host.begin(said, slot), ["Y"], {"SHM": np.empty((1, 0), np.uint8)})
 
 
 @pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
@@ -69,7 +70,7 @@ def test_a_batch_stays_on_the_gpu_that_its_rows_are_on(
     for slot in range(SLOTS):
         client.write(slot, slot + 1)
     responses = session.serve_batch([row_of(client, slot, 0) for slot in range(SLOTS)], infer)
-    assert [response.error for response in responses] == [None] * SLOTS
+    assert [response.error() for response in responses] == [None] * SLOTS
     for slot in range(SLOTS):
         client.wait_for_events(slot)
     assert [client.output(slot, "Y") for slot in range(SLOTS)] == [[2 * slot + 2] * 4 for slot in range(SLOTS)]
@@ -82,7 +83,7 @@ def test_rows_that_go_to_two_gpus_are_computed_on_the_host(client: Client, sessi
         y.numpy()[:] = np.arange(SLOTS)[:, None]
 
     responses = session.serve_batch([row_of(client, slot, slot % 2) for slot in range(SLOTS)], infer)
-    assert [response.error for response in responses] == [None] * SLOTS
+    assert [response.error() for response in responses] == [None] * SLOTS
     assert [client.output(slot, "Y") for slot in range(SLOTS)] == [[slot] * 4 for slot in range(SLOTS)]
 
 
@@ -94,5 +95,5 @@ def test_an_array_of_all_rows_is_given_row_by_row(cuda: CudaRuntime, client: Cli
             batch.put("Y", DRIVER.tensor(rows, stream=stream))
 
         responses = session.serve_batch([row_of(client, slot, 0) for slot in range(SLOTS)], infer)
-        assert [response.error for response in responses] == [None] * SLOTS
+        assert [response.error() for response in responses] == [None] * SLOTS
         assert [client.output(slot, "Y") for slot in range(SLOTS)] == [[slot] * 4 for slot in range(SLOTS)]

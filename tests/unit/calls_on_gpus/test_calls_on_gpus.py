@@ -12,8 +12,9 @@ from shm_backend_utils.errors import MachineError, ModelError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession, StreamCall
 from shm_backend_utils.tensors.cuda.device_view import DeviceView
-from shm_backend_utils.testing.fake_backend import Request, Tensor
+from shm_backend_utils.testing.emulator.tensor import Tensor
 from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, Client, session_on
+from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
 from tests.unit.fake_gpu import array_on, content, kernel
 
 GIVEN = [1, 2, 3, 4]
@@ -31,7 +32,7 @@ def test_memory_that_is_asked_for_on_a_gpu_is_the_clients_own_there(client: Clie
         content(y.array).fill(3)
 
     (response,) = session.serve([client.request(0, {"Y": DEVICE})], infer)
-    assert response.error is None
+    assert response.error() is None
     assert client.output(0, "Y") == [3] * 4
 
 
@@ -44,21 +45,14 @@ def test_an_input_on_a_gpu_is_there_already(client: Client, session: ShmSession)
         assert array.is_read_only
 
     (response,) = session.serve([client.request(0, {})], infer)
-    assert response.error is None
-
-
-class OnGpu(Tensor):
-    """A tensor that Triton delivers on a GPU."""
-
-    def to_dlpack(self) -> Any:
-        return self.content.__dlpack__(stream=-1)
+    assert response.error() is None
 
 
 def test_a_tensor_that_is_delivered_on_a_gpu_is_a_view_there_and_the_gpu_is_waited_for(
     cuda: CudaRuntime, session: ShmSession, stream: int
 ) -> None:
-    request, done = Request("", ["Y"]), []  # type: ignore[var-annotated]
-    request.inputs().append(OnGpu("X", array_on(cuda, GIVEN)))
+    request, done = delivered({}, ["Y"]), []  # type: ignore[var-annotated]
+    request._inputs.append(Tensor.from_dlpack("X", array_on(cuda, GIVEN).__dlpack__(stream=-1)))
 
     def infer(call: Call) -> None:
         x = call.input("X")
@@ -67,7 +61,7 @@ def test_a_tensor_that_is_delivered_on_a_gpu_is_a_view_there_and_the_gpu_is_wait
         call.put("Y", np.zeros(4, np.float32))
 
     (response,) = session.serve([request], infer)
-    assert response.error is None
+    assert response.error() is None
     assert done == GIVEN
 
 
@@ -80,7 +74,7 @@ def test_an_array_goes_to_where_the_client_wants_it(
         call.put("Y", np.array(GIVEN, np.float32) if has == HOST else array_on(cuda, GIVEN))
 
     (response,) = session.serve([client.request(0, {"Y": wanted})], infer)
-    assert response.error is None
+    assert response.error() is None
     assert client.output(0, "Y") == GIVEN
 
 
@@ -88,9 +82,9 @@ def test_strings_that_the_client_wants_on_a_gpu_are_in_the_response(client: Clie
     (response,) = session.serve(
         [client.request(0, {"WORDS": DEVICE}, room=64)], lambda call: call.put("WORDS", [b"ab", b"cde"])
     )
-    assert response.error is None
+    assert response.error() is None
     assert client.places(0)["WORDS"].is_in_response
-    assert bytes(response.tensors["WORDS"]) == b"\2\0\0\0ab\3\0\0\0cde"
+    assert bytes(outputs_of(response)["WORDS"]) == b"\2\0\0\0ab\3\0\0\0cde"
 
 
 @pytest.mark.parametrize("by_events", [False, True], ids=["", "by events"])
@@ -112,7 +106,7 @@ def test_a_model_may_go_on_without_a_gpu(client: Client, monkeypatch: pytest.Mon
 
     session = session_on(no_bindings, monkeypatch, gpu_events=by_events)
     (response,) = session.serve([client.host.request({"X": x}, {"Y": 16})], infer)
-    assert response.error is None
+    assert response.error() is None
     assert client.host.output("Y").tolist() == (x * 2).tolist()
     session.close()
 
@@ -148,7 +142,7 @@ def test_a_response_of_a_stream_leaves_when_the_gpu_is_done(
 
     request = client.request(0, {})
     session.serve_streams([request], answer)
-    assert [each and each.error for each in request.sender.sent] == [None] * 3
+    assert [each and each.error() for each in answers_to(request).sent] == [None] * 3
 
 
 def test_another_model_is_called_when_the_gpu_is_done(
@@ -167,4 +161,4 @@ def test_another_model_is_called_when_the_gpu_is_done(
         call.forward("other", {"X": call.input("X")})
 
     (response,) = session.serve([client.request(0, {})], infer)
-    assert str(response.error) == "shm:model: there is none"
+    assert message_of(response) == "shm:model: there is none"

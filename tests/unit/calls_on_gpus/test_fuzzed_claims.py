@@ -16,9 +16,9 @@ from shm_backend_utils.model.mapping.retiring import collect_all
 from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.claims import CudaRegionClaim
 from shm_backend_utils.protocol.spans import Table
-from shm_backend_utils.testing.fake_backend import Request
 from tests.property.fuzz_tables import mutated
 from tests.unit.calls_on_gpus.device_calls import DEVICE, Client
+from tests.unit.emulated import delivered, message_of
 from tests.unit.fake_gpu import MODEL, left_of
 from tests.unit.manager_cuda.device_claims import NOTHING
 
@@ -75,14 +75,14 @@ def test_broken_claims_leave_nothing_mapped_and_the_next_request_is_served(
         client.request(0, {"Y": DEVICE})
         said = said_by(client, client.host.generations[0])
         whole = Table(said.inputs, said.outputs, tuple([replace(each, **claimed) for each in cuda_regions(said)]))
-        sent = Request(client.host.begin(broken(rng, client, table.encode(whole)), 0), ["Y"])
+        sent = delivered(client.host.begin(broken(rng, client, table.encode(whole)), 0), ["Y"])
         try:
             claims = said_by(client, client.host.generations[0]).regions
         except (TableError, AssertionError):
             claims = ()
         (response,) = session.serve([sent], copy_input)
-        codes[str(response.error).split(" ")[0] if response.error else ""] += 1
-        assert client.is_over(0) or response.error is not None
+        codes[message_of(response).split(" ")[0]] += 1
+        assert client.is_over(0) or response.error() is not None
         resolver = session._open_context().resolver
         if not (claims and all(map(is_passing, claims))):
             resolver.registry.unregister_all()  # what is fenced stays mapped, and is none of what is looked for here
@@ -90,8 +90,8 @@ def test_broken_claims_leave_nothing_mapped_and_the_next_request_is_served(
         assert left_of(MODEL) == NOTHING
         assert client.host.is_free(0), "what was lent is still borrowed"
         if number % 50 == 0:
-            (response,) = session.serve([Request(client.host.begin(whole, 0), ["Y"])], copy_input)
-            assert response.error is None
+            (response,) = session.serve([delivered(client.host.begin(whole, 0), ["Y"])], copy_input)
+            assert response.error() is None
             assert client.output(0, "Y") == [number] * 4
     assert set(codes) <= {"", "shm:table:", "shm:refused:", "shm:tensor:", "shm:missing:", "shm:stale:", "shm:machine:"}
     assert min(codes[""], codes["shm:table:"], codes["shm:refused:"]) > REQUESTS // 50, codes

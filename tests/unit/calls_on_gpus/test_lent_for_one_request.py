@@ -17,6 +17,7 @@ from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession
 from tests.unit.calls_on_gpus.device_calls import DEVICE, Client, session_on
+from tests.unit.emulated import message_of
 from tests.unit.fake_gpu import DRIVER, MODEL, held_back, kernel, left_of, wait_until
 from tests.unit.manager_cuda.device_claims import close_lease_on
 
@@ -66,7 +67,7 @@ def test_it_is_unmapped_before_the_answer(
         kernel(stream, lambda memory: memory.sum(), x_of(call))
 
     (response,) = session.serve([request(client)], infer)
-    assert response.error is None
+    assert response.error() is None
     assert counts() == (2, 2)
     assert [opened for opened, _ in looked] == [0]
     assert client.host.is_free(0)
@@ -84,7 +85,7 @@ def test_requests_side_by_side_share_one_mapping_of_an_allocation(client: Client
     for slot in range(3):
         client.write(slot, 3)
     responses = session.serve([request(client, slot) for slot in range(3)], read)
-    assert [response.error for response in responses] == [None] * 3
+    assert [response.error() for response in responses] == [None] * 3
     assert counts() == (2, 2)
     assert all(client.host.is_free(slot) for slot in range(3))
 
@@ -101,7 +102,7 @@ def test_an_array_that_model_py_keeps_keeps_it_mapped_and_borrowed(client: Clien
     client.write(0, 3)
     kept: list[Any] = []
     (response,) = session.serve([request(client)], lambda call: kept.append(x_of(call)))
-    assert response.error is None
+    assert response.error() is None
     assert client.is_over(0)
     assert counts() == (2, 1)  # that of the other GPU is gone
     assert not client.host.is_free(0), "the client would give its tensor back"
@@ -130,7 +131,7 @@ def test_the_sweeper_unmaps_what_was_kept_when_the_gpu_has_finished_with_it(
 def test_an_unmap_that_fails_keeps_the_lease_for_ever(cuda: CudaRuntime, client: Client, session: ShmSession) -> None:
     DRIVER.fail_next(CLOSE, "CUDA_ERROR_UNKNOWN", process=MODEL)
     (response,) = session.serve([request(client)], lambda call: None)
-    assert response.error is None
+    assert response.error() is None
     assert client.is_over(0)
     session._open_context().resolver.sweep()
     assert not client.host.is_free(0)
@@ -149,7 +150,7 @@ def test_a_request_that_fails_lets_go_of_it_when_its_error_is_gone(client: Clien
         raise ModelError("no")
 
     (response,) = session.serve([request(client)], infer)
-    assert str(response.error) == "shm:model: no"
+    assert message_of(response) == "shm:model: no"
     wait_until(lambda: not session._open_context().resolver._cuda.collect())
     assert client.host.is_free(0)
     assert counts()[0] == counts()[1]
@@ -157,7 +158,7 @@ def test_a_request_that_fails_lets_go_of_it_when_its_error_is_gone(client: Clien
 
 def test_an_input_that_is_passed_through_is_where_the_client_has_it(client: Client, session: ShmSession) -> None:
     (response,) = session.serve([request(client, 0, {"Y": DEVICE})], lambda call: call.put("Y", call.input("X")))
-    assert response.error is None
+    assert response.error() is None
     assert client.places(0)["Y"].region == 1
     assert counts() == (2, 2)
 
@@ -183,7 +184,7 @@ def test_a_client_that_takes_the_slot_back_finds_it_unmapped(client: Client, ses
     client.region.record(0).begin(client.host.generations[0] + 1, b"")
     client.host.generations[0] += 1
     (response,) = session.serve([sent], read)
-    assert "shm:stale" in str(response.error)
+    assert "shm:stale" in message_of(response)
     assert counts() == (0, 0)
     assert client.host.is_free(0)
 
@@ -199,7 +200,7 @@ def test_what_no_slot_fences_is_unmapped_before_the_answer_also_if_that_is_an_er
             raise ModelError("no") from error
 
     (response,) = session.serve([client.request(0, {}, fenced=False)], infer)
-    assert str(response.error) == "shm:model: no"
+    assert message_of(response) == "shm:model: no"
     assert counts() == (2, 2)
 
 
@@ -216,7 +217,7 @@ def test_a_request_that_is_refused_leaves_nothing_mapped(
     sent = client.request(0, outputs, fenced=fenced, is_for_one_request=fenced)
     client.allocations[:] = allocations
     (response,) = session.serve([sent], read)
-    assert response.error is not None
+    assert response.error() is not None
     assert left_of(MODEL).opened == 0
     assert client.host.is_free(0)
 
@@ -228,7 +229,7 @@ def test_what_no_slot_fences_is_unmapped_before_the_answer_also_while_another_th
     late = threading.Timer(0.1, cuda.retired._lock.release)
     late.start()
     (response,) = session.serve([client.request(0, {}, fenced=False)], lambda call: x_of(call) and None)
-    assert response.error is None
+    assert response.error() is None
     assert counts() == (2, 2)
     late.join()
 
@@ -256,7 +257,7 @@ def test_ten_thousand_requests_over_64_allocations_leave_nothing(
         finally:
             client.allocations[0] = former
         (response,) = session.serve([sent], lambda call: x_of(call) and None)
-        assert response.error is None
+        assert response.error() is None
         opened.add(left_of(MODEL).opened)
     assert client.host.is_free(0)
     assert max(opened) <= 65

@@ -15,6 +15,7 @@ from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession, StreamCall
 from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, Client, session_on
+from tests.unit.emulated import answers_to, message_of
 from tests.unit.fake_gpu import DRIVER, MODEL, array_on, held_back, kernel, left_of, stream_on, wait_until
 
 ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
@@ -71,7 +72,7 @@ def test_an_array_is_given_as_it_is_when_the_work_on_it_is_done(
         kernel(stream, fill(8), y)  # it is model.py's own again
 
     (response,) = session.serve([client.request(0, {"Y": wanted})], infer)
-    assert response.error is None
+    assert response.error() is None
     assert client.output(0, "Y") == [7] * 4
 
 
@@ -86,7 +87,7 @@ def test_the_clients_own_memory_is_written_when_the_response_leaves(
         kernel(stream, fill(7), call.output("Y", (4,), np.float32).array, late_s=LATE)
 
     (response,) = session.serve([client.request(0, {"Y": DEVICE})], infer)
-    assert response.error is None
+    assert response.error() is None
     assert client.output(0, "Y") == [7] * 4
 
 
@@ -101,7 +102,7 @@ def test_what_is_on_other_streams_is_not_waited_for(
 
     with held_back(other):
         (response,) = session.serve([client.request(0, {"Y": DEVICE})], infer)
-        assert response.error is None
+        assert response.error() is None
         assert client.output(0, "Y") == [7] * 4
 
 
@@ -150,7 +151,7 @@ def test_a_copy_on_the_host_is_made_after_the_work(
         assert call.to_host(y).tolist() == [7] * 4
 
     (response,) = session.serve([client.request(0, {"Y": DEVICE})], infer)
-    assert response.error is None
+    assert response.error() is None
 
 
 def test_an_array_of_another_gpu_is_copied_after_the_work_there(
@@ -164,7 +165,7 @@ def test_an_array_of_another_gpu_is_copied_after_the_work_there(
         call.put("Y", z)
 
     (response,) = session.serve([client.request(0, {"Y": DEVICE})], infer)
-    assert response.error is None
+    assert response.error() is None
     assert client.output(0, "Y") == [7] * 4
 
 
@@ -177,7 +178,7 @@ def test_a_tensor_of_any_memory_is_taken_after_its_librarys_work(
         call.put("Y", tensor)
 
     (response,) = session.serve([client.request(0, {"Y": DEVICE})], infer)
-    assert response.error is None
+    assert response.error() is None
     assert client.output(0, "Y") == [7] * 4
 
 
@@ -186,7 +187,7 @@ def test_a_tensor_of_any_memory_is_taken_after_its_librarys_work(
 
 def refusal(session: ShmSession, request: Any, stream: Any) -> str:
     (response,) = session.serve([request], lambda call: call.ready_on(stream))
-    return str(response.error)
+    return message_of(response)
 
 
 def test_a_stream_of_a_gpu_that_the_call_does_not_use_is_refused(
@@ -241,9 +242,9 @@ def test_a_stream_whose_capture_begins_later_fails_the_call_and_no_other(
             capturing.enter_context(captured(stream))
 
         (response,) = session.serve([client.request(0, {})], infer)
-    assert "is being captured into a graph" in str(response.error)
+    assert "is being captured into a graph" in message_of(response)
     (response,) = session.serve([client.request(1, {})], lambda call: call.ready_on(stream))
-    assert response.error is None
+    assert response.error() is None
 
 
 @pytest.mark.parametrize("is_lent", [False, True], ids=["kept mapped", "lent"])
@@ -260,7 +261,7 @@ def test_memory_of_a_call_that_cannot_be_waited_for_is_not_given_back_while_its_
                 capturing.enter_context(captured(stream))
 
             (response,) = session.serve([client.request(0, {"Y": DEVICE}, is_for_one_request=is_lent)], infer)
-            assert "is being captured into a graph" in str(response.error)
+            assert "is being captured into a graph" in message_of(response)
             record = client.region.record(0)
             assert (record.started, record.completed) == (1, 0), "the client would use the memory again"
             assert left_of(MODEL).opened == 2
@@ -282,13 +283,13 @@ def test_when_the_gpu_is_lost_calls_that_use_it_say_so_and_others_are_served(
             DRIVER.fail_next(function, ILLEGAL, times=20, process=MODEL)
 
     (response,) = session.serve([client.request(0, {})], infer)
-    assert f"failed with {ILLEGAL}: " in str(response.error)
-    assert "a model must be loaded anew" in str(response.error)
+    assert f"failed with {ILLEGAL}: " in message_of(response)
+    assert "a model must be loaded anew" in message_of(response)
     x = np.arange(4, dtype=np.float32)
     (response,) = session.serve(
         [client.host.request({"X": x}, {"Y": 16})], lambda call: call.put("Y", call.input("X").numpy() * 2)
     )
-    assert response.error is None
+    assert response.error() is None
     DRIVER.forget()
 
 
@@ -341,8 +342,8 @@ def test_a_stream_whose_gpu_cannot_be_waited_for_ends_by_that(client: Client, se
 
     sent = client.request(0, {})
     session.serve_streams([sent], answer)
-    (response,) = sent.get_response_sender().sent
+    (response,) = answers_to(sent).sent
     assert response is not None
-    assert ILLEGAL in str(response.error)
+    assert ILLEGAL in message_of(response)
     assert not client.is_over(0)
     assert client.host.is_free(0)

@@ -10,6 +10,7 @@ import pytest
 
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.model import Call
+from tests.unit.emulated import message_of, outputs_of
 from tests.unit.forwarding.two_models import Models, X, config, double, two_models
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
@@ -35,7 +36,7 @@ def test_the_other_model_reads_and_writes_the_clients_memory(models: Models, cli
         assert call.forward("other", {"X": call.input("X")}, {"Y": y})["Y"] is y
 
     models.answer = answer
-    assert models.serve(client, infer).error is None
+    assert models.serve(client, infer).error() is None
     assert seen == [True, True]
     assert client.output("Y").tolist() == [7] * 4
 
@@ -53,7 +54,7 @@ def test_memory_up_to_the_regions_last_byte_is_lent(models: Models) -> None:
         call.forward("other", {"X": X}, {"Y": call.output("Y", (64,), np.float32)})
 
     models.answer = answer
-    assert models.serve(client, infer, np.zeros(960, np.float32), 256).error is None
+    assert models.serve(client, infer, np.zeros(960, np.float32), 256).error() is None
     assert regions == [1]
     assert client.output("Y").tolist() == [7] * 64
     client.close()
@@ -84,7 +85,7 @@ def test_what_an_earlier_call_has_returned_is_lent_and_not_copied(models: Models
         call.put("Y", second)
 
     models.answer = answer
-    assert models.serve(client, infer).error is None
+    assert models.serve(client, infer).error() is None
     assert regions == [0, 1]
     assert client.output("Y").tolist() == (X * 4).tolist()
 
@@ -96,7 +97,7 @@ def test_what_the_other_model_passes_through_is_copied_to_where_it_is_wanted(mod
         assert call.forward("other", {"X": call.input("X")}, {"Y": y})["Y"] is y
 
     models.answer = lambda call: call.put("Y", call.input("X"))
-    assert models.serve(client, infer).error is None
+    assert models.serve(client, infer).error() is None
     assert client.output("Y").tolist() == X.tolist()
 
 
@@ -106,7 +107,7 @@ def test_memory_of_the_models_own_is_no_place_for_the_other_one(models: Models, 
         assert call.forward("other", {"X": X}, {"Y": y})["Y"] is y
 
     response = models.serve(client, infer, room=0)
-    assert response.tensors["Y"].tolist() == (X * 2).tolist()
+    assert outputs_of(response)["Y"].tolist() == (X * 2).tolist()
 
 
 @pytest.mark.parametrize("paths", ["direct", ""], ids=["on shared memory", "by an ordinary request"])
@@ -126,7 +127,7 @@ def test_strings_go_to_the_other_model_and_come_back(
 
     with two_models(monkeypatch, other) as models:
         models.answer = lambda call: call.put("Y", call.input("X").numpy())
-        assert models.serve(client, infer).error is None
+        assert models.serve(client, infer).error() is None
     assert found == [words] * 2
 
 
@@ -145,7 +146,7 @@ def test_a_batch_says_how_many_rows_it_has(monkeypatch: pytest.MonkeyPatch, clie
 
     with two_models(monkeypatch, batched) as models:
         models.answer = answer
-        assert models.serve(client, infer).error is None
+        assert models.serve(client, infer).error() is None
     assert rows == [2]
     assert client.output("Y").tolist() == (X * 2).tolist()
 
@@ -166,7 +167,7 @@ def test_the_other_model_gets_the_parameters_that_it_is_given(models: Models, cl
             call.put("Y", call.forward("other", {"X": call.input("X")}, {"Y": 16}, parameters=given)["Y"])
 
     models.answer = answer
-    assert models.serve(client, infer).error is None
+    assert models.serve(client, infer).error() is None
     assert found == [{}, {"threshold": 5, "words": "a/b"}]
 
 
@@ -174,7 +175,7 @@ def test_a_model_that_would_be_called_on_its_own_behalf_over_others_is_refused(m
     models.answer = lambda call: call.forward("first", {})
     request = client.request({"X": X}, {"Y": 16}, shm_callers="first")
     (response,) = models.caller.serve([request], lambda call: call.forward("other", {"X": X}, {"Y": 16}))
-    assert "would be called on its own behalf (first → m → other → first)" in str(response.error)
+    assert "would be called on its own behalf (first → m → other → first)" in message_of(response)
 
 
 def test_the_other_models_error_is_told_as_such(models: Models, client: Client) -> None:
@@ -215,7 +216,7 @@ def test_the_other_model_does_not_write_to_what_is_read_only_here(models: Models
 
 
 def test_an_output_that_found_no_room_and_is_not_in_the_response_is_missed(models: Models, client: Client) -> None:
-    models.change = lambda response: response.tensors.clear()
+    models.change = list.clear
     error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 4}))
     assert "model 'other' answered without output 'Y'" in error
 
@@ -230,7 +231,7 @@ def test_an_output_that_found_no_room_is_in_the_response_and_learned(models: Mod
             ways.append(y.path)
         call.put("Y", y)
 
-    assert models.serve(client, infer).error is None
+    assert models.serve(client, infer).error() is None
     assert ways == ["triton", "direct"]
 
 
@@ -262,7 +263,7 @@ def test_more_than_the_pool_may_have_is_refused_at_once(
 
     for _ in range(2):  # who was refused does not wait for memory any more
         assert "bytes of shared memory became free within 0 s" in models.refused(client, infer)
-        assert models.serve(client, lambda call: call.put("Y", call.forward("other", {"X": X})["Y"])).error is None
+        assert models.serve(client, lambda call: call.put("Y", call.forward("other", {"X": X})["Y"])).error() is None
 
 
 def test_nothing_is_forwarded_when_the_call_is_over(models: Models, client: Client) -> None:
@@ -285,7 +286,7 @@ def test_a_model_of_which_nobody_tells_gets_an_ordinary_request(stock_models: Mo
         y = call.output("Y", (4,), np.float32)
         assert call.forward("other", {"X": call.input("X")}, {"Y": y})["Y"] is y
 
-    assert stock_models.serve(client, infer).error is None
+    assert stock_models.serve(client, infer).error() is None
     assert client.output("Y").tolist() == (X * 2).tolist()
 
 
@@ -306,7 +307,7 @@ def test_without_a_target_the_delivered_output_is_returned(stock_models: Models,
     def infer(call: Call) -> None:
         call.put("Y", call.forward("other", {"X": X}, ["Y"])["Y"])
 
-    assert stock_models.serve(client, infer).error is None
+    assert stock_models.serve(client, infer).error() is None
     assert client.output("Y").tolist() == (X * 2).tolist()
 
 
@@ -337,7 +338,7 @@ def leave_while_under_way(models: Models, client: Client, error: type[BaseExcept
     """Serve a request whose forward_async goes on; return the response, and how the other model's call ended."""
 
     async def run() -> Any:
-        models.gate = asyncio.Event()
+        models.gate.clear()
         tasks: list[asyncio.Task[Any]] = []
 
         async def infer(call: Call) -> None:
@@ -357,7 +358,7 @@ def leave_while_under_way(models: Models, client: Client, error: type[BaseExcept
 
 def test_a_call_that_is_left_while_forward_async_runs_fails(models: Models, client: Client) -> None:
     response, outcome = leave_while_under_way(models, client)
-    assert "model.py has left the call while 1 calls of other models were under way" in str(response.error)
+    assert "model.py has left the call while 1 calls of other models were under way" in message_of(response)
     assert "the client has given this request up" in str(outcome)  # the other model did not touch the memory
     assert client.is_free()
 
@@ -366,7 +367,7 @@ def test_the_record_of_a_call_that_fails_while_forward_async_runs_is_left_to_the
     models: Models, client: Client
 ) -> None:
     response, outcome = leave_while_under_way(models, client, ValueError)
-    assert "ValueError" in str(response.error)
+    assert "ValueError" in message_of(response)
     assert isinstance(outcome, Exception)
     assert client.is_free()
     assert client.region.record(0).completed == 0
@@ -379,12 +380,12 @@ def test_forward_async_that_was_awaited_is_over(models: Models, client: Client) 
 
     request = client.request({"X": X}, {"Y": 16})
     (response,) = asyncio.run(models.caller.serve_async([request], infer))
-    assert response.error is None
+    assert response.error() is None
     assert client.output("Y").tolist() == (X * 2).tolist()
 
 
 def test_forward_async_that_failed_is_over(models: Models, client: Client) -> None:
-    def broken(response: Any) -> None:
+    def broken(outputs: object) -> None:
         raise OSError("the other model's process died")
 
     async def infer(call: Call) -> None:
@@ -394,7 +395,7 @@ def test_forward_async_that_failed_is_over(models: Models, client: Client) -> No
 
     models.change = broken
     (response,) = asyncio.run(models.caller.serve_async([client.request({"X": X}, {"Y": 16})], infer))
-    assert response.error is None
+    assert response.error() is None
 
 
 def test_a_decoupled_model_is_not_called(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:

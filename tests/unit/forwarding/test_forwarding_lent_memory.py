@@ -16,6 +16,7 @@ from shm_backend_utils.model.config import Config
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.claims import CudaRegionClaim
 from tests.unit.calls_on_gpus.device_calls import DEVICE, Client
+from tests.unit.emulated import message_of
 from tests.unit.fake_gpu import CLIENT, MODEL, kernel, left_of, runtime_that_gives_all_back, stream_on, wait_until
 from tests.unit.forwarding.two_models import Models, config, two_models
 
@@ -81,9 +82,9 @@ def test_it_is_lent_on_with_its_slot_and_unmapped_by_both_before_they_answer(
             kernel(stream, lambda x, y: np.multiply(x, 2, out=y), x, y, process=OTHER)
 
         models.answer = answer
-        models.change = lambda response: seen.append(opened())
+        models.change = lambda outputs: seen.append(opened())
         client.write(0, 21)
-        assert ask(models, client).error is None
+        assert ask(models, client).error() is None
     claim, at_the_others_answer = seen
     assert (claim.fence, claim.is_for_one_request, claim.event) == (1, True, b"")
     assert at_the_others_answer == (2, 0)
@@ -101,7 +102,7 @@ def test_what_the_other_model_keeps_stays_borrowed_from_the_client(models: Model
 
     models.answer = answer
     client.write(0, 3)
-    assert ask(models, client).error is None
+    assert ask(models, client).error() is None
     assert client.is_over(0)
     assert opened() == (0, 1)
     assert not client.host.is_free(0), "the client would give its tensor back"
@@ -117,7 +118,7 @@ def test_when_the_other_model_fails_nobody_has_it_any_more(models: Models, clien
         raise ModelError("no")
 
     models.answer = answer
-    assert "no" in str(ask(models, client).error)
+    assert "no" in message_of(ask(models, client))
     wait_until(lambda: not models.other._open_context().resolver._cuda.collect())
     wait_until(lambda: not models.caller._open_context().resolver._cuda.collect())
     assert opened() == (0, 0)
@@ -134,10 +135,10 @@ def test_a_request_that_comes_when_the_caller_has_given_up_maps_nothing(models: 
 
     models.execute = too_late  # type: ignore[method-assign]
     response = ask(models, client)
-    assert response.error is not None
+    assert response.error() is not None
     del response
     models.answer = lambda call: pytest.fail("it was executed")
-    assert "shm:stale" in str(execute(late.pop()).failure)
+    assert "shm:stale" in message_of(execute(late.pop()))
     wait_until(lambda: not models.other._open_context().resolver._cuda.collect())
     assert opened() == (0, 0)
     assert client.host.is_free(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,9 +23,10 @@ from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.protocol.claims import LentRegionClaim
 from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 from shm_backend_utils.tensors.view import TensorView
-from shm_backend_utils.testing import fake_backend
-from shm_backend_utils.testing.fake_backend import Tensor
+from shm_backend_utils.testing.emulator.response import InferenceResponse
+from shm_backend_utils.testing.emulator.tensor import Tensor
 from tests.unit.claims_of import claim_of_allocation
+from tests.unit.emulated import start_server
 from tests.unit.fake_gpu import (
     BLOCK,
     CLIENT,
@@ -37,7 +37,6 @@ from tests.unit.fake_gpu import (
     runtime_that_gives_all_back,
     wait_until,
 )
-from tests.unit.forwarding.two_models import BlsResponse
 
 INT32 = dtypes.BY_NAME["INT32"]
 NUMBERS = [0, 1, 2, 3]
@@ -72,13 +71,6 @@ def test_an_array_on_a_gpu_is_given_as_it_is_and_copied_for_who_reads_on_the_hos
         assert given.bytes_on_host().tolist() == given.elements_on_host().tolist() == NUMBERS
 
 
-class OnGpu(Tensor):
-    """A tensor that the other model has left on a GPU."""
-
-    def to_dlpack(self) -> Any:
-        return self.content.__dlpack__(stream=-1)
-
-
 @pytest.mark.parametrize("is_wanted_there", [False, True], ids=["wanted on the host", "wanted on a GPU"])
 @pytest.mark.parametrize("comes_from_there", [False, True], ids=["from the host", "from a GPU"])
 def test_an_output_is_copied_to_where_it_is_wanted(
@@ -89,15 +81,16 @@ def test_an_output_is_copied_to_where_it_is_wanted(
     comes_from_there: bool,
 ) -> None:
     monkeypatch.setattr(TritonBackend, "request", lambda *_: object())
-    monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
+    start_server(monkeypatch)
     target = TensorView("Y", np.zeros(4, INTEGERS), INT32, "direct")
     if is_wanted_there:
         target = arrays.empty("Y", (4,), INT32, "direct")
         content(target.array)[...] = 0
     forwarding = OrdinaryForwarding(Asked("other", "", {}, {"Y": target}, ["Y"], {}), TritonBackend(), arrays)
-    response = BlsResponse()
-    given = OnGpu("Y", tensor_on(cuda)) if comes_from_there else Tensor("Y", tensor_on(None))
-    monkeypatch.setattr(response, "output_tensors", [given].copy)
+    given = Tensor("Y", tensor_on(None))
+    if comes_from_there:
+        given = Tensor.from_dlpack("Y", tensor_on(cuda).__dlpack__(stream=-1))
+    response = InferenceResponse([given])
     assert forwarding.result(response) == {"Y": target}
     found = content(target.array) if is_wanted_there else target.numpy()
     assert found.tolist() == NUMBERS

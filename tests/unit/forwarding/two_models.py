@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,33 +14,16 @@ import pytest
 
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.forward import model_specs
-from shm_backend_utils.testing import fake_backend
-from shm_backend_utils.testing.fake_backend import Request, Response, Tensor
+from shm_backend_utils.testing.emulator import NAME, TensorContent, sent_outputs
+from shm_backend_utils.testing.emulator.alone import LoneServer
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from shm_backend_utils.testing.emulator.response import InferenceResponse
+from tests.unit.emulated import answered, arrived, message_of
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
 
 X = np.arange(4, dtype=np.float32)
 Infer = Callable[[Call], Any]
-
-
-class BlsResponse:
-    """What a model gets that calls another one."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[str, Any] = {}
-        self.failure: object = None
-
-    def has_error(self) -> bool:
-        return self.failure is not None
-
-    def error(self) -> BlsResponse:
-        return self
-
-    def message(self) -> str:
-        return str(self.failure)
-
-    def output_tensors(self) -> list[Tensor]:
-        return [Tensor(name, content) for name, content in self.tensors.items()]
 
 
 class Models:
@@ -52,37 +35,38 @@ class Models:
     answer : callable
         What the other model does with a call; None if it answers without looking at the request.
     change : callable
-        Takes each response of the other model, and what it likes to change there.
-    gate : asyncio.Event or None
-        What an asynchronous call waits for.
+        Takes the outputs of each response of the other model, and what it likes to change there.
+    gate : threading.Event
+        What each call waits for; it is set at the beginning.
     """
 
     def __init__(self) -> None:
         self.caller: ShmSession
         self.other: ShmSession
         self.answer: Infer | None = double
-        self.change: Callable[[BlsResponse], None] = lambda response: None
-        self.gate: asyncio.Event | None = None
+        self.change: Callable[[list[TensorContent]], object] = lambda outputs: None
+        self.gate = threading.Event()
+        self.gate.set()
 
-    def execute(self, request: Request) -> BlsResponse:
-        made = BlsResponse()
+    def execute(self, request: InferenceRequest) -> InferenceResponse:
+        """Have the other model execute a request, and return its response as the caller gets it."""
+        outputs, message = list[TensorContent](), ""
         if self.answer is not None:
             (response,) = self.other.serve([request], self.answer)
-            made.tensors, made.failure = dict(response.tensors), response.error
-        self.change(made)
-        return made
+            outputs, message = sent_outputs(response), message_of(response)
+        self.change(outputs)
+        return answered(outputs, message)
 
-    def serve(self, client: Client, infer: Infer, x: Any = X, room: int = 16) -> Response:
+    def serve(self, client: Client, infer: Infer, x: Any = X, room: int = 16) -> Any:
         """Have the caller serve a request of X, with room for Y."""
         (response,) = self.caller.serve([client.request({"X": x}, {"Y": room})], infer)
-        assert isinstance(response, Response)
         return response
 
     def refused(self, client: Client, infer: Infer) -> str:
         """Return the error of a request of the caller."""
         response = self.serve(client, infer)
         assert client.is_over()
-        return str(response.error)
+        return message_of(response)
 
 
 def double(call: Call) -> None:
@@ -101,27 +85,10 @@ def two_models(monkeypatch: pytest.MonkeyPatch, other: Mapping[str, Any] | None)
     models = Models()
     told = {"other": other}
 
-    class InferenceRequest:
-        def __init__(
-            self,
-            model_name: str,
-            model_version: int,
-            inputs: Sequence[Tensor],
-            requested_output_names: Sequence[str],
-            parameters: Mapping[str, Any],
-        ) -> None:
-            if not all(isinstance(value, str | int) for value in parameters.values()):
-                raise ValueError("Expect parameters values to have type bool/int/str")  # so says Triton 2.51
-            delivered = {each.name(): each.content for each in inputs}
-            self._request = Request(parameters, requested_output_names, delivered)
-
-        def exec(self) -> BlsResponse:
-            return models.execute(self._request)
-
-        async def async_exec(self) -> BlsResponse:
-            if models.gate is not None:
-                await models.gate.wait()
-            return models.execute(self._request)
+    class Server(LoneServer):
+        def infer(self, request: InferenceRequest) -> InferenceResponse:
+            models.gate.wait()
+            return models.execute(arrived(request))
 
     def fetch_json(url: str, timeout_s: float) -> Any:
         found = told[url.split("/")[-2]]
@@ -129,9 +96,7 @@ def two_models(monkeypatch: pytest.MonkeyPatch, other: Mapping[str, Any] | None)
             raise OSError("nobody answers")
         return found
 
-    module = fake_backend.module()
-    vars(module).update(InferenceRequest=InferenceRequest)
-    monkeypatch.setitem(sys.modules, fake_backend.NAME, module)
+    monkeypatch.setitem(sys.modules, NAME, Server().backend)
     monkeypatch.setattr(model_specs, "fetch_json", fetch_json)
     models.caller = ShmSession.from_args({"model_config": json.dumps(config("m", ""))})
     models.other = ShmSession.from_args({"model_config": json.dumps(other or config("other", ""))})

@@ -18,6 +18,7 @@ from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
 from shm_backend_utils.protocol.spans import Table
 from shm_backend_utils.protocol.table import encode
 from shm_backend_utils.testing.faults.memory import punch_hole, take_space_beyond
+from tests.unit.emulated import message_of
 from tests.unit.mapping.files import SHM, TOKEN, managed_file, new_key
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
@@ -62,8 +63,8 @@ def answer(session: ShmSession, client: Client) -> str:
         np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())
 
     (response,) = session.serve([client.request({"X": X}, {"Y": 16})], double)
-    if response.error is not None:
-        return str(response.error)
+    if response.has_error():
+        return message_of(response)
     assert client.output("Y").tolist() == (2 * X).tolist()
     return ""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.model import Call, ClosedError, ModelError, ShmSession
-from shm_backend_utils.testing import fake_backend
-from shm_backend_utils.testing.fake_backend import Request
+from tests.unit.emulated import delivered, log_lines, message_of, start_server
 from tests.unit.sessions import session_of, tensor
 
 X = np.arange(4, dtype=np.float32)
@@ -28,8 +26,8 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
 
 
 def answered(session: ShmSession, infer: Callable[[Call], Any]) -> str:
-    (response,) = session.serve([Request("", ["Y"], {"X": X})], infer)
-    return str(response.error)
+    (response,) = session.serve([delivered({}, ["Y"], {"X": X})], infer)
+    return message_of(response)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +111,7 @@ def test_a_call_that_is_kept(session: ShmSession) -> None:
         kept.append(call)
         call.put("Y", X)
 
-    assert answered(session, infer) == "None"
+    assert answered(session, infer) == ""
     with pytest.raises(ClosedError) as error:
         kept[0].input("X")
     assert str(error.value) == "this call is closed; make a new one"
@@ -156,10 +154,10 @@ def test_config_pbtxt(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], 
 
 
 def test_no_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, fake_backend.NAME, fake_backend.module())
+    start_server(monkeypatch)
     config = {"name": "m", "input": [tensor("X")], "output": [tensor("Y")]}
     ShmSession.from_args({"model_config": json.dumps(config)}).close()
-    assert fake_backend.Logger.lines == [
+    assert log_lines() == [
         "no client shares memory with model 'm', though it makes a ShmSession: add to its config.pbtxt: parameters "
         '{ key: "SHM_PATHS" value: { string_value: "direct,triton-shm,inline" } }'
     ]

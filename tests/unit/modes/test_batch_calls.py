@@ -12,7 +12,8 @@ import pytest
 
 from shm_backend_utils.model import BatchCall, ShmSession
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit.emulated import delivered, message_of, outputs_of
 from tests.unit.modes.doubling import FP32, Open
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
@@ -27,7 +28,7 @@ def carrier_of(rows: int) -> dict[str, Any]:
     return {"SHM": np.empty((rows, 0), np.uint8)}
 
 
-def rows_side_by_side(client: Client, counts: list[int], width: int = 4) -> list[Request]:
+def rows_side_by_side(client: Client, counts: list[int], width: int = 4) -> list[InferenceRequest]:
     """Return requests whose rows follow one another in memory, and so do their outputs."""
     requests = []
     begin = client.data
@@ -39,7 +40,7 @@ def rows_side_by_side(client: Client, counts: list[int], width: int = 4) -> list
         said = Table(
             {"X": InputSpan(FP32, (count, width), 0, at, size)}, {"Y": OutputSpan(0, at + total * width * 4, size)}
         )
-        requests.append(Request(client.begin(said, slot), ["Y"], carrier_of(count)))
+        requests.append(delivered(client.begin(said, slot), ["Y"], carrier_of(count)))
         first += count
     return requests
 
@@ -57,7 +58,7 @@ def double_batch(seen: list[Any]) -> Callable[[BatchCall], None]:
 def test_rows_that_follow_one_another_are_one_view(open_session: Open) -> None:
     client, seen = Client(slots=3), []  # type: ignore[var-annotated]
     responses = batched(open_session).serve_batch(rows_side_by_side(client, [1, 2, 3]), double_batch(seen))
-    assert [response.error for response in responses] == [None] * 3
+    assert [response.error() for response in responses] == [None] * 3
     assert seen == [(6, 0, "direct", "direct")]
     for slot in range(3):
         assert client.output("Y", slot).tolist() == [[2 * slot + 2] * 4] * (slot + 1)
@@ -69,7 +70,7 @@ def test_rows_are_sorted_by_where_they_lie(open_session: Open) -> None:
     client, seen = Client(slots=3), []  # type: ignore[var-annotated]
     requests = rows_side_by_side(client, [1, 2, 3])
     responses = batched(open_session).serve_batch(requests[::-1], double_batch(seen))
-    assert [response.error for response in responses] == [None] * 3
+    assert [response.error() for response in responses] == [None] * 3
     assert seen == [(6, 0, "direct", "direct")]
     client.close()
 
@@ -93,7 +94,7 @@ def test_a_batch_of_one_request_copies_nothing(open_session: Open) -> None:
     requests = [
         client.request({"X": x}, {"Y": 32}, delivered=carrier_of(2)),
         client.request({"X": x}, {"Y": 31}, 1, delivered=carrier_of(2)),
-        Request("", ["Y"], {"X": x}),
+        delivered({}, ["Y"], {"X": x}),
     ]
 
     def infer(batch: BatchCall) -> None:
@@ -108,7 +109,7 @@ def test_a_batch_of_one_request_copies_nothing(open_session: Open) -> None:
 
     session = batched(open_session)
     responses = [response for request in requests for response in session.serve_batch([request], infer)]
-    assert [response.error for response in responses] == [None] * 3
+    assert [response.error() for response in responses] == [None] * 3
     assert copied == [0] * 3
     client.close()
 
@@ -130,10 +131,10 @@ def test_nothing_of_a_batch_is_kept(open_session: Open) -> None:
 def test_plain_requests_and_others_make_one_batch(open_session: Open) -> None:
     client, seen = Client(), []  # type: ignore[var-annotated]
     direct = client.request({"X": np.ones((1, 4), np.float32)}, {"Y": 16}, delivered=carrier_of(1))
-    plain = Request("", ["Y"], {"X": np.full((2, 4), 3, np.float32)})
+    plain = delivered({}, ["Y"], {"X": np.full((2, 4), 3, np.float32)})
     first, second = batched(open_session).serve_batch([plain, direct], double_batch(seen))
-    assert first.tensors["Y"].tolist() == [[6] * 4] * 2
-    assert second.error is None
+    assert outputs_of(first)["Y"].tolist() == [[6] * 4] * 2
+    assert second.error() is None
     assert client.output("Y").tolist() == [[2] * 4]
     assert seen[0][0] == 3
     client.close()
@@ -146,7 +147,7 @@ def test_requests_of_other_shapes_are_batches_of_their_own(open_session: Open) -
         for slot, width in enumerate((4, 5))
     ]
     responses = batched(open_session).serve_batch(requests, double_batch(seen))
-    assert [response.error for response in responses] == [None, None]
+    assert [response.error() for response in responses] == [None, None]
     assert [size for size, *_ in seen] == [1, 1]
     client.close()
 
@@ -157,7 +158,7 @@ def test_a_batch_size_that_triton_was_not_told_is_refused(open_session: Open, ca
     delivered = {} if carried is None else carrier_of(carried)
     request = client.request({"X": np.ones((2, 4), np.float32)}, {"Y": 32}, delivered=delivered)
     (response,) = batched(open_session).serve_batch([request], lambda batch: None)
-    assert "tensor 'X' has a batch of 2, but the request has" in str(response.error)
+    assert "tensor 'X' has a batch of 2, but the request has" in message_of(response)
     assert client.is_free()
     client.close()
 
@@ -167,8 +168,8 @@ def test_a_request_without_inputs_fails_alone(open_session: Open) -> None:
     good = client.request({"X": np.ones((1, 4), np.float32)}, {"Y": 16}, delivered=carrier_of(1))
     empty = client.request({}, {"Y": 16}, 1)
     first, second = batched(open_session).serve_batch([empty, good], double_batch(seen))
-    assert str(first.error).startswith("shm:missing: ")
-    assert second.error is None
+    assert message_of(first).startswith("shm:missing: ")
+    assert second.error() is None
     assert client.is_over(1)
     client.close()
 
@@ -190,8 +191,8 @@ def test_a_request_that_lacks_one_of_two_inputs_fails_alone(open_session: Open) 
 
     responses = session.serve_batch(requests, add)
     assert sorted(sizes) == [1, 2]
-    assert str(responses[1].error).startswith("shm:missing: the request has no input 'W'")
-    assert [responses[slot].error for slot in (0, 2)] == [None, None]
+    assert message_of(responses[1]).startswith("shm:missing: the request has no input 'W'")
+    assert [responses[slot].error() for slot in (0, 2)] == [None, None]
     assert [client.output("Y", slot).tolist() for slot in (0, 2)] == [[[3] * 4]] * 2
     assert all(client.is_over(slot) for slot in range(3))
     client.close()
@@ -205,13 +206,13 @@ def test_what_a_batch_raises_completes_every_slot(open_session: Open, kind: type
         raise kind("no")
 
     responses = batched(open_session).serve_batch(rows_side_by_side(client, [1, 1]), infer)
-    assert all(kind.__name__ in str(response.error) for response in responses)
+    assert all(kind.__name__ in message_of(response) for response in responses)
     assert client.is_over(0)
     assert client.is_over(1)
     client.close()
 
 
-def rows_apart(client: Client) -> list[Request]:
+def rows_apart(client: Client) -> list[InferenceRequest]:
     """Return two requests of one row each, which do not follow one another in memory."""
     return [
         client.request({"X": np.full((1, 4), slot + 1, np.float32)}, {"Y": 16}, slot, delivered=carrier_of(1))
@@ -243,18 +244,21 @@ def put_for_each(batch: BatchCall) -> None:
 @pytest.mark.parametrize("infer", [put_instead, put_the_same, put_for_each])
 @pytest.mark.parametrize("requests_of", [rows_apart, lambda client: rows_side_by_side(client, [1, 1])])
 def test_what_is_put_after_memory_was_asked_for_is_the_output_of_a_batch(
-    open_session: Open, requests_of: Callable[[Client], list[Request]], infer: Callable[[BatchCall], None], debug: str
+    open_session: Open,
+    requests_of: Callable[[Client], list[InferenceRequest]],
+    infer: Callable[[BatchCall], None],
+    debug: str,
 ) -> None:
     client = Client(slots=2)
     responses = batched(open_session, parameters={"SHM_DEBUG": debug}).serve_batch(requests_of(client), infer)
-    assert [response.error for response in responses] == [None, None]
+    assert [response.error() for response in responses] == [None, None]
     assert [client.output("Y", slot).tolist() for slot in range(2)] == [[[2] * 4], [[4] * 4]]
     client.close()
 
 
 @pytest.mark.parametrize("requests_of", [rows_apart, lambda client: rows_side_by_side(client, [1, 1])])
 def test_a_row_of_numpys_small_integers_has_as_many_bytes_as_its_shape_says(
-    open_session: Open, requests_of: Callable[[Client], list[Request]]
+    open_session: Open, requests_of: Callable[[Client], list[InferenceRequest]]
 ) -> None:
     """16 times 16 is 0 in 8 bits."""
     client = Client(slots=2)
@@ -268,7 +272,9 @@ def test_a_row_of_numpys_small_integers_has_as_many_bytes_as_its_shape_says(
         y.numpy()[...] = 7
 
     responses = session.serve_batch(requests_of(client), infer)
-    assert [response.error for response in responses] == [None, None]
+    assert [response.error() for response in responses] == [None, None]
     assert found == [(2, 16, 16)]
-    assert [response.tensors["Y"].tolist() for response in responses] == [[[[7] * 16] * 16]] * 2  # 16 bytes are too few
+    assert [outputs_of(response)["Y"].tolist() for response in responses] == [
+        [[[7] * 16] * 16]
+    ] * 2  # 16 bytes are too few
     client.close()

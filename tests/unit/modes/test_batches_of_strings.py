@@ -13,7 +13,8 @@ from shm_backend_utils.model import BatchCall, ShmSession
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.tensors import strings
 from shm_backend_utils.tensors.strings import Strings
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit.emulated import delivered, error_code, message_of
 from tests.unit.modes.doubling import Open
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
@@ -50,12 +51,12 @@ def write(client: Client, slot: int, data: bytes) -> int:
     return at
 
 
-def request_of(client: Client, slot: int, data: bytes, count: int = 2) -> Request:
+def request_of(client: Client, slot: int, data: bytes, count: int = 2) -> InferenceRequest:
     """Return a request with one row of so many strings, in the slot's part of the memory."""
     at = write(client, slot, data)
     size = max(len(data), 4 * count)
     said = Table({"TEXT": InputSpan(BYTES, (1, count), 0, at, size)}, {"WORDS": OutputSpan(0, at + ROOM, ROOM)})
-    return Request(client.begin(said, slot), ["WORDS"], {"SHM": np.empty((1, 0), np.uint8)})
+    return delivered(client.begin(said, slot), ["WORDS"], {"SHM": np.empty((1, 0), np.uint8)})
 
 
 def words_of(client: Client, slot: int) -> list[bytes]:
@@ -83,10 +84,10 @@ def test_strings_whose_lengths_lie_fail_their_own_request_alone(
     requests = [request_of(client, slot, LIES[lie] if slot == liar else packed("a", "bc")) for slot in range(3)]
     responses = session.serve_batch(requests, infer)
     assert seen == [2]
-    assert str(responses[liar].error).startswith("shm:tensor: tensor 'TEXT' has ")
-    assert responses[liar].error.code == "INVALID_ARG"
+    assert message_of(responses[liar]).startswith("shm:tensor: tensor 'TEXT' has ")
+    assert error_code(responses[liar]) == "INVALID_ARG"
     for slot in {0, 1, 2} - {liar}:
-        assert responses[slot].error is None
+        assert responses[slot].error() is None
         assert words_of(client, slot) == [b"A", b"BC"]
     assert all(client.is_over(slot) for slot in range(3))
 
@@ -101,7 +102,7 @@ def test_strings_are_decoded_once(session: ShmSession, client: Client, monkeypat
 
     monkeypatch.setattr(strings, "_decode", noting)
     responses = session.serve_batch([request_of(client, slot, packed("a", "bc")) for slot in range(3)], shout)
-    assert [response.error for response in responses] == [None] * 3
+    assert [response.error() for response in responses] == [None] * 3
     assert decoded == [2, 2, 2]
 
 
@@ -116,7 +117,7 @@ def test_strings_that_a_client_changes_when_the_batch_is_made_change_nothing(
         shout(batch)
 
     responses = session.serve_batch([request_of(client, slot, packed("a", "bc")) for slot in range(count)], infer)
-    assert [response.error for response in responses] == [None] * count
+    assert [response.error() for response in responses] == [None] * count
     assert words_of(client, 0) == [b"A", b"BC"]
 
 
@@ -127,7 +128,7 @@ def test_strings_that_lie_side_by_side_are_those_that_were_checked(session: ShmS
         at = slot * len(data)
         memory[at : at + len(data)] = np.frombuffer(data, np.uint8)
         said = Table({"TEXT": InputSpan(BYTES, (1, 2), 0, client.data + at, len(data))}, {})
-        requests.append(Request(client.begin(said, slot), ["WORDS"], {"SHM": np.empty((1, 0), np.uint8)}))
+        requests.append(delivered(client.begin(said, slot), ["WORDS"], {"SHM": np.empty((1, 0), np.uint8)}))
     found: list[Any] = []
 
     def infer(batch: BatchCall) -> None:
@@ -135,5 +136,5 @@ def test_strings_that_lie_side_by_side_are_those_that_were_checked(session: ShmS
         found.extend(batch.input("TEXT").numpy().tolist())
         shout(batch)
 
-    assert [response.error for response in session.serve_batch(requests, infer)] == [None, None]
+    assert [response.error() for response in session.serve_batch(requests, infer)] == [None, None]
     assert found == [[b"a", b"bc"]] * 2

@@ -12,7 +12,8 @@ import pytest
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit.emulated import message_of
 from tests.unit.fake_gpu import runtime_that_gives_all_back
 from tests.unit.modes.doubling import Open, X, double
 from tests.unit.table_client import Client
@@ -33,7 +34,7 @@ def cuda() -> Iterator[CudaRuntime]:
         yield cuda
 
 
-def requests_of(client: Client, **parameters: Any) -> list[Request]:
+def requests_of(client: Client, **parameters: Any) -> list[InferenceRequest]:
     """Return a request for each slot; the parameters are the first one's."""
     return [client.request({"X": X + slot}, {"Y": 16}, slot, **({} if slot else parameters)) for slot in range(SLOTS)]
 
@@ -53,7 +54,7 @@ def test_requests_are_served_side_by_side_on_the_event_loop(open_session: Open, 
         double(call)
 
     responses = asyncio.run(session.serve_async(requests_of(client, first=True), infer))
-    assert [response.error for response in responses] == [None] * SLOTS
+    assert [response.error() for response in responses] == [None] * SLOTS
     assert client.output("Y", 1).tolist() == [2, 4, 6, 8]
     assert are_over(client)
 
@@ -93,8 +94,8 @@ def test_what_a_coroutine_raises_fails_it_alone_and_the_others_are_over_when_exe
         return responses
 
     first, *others = asyncio.run(execute())
-    assert kind.__name__ in str(first.error)
-    assert [response.error for response in others] == [None] * (SLOTS - 1)
+    assert kind.__name__ in message_of(first)
+    assert [response.error() for response in others] == [None] * (SLOTS - 1)
     assert [client.output("Y", slot).tolist() for slot in (1, 2)] == [[2, 4, 6, 8], [4, 6, 8, 10]]
     assert are_over(client)
 
@@ -153,6 +154,6 @@ def test_slots_that_are_busy_hold_neither_the_event_loop_nor_the_others(open_ses
 
     *busy, served, _ = asyncio.run(open_session().serve_async([requests[0]] * 100 + requests[1:], infer))
     assert time.monotonic() - begin < 5  # 50 ms for each of them would be too long
-    assert all(str(response.error).startswith("shm:busy: ") for response in busy)
-    assert served.error is None
+    assert all(message_of(response).startswith("shm:busy: ") for response in busy)
+    assert served.error() is None
     client.region.lease(0).give_back()

@@ -16,7 +16,8 @@ import pytest
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
 from tests.unit.fake_gpu import kernel as launch
 from tests.unit.fake_gpu import runtime_that_gives_all_back, stream_on
 from tests.unit.modes.doubling import FP32, Open, X, double
@@ -40,10 +41,10 @@ def session(open_session: Open) -> ShmSession:
     return open_session(parameters=SHM_DEBUG)
 
 
-def answered(session: ShmSession, request: Request, infer: Callable[[Call], object]) -> str:
+def answered(session: ShmSession, request: InferenceRequest, infer: Callable[[Call], object]) -> str:
     """Return the error that a request is answered with; empty if there is none."""
     (response,) = session.serve([request], infer)
-    return "" if response.error is None else str(response.error)
+    return message_of(response)
 
 
 def forget(call: Call) -> None:
@@ -90,9 +91,9 @@ def test_an_output_that_was_not_written_is_an_error(session: ShmSession, client:
 
 def test_so_it_is_where_the_output_goes_back_through_triton(session: ShmSession, client: Client) -> None:
     assert answered(session, client.request({"X": X}, {"Y": 4}), forget).startswith(UNWRITTEN)
-    assert answered(session, Request("", ["Y"], {"X": X}), forget).startswith(UNWRITTEN)
-    (response,) = session.serve([Request("", ["Y"], {"X": X})], double)
-    assert response.tensors["Y"].tolist() == [0, 2, 4, 6]
+    assert answered(session, delivered({}, ["Y"], {"X": X}), forget).startswith(UNWRITTEN)
+    (response,) = session.serve([delivered({}, ["Y"], {"X": X})], double)
+    assert outputs_of(response)["Y"].tolist() == [0, 2, 4, 6]
 
 
 def test_an_output_of_which_a_part_was_not_written_is_an_error(session: ShmSession, client: Client) -> None:
@@ -139,10 +140,9 @@ def test_a_part_that_was_not_written_is_found_wherever_it_is(
     name = {np.float16: "FP16", np.float32: "FP32", np.float64: "FP64", np.uint8: "UINT8"}[dtype]
     session = open_session(None, [tensor("Y", name, [-1] * len(shape))], parameters=SHM_DEBUG)
     (response,) = session.serve(
-        [Request("", ["Y"], {"X": X})], lambda call: write(call.output("Y", shape, dtype).numpy())
+        [delivered({}, ["Y"], {"X": X})], lambda call: write(call.output("Y", shape, dtype).numpy())
     )
-    assert response.error is not None
-    found = re.search(r"has not written (\d+) of its", str(response.error))
+    found = re.search(r"has not written (\d+) of its", message_of(response))
     assert found is not None
     assert left <= int(found[1]) <= left + 20, "those that are equal by chance are counted, too"
 
@@ -150,9 +150,9 @@ def test_a_part_that_was_not_written_is_found_wherever_it_is(
 def test_one_byte_that_was_not_written_may_be_chance(open_session: Open) -> None:
     session = open_session(None, [tensor("Y", "UINT8")], parameters=SHM_DEBUG)
     (response,) = session.serve(
-        [Request("", ["Y"], {"X": X})], lambda call: nothing(call.output("Y", (1,), np.uint8).numpy())
+        [delivered({}, ["Y"], {"X": X})], lambda call: nothing(call.output("Y", (1,), np.uint8).numpy())
     )
-    assert response.error is None
+    assert response.error() is None
 
 
 def test_an_output_that_nobody_wants_is_not_judged(open_session: Open, client: Client) -> None:
@@ -171,8 +171,8 @@ def test_what_was_written_is_served_at_any_size(session: ShmSession, client: Cli
     for room in (x.nbytes, x.nbytes + 3, 0):
         request = client.request({"X": x}, {"Y": room})
         (response,) = session.serve([request], double)
-        assert response.error is None
-        found = client.output("Y") if room >= x.nbytes else response.tensors["Y"]
+        assert response.error() is None
+        found = client.output("Y") if room >= x.nbytes else outputs_of(response)["Y"]
         assert found.tolist() == (2 * x).tolist()
 
 
@@ -225,7 +225,7 @@ def test_bytes_of_other_tensors_are_none_of_an_outputs(open_session: Open, clien
         y, z = (call.output(name, (4,), np.float32).numpy() for name in ("Y", "Z"))
         y[...], z[...] = 1, 2
 
-    assert answered(session, Request(client.begin(said), ["Y", "Z"]), infer) == ""
+    assert answered(session, delivered(client.begin(said), ["Y", "Z"]), infer) == ""
 
 
 def test_other_slots_of_a_region_are_others(session: ShmSession) -> None:
@@ -249,14 +249,14 @@ def batched(open_session: Open, **more: Any) -> ShmSession:
     return open_session(inputs, [tensor("Y", dims=[-1])], max_batch_size=8, parameters=SHM_DEBUG, **more)
 
 
-def rows(client: Client, *, side_by_side: bool) -> list[Request]:
+def rows(client: Client, *, side_by_side: bool) -> list[InferenceRequest]:
     """Return two requests of one row each."""
     requests = []
     for slot in range(2):
         at = client.data + slot * (16 if side_by_side else 512)
         np.ndarray((1, 4), np.float32, client.region.bytes(), at)[...] = slot + 1
         said = Table({"X": InputSpan(FP32, (1, 4), 0, at, 16)}, {"Y": OutputSpan(0, at + 1024, 16)})
-        requests.append(Request(client.begin(said, slot), ["Y"], {"SHM": np.empty((1, 0), np.uint8)}))
+        requests.append(delivered(client.begin(said, slot), ["Y"], {"SHM": np.empty((1, 0), np.uint8)}))
     return requests
 
 
@@ -274,10 +274,10 @@ def test_in_a_batch_the_requests_whose_rows_were_not_written_fail(
     responses = batched(open_session).serve_batch(rows(client, side_by_side=side_by_side), infer)
     for slot, response in enumerate(responses):
         if slot < written:
-            assert response.error is None
+            assert response.error() is None
             assert client.output("Y", slot).tolist() == [[2 * slot + 2] * 4]
         else:
-            assert str(response.error).startswith(f"{UNWRITTEN}4 of its 4 elements")
+            assert message_of(response).startswith(f"{UNWRITTEN}4 of its 4 elements")
         assert client.is_over(slot)
     client.close()
 
@@ -292,7 +292,7 @@ def test_in_a_batch_that_is_gathered_a_byte_beside_it_fails_all(open_session: Op
         write_beside(y, at)
 
     responses = batched(open_session).serve_batch(rows(client, side_by_side=False), infer)
-    assert all(str(response.error).startswith(BEYOND) for response in responses)
+    assert all(message_of(response).startswith(BEYOND) for response in responses)
     client.close()
 
 
@@ -305,8 +305,8 @@ def test_on_an_event_loop_the_request_whose_output_was_not_written_fails_alone(s
 
     requests = [client.request({"X": X}, {"Y": 16}, slot, forget=slot == 0) for slot in range(2)]
     first, second = asyncio.run(session.serve_async(requests, infer))
-    assert str(first.error).startswith(UNWRITTEN)
-    assert second.error is None
+    assert message_of(first).startswith(UNWRITTEN)
+    assert second.error() is None
     client.close()
 
 
@@ -324,9 +324,9 @@ def test_in_a_stream_the_frame_is_found(open_session: Open, mistake: Callable[[C
         yield
 
     open_session(model_transaction_policy={"decoupled": True}, parameters=SHM_DEBUG).serve_streams([request], answer)
-    *frames, last = request.sender.sent
-    assert [None if frame is None else frame.error for frame in frames] == [None, None]
-    assert str(last.error).startswith(UNWRITTEN if mistake is forget else BEYOND)  # type: ignore[union-attr]
+    *frames, last = answers_to(request).sent
+    assert [None if frame is None else frame.error() for frame in frames] == [None, None]
+    assert message_of(last).startswith(UNWRITTEN if mistake is forget else BEYOND)
     assert client.is_over()
     client.close()
 
@@ -363,6 +363,6 @@ def test_an_output_that_comes_from_a_gpu_is_not_judged_before_that_is_done(
     with runtime_that_gives_all_back() as cuda, stream_on(cuda) as stream:
         session = open_session(parameters=SHM_DEBUG, cuda=CudaAccess(lambda: cuda))
         (response,) = session.serve([client.request({"X": X}, {"Y": room})], lambda call: infer(call, stream))
-        assert response.error is None
-        assert (client.output("Y") if room else response.tensors["Y"]).tolist() == [0, 2, 4, 6]
+        assert response.error() is None
+        assert (client.output("Y") if room else outputs_of(response)["Y"]).tolist() == [0, 2, 4, 6]
         session.close()

@@ -16,7 +16,8 @@ from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
 from shm_backend_utils.model.mapping.memory import HostMemory
 from shm_backend_utils.model.modes import batch, coroutines, stream
 from shm_backend_utils.protocol.spans import Ring
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit.emulated import answers_to, delivered, message_of
 from tests.unit.modes.doubling import Open, X
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
@@ -48,10 +49,10 @@ def test_a_stream_that_its_client_has_cancelled_ends_without_an_error(
 ) -> None:
     monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 0)
     request, sent = client.request({"X": X}, {"Y": 16}), []  # type: ignore[var-annotated]
-    request.is_given_up = True
+    answers_to(request).is_given_up = True
     streaming(open_session).serve_streams([request], frames(5, sent))
     assert sent == [0]
-    assert [None if each is None else each.error for each in request.sender.sent] == [None, None]
+    assert [None if each is None else each.error() for each in answers_to(request).sent] == [None, None]
     assert client.is_over()
 
 
@@ -64,12 +65,12 @@ def test_a_client_is_asked_from_time_to_time_whether_it_wants_more(
     sent: list[int] = []
     asked: list[int] = []
 
-    def is_cancelled() -> bool:
+    def is_cancelled(request: InferenceRequest) -> bool:
         asked.append(len(sent))
         return False
 
     request = client.request({"X": X}, {"Y": 16})
-    request.is_cancelled = is_cancelled  # type: ignore[method-assign]
+    monkeypatch.setattr(InferenceRequest, "is_cancelled", is_cancelled)
     streaming(open_session).serve_streams([request], frames(20, sent))
     assert asked == [5, 10, 15, 20]
 
@@ -79,27 +80,27 @@ def test_the_generator_of_a_stream_is_closed_before_the_stream_is(
 ) -> None:
     monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 0)
     request = client.request({"X": X}, {"Y": 16})
-    request.is_given_up = True
+    answers_to(request).is_given_up = True
     found: list[Any] = []
 
     def answer(call: StreamCall) -> Iterator[None]:
         try:
             yield
         finally:
-            found.append((call.input("X").numpy().tolist(), len(request.sender.sent)))
+            found.append((call.input("X").numpy().tolist(), len(answers_to(request).sent)))
 
     streaming(open_session).serve_streams([request], answer)
     assert found == [(X.tolist(), 1)]
-    assert len(request.sender.sent) == 2
+    assert len(answers_to(request).sent) == 2
 
 
 def test_a_stream_of_a_client_without_a_slot_goes_on_until_it_does_not_want_more(
     open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 0)
-    request = Request("", ["Y"], {"X": X})
+    request = delivered({}, ["Y"], {"X": X})
     streaming(open_session).serve_streams([request], frames(3, []))
-    assert [None if each is None else each.error for each in request.sender.sent] == [None] * 4
+    assert [None if each is None else each.error() for each in answers_to(request).sent] == [None] * 4
 
 
 def test_a_stream_whose_client_is_gone_ends(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +124,9 @@ def test_a_stream_that_is_left_while_forward_async_runs_fails(open_session: Open
     call = streaming(open_session).stream(request)
     with pytest.raises(ModelError, match="calls of other models were under way"), call:
         call._pending = {1: under_way}.values()  # type: ignore[assignment]
-    (response,) = request.sender.sent
+    (response,) = answers_to(request).sent
     assert response is not None
-    assert "of other models" in str(response.error)
+    assert "of other models" in message_of(response)
     assert given_up == [True]
     assert client.is_free()
     assert client.region.record(0).completed == 0
@@ -138,7 +139,7 @@ def test_a_stream_that_is_over_sends_nothing(open_session: Open, client: Client)
         call.send()
     with pytest.raises(ClosedError, match="this call"):
         call.send()
-    assert len(request.sender.sent) == 2
+    assert len(answers_to(request).sent) == 2
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (0, 4), (1, 4), (3, 2), (4, 1)])
@@ -147,16 +148,16 @@ def test_a_ring_that_is_not_of_other_slots_of_the_region_is_refused(
 ) -> None:
     request = client.request({"X": X}, {"Y": 16}, ring=Ring(first, count, 64))
     streaming(open_session).serve_streams([request], frames(1, []))
-    (response,) = request.sender.sent
+    (response,) = answers_to(request).sent
     assert response is not None
-    assert str(response.error).startswith("shm:table: frame_slot: found slots")
+    assert message_of(response).startswith("shm:table: frame_slot: found slots")
     assert client.is_free()
 
 
 def test_a_ring_may_have_the_last_slot(open_session: Open, client: Client) -> None:
     request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 3, 64))
     streaming(open_session).serve_streams([request], frames(3, []))
-    assert [each and each.error for each in request.sender.sent] == [None] * 4
+    assert [each and each.error() for each in answers_to(request).sent] == [None] * 4
     assert client.region.record(3).completed > 0
 
 
@@ -174,7 +175,7 @@ def test_an_output_put_to_a_batch_needs_its_rows(open_session: Open, client: Cli
 
     requests = [client.request({"X": x}, {"Y": 32}, slot, delivered=carried) for slot in range(2)]
     responses = session.serve_batch(requests, infer)
-    assert [response.error for response in responses] == [None, None]
+    assert [response.error() for response in responses] == [None, None]
     assert client.output("Y", 1).tolist() == (x * 2).tolist()
 
 
@@ -194,7 +195,7 @@ def test_a_coroutine_that_is_closed_gives_the_slot_back(open_session: Open, clie
     loop.run_until_complete(begin())
     serving.close()
     loop.close()
-    assert "GeneratorExit" in str(call.response.error)
+    assert "GeneratorExit" in message_of(call.response)
     assert client.is_over()
 
 

@@ -15,8 +15,11 @@ from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.frame_table import encode_rooms
 from shm_backend_utils.protocol.spans import OutputSpan, Ring, frame_number
-from shm_backend_utils.testing.fake_backend import Request, Response, Tensor, TritonError
+from shm_backend_utils.testing.emulator import sent_outputs
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from shm_backend_utils.testing.emulator.response import InferenceResponse
 from tests.unit.claims_of import claim_of_region
+from tests.unit.emulated import answered, answers_to, arrived, message_of, outputs_of
 from tests.unit.modes.doubling import Open, X, double
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
@@ -30,69 +33,44 @@ OTHER = {
 }
 
 
-class Answer:
-    """A response as the model that made the request sees it."""
-
-    def __init__(self, response: Response) -> None:
-        self._response = response
-
-    def has_error(self) -> bool:
-        return self._response.error is not None
-
-    def error(self) -> Any:
-        return self
-
-    def message(self) -> str:
-        return str(self._response.error)
-
-    def output_tensors(self) -> list[Tensor]:
-        return [Tensor(name, array) for name, array in self._response.tensors.items()]
-
-
 class Server:
     """Brings requests of a model to the other one, as Triton does; or fails to.
 
     Attributes
     ----------
-    sent : list of Request
+    sent : list of InferenceRequest
         So far.
     before : callable
         Done before a request gets to the other model; may raise.
     """
 
     def __init__(self, other: ShmSession) -> None:
-        self.sent: list[Request] = []
+        self.sent: list[InferenceRequest] = []
         self.before: Callable[[], object] = lambda: None
         self._other = other
 
-    def request(
-        self, backend: TritonBackend, model: str, version: str, tensors: Any, outputs: Any, parameters: Any
-    ) -> Request:
-        return Request(parameters, outputs, {each.name(): each.content for each in tensors})
-
-    def execute(self, backend: TritonBackend, request: Request) -> Answer:
+    def execute(self, backend: TritonBackend, request: InferenceRequest) -> InferenceResponse:
         self.sent.append(request)
         self.before()
-        return Answer(self.deliver(request))
+        return self.deliver(request)
 
-    async def execute_async(self, backend: TritonBackend, request: Request) -> Answer:
+    async def execute_async(self, backend: TritonBackend, request: InferenceRequest) -> InferenceResponse:
         self.sent.append(request)
         await asyncio.sleep(0)
         self.before()
         await asyncio.sleep(0.01)
-        return Answer(self.deliver(request))
+        return self.deliver(request)
 
-    def deliver(self, request: Request) -> Response:
-        (response,) = self._other.serve([request], double)
-        assert isinstance(response, Response)
-        return response
+    def deliver(self, request: InferenceRequest) -> InferenceResponse:
+        (response,) = self._other.serve([arrived(request)], double)
+        return answered(sent_outputs(response), message_of(response))
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     with session_of(monkeypatch, [tensor("X")], [tensor("Y")], name="other") as other:
         server = Server(other)
-        for name in ("request", "execute", "execute_async"):
+        for name in ("execute", "execute_async"):
             method = getattr(server, name)
             monkeypatch.setattr(TritonBackend, name, lambda *arguments, method=method: method(*arguments))
         monkeypatch.setattr(ModelSpecs, "spec", lambda *_: ModelSpec.from_config(OTHER))
@@ -119,11 +97,11 @@ async def forward_async(call: Call) -> None:
     await call.forward_async("other", {"X": call.input("X")}, {"Y": call.output("Y", (4,), np.float32)})
 
 
-def requests_of(client: Client) -> list[Request]:
+def requests_of(client: Client) -> list[InferenceRequest]:
     return [client.request({"X": X + slot}, {"Y": 16}, slot) for slot in range(2)]
 
 
-def serve(session: ShmSession, client: Client, *, side_by_side: bool) -> list[Response]:
+def serve(session: ShmSession, client: Client, *, side_by_side: bool) -> list[InferenceResponse]:
     if side_by_side:
         return asyncio.run(session.serve_async(requests_of(client), forward_async))
     return session.serve(requests_of(client), forward)
@@ -133,7 +111,7 @@ def check_late_request_is_stale(server: Server, client: Client) -> None:
     """Have a request that got no answer arrive after all."""
     client.region.bytes()[client.data :] = 7
     late = server.deliver(server.sent[0])
-    assert str(late.error).startswith("shm:stale: ")
+    assert message_of(late).startswith("shm:stale: ")
     assert set(client.region.bytes()[client.data :].tolist()) == {7}
 
 
@@ -142,7 +120,7 @@ def test_a_model_calls_another_one_on_its_clients_memory(
     session: ShmSession, server: Server, client: Client, side_by_side: bool
 ) -> None:
     responses = serve(session, client, side_by_side=side_by_side)
-    assert [response.error for response in responses] == [None, None]
+    assert [response.error() for response in responses] == [None, None]
     assert [client.output("Y", slot).tolist() for slot in range(2)] == [[0, 2, 4, 6], [2, 4, 6, 8]]
 
 
@@ -164,9 +142,9 @@ def test_a_stream_lends_the_room_that_its_client_has_given_it_beside_its_ring(
             client.region.record(1).generation = frame_number(1, 0)
 
     open_session(model_transaction_policy={"decoupled": True}).serve_streams([request], answer)
-    assert [sent and sent.error for sent in request.sender.sent] == [None, None, None]
+    assert [sent and sent.error() for sent in answers_to(request).sent] == [None, None, None]
     assert beside.region.bytes()[beside.data + 64 :][:16].view(np.float32).tolist() == [0, 2, 4, 6]
-    assert [bool(sent.tensors) for sent in request.sender.sent[:2] if sent] == [True, False]
+    assert [bool(outputs_of(sent)) for sent in answers_to(request).sent[:2] if sent] == [True, False]
     assert borrowed == [False, True]
     assert beside.is_free()
     beside.close()
@@ -185,8 +163,8 @@ def test_what_breaks_off_a_call_of_another_model_fails_one_request_and_the_other
 
     server.before = break_off
     failed, served = serve(session, client, side_by_side=side_by_side)
-    assert kind.__name__ in str(failed.error)
-    assert served.error is None
+    assert kind.__name__ in message_of(failed)
+    assert served.error() is None
     assert client.output("Y", 1).tolist() == [2, 4, 6, 8]
     assert client.is_over(1)
     assert client.is_free(0)
@@ -208,7 +186,7 @@ def test_memory_is_not_the_clients_while_another_model_may_be_at_work_there(
 
     server.before = break_off
     (response,) = session.serve(requests_of(client)[:1], infer)
-    assert "model.py has left the call while 1 calls" in str(response.error)
+    assert "model.py has left the call while 1 calls" in message_of(response)
     assert (client.region.record(0).started, client.region.record(0).completed) == (1, 0)
     assert client.is_free(0)
     check_late_request_is_stale(server, client)
@@ -228,7 +206,7 @@ def test_a_model_may_go_on_without_another_one_that_the_server_refuses(
 
     server.before = refuse
     responses = session.serve(requests_of(client), infer)
-    assert [response.error for response in responses] == [None, None]
+    assert [response.error() for response in responses] == [None, None]
     assert client.output("Y", 1).tolist() == [2, 4, 6, 8]
 
 
@@ -236,9 +214,9 @@ def test_a_request_that_was_answered_before_it_was_executed_is_refused_when_it_c
     session: ShmSession, server: Server, client: Client
 ) -> None:
     deliver = server.deliver
-    server.deliver = lambda request: Response(error=TritonError("not today", "UNAVAILABLE"))  # type: ignore[method-assign]
+    server.deliver = lambda request: answered([], "not today")  # type: ignore[method-assign]
     (response,) = session.serve(requests_of(client)[:1], forward)
-    assert "not today" in str(response.error)
+    assert "not today" in message_of(response)
     server.deliver = deliver  # type: ignore[method-assign]
     check_late_request_is_stale(server, client)
 
@@ -253,7 +231,7 @@ def test_a_call_that_is_left_while_forward_async_runs_is_refused_and_so_is_the_l
         while not server.sent:
             await asyncio.sleep(0)
 
-    async def execute() -> list[Response]:
+    async def execute() -> list[InferenceResponse]:
         (response,) = await session.serve_async(requests_of(client)[:1], infer)
         assert client.is_free(0)
         assert (client.region.record(0).started, client.region.record(0).completed) == (1, 0)
@@ -262,5 +240,5 @@ def test_a_call_that_is_left_while_forward_async_runs_is_refused_and_so_is_the_l
         return [response]
 
     (response,) = asyncio.run(execute())
-    assert str(response.error).startswith("shm:model: model.py has left the call while 1 calls of other models were")
+    assert message_of(response).startswith("shm:model: model.py has left the call while 1 calls of other models were")
     check_late_request_is_stale(server, client)

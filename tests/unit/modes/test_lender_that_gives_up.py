@@ -12,7 +12,8 @@ from shm_backend_utils.model import Call
 from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.protocol.claims import LentRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit.emulated import delivered, error_code, message_of
 from tests.unit.modes.doubling import FP32, Open, X, double
 from tests.unit.table_client import Client
 
@@ -31,13 +32,13 @@ def client() -> Iterator[Client]:
     client.close()
 
 
-def borrowing(lender: Client, client: Client) -> Request:
+def borrowing(lender: Client, client: Client) -> InferenceRequest:
     """Return a lender's request whose tensors lie in its client's region."""
     header, at = client.region.header, client.data
     np.ndarray((4,), np.float32, client.region.bytes(), at)[...] = X
     claim = LentRegionClaim(client.region.segment.key, header.byte_size, header.token.hex(), 0)
     said = Table({"X": InputSpan(FP32, (4,), 1, at, 16)}, {"Y": OutputSpan(1, at + 64, 16)}, (claim,))
-    return Request(lender.begin(said), ["Y"])
+    return delivered(lender.begin(said), ["Y"])
 
 
 def before_borrowing(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], object]) -> list[bool]:
@@ -70,8 +71,8 @@ def test_the_generation_is_looked_at_again_when_the_memory_is_borrowed(
 
     (response,) = open_session().serve([borrowing(lender, client)], infer)
     assert (borrowed, executed) == ([True], [])
-    assert response.error is not None
-    assert (response.error.code, str(response.error).partition(": ")[0]) == ("CANCELLED", "shm:stale")
+    assert response.error() is not None
+    assert (error_code(response), message_of(response).partition(": ")[0]) == ("CANCELLED", "shm:stale")
     assert lender.region.record(0).started == 0
     assert lender.is_free()
     assert client.is_free()
@@ -82,5 +83,5 @@ def test_a_lender_that_does_not_give_up_is_served(
 ) -> None:
     borrowed = before_borrowing(monkeypatch, lambda: None)
     (response,) = open_session().serve([borrowing(lender, client)], double)
-    assert (response.error, borrowed) == (None, [True])
+    assert (response.error(), borrowed) == (None, [True])
     assert lender.is_over()

@@ -12,7 +12,8 @@ from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import Call
 from shm_backend_utils.protocol.claims import LentRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit.emulated import delivered, message_of
 from tests.unit.modes.doubling import FP32, Open, X, double
 from tests.unit.table_client import Client
 
@@ -29,12 +30,12 @@ def lent(client: Client, slot: int = 0, **changes: Any) -> LentRegionClaim:
     return LentRegionClaim(**fields)
 
 
-def borrowing(lender: Client, client: Client, **changes: Any) -> Request:
+def borrowing(lender: Client, client: Client, **changes: Any) -> InferenceRequest:
     """Return a lender's request whose tensors lie in its client's region."""
     at = client.data
     np.ndarray((4,), np.float32, client.region.bytes(), at)[...] = X
     said = Table({"X": InputSpan(FP32, (4,), 1, at, 16)}, {"Y": OutputSpan(1, at + 64, 16)}, (lent(client, **changes),))
-    return Request(lender.begin(said), ["Y"])
+    return delivered(lender.begin(said), ["Y"])
 
 
 def test_lent_memory_is_used_and_held(open_session: Open) -> None:
@@ -46,7 +47,7 @@ def test_lent_memory_is_used_and_held(open_session: Open) -> None:
         double(call)
 
     (response,) = open_session().serve([borrowing(lender, client)], infer)
-    assert response.error is None
+    assert response.error() is None
     assert (held, client.is_free(), client.region.record(0).completed) == ([False], True, 0)
     place = lender.places(byte_sizes=[client.region.header.byte_size])["Y"]
     assert (place.region, place.offset) == (1, client.data + 64)
@@ -59,7 +60,7 @@ def test_memory_that_the_client_takes_back_is_not_borrowed(open_session: Open) -
     lender, client = Client(), Client()
     assert client.region.lease(0).take_back()
     (response,) = open_session().serve([borrowing(lender, client)], double)
-    assert str(response.error).startswith("shm:stale: the client takes back the memory")
+    assert message_of(response).startswith("shm:stale: the client takes back the memory")
     assert lender.is_free()
     assert lender.region.record(0).started == 0
     client.region.lease(0).give_back()
@@ -74,7 +75,7 @@ def test_a_lender_that_is_gone_has_lent_nothing(open_session: Open) -> None:
     fresh = ManagedRegion.open(lender.region.segment.key, lender.region.header.token.hex(), "region")
     lender.region.close()  # as if its process had died: the name is there, the owner's lease is not
     (response,) = session.serve([request], double)
-    assert str(response.error).startswith("shm:stale: the model that has lent")
+    assert message_of(response).startswith("shm:stale: the model that has lent")
     assert fresh.record(0).started == 0
     assert client.is_free()
     fresh.segment.unlink()
@@ -86,7 +87,7 @@ def test_a_lender_that_is_gone_has_lent_nothing(open_session: Open) -> None:
 def test_lent_memory_that_is_not_as_claimed_is_refused(open_session: Open, changes: dict[str, Any]) -> None:
     lender, client = Client(), Client()
     (response,) = open_session().serve([borrowing(lender, client, **changes)], double)
-    assert str(response.error).startswith("shm:table: ")
+    assert message_of(response).startswith("shm:table: ")
     for each in (lender, client):
         assert each.is_free()
         each.close()
@@ -95,8 +96,8 @@ def test_lent_memory_that_is_not_as_claimed_is_refused(open_session: Open, chang
 def test_records_of_lent_regions_are_no_data(open_session: Open) -> None:
     lender, client = Client(), Client()
     said = Table({"X": InputSpan(FP32, (4,), 1, 4096, 16)}, {}, (lent(client),))
-    (response,) = open_session().serve([Request(lender.begin(said), ["Y"])], double)
-    assert str(response.error).startswith("shm:table: inputs.X: found 16 bytes at offset 4096")
+    (response,) = open_session().serve([delivered(lender.begin(said), ["Y"])], double)
+    assert message_of(response).startswith("shm:table: inputs.X: found 16 bytes at offset 4096")
     for each in (lender, client):
         each.close()
 
@@ -105,7 +106,7 @@ def test_the_slots_own_region_is_not_lent_as_well(open_session: Open) -> None:
     client = Client()
     begin = time.monotonic()
     (response,) = open_session().serve([borrowing(client, client)], double)
-    assert str(response.error) == (
+    assert message_of(response) == (
         "shm:table: regions[1]: found memory that the request names before, expected every region once"
     )
     assert time.monotonic() - begin < 0.5

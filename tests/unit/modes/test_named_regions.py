@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.memory.registrations import Registration
-from shm_backend_utils.testing.fake_backend import Request
+from tests.unit.emulated import delivered, message_of, outputs_of
 from tests.unit.modes.doubling import Open, double
 from tests.unit.registered import say_registered
 
@@ -45,11 +45,11 @@ def test_registered_regions_are_named_by_a_descriptor(open_session: Open, regist
     registered["mine"] = Registration(key, 64, 1024)
     file = np.memmap(SHM / key, np.float32, "r+")
     file[16:20] = [1, 2, 3, 4]
-    request = Request(descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [0, 256, 16]}, ["mine"]), ["Y"])
+    request = delivered(descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [0, 256, 16]}, ["mine"]), ["Y"])
     session = open_session()
     for _ in range(2):
         (response,) = session.serve([request], double)
-        assert (response.error, response.tensors) == (None, {})
+        assert (response.error(), outputs_of(response)) == (None, {})
         assert file[80:84].tolist() == [2, 4, 6, 8]
     # What is passed on must be copied: no results tell where it is.
     session.serve([request], lambda call: call.put("Y", call.input("X")))
@@ -64,8 +64,8 @@ def test_two_names_may_stand_for_two_parts_of_one_object(
     file = np.memmap(SHM / key, np.float32, "r+")
     file[:4] = 3
     said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [1, 0, 16]}, ["in", "out"])
-    (response,) = open_session().serve([Request(said, ["Y"])], double)
-    assert response.error is None
+    (response,) = open_session().serve([delivered(said, ["Y"])], double)
+    assert response.error() is None
     assert file[16:20].tolist() == [6] * 4
 
 
@@ -75,8 +75,8 @@ def test_two_names_of_the_same_bytes_do_not_hide_an_overlap(
     key = file_of()
     registered["in"], registered["out"] = Registration(key, 0, 64), Registration(key, 8, 64)
     said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [1, 0, 16]}, ["in", "out"])
-    (response,) = open_session().serve([Request(said, ["Y"])], double)
-    assert str(response.error) == "shm:table: outputs.Y: found bytes of another tensor, expected bytes of its own"
+    (response,) = open_session().serve([delivered(said, ["Y"])], double)
+    assert message_of(response) == "shm:table: outputs.Y: found bytes of another tensor, expected bytes of its own"
 
 
 X_ALONE: dict[str, Any] = {"inputs": {"X": [0, 0, 16, "FP32", [4]]}, "outputs": {}}
@@ -89,8 +89,8 @@ def test_a_registration_whose_offset_is_odd_makes_its_tensors_odd(
     open_session: Open, registered: dict[str, Registration], spans: dict[str, Any], field: str
 ) -> None:
     registered["mine"] = Registration(file_of(), 2, 1024)
-    (response,) = open_session().serve([Request(descriptor(**spans, names=["mine"]), ["Y"])], double)
-    assert str(response.error).startswith(f"shm:table: {field}.offset: found 0, expected a place at a multiple of 4")
+    (response,) = open_session().serve([delivered(descriptor(**spans, names=["mine"]), ["Y"])], double)
+    assert message_of(response).startswith(f"shm:table: {field}.offset: found 0, expected a place at a multiple of 4")
 
 
 @each_alone
@@ -98,8 +98,8 @@ def test_spans_one_byte_beyond_what_is_registered_are_refused(
     open_session: Open, registered: dict[str, Registration], spans: dict[str, Any], field: str
 ) -> None:
     registered["mine"] = Registration(file_of(), 0, 15)
-    (response,) = open_session().serve([Request(descriptor(**spans, names=["mine"]), ["Y"])], double)
-    assert str(response.error).startswith(f"shm:table: {field}: found 16 bytes at offset 0")
+    (response,) = open_session().serve([delivered(descriptor(**spans, names=["mine"]), ["Y"])], double)
+    assert message_of(response).startswith(f"shm:table: {field}: found 16 bytes at offset 0")
 
 
 def test_a_file_that_was_replaced_is_asked_for_anew(open_session: Open, registered: dict[str, Registration]) -> None:
@@ -107,10 +107,10 @@ def test_a_file_that_was_replaced_is_asked_for_anew(open_session: Open, register
     registered["mine"] = Registration(old, 0, 4096)
     said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [0, 256, 16]}, ["mine"])
     session = open_session()
-    session.serve([Request(said, ["Y"])], double)
+    session.serve([delivered(said, ["Y"])], double)
     (SHM / old).unlink()
     registered["mine"] = Registration(new, 0, 4096)
     file = np.memmap(SHM / new, np.float32, "r+")
     file[:4] = 5
-    session.serve([Request(said, ["Y"])], double)
+    session.serve([delivered(said, ["Y"])], double)
     assert file[64:68].tolist() == [10] * 4

@@ -13,8 +13,10 @@ from shm_backend_utils.errors import ModelError
 from shm_backend_utils.model import Call
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
+from shm_backend_utils.tensors import dlpack
 from shm_backend_utils.tensors.strings_view import StringsView
-from shm_backend_utils.testing.fake_backend import Request, Response
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit.emulated import delivered, message_of, outputs_of
 from tests.unit.modes.doubling import FP32, Open, X
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
@@ -24,16 +26,15 @@ WORDS = [b"ab", b"cde"]
 PACKED = b"\2\0\0\0ab\3\0\0\0cde"
 
 
-def serve(open_session: Open, request: Request, infer: Infer, outputs: Any = None, inputs: Any = None) -> Response:
+def serve(open_session: Open, request: InferenceRequest, infer: Infer, outputs: Any = None, inputs: Any = None) -> Any:
     (response,) = open_session(inputs, outputs).serve([request], infer)
-    assert isinstance(response, Response)
     return response
 
 
 def place_after(open_session: Open, client: Client, infer: Infer, room: int = 16, **more: Any) -> OutputPlace:
     """Return where the results say that Y is, of a request of X."""
     response = serve(open_session, client.request({"X": X}, {"Y": room}), infer, **more)
-    assert response.error is None
+    assert response.error() is None
     return client.places()["Y"]
 
 
@@ -82,10 +83,10 @@ def test_an_input_is_not_passed_through_where_the_client_wants_no_memory_used(
 ) -> None:
     said = Table({"X": InputSpan(FP32, (4,), 0, client.data, 16)}, {})
     np.ndarray((4,), np.float32, client.region.bytes(), client.data)[:] = X
-    request = Request(client.begin(said), ["Y"])
+    request = delivered(client.begin(said), ["Y"])
     response = serve(open_session, request, lambda call: call.put("Y", call.input("X")))
     assert client.places()["Y"].is_in_response
-    assert response.tensors["Y"].tolist() == X.tolist()
+    assert outputs_of(response)["Y"].tolist() == X.tolist()
 
 
 def test_a_transposed_output_is_not_taken_for_the_same_memory(open_session: Open, client: Client) -> None:
@@ -116,14 +117,16 @@ def test_a_delivered_input_is_copied_to_the_memory_that_the_client_has_for_it(
     open_session: Open, client: Client
 ) -> None:
     request = client.request({}, {"Y": 16}, delivered={"X": X})
-    assert serve(open_session, request, lambda call: call.put("Y", call.input("X"))).tensors == {}
+    assert outputs_of(serve(open_session, request, lambda call: call.put("Y", call.input("X")))) == {}
     assert client.output("Y").tolist() == X.tolist()
 
 
 def test_a_delivered_input_goes_back_as_it_came(open_session: Open) -> None:
-    given = X.copy()
-    response = serve(open_session, Request("", ["Y"], {"X": given}), lambda call: call.put("Y", call.input("X")))
-    assert np.shares_memory(response.tensors["Y"], given)
+    request = delivered({}, ["Y"], {"X": X})
+    response = serve(open_session, request, lambda call: call.put("Y", call.input("X")))
+    came, goes = (dlpack.read(tensors[0].to_dlpack) for tensors in (request.inputs(), response.output_tensors()))
+    assert np.shares_memory(goes, came)
+    assert goes.tolist() == X.tolist()
 
 
 # What the configuration forbids
@@ -179,7 +182,7 @@ def test_a_clients_strings_are_passed_on_to_outputs_of_strings_alone(open_sessio
         call.put("Y", X)
 
     request = client.request({"X": X}, {"Y": 16}, delivered={"WORDS_IN": np.array(WORDS, object)})
-    assert serve(open_session, request, infer, outputs, inputs).error is None
+    assert serve(open_session, request, infer, outputs, inputs).error() is None
 
 
 def test_a_list_is_what_numpy_makes_of_it(open_session: Open, client: Client) -> None:
@@ -222,7 +225,7 @@ def test_elements_that_are_no_strings_are_the_models_error(open_session: Open, c
     outputs = [tensor("Y", "STRING")]
     request = client.request({"X": X}, {"Y": room})
     response = serve(open_session, request, lambda call: call.put("Y", np.array([1, None], object)), outputs)
-    assert "model.py wrote an output that it may not" in str(response.error)
+    assert "model.py wrote an output that it may not" in message_of(response)
     assert client.is_over()
 
 
@@ -232,14 +235,14 @@ def test_a_clients_strings_whose_lengths_lie_are_not_passed_on(
 ) -> None:
     client.region.bytes()[client.data : client.data + 8] = [200, 0, 0, 0, 1, 2, 3, 4]
     said = Table({"X": InputSpan(BYTES, (2,), 0, client.data, 8)}, rooms)
-    request = Request(client.begin(said), ["Y"])
+    request = delivered(client.begin(said), ["Y"])
     inputs, outputs = [tensor("X", "STRING")], [tensor("Y", "STRING")]
 
     def infer(call: Call) -> None:
         call.put("Y", call.input("X").strings())
 
     response = serve(open_session, request, infer, outputs, inputs)
-    is_refused = "model.py wrote an output that it may not" in str(response.error)
+    is_refused = "model.py wrote an output that it may not" in message_of(response)
     assert is_refused != bool(rooms)  # where there is room, it is told where it wrote them itself
     assert client.is_over()
 
@@ -253,11 +256,11 @@ def test_results_fill_the_record_and_not_more(
 ) -> None:
     name = "Y" * (2048 - 16 - 8 - 24 - 8)
     said = Table({}, {name: OutputSpan(0, client.data, 16)})
-    request = Request(client.begin(said), [name])
+    request = delivered(client.begin(said), [name])
     outputs = [tensor(name, dims=[-1] * len(shape))]
     response = serve(open_session, request, lambda call: call.put(name, np.ones(shape, "f4")), outputs)
-    assert (response.error is None) == fits
-    assert fits or "2040 bytes for the results of 1 outputs" in str(response.error)
+    assert (response.error() is None) == fits
+    assert fits or "2040 bytes for the results of 1 outputs" in message_of(response)
     assert client.is_over()
 
 
@@ -265,5 +268,5 @@ def test_leaving_a_call_without_its_output_raises_and_answers(open_session: Open
     call = open_session().open(client.request({"X": X}, {"Y": 16}))
     with pytest.raises(ModelError, match="output 'Y' was requested, but model.py wrote none"), call:
         pass
-    assert "model.py wrote none" in str(call.response.error)
+    assert "model.py wrote none" in message_of(call.response)
     assert client.is_over()

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.model import Call
-from shm_backend_utils.testing.fake_backend import Request, Tensor
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from shm_backend_utils.testing.emulator.tensor import Tensor
+from tests.unit.emulated import delivered, message_of, outputs_of
 from tests.unit.modes.doubling import Open, X, double
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
@@ -21,9 +23,9 @@ def test_a_plain_request_is_served_by_the_same_code(open_session: Open) -> None:
         paths.append(call.path)
         double(call)
 
-    (response,) = open_session().serve([Request("", ["Y"], {"X": X})], infer)
-    assert response.error is None
-    assert (response.tensors["Y"].tolist(), paths) == ([0, 2, 4, 6], ["triton"])
+    (response,) = open_session().serve([delivered({}, ["Y"], {"X": X})], infer)
+    assert response.error() is None
+    assert (outputs_of(response)["Y"].tolist(), paths) == ([0, 2, 4, 6], ["triton"])
 
 
 def test_what_a_plain_request_brings_is_read_only(open_session: Open) -> None:
@@ -35,26 +37,23 @@ def test_what_a_plain_request_brings_is_read_only(open_session: Open) -> None:
         flags.append(X.flags.writeable)
         double(call)
 
-    open_session().serve([Request("", ["Y"], {"X": X})], infer)
+    open_session().serve([delivered({}, ["Y"], {"X": X})], infer)
     assert flags == [False, False, False, True]
 
 
 def test_what_is_passed_on_leaves_as_it_came(open_session: Open) -> None:
     session = open_session()
-    (response,) = session.serve([Request("", ["Y"], {"X": X})], lambda call: call.put("Y", call.input("X")))
-    assert response.tensors["Y"].tolist() == X.tolist()
+    (response,) = session.serve([delivered({}, ["Y"], {"X": X})], lambda call: call.put("Y", call.input("X")))
+    assert outputs_of(response)["Y"].tolist() == X.tolist()
 
 
-def test_what_is_passed_on_is_not_read(open_session: Open) -> None:
-    class Unread(Tensor):
-        def as_numpy(self) -> Any:
-            pytest.fail("it was read")
-
-    request = Request("", ["Y"])
-    request.inputs().append(Unread("X", X))
-    (response,) = open_session().serve([request], lambda call: call.put("Y", call.input("X")))
-    assert response.error is None
-    assert response.tensors["Y"].tolist() == X.tolist()
+def test_what_is_passed_on_is_not_read(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, request = open_session(), delivered({}, ["Y"], {"X": X})
+    with monkeypatch.context() as patched:
+        patched.setattr(Tensor, "as_numpy", lambda tensor: pytest.fail("it was read"))
+        (response,) = session.serve([request], lambda call: call.put("Y", call.input("X")))
+    assert response.error() is None
+    assert outputs_of(response)["Y"].tolist() == X.tolist()
 
 
 def test_a_tensor_whose_type_the_configuration_does_not_tell_is_what_triton_says(open_session: Open) -> None:
@@ -65,8 +64,8 @@ def test_a_tensor_whose_type_the_configuration_does_not_tell_is_what_triton_says
         found.extend([x.triton_dtype, x.numpy().tolist()])
         double(call)
 
-    (response,) = open_session([tensor("X", "UNHEARD_OF")]).serve([Request("", ["Y"], {"X": X})], infer)
-    assert response.error is None
+    (response,) = open_session([tensor("X", "UNHEARD_OF")]).serve([delivered({}, ["Y"], {"X": X})], infer)
+    assert response.error() is None
     assert found == ["FP32", X.tolist()]
 
 
@@ -77,29 +76,25 @@ def test_strings_of_a_plain_request(open_session: Open) -> None:
     def infer(call: Call) -> None:
         call.put("Y", [text.upper() for text in call.input("X").strings()])
 
-    (response,) = session.serve([Request("", ["Y"], {"X": texts})], infer)
-    assert response.tensors["Y"].tolist() == [b"A", b"BC"]
+    (response,) = session.serve([delivered({}, ["Y"], {"X": texts})], infer)
+    assert outputs_of(response)["Y"].tolist() == [b"A", b"BC"]
 
 
-def test_a_plain_request_asks_for_what_it_uses_alone(open_session: Open) -> None:
+def test_a_plain_request_asks_for_what_it_uses_alone(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    class Watched(Request):
-        def parameters(self) -> str:
-            asked.append("parameters")
-            return super().parameters()
+    session, request = open_session(), delivered({}, ["Y"], {"X": X})
+    with monkeypatch.context() as patched:
+        for name, method in vars(InferenceRequest).items():
+            if not name.startswith("_"):
 
-        def inputs(self) -> Any:
-            asked.append("inputs")
-            return super().inputs()
+                def watched(request: InferenceRequest, name: str = name, method: Any = method) -> Any:
+                    asked.append(name)
+                    return method(request)
 
-        def requested_output_names(self) -> list[str]:
-            asked.append("outputs")
-            return super().requested_output_names()
-
-    session = open_session()
-    session.serve([Watched("", ["Y"], {"X": X})], double)
-    assert asked == ["parameters", "inputs", "outputs"]
+                patched.setattr(InferenceRequest, name, watched)
+        session.serve([request], double)
+    assert asked == ["parameters", "inputs", "requested_output_names"]
 
 
 def test_parameters_of_a_plain_request(open_session: Open) -> None:
@@ -110,19 +105,19 @@ def test_parameters_of_a_plain_request(open_session: Open) -> None:
         double(call)
 
     session = open_session()
-    session.serve([Request({"note": "a", "count": 2}, ["Y"], {"X": X}), Request("", ["Y"], {"X": X})], infer)
+    session.serve([delivered({"note": "a", "count": 2}, ["Y"], {"X": X}), delivered({}, ["Y"], {"X": X})], infer)
     assert seen == [{"note": "a", "count": 2}, {}]
 
 
 def test_a_model_may_serve_the_direct_path_alone(open_session: Open) -> None:
     session = open_session(parameters={"SHM_PATHS": "direct"})
-    (response,) = session.serve([Request("", ["Y"], {"X": X})], double)
-    assert str(response.error).startswith("shm:table: shm_slot: found nothing, expected the address of a slot: ")
+    (response,) = session.serve([delivered({}, ["Y"], {"X": X})], double)
+    assert message_of(response).startswith("shm:table: shm_slot: found nothing, expected the address of a slot: ")
 
 
 def test_a_model_may_not_serve_the_direct_path(open_session: Open) -> None:
     client = Client()
     session = open_session(parameters={"SHM_PATHS": "inline"})
     (response,) = session.serve([client.request({"X": X}, {"Y": 16})], double)
-    assert "model 'm' does not serve the direct path" in str(response.error)
+    assert "model 'm' does not serve the direct path" in message_of(response)
     client.close()

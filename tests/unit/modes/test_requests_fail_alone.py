@@ -10,7 +10,8 @@ import pytest
 
 from shm_backend_utils.model import BatchCall, Call, StreamCall
 from shm_backend_utils.protocol.spans import Ring
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit.emulated import answers_to, message_of
 from tests.unit.modes.doubling import Open, X, double
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
@@ -26,7 +27,7 @@ def client() -> Iterator[Client]:
     client.close()
 
 
-def requests_of(client: Client, failing: int) -> list[Request]:
+def requests_of(client: Client, failing: int) -> list[InferenceRequest]:
     """Return a request for each slot, of which one is to fail."""
     return [client.request({"X": X + slot}, {"Y": 16}, slot, fail=slot == failing) for slot in range(SLOTS)]
 
@@ -48,10 +49,10 @@ def test_one_after_another(open_session: Open, client: Client, kind: type[BaseEx
 
     session = open_session()
     responses = session.serve(requests_of(client, failing), infer)
-    assert kind.__name__ in str(responses[failing].error)
+    assert kind.__name__ in message_of(responses[failing])
     check_others_are_served(client, failing)
     again = session.serve(requests_of(client, -1), infer)
-    assert [response.error for response in again] == [None] * SLOTS
+    assert [response.error() for response in again] == [None] * SLOTS
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,7 +67,7 @@ def test_by_hand(open_session: Open, client: Client, kind: type[BaseException]) 
 
     with pytest.raises(kind):
         serve()
-    assert kind.__name__ in str(call.response.error)
+    assert kind.__name__ in message_of(call.response)
     assert client.is_over()
 
 
@@ -92,7 +93,7 @@ def test_in_batches_of_two_kinds(open_session: Open, client: Client, kind: type[
     ]
     responses = session.serve_batch(requests, infer)
     for slot, response in enumerate(responses):
-        assert (kind.__name__ in str(response.error)) == (slot == failing)
+        assert (kind.__name__ in message_of(response)) == (slot == failing)
         assert client.is_over(slot)
         if slot != failing:
             assert client.output("Y", slot).tolist() == [[2] * 4]
@@ -130,14 +131,14 @@ def test_in_streams_side_by_side(
     session = open_session(model_transaction_policy={"decoupled": True})
     session.serve_streams(requests, generator if is_generator else plain)
     for slot, request in enumerate(requests):
-        frame, last = request.sender.sent
+        frame, last = answers_to(request).sent
         assert frame is not None
-        assert frame.error is None
-        assert request.sender.is_over
+        assert frame.error() is None
+        assert answers_to(request).is_over
         if slot == count - 1:
             assert last is not None
             # Python turns a generator's StopIteration into a RuntimeError.
-            assert kind.__name__ in str(last.error)
+            assert kind.__name__ in message_of(last)
         else:
             assert last is None
         assert client.is_over(slot)
@@ -149,9 +150,9 @@ def test_in_a_stream_that_is_served_by_hand(open_session: Open, client: Client, 
     session = open_session(model_transaction_policy={"decoupled": True})
     with pytest.raises(kind), session.stream(request):
         raise kind("no")
-    (sent,) = request.sender.sent
+    (sent,) = answers_to(request).sent
     assert sent is not None
-    assert kind.__name__ in str(sent.error)
+    assert kind.__name__ in message_of(sent)
     assert client.is_over()
 
 
@@ -166,5 +167,5 @@ def test_when_a_generator_raises_something_else_as_it_is_closed(open_session: Op
     requests = [client.request({"X": X}, {"Y": 16}, slot) for slot in range(2)]
     open_session(model_transaction_policy={"decoupled": True}).serve_streams(requests, answer)
     for slot, request in enumerate(requests):
-        assert "SystemExit: while it is closed" in str(request.sender.sent[-1].error)  # type: ignore[union-attr]
+        assert "SystemExit: while it is closed" in message_of(answers_to(request).sent[-1])
         assert client.is_over(slot)

@@ -22,7 +22,8 @@ from shm_backend_utils.model import Call
 from shm_backend_utils.model.mapping import further_regions, policy
 from shm_backend_utils.protocol.claims import CudaRegionClaim, LentRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit.emulated import delivered, message_of, outputs_of
 from tests.unit.modes.doubling import FP32, Open, X, double
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
@@ -37,9 +38,9 @@ def client() -> Iterator[Client]:
     client.close()
 
 
-def error_of(open_session: Open, request: Request, **more: Any) -> str:
+def error_of(open_session: Open, request: InferenceRequest, **more: Any) -> str:
     (response,) = open_session(**more).serve([request], double)
-    return str(response.error)
+    return message_of(response)
 
 
 @pytest.mark.parametrize("generation", [0, -1, None, "1", 1.0, True])
@@ -50,19 +51,19 @@ def test_a_generation_that_is_none_is_refused(open_session: Open, client: Client
 
 
 def test_the_first_generation_is_1(open_session: Open, client: Client) -> None:
-    assert error_of(open_session, client.request({"X": X}, {"Y": 16})) == "None"
+    assert error_of(open_session, client.request({"X": X}, {"Y": 16})) == ""
 
 
 def test_a_descriptor_for_another_model_leaves_the_delivered_tensors(open_session: Open) -> None:
     said = {"shm_io": json.dumps({**DESCRIPTOR, "model": "another"})}
-    (response,) = open_session().serve([Request(said, ["Y"], {"X": X})], double)
-    assert response.tensors["Y"].tolist() == (X * 2).tolist()
-    assert "speaks to another model" in error_of(open_session, Request(said, ["Y"]))
+    (response,) = open_session().serve([delivered(said, ["Y"], {"X": X})], double)
+    assert outputs_of(response)["Y"].tolist() == (X * 2).tolist()
+    assert "speaks to another model" in error_of(open_session, delivered(said, ["Y"]))
 
 
 def test_a_descriptor_for_another_model_leaves_the_slots_tensors(open_session: Open, client: Client) -> None:
     said = json.dumps({**DESCRIPTOR, "model": "another"})
-    assert error_of(open_session, client.request({"X": X}, {"Y": 16}, shm_io=said)) == "None"
+    assert error_of(open_session, client.request({"X": X}, {"Y": 16}, shm_io=said)) == ""
     assert client.output("Y").tolist() == (X * 2).tolist()
 
 
@@ -72,14 +73,14 @@ def test_a_delivered_tensor_that_the_configuration_does_not_have_is_no_input(ope
             call.input("Z")
         double(call)
 
-    (response,) = open_session().serve([Request("", ["Y"], {"X": X, "Z": X})], infer)
-    assert response.error is None
+    (response,) = open_session().serve([delivered({}, ["Y"], {"X": X, "Z": X})], infer)
+    assert response.error() is None
 
 
 def test_a_descriptor_of_nothing_leaves_the_delivered_tensors(open_session: Open) -> None:
     said = {"shm_io": json.dumps(DESCRIPTOR)}
-    (response,) = open_session().serve([Request(said, ["Y"], {"X": X})], double)
-    assert response.tensors["Y"].tolist() == (X * 2).tolist()
+    (response,) = open_session().serve([delivered(said, ["Y"], {"X": X})], double)
+    assert outputs_of(response)["Y"].tolist() == (X * 2).tolist()
 
 
 @pytest.mark.parametrize("name", ["shm_io", "shm_slot"])
@@ -88,7 +89,7 @@ def test_a_model_that_does_not_serve_the_direct_path_takes_no_memory(
 ) -> None:
     request = client.request({"X": X}, {"Y": 16})
     if name == "shm_io":
-        request = Request({"shm_io": json.dumps(DESCRIPTOR)}, ["Y"], {"X": X})
+        request = delivered({"shm_io": json.dumps(DESCRIPTOR)}, ["Y"], {"X": X})
     assert f"{name}: found something, expected nothing" in error_of(
         open_session, request, parameters={"SHM_PATHS": "triton-shm"}
     )
@@ -102,22 +103,24 @@ def test_a_descriptor_beside_a_slot_is_refused(open_session: Open, client: Clien
 
 def test_a_model_that_serves_the_direct_path_alone_takes_no_plain_request(open_session: Open, client: Client) -> None:
     direct = {"parameters": {"SHM_PATHS": "direct"}}
-    assert "allows only the direct path" in error_of(open_session, Request("", ["Y"], {"X": X}), **direct)
-    assert error_of(open_session, client.request({"X": X}, {"Y": 16}), **direct) == "None"
-    assert error_of(open_session, Request("", ["Y"], {"X": X})) == "None"
+    assert "allows only the direct path" in error_of(open_session, delivered({}, ["Y"], {"X": X}), **direct)
+    assert error_of(open_session, client.request({"X": X}, {"Y": 16}), **direct) == ""
+    assert error_of(open_session, delivered({}, ["Y"], {"X": X})) == ""
 
 
 def test_rows_are_compared_with_the_carrier_where_there_are_batches_alone(open_session: Open, client: Client) -> None:
-    assert error_of(open_session, client.request({"X": X}, {"Y": 16})) == "None"
+    assert error_of(open_session, client.request({"X": X}, {"Y": 16})) == ""
     batched = {
         "inputs": [tensor("X"), tensor("SHM", "UINT8")],
         "max_batch_size": 4,
     }
     x = np.ones((2, 2), np.float32)
-    for rows, error in ((None, "the request has none"), (3, "the request has one of 3"), (2, "None")):
+    for rows, error in ((None, "the request has none"), (3, "the request has one of 3"), (2, "")):
         delivered = {} if rows is None else {"SHM": np.empty((rows, 0), np.uint8)}
         request = client.request({"X": x}, {"Y": 16}, delivered=delivered)
-        assert error in error_of(open_session, request, **batched)
+        found = error_of(open_session, request, **batched)
+        assert error in found
+        assert bool(error) == bool(found)
 
 
 def test_a_call_that_is_over_gives_nothing(open_session: Open, client: Client) -> None:
@@ -174,7 +177,7 @@ def test_a_region_that_is_lent_twice_is_refused(open_session: Open, client: Clie
     )
     span = InputSpan(FP32, (4,), 1, client.data, 16)
     said = Table({"X": span}, {"Y": OutputSpan(2, client.data, 16)}, (claim, claim))
-    error = error_of(open_session, Request(lender.begin(said), ["Y"]))
+    error = error_of(open_session, delivered(lender.begin(said), ["Y"]))
     assert "regions[2]: found a region that is named before, expected every region once" in error
     assert client.is_free()
     lender.close()
@@ -187,7 +190,7 @@ def test_a_lender_that_dies_while_its_memory_is_borrowed_is_noticed(
     header = client.region.header
     claim = LentRegionClaim(client.region.segment.key, header.byte_size, header.token.hex(), 0)
     said = Table({"X": InputSpan(FP32, (4,), 1, client.data, 16)}, {}, (claim,))
-    request = Request(lender.begin(said), ["Y"])
+    request = delivered(lender.begin(said), ["Y"])
     real = locks.borrow
 
     def borrow(fd: int, record: int) -> Any:

@@ -11,7 +11,8 @@ from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import StreamCall
 from shm_backend_utils.protocol.layout import SlotRecord
 from shm_backend_utils.protocol.spans import MAX_FRAMES, OutputSpan, Ring, Table
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.unit.emulated import answers_to, delivered, message_of
 from tests.unit.modes.doubling import Open
 from tests.unit.table_client import Client
 
@@ -46,10 +47,10 @@ def places(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-def ring_of(client: Client, *names: str) -> Request:
+def ring_of(client: Client, *names: str) -> InferenceRequest:
     """Return the request of a stream with as many places as there may be, each with these outputs."""
     rooms = {name: OutputSpan(0, client.data + 64 * number, 16) for number, name in enumerate(names)}
-    return Request(client.begin(Table({}, rooms, ring=Ring(1, MAX_FRAMES, STRIDE))), list(names))
+    return delivered(client.begin(Table({}, rooms, ring=Ring(1, MAX_FRAMES, STRIDE))), list(names))
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
@@ -60,9 +61,9 @@ def test_outputs_that_the_model_does_not_have_cost_nothing_for_each_place(
     request = ring_of(client, *unknown, "Y") if is_first else ring_of(client, "Y", *unknown)
     executed: list[StreamCall] = []
     open_session(model_transaction_policy={"decoupled": True}).serve_streams([request], executed.append)
-    (sent,) = request.sender.sent
+    (sent,) = answers_to(request).sent
     assert sent is not None
-    assert str(sent.error) == "shm:tensor: model 'm' has no output 'O0'; it has Y"
+    assert message_of(sent) == "shm:tensor: model 'm' has no output 'O0'; it has Y"
     assert (places, executed) == ([], [])
     assert client.region.record(0).started == 0
     assert client.is_free()
@@ -72,11 +73,11 @@ def test_slots_that_are_not_there_are_refused_before_anything_is_made_for_them(
     open_session: Open, client: Client, places: list[int]
 ) -> None:
     rooms = {"Y": OutputSpan(0, client.data, 16)}
-    request = Request(client.begin(Table({}, rooms, ring=Ring(2, MAX_FRAMES, 64))), ["Y"])
+    request = delivered(client.begin(Table({}, rooms, ring=Ring(2, MAX_FRAMES, 64))), ["Y"])
     open_session(model_transaction_policy={"decoupled": True}).serve_streams([request], lambda _: None)
-    (sent,) = request.sender.sent
+    (sent,) = answers_to(request).sent
     assert sent is not None
-    assert str(sent.error).startswith("shm:table: frame_slot: found slots ")
+    assert message_of(sent).startswith("shm:table: frame_slot: found slots ")
     assert places == []
 
 
@@ -90,7 +91,7 @@ def test_outputs_that_the_model_has_are_laid_out_for_each_place(
         yield
 
     open_session(model_transaction_policy={"decoupled": True}).serve_streams([request], answer)
-    (sent, last) = request.sender.sent
+    (sent, last) = answers_to(request).sent
     assert sent is not None
-    assert (sent.error, last) == (None, None)
+    assert (sent.error(), last) == (None, None)
     assert set(places) == set(range(MAX_FRAMES))

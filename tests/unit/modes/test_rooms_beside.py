@@ -15,8 +15,9 @@ from shm_backend_utils.protocol.claims import CudaRegionClaim, LentRegionClaim, 
 from shm_backend_utils.protocol.frame_table import encode_rooms
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table, frame_number
 from shm_backend_utils.protocol.table import encode
-from shm_backend_utils.testing.fake_backend import Request
+from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.claims_of import claim_of_region
+from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
 from tests.unit.modes.doubling import FP32, Open, X
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
@@ -42,7 +43,7 @@ def other() -> Iterator[Client]:
     other.close()
 
 
-def begun(client: Client) -> Request:
+def begun(client: Client) -> InferenceRequest:
     return client.request({"X": X}, {"Y": X.nbytes}, ring=Ring(1, 1, 1024))
 
 
@@ -57,7 +58,7 @@ def give(client: Client, table: bytes, index: int, generation: int = 1) -> None:
     record.generation = frame_number(generation, index)
 
 
-def served(session: ShmSession, request: Request, give_each: list[Callable[[], object]]) -> list[Any]:
+def served(session: ShmSession, request: InferenceRequest, give_each: list[Callable[[], object]]) -> list[Any]:
     """Send one large frame more than there are things that the client does after each; return what was sent."""
 
     def answer(call: StreamCall) -> Iterator[None]:
@@ -68,7 +69,7 @@ def served(session: ShmSession, request: Request, give_each: list[Callable[[], o
                 do()
 
     session.serve_streams([request], answer)
-    return request.sender.sent
+    return answers_to(request).sent
 
 
 def place(client: Client, other: Client) -> results.OutputPlace:
@@ -79,7 +80,7 @@ def place(client: Client, other: Client) -> results.OutputPlace:
 
 
 def in_response(sent: list[Any]) -> list[bool]:
-    return [bool(each.tensors) for each in sent if each is not None]
+    return [bool(outputs_of(each)) for each in sent if each is not None]
 
 
 def test_a_frame_lies_where_its_client_has_given_it_room_since(
@@ -154,7 +155,7 @@ def test_a_region_is_borrowed_once_for_all_places(open_session: Open, other: Cli
 
     session = open_session(**DECOUPLED)
     session.serve_streams([request], answer)
-    assert in_response(request.sender.sent) == [True] + [False] * 11
+    assert in_response(answers_to(request).sent) == [True] + [False] * 11
     assert other.is_free()
     client.close()
 
@@ -268,8 +269,8 @@ def test_a_table_that_lies_ends_its_stream_and_the_next_one_is_served(
     sent = served(session, begun(client), [lambda: give(client, table, 0)])
     assert in_response(sent[:1]) == [True]
     assert len(sent) == 2
-    assert str(sent[1].error).startswith(said)
-    assert other.region.segment.key not in str(sent[1].error)
+    assert message_of(sent[1]).startswith(said)
+    assert other.region.segment.key not in message_of(sent[1])
     assert (other.region.bytes() == before).all()
     assert client.is_over()
     assert other.is_free()
@@ -281,7 +282,7 @@ def test_the_streams_own_region_is_none_beside_it(open_session: Open, client: Cl
     span = {"Y": OutputSpan(1, client.data, 400)}
     table = encode_rooms(claim_of_region(client.region), span)
     sent = served(open_session(**DECOUPLED), begun(client), [lambda: give(client, table, 0)])
-    assert str(sent[-1].error).startswith("shm:table: frame.regions[1]: found memory that the request names before")
+    assert message_of(sent[-1]).startswith("shm:table: frame.regions[1]: found memory that the request names before")
 
 
 def test_a_stream_with_further_regions_of_its_own_gets_no_room_beside_its_ring(
@@ -289,10 +290,10 @@ def test_a_stream_with_further_regions_of_its_own_gets_no_room_beside_its_ring(
 ) -> None:
     third = Client()
     said = client.laid_out({"X": X}, {"Y": 16}, regions=(claim_of_region(third.region),), ring=Ring(1, 1, 1024))
-    request = Request(client.begin(said), ["Y"])
+    request = delivered(client.begin(said), ["Y"])
     table = encode_rooms(claim_of_region(other.region), rooms(other))
     sent = served(open_session(**DECOUPLED), request, [lambda: give(client, table, 0)])
-    assert str(sent[-1].error).startswith("shm:table: frame.region_count: found 1, expected 0")
+    assert message_of(sent[-1]).startswith("shm:table: frame.region_count: found 1, expected 0")
     third.close()
 
 
@@ -309,7 +310,7 @@ def test_who_has_given_the_stream_up_gets_nothing_written_to_what_it_lent(
 
     before = other.region.bytes().copy()
     sent = served(open_session(**DECOUPLED), begun(client), [give_up])
-    assert str(sent[-1].error).startswith("shm:stale: ")
+    assert message_of(sent[-1]).startswith("shm:stale: ")
     assert (other.region.bytes() == before).all()
     assert other.is_free()
 
@@ -319,7 +320,7 @@ def test_what_the_client_is_just_taking_back_is_not_borrowed(open_session: Open,
     assert lease.take_back()
     table = encode_rooms(claim_of_region(other.region), rooms(other))
     sent = served(open_session(**DECOUPLED), begun(client), [lambda: give(client, table, 0)])
-    assert str(sent[-1].error).startswith("shm:stale: ")
+    assert message_of(sent[-1]).startswith("shm:stale: ")
     lease.give_back()
 
 
@@ -357,9 +358,9 @@ def test_what_is_not_written_beside_the_ring_is_found_too(open_session: Open, cl
             give(client, table, 0)
 
     open_session(parameters={"SHM_DEBUG": "true"}, **DECOUPLED).serve_streams([request], answer)
-    (first, last) = request.sender.sent
+    (first, last) = answers_to(request).sent
     assert first is not None
-    assert first.error is None
+    assert first.error() is None
     assert last is not None
-    assert "has not written 1 of its 100 elements" in str(last.error)
+    assert "has not written 1 of its 100 elements" in message_of(last)
     assert other.is_free()

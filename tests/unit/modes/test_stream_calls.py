@@ -14,7 +14,7 @@ from shm_backend_utils.errors import ClosedError, ModelError
 from shm_backend_utils.model import ShmSession, StreamCall
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.spans import Ring, frame_number
-from shm_backend_utils.testing.fake_backend import Request
+from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
 from tests.unit.modes.doubling import Open, X
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
@@ -61,7 +61,7 @@ def test_frames_go_round_as_the_client_releases_them(open_session: Open) -> None
     assert client.places() == {}  # the request's own slot tells of no frame
     assert seen == [[index, index + 1, index + 2, index + 3] for index in range(5)]
     assert client.is_over()
-    assert [None if sent is None else (sent.error, sent.tensors) for sent in request.sender.sent] == [
+    assert [None if sent is None else (sent.error(), outputs_of(sent)) for sent in answers_to(request).sent] == [
         *[(None, {})] * 5,
         None,
     ]
@@ -78,13 +78,13 @@ def test_without_a_ring_responses_go_through_triton(open_session: Open) -> None:
             yield
 
     streaming(open_session).serve_streams([request], answer)
-    assert [sent.tensors["Y"].tolist() for sent in request.sender.sent[:-1] if sent] == [X.tolist()] * 2
+    assert [outputs_of(sent)["Y"].tolist() for sent in answers_to(request).sent[:-1] if sent] == [X.tolist()] * 2
     assert client.is_over()
     client.close()
 
 
 def test_a_response_has_the_outputs_that_were_written_since_the_last_one(open_session: Open) -> None:
-    request = Request("", ["Y", "Z"], {"X": X})
+    request = delivered({}, ["Y", "Z"], {"X": X})
 
     def answer(call: StreamCall) -> Iterator[None]:
         for names in ("Y", "Z", "", "YZ"):
@@ -93,7 +93,7 @@ def test_a_response_has_the_outputs_that_were_written_since_the_last_one(open_se
             yield
 
     streaming(open_session, outputs=[tensor("Y"), tensor("Z")]).serve_streams([request], answer)
-    assert [list(sent.tensors) for sent in request.sender.sent if sent] == [["Y"], ["Z"], [], ["Y", "Z"]]
+    assert [list(outputs_of(sent)) for sent in answers_to(request).sent if sent] == [["Y"], ["Z"], [], ["Y", "Z"]]
 
 
 def test_without_a_ring_strings_go_as_triton_has_them_as_nobody_reads_results(open_session: Open) -> None:
@@ -106,9 +106,9 @@ def test_without_a_ring_strings_go_as_triton_has_them_as_nobody_reads_results(op
         yield
 
     session.serve_streams([request], answer)
-    (sent, _) = request.sender.sent
+    (sent, _) = answers_to(request).sent
     assert sent is not None
-    assert sent.tensors["Y"].tolist() == [b"ab", b"cde"]
+    assert outputs_of(sent)["Y"].tolist() == [b"ab", b"cde"]
     client.close()
 
 
@@ -117,9 +117,9 @@ def test_a_ring_of_slots_that_are_not_there_is_refused(open_session: Open, ring:
     client = Client(slots=3)
     request = client.request({"X": X}, {"Y": 16}, ring=ring)
     streaming(open_session).serve_streams([request], lambda call: None)
-    (sent,) = request.sender.sent
+    (sent,) = answers_to(request).sent
     assert sent is not None
-    assert str(sent.error).startswith("shm:table: frame_slot: found slots ")
+    assert message_of(sent).startswith("shm:table: frame_slot: found slots ")
     assert client.is_free()
     client.close()
 
@@ -134,9 +134,9 @@ def test_a_client_that_releases_nothing_is_not_waited_for_without_end(open_sessi
             yield
 
     streaming(open_session, parameters={"SHM_STREAM_PATIENCE_S": "0.05"}).serve_streams([request], answer)
-    last = request.sender.sent[-1]
+    last = answers_to(request).sent[-1]
     assert last is not None
-    assert str(last.error).startswith("shm:stalled: ")
+    assert message_of(last).startswith("shm:stalled: ")
     assert client.is_over()
     client.close()
 
@@ -157,7 +157,7 @@ def test_a_place_that_was_released_is_the_models_until_it_is_sent(open_session: 
 
     session = streaming(open_session, outputs=[tensor("Y"), tensor("Z")], parameters={"SHM_STREAM_PATIENCE_S": "0.05"})
     session.serve_streams([request], answer)
-    assert [each and each.error for each in request.sender.sent] == [None] * 3
+    assert [each and each.error() for each in answers_to(request).sent] == [None] * 3
     client.close()
 
 
@@ -196,10 +196,10 @@ def test_a_client_that_reads_slowly_for_ever_is_not_waited_for_without_end(open_
     stop.set()
     reader.join()
     assert 0.3 <= took_s < 1.5
-    last = request.sender.sent[-1]
+    last = answers_to(request).sent[-1]
     assert last is not None
-    assert str(last.error).startswith("shm:stalled: the stream has waited for its client for 0.3 s altogether")
-    assert len(request.sender.sent) > 3
+    assert message_of(last).startswith("shm:stalled: the stream has waited for its client for 0.3 s altogether")
+    assert len(answers_to(request).sent) > 3
     assert client.is_over()
     client.close()
 
@@ -219,7 +219,7 @@ def test_what_a_slow_model_takes_is_no_waiting_for_its_client(open_session: Open
     session.serve_streams([request], answer)
     stop.set()
     reader.join()
-    assert request.sender.sent[-1] is None
+    assert answers_to(request).sent[-1] is None
     client.close()
 
 

@@ -51,7 +51,7 @@ def test_sweeps_take_no_memory_from_a_request_and_leave_none(session: ShmSession
                 for slot in (0, 1, 0):
                     x = np.full(chance.randrange(1, 50), seed, np.float32)
                     (response,) = session.serve([client.request({"X": x}, {"Y": x.nbytes}, slot)], double)
-                    assert response.error is None
+                    assert response.error() is None
                     assert client.output("Y", slot).tolist() == (x * 2).tolist()
                 client.close()
         finally:
