@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.tensors.view import DIRECT, TensorView
-from shm_backend_utils.testing import fake_backend
+from shm_backend_utils.testing.emulator import NAME
+from shm_backend_utils.testing.emulator.alone import LoneServer
 
 __all__ = ["EXAMPLES", "RECIPES", "Call", "load_model", "run_script"]
 
@@ -38,7 +39,7 @@ def load_model(recipe: str, model: str) -> tuple[Any, Any]:
     assert spec is not None
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, {fake_backend.NAME: fake_backend.module()}):
+    with mock.patch.dict(sys.modules, {NAME: LoneServer().backend}):
         spec.loader.exec_module(module)
     module.ShmSession = SimpleNamespace(from_args=lambda args: None)
     instance = module.TritonPythonModel()

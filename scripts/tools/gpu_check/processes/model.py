@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,7 +17,8 @@ import numpy as np
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.model import BatchCall, Call, ShmSession
 from shm_backend_utils.tensors.attributes import MemoryType
-from shm_backend_utils.testing import fake_backend
+from shm_backend_utils.testing.emulator import NAME
+from shm_backend_utils.testing.emulator.alone import KeptAnswers, LoneServer, deliver_alone
 
 from ...common.sample_models import REPOSITORY
 from ..gpu import Gpu, LoadGpu
@@ -42,10 +44,11 @@ def serve(connection: Connection, load_gpu: LoadGpu) -> None:
 
     No name at all asks how often the runtime has done what.
     """
-    sys.modules[fake_backend.NAME] = fake_backend.module()
+    backend = LoneServer().backend
+    sys.modules[NAME] = backend
     gpu = load_gpu()
     counts = gpu.counts
-    models = _Models(gpu)
+    models = _Models(gpu, backend)
     connection.send("ready")
     while True:
         try:
@@ -57,11 +60,12 @@ def serve(connection: Connection, load_gpu: LoadGpu) -> None:
 
 
 class _Models:
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, backend: ModuleType) -> None:
         self._gpu = gpu
+        self._backend = backend
         self._notes: dict[str, Any] = {}
         self._models: dict[str, Any] = {
-            "empty": _Empty(),
+            "empty": _Empty(backend),
             "identity": self._own("identity", self._identity),
             "look": self._own("look", self._look),
             "dlpack": self._own("dlpack", self._dlpack),
@@ -94,9 +98,13 @@ class _Models:
         self._notes = {}
         outputs = self._outputs.get(name, _OUTPUT)
         carried = {"SHM": np.empty((BATCH_ROWS, 0), np.uint8)} if name == "batch" else {}
-        responses = self._models[name].execute([fake_backend.Request(each, outputs, carried) for each in parameters])
-        errors = [f"[{each.error.code}] {each.error}" for each in responses if each.error is not None]
-        return Answer("; ".join(errors), self._notes)
+        requests = [
+            deliver_alone(self._backend, json.loads(each or "{}"), outputs, carried, KeptAnswers())
+            for each in parameters
+        ]
+        errors = [response.error() for response in self._models[name].execute(requests) if response.has_error()]
+        told = [f"[{error.code().name}] {error.message()}" for error in errors]
+        return Answer("; ".join(told), self._notes)
 
     def close(self) -> None:
         for model in self._models.values():
@@ -166,8 +174,11 @@ class _Models:
 class _Empty:
     """A model that does nothing, without this library."""
 
+    def __init__(self, backend: ModuleType) -> None:
+        self._backend = backend
+
     def execute(self, requests: list[Any]) -> list[Any]:
-        return [fake_backend.Response() for _ in requests]
+        return [self._backend.InferenceResponse([]) for _ in requests]
 
     def finalize(self) -> None:
         pass
