@@ -1,1 +1,1 @@
-"""For tests: regions around an inference, a probe for what is left behind, stand-ins for CUDA and Triton's backend."""
+"""For tests: regions around an inference, a probe for what is left behind, a stand-in for CUDA, Triton emulated."""
