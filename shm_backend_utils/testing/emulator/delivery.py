@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from .sender import InferenceResponseSender
 from .tensor import Tensor
 
 __all__ = ["TensorContent", "deliver", "deliver_response", "sent_inputs", "sent_outputs"]
+
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+"""Writes JSON as the server does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,4 +163,4 @@ def _content(tensor: Tensor) -> TensorContent:
 
 
 def _json(parameters: Mapping[str, Any]) -> str:
-    return json.dumps(dict(reversed(list(parameters.items()))), separators=(",", ":"), ensure_ascii=False)
+    return _ENCODER.encode(dict(reversed(list(parameters.items()))))

@@ -44,7 +44,7 @@ class TritonError:
     message : str
         What the client is told.
     code : ErrorCode, optional
-        INTERNAL by default.
+        INTERNAL by default; from Triton 23.09 on.
     """
 
     __slots__ = ("__weakref__", "_code", "_message")

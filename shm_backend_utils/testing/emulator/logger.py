@@ -24,7 +24,7 @@ _Level = LogLevel
 
 
 class Logger:
-    """The server's log, from Triton 23.02 on. Lines have the place in model.py where they were written."""
+    """The server's log, from Triton 22.09 on. Lines have the place in model.py where they were written."""
 
     _host: Host
 

@@ -16,7 +16,7 @@ class MemoryType(NumberedEnum):
 
 
 class PreferredMemory:
-    """Where outputs of another model should lie. Without a GPU they lie on the CPU.
+    """Where outputs of another model should lie. From Triton 23.04 on.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class PreferredMemory:
 class InferenceTrace:
     """The trace of a request, to be handed to requests for other models; models do not make it.
 
-    From Triton 23.10 on.
+    From Triton 23.08 on.
     """
 
     __slots__ = ("_context",)

@@ -108,7 +108,7 @@ class Metric:
 
 
 class MetricFamily:
-    """Series of one name on the server's metrics port.
+    """Series of one name on the server's metrics port; from Triton 23.05 on.
 
     It must live as long as its series, which it holds.
 

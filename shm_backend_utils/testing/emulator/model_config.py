@@ -45,7 +45,7 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Have requests batched, if the configuration names no scheduler; from Triton 22.12 on.
+        """Have requests batched, if the configuration names no scheduler; from Triton 22.06 on.
 
         Raises
         ------
@@ -91,7 +91,7 @@ class ModelConfig:
         self._add("output", output, _REQUIRED, "'name', 'data_type' and 'dims'")
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, bool]) -> None:
-        """Say whether the model is decoupled; from Triton 23.03 on.
+        """Say whether the model is decoupled; from Triton 23.11 on.
 
         Parameters
         ----------

@@ -49,6 +49,8 @@ class ModelControl:
             )
         contents = {}
         for path, content in (files or {}).items():
+            if not isinstance(path, str | bytes):
+                raise RuntimeError(f"Unable to cast Python instance to C++ type: the file {path!r} is named by no str")  # noqa: TRY004  # as the stub does
             if not isinstance(content, bytes):
                 refuse("load_model", "files", content, "bytes")
             contents[text("load_model", "files", path)] = content

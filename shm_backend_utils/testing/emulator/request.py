@@ -30,7 +30,7 @@ class InferenceRequest:
     request_id : str, optional
         Goes to the other model.
     correlation_id : int or str, optional
-        The sequence that it belongs to.
+        The sequence that it belongs to; a str from Triton 24.04 on.
     inputs : sequence of Tensor
         Maybe none.
     requested_output_names : sequence of str
@@ -44,11 +44,11 @@ class InferenceRequest:
     timeout : int, optional
         In microseconds; 0 for none.
     preferred_memory : PreferredMemory, optional
-        Where outputs should lie.
+        Where outputs should lie; from Triton 23.04 on.
     trace : InferenceTrace, optional
-        The trace that it goes on with; from Triton 23.10 on.
+        The trace that it goes on with; from Triton 23.08 on.
     parameters : dict, optional
-        Of str to bool, int or str; from Triton 23.08 on.
+        Of str to bool, int or str; from Triton 23.11 on.
 
     Raises
     ------
@@ -143,7 +143,7 @@ class InferenceRequest:
         return self._timeout
 
     def parameters(self) -> str:
-        """Return the parameters as JSON, in any order."""
+        """Return the parameters as JSON, in any order; from Triton 23.03 on."""
         return self._parameters
 
     def trace(self) -> InferenceTrace:
@@ -159,7 +159,7 @@ class InferenceRequest:
         return self._sender
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has given it up.
+        """Return whether the client has given it up; from Triton 23.10 on.
 
         Raises
         ------
@@ -171,7 +171,7 @@ class InferenceRequest:
         return self._is_cancelled()
 
     def set_release_flags(self, flags: int, /) -> None:
-        """Say what becomes of it after ``execute``: it is released, or scheduled again; from Triton 23.12 on.
+        """Say what becomes of it after ``execute``: it is released, or scheduled again; from Triton 23.11 on.
 
         Raises
         ------
@@ -189,7 +189,8 @@ class InferenceRequest:
         Raises
         ------
         TritonModelException
-            It is called by ``initialize`` or ``finalize``. Any other error comes as a response that has it.
+            It is called by ``initialize`` or ``finalize``. Any other error comes as a response that has it; with the
+            other model's code from Triton 25.04 on, and INTERNAL before.
         """
         truth("exec", "decoupled", decoupled)
         host = self._host

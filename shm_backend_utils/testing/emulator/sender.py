@@ -20,7 +20,8 @@ FINAL: Final = 1
 
 
 class InferenceResponseSender:
-    """What sends the responses to a request: any number of them for a decoupled model, one for any other.
+    """What sends the responses to a request: any number of them for a decoupled model, one for any other,
+    which may use it from Triton 24.06 on.
 
     Models get it from a request, and do not make it.
     """

@@ -168,6 +168,7 @@ class Tensor:
         return capsules.make(self)
 
     def __dlpack__(self, stream: object = None) -> object:
+        """Return the same; from Triton 23.05 on."""
         return self.to_dlpack()
 
     def __dlpack_device__(self) -> tuple[int, int]:

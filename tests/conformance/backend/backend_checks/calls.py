@@ -1,0 +1,218 @@
+"""Calls of other models (BLS), and models that are loaded and asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from .expecting import kills_the_server, refused, same, since
+
+NOT_READY = (
+    "Model {0} - Error when running inference: Failed for execute the inference request. Model '{0}' is not ready."
+)
+WHERE = "Failed to process the request for model 'checks_0_0', message: "
+NO_VERSION = f"Failed to check model readiness: {WHERE}failed to get model version from specified version string "
+
+
+def _call(pb_utils: Any, **given: Any) -> Any:
+    defaults = {
+        "model_name": "echo",
+        "inputs": [pb_utils.Tensor("X", np.arange(3, dtype=np.float32))],
+        "requested_output_names": ["Y"],
+    }
+    return pb_utils.InferenceRequest(**{**defaults, **given})
+
+
+def _said(response: Any) -> Any:
+    if response.has_error():
+        return response.error().message()
+    return {tensor.name(): tensor.as_numpy().tolist() for tensor in response.output_tensors()}
+
+
+def check_a_call_comes_back(pb_utils: Any, request: Any) -> None:
+    response = _call(pb_utils).exec()
+    assert isinstance(response, pb_utils.InferenceResponse)
+    same(_said(response), {"Y": [0.0, 1.0, 2.0]})
+    assert response.output_tensors()[0].as_numpy().flags.writeable
+
+
+def check_a_call_that_names_no_output_gets_all(pb_utils: Any, request: Any) -> None:
+    same(_said(_call(pb_utils, requested_output_names=[]).exec()), {"Y": [0.0, 1.0, 2.0]})
+
+
+def check_a_call_can_be_made_again(pb_utils: Any, request: Any) -> None:
+    call = _call(pb_utils)
+    same(_said(call.exec()), _said(call.exec()))
+
+
+def check_an_input_is_what_it_was_when_it_was_sent_first(pb_utils: Any, request: Any) -> None:
+    array = np.arange(3, dtype=np.float32)
+    tensor = pb_utils.Tensor("X", array)
+    array[0] = 5
+    same(_said(_call(pb_utils, inputs=[tensor]).exec()), {"Y": [5.0, 1.0, 2.0]})
+    array[:] = 7
+    same(_said(_call(pb_utils, inputs=[tensor]).exec()), {"Y": [5.0, 1.0, 2.0]})
+    same(tensor.as_numpy().tolist(), [7.0, 7.0, 7.0])
+    same(np.from_dlpack(tensor).tolist(), [5.0, 1.0, 2.0])
+
+
+def check_an_input_may_be_another_librarys(pb_utils: Any, request: Any) -> None:
+    source = np.arange(3, dtype=np.float32)
+    tensor = pb_utils.Tensor.from_dlpack("X", pb_utils.Tensor("S", source))
+    source[:] = 7
+    same(_said(_call(pb_utils, inputs=[tensor]).exec()), {"Y": [7.0, 7.0, 7.0]})
+
+
+def check_no_elements_travel(pb_utils: Any, request: Any) -> None:
+    tensor = pb_utils.Tensor("X", np.zeros(0, np.float32))
+    response = _call(pb_utils, inputs=[tensor]).exec()
+    same(_said(response), {"Y": []})
+    same(response.output_tensors()[0].shape(), [0])
+
+
+def check_a_model_that_is_not_there(pb_utils: Any, request: Any) -> None:
+    text = NOT_READY.format("none")
+    response = _call(pb_utils, model_name="none").exec()
+    same(_said(response), text)
+    same(response.output_tensors(), [])
+    assert response.error().code() == pb_utils.TritonError.INTERNAL
+
+
+def check_a_version_that_is_not_there(pb_utils: Any, request: Any) -> None:
+    text = NOT_READY.format("echo")
+    same(_said(_call(pb_utils, model_version=3).exec()), text)
+
+
+def check_an_error_of_the_model_comes_as_it_is(pb_utils: Any, request: Any) -> None:
+    response = _call(pb_utils, model_name="failing", requested_output_names=[]).exec()
+    same(_said(response), "it is full")
+    same(response.output_tensors(), [])
+
+
+@since("25.04")
+def check_an_error_of_the_model_has_its_code(pb_utils: Any, request: Any) -> None:
+    response = _call(pb_utils, model_name="failing", requested_output_names=[]).exec()
+    assert response.error().code() == pb_utils.TritonError.UNAVAILABLE
+
+
+def check_a_decoupled_model_needs_the_word(pb_utils: Any, request: Any) -> None:
+    text = (
+        "Model repeat - Error when running inference: Model repeat is using the decoupled. The current BLS request "
+        "call doesn't support models using the decoupled transaction policy. Please use 'decoupled=True' argument to "
+        "the 'exec' or 'async_exec' calls for decoupled models.'"
+    )
+    same(_said(_call(pb_utils, model_name="repeat").exec()), text)
+
+
+def check_responses_of_a_decoupled_model_come_one_by_one(pb_utils: Any, request: Any) -> None:
+    responses = _call(pb_utils, model_name="repeat").exec(decoupled=True)
+    same(type(responses).__name__, "ResponseIterator")
+    assert iter(responses) is responses
+    same([_said(response) for response in responses], [{"Y": [0.0]}, {"Y": [1.0]}, {"Y": [2.0]}, {}])
+    refused(StopIteration, "Iteration is done for the responses.", lambda: next(responses))
+
+
+def check_responses_can_be_had_again(pb_utils: Any, request: Any) -> None:
+    responses = _call(pb_utils, model_name="repeat").exec(decoupled=True)
+    first = list(responses)
+    second = list(responses)
+    same(len(second), 4)
+    assert all(one is other for one, other in zip(first, second, strict=True))
+
+
+def check_any_model_can_be_called_as_a_decoupled_one(pb_utils: Any, request: Any) -> None:
+    responses = _call(pb_utils).exec(decoupled=True)
+    same([_said(response) for response in responses], [{"Y": [0.0, 1.0, 2.0]}])
+    same([_said(response) for response in responses], [{"Y": [0.0, 1.0, 2.0]}])
+
+
+def check_a_refused_call_is_one_response(pb_utils: Any, request: Any) -> None:
+    text = NOT_READY.format("none")
+    same([_said(response) for response in _call(pb_utils, model_name="none").exec(decoupled=True)], [text])
+
+
+def check_whether_it_is_decoupled_is_a_bool(pb_utils: Any, request: Any) -> None:
+    for value in (None, "x", 2.5j):
+        if value != 2.5j:
+            refused(TypeError, None, _call(pb_utils).exec, value)
+    same(type(_call(pb_utils).exec(0)).__name__, "InferenceResponse")
+    same(type(_call(pb_utils).exec(1)).__name__, "ResponseIterator")
+
+
+def check_an_asynchronous_call_needs_a_loop(pb_utils: Any, request: Any) -> None:
+    refused(RuntimeError, "no running event loop", lambda: _call(pb_utils).async_exec())
+
+
+def check_asynchronous_calls_come_back(pb_utils: Any, request: Any) -> None:
+    async def both() -> Any:
+        future = _call(pb_utils).async_exec()
+        assert isinstance(future, asyncio.Future)
+        responses = await _call(pb_utils, model_name="repeat").async_exec(decoupled=True)
+        return _said(await future), [_said(response) for response in responses]
+
+    same(asyncio.run(both()), ({"Y": [0.0, 1.0, 2.0]}, [{"Y": [0.0]}, {"Y": [1.0]}, {"Y": [2.0]}, {}]))
+
+
+def check_what_a_call_says_of_itself_arrives(pb_utils: Any, request: Any) -> None:
+    call = _call(
+        pb_utils,
+        model_name="told",
+        requested_output_names=["TOLD"],
+        request_id="inner",
+        correlation_id=7,
+        flags=pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+        timeout=5_000_000,
+        parameters={"a": "ü", "b": True, "c": -3},
+    )
+    same(
+        _said(call.exec()),
+        {"TOLD": ["inner|7|2|5000000|a=ü|b=True|c=-3|TOLD|X".encode()]},
+    )
+
+
+def check_a_model_is_ready_or_not(pb_utils: Any, request: Any) -> None:
+    ready = pb_utils.is_model_ready
+    for arguments, expected in (
+        (("echo",), True), (("none",), False), (("echo", "1"), True), (("echo", "2"), False), (("echo", "1x"), True),
+        (("echo", " 1"), True), (("",), False), (("echo", ""), True),
+    ):  # fmt: skip
+        same(ready(*arguments), expected)
+    same(ready(model_name="echo", model_version="1"), True)
+    refused(TypeError, None, lambda: ready("echo", 1))
+    refused(TypeError, None, lambda: ready(None))
+
+
+def check_what_is_loaded_and_unloaded_has_a_name_and_files(pb_utils: Any, request: Any) -> None:
+    text = "failed to load model 'echo', files should be a dictionary of file paths and file contents"
+    refused(pb_utils.TritonModelException, text, lambda: pb_utils.load_model("echo", files=[1]))
+    refused(TypeError, None, lambda: pb_utils.load_model("echo", files={"f": "x"}))
+    refused(TypeError, None, lambda: pb_utils.load_model(None))
+    refused(TypeError, None, lambda: pb_utils.load_model("echo", config=None))
+    refused(TypeError, None, lambda: pb_utils.unload_model("echo", None))
+    refused(RuntimeError, None, lambda: pb_utils.load_model("echo", files={1: b"x"}))
+
+
+@kills_the_server
+def check_a_server_that_lets_nobody_load(pb_utils: Any, request: Any) -> None:
+    text = f"Failed to load model: {WHERE}explicit model load / unload is not allowed if polling is enabled"
+    refused(pb_utils.TritonModelException, text, lambda: pb_utils.load_model("echo"))
+
+
+@kills_the_server
+def check_a_server_that_lets_nobody_unload(pb_utils: Any, request: Any) -> None:
+    text = f"Failed to unload model: {WHERE}explicit model load / unload is not allowed if polling is enabled"
+    refused(pb_utils.TritonModelException, text, pb_utils.unload_model, "echo")
+
+
+@kills_the_server
+def check_a_version_that_is_no_number(pb_utils: Any, request: Any) -> None:
+    text = f"{NO_VERSION}'x' (details: stol), version should be an integral value > 0"
+    refused(pb_utils.TritonModelException, text, pb_utils.is_model_ready, "echo", "x")
+
+
+@kills_the_server
+def check_a_version_below_zero(pb_utils: Any, request: Any) -> None:
+    text = f"{NO_VERSION}'-3', version should be an integral value > 0"
+    refused(pb_utils.TritonModelException, text, pb_utils.is_model_ready, "echo", "-3")

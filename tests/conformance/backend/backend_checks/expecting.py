@@ -1,0 +1,51 @@
+"""What checks say, and what they expect of a call that is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["kills_the_server", "named", "refused", "same", "since"]
+
+_Check = TypeVar("_Check", bound=Callable[..., Any])
+
+
+def since(release: str) -> Callable[[_Check], _Check]:
+    """Say which Triton first behaves like this."""
+
+    def mark(check: _Check) -> _Check:
+        check.since = release  # type: ignore[attr-defined]
+        return check
+
+    return mark
+
+
+def kills_the_server(check: _Check) -> _Check:
+    """Say that Triton 24.10 dies of it, more often than not, where the check passes if it doesn't."""
+    check.kills_the_server = True  # type: ignore[attr-defined]
+    return check
+
+
+def refused(
+    kind: type[BaseException], text: str | None, call: Callable[..., object], *given: Any, **options: Any
+) -> None:
+    """Check that a call raises an error with exactly this text; None for one of the stub's own on argument types."""
+    try:
+        found = call(*given, **options)
+    except kind as error:
+        said = str(error)
+        if text not in (None, said):
+            raise AssertionError(f"it says {said!r}; expected {text!r}") from error
+        return
+    raise AssertionError(f"expected {kind.__name__} {text!r}; it returned {found!r}")
+
+
+def same(found: object, expected: object) -> None:
+    """Check that two values are equal, and of one type."""
+    assert type(found) is type(expected), f"found {found!r}, a {type(found)}; expected {expected!r}"
+    assert found == expected, f"found {found!r}; expected {expected!r}"
+
+
+def named(request: Any, name: str) -> Any:
+    """Return the input of a request that has this name."""
+    return next(tensor for tensor in request.inputs() if tensor.name() == name)

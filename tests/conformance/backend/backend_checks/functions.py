@@ -1,0 +1,108 @@
+"""Functions and constants of the module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .expecting import named, refused, same
+
+TYPES = [
+    "bool_",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "object_",
+]
+PUBLIC = (
+    "InferenceRequest InferenceResponse Logger MetricFamily ModelConfig PreferredMemory TRITONSERVER_MEMORY_CPU "
+    "TRITONSERVER_MEMORY_GPU TRITONSERVER_REQUEST_FLAG_SEQUENCE_END TRITONSERVER_REQUEST_FLAG_SEQUENCE_START "
+    "TRITONSERVER_REQUEST_RELEASE_ALL TRITONSERVER_REQUEST_RELEASE_RESCHEDULE TRITONSERVER_RESPONSE_COMPLETE_FINAL "
+    "TRITON_STRING_TO_NUMPY Tensor TritonError TritonModelException deserialize_bytes_tensor get_input_config_by_name "
+    "get_input_tensor_by_name get_model_dir get_output_config_by_name get_output_tensor_by_name is_model_ready "
+    "load_model numpy_to_triton_type serialize_byte_tensor triton_string_to_numpy triton_to_numpy_type unload_model "
+    "using_decoupled_model_transaction_policy"
+)
+
+
+def check_the_module_has_these_names(pb_utils: Any, request: Any) -> None:
+    found = [name for name in sorted(vars(pb_utils)) if name[0] != "_" and name not in ("json", "np", "struct")]
+    same(found, PUBLIC.split())
+
+
+def check_constants(pb_utils: Any, request: Any) -> None:
+    same(pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, 1)
+    same(pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END, 2)
+    same(pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL, 1)
+    same(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL, 1)
+    same(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, 2)
+
+
+def check_inputs_are_found_by_name(pb_utils: Any, request: Any) -> None:
+    find = pb_utils.get_input_tensor_by_name
+    same(find(request, "X").name(), "X")
+    assert find(request, "Z") is None
+    assert find(request, None) is None
+    same(find(inference_request=request, name="X").shape(), named(request, "X").shape())
+
+
+def check_outputs_are_found_by_name(pb_utils: Any, request: Any) -> None:
+    response = pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.zeros(1))])
+    same(pb_utils.get_output_tensor_by_name(response, "Y").name(), "Y")
+    assert pb_utils.get_output_tensor_by_name(inference_response=response, name="Z") is None
+
+
+def check_configurations_are_found_by_name(pb_utils: Any, request: Any) -> None:
+    x, y = {"name": "X", "dims": [1]}, {"name": "Y"}
+    config = {"input": [{"name": "W"}, x], "output": [y]}
+    assert pb_utils.get_input_config_by_name(config, "X") is x
+    assert pb_utils.get_output_config_by_name(model_config=config, name="Y") is y
+    assert pb_utils.get_input_config_by_name(config, "Y") is None
+    assert pb_utils.get_output_config_by_name({}, "Y") is None
+
+
+def check_a_configuration_says_whether_a_model_is_decoupled(pb_utils: Any, request: Any) -> None:
+    asked = pb_utils.using_decoupled_model_transaction_policy
+    assert asked({}) is False
+    assert asked({"model_transaction_policy": {"decoupled": True}}) is True
+    assert asked({"model_transaction_policy": {"decoupled": False}}) is False
+    refused(KeyError, None, lambda: asked({"model_transaction_policy": {}}))
+
+
+def check_types_by_number(pb_utils: Any, request: Any) -> None:
+    for number, name in enumerate(TYPES, 1):
+        assert pb_utils.triton_to_numpy_type(number) is getattr(np, name)
+        same(pb_utils.numpy_to_triton_type(getattr(np, name)), number)
+        same(pb_utils.numpy_to_triton_type(np.dtype(getattr(np, name))), number)
+    for other in (0, 14, -1, "TYPE_FP32"):
+        assert pb_utils.triton_to_numpy_type(other) is None
+    same(pb_utils.numpy_to_triton_type(np.bytes_), 13)
+    assert pb_utils.numpy_to_triton_type(np.complex64) is None
+
+
+def check_types_by_the_configurations_name(pb_utils: Any, request: Any) -> None:
+    find = pb_utils.triton_string_to_numpy
+    assert find("TYPE_BOOL") is bool
+    assert find("TYPE_FP16") is np.float16
+    assert find("TYPE_STRING") is np.object_
+    for name in ("TYPE_BF16", "FP32", "TYPE_BYTES", ""):
+        refused(KeyError, None, find, name)
+    same(len(pb_utils.TRITON_STRING_TO_NUMPY), 13)
+
+
+def check_a_model_knows_its_folder(pb_utils: Any, request: Any) -> None:
+    from pathlib import Path
+
+    folder = pb_utils.get_model_dir()
+    assert type(folder) is str
+    same((Path(folder) / "model.py").is_file(), True)
+    same(Path(folder).name, "1")

@@ -1,0 +1,232 @@
+"""Metrics."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+
+from .expecting import kills_the_server, refused, same
+
+REFUSED = "Failed to process the request for model 'checks_0_0', message: "
+KIND = "TRITONSERVER_METRIC_KIND_"
+GONE = (
+    "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
+    "be deleted AFTER its corresponding 'Metric' objects have been deleted."
+)
+
+
+def _family(pb_utils: Any, kind: str) -> Any:
+    families = pb_utils.MetricFamily
+    return families(name=f"checked_{kind.lower()}", description="what", kind=getattr(families, kind))
+
+
+def check_a_counter_counts(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "COUNTER")
+    metric = family.Metric(labels={"check": "counts"})
+    before = metric.value()
+    metric.increment(2)
+    metric.increment(0.5)
+    metric.increment(np.float32(1))
+    metric.increment(True)
+    same(metric.value() - before, 4.5)
+
+
+def check_a_gauge_goes_both_ways(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "GAUGE")
+    metric = family.Metric(labels={"check": "ways"})
+    metric.set(3.5)
+    metric.increment(-5)
+    same(metric.value(), -1.5)
+    metric.set(2**70)
+    same(metric.value(), 2.0**70)
+
+
+def check_labels_tell_series_apart(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "GAUGE")
+    one, other, again = (family.Metric(labels={"check": name}) for name in ("one", "other", "one"))
+    one.set(1)
+    other.set(2)
+    same(again.value(), 1.0)
+
+
+def check_labels_may_be_none(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "GAUGE")
+    first, second = family.Metric(), family.Metric(labels={})
+    first.set(8)
+    same(second.value(), 8.0)
+    same(family.Metric(None).value(), 8.0)
+
+
+def check_a_family_keeps_its_series(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "GAUGE")
+    metric = family.Metric(labels={"check": "kept"})
+    metric.set(3)
+    del metric
+    gc.collect()
+    same(family.Metric(labels={"check": "kept"}).value(), 3.0)
+
+
+def check_series_go_with_their_family(pb_utils: Any, request: Any) -> None:
+    families = pb_utils.MetricFamily
+    family = families("checked_going", "what", families.COUNTER)
+    metric = family.Metric()
+    metric.increment(3)
+    del family
+    gc.collect()
+    refused(pb_utils.TritonModelException, f"Failed to get metric value: {GONE}", metric.value)
+    refused(pb_utils.TritonModelException, f"Failed to increment metric value: {GONE}", lambda: metric.increment(1))
+    refused(pb_utils.TritonModelException, f"Failed to set metric value: {GONE}", lambda: metric.set(1))
+    refused(pb_utils.TritonModelException, f"Failed to observe metric value: {GONE}", lambda: metric.observe(1))
+    family = families("checked_going", "what", families.COUNTER)
+    same(family.Metric().value(), 0.0)
+
+
+def check_a_histogram_observes(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "HISTOGRAM")
+    metric = family.Metric(labels={"check": "observes"}, buckets=[1, 2.5])
+    assert metric.observe(1) is None
+    family.Metric(labels={"check": "one bucket"}, buckets=[])
+
+
+def check_buckets_are_a_histograms(pb_utils: Any, request: Any) -> None:
+    counter, histogram = _family(pb_utils, "COUNTER"), _family(pb_utils, "HISTOGRAM")
+    error, start = pb_utils.TritonModelException, "Failed to create metric."
+    refused(error, f"{start} Unexpected buckets found.", lambda: counter.Metric(buckets=[1]))
+    refused(error, f"{start} Buckets must be a list.", lambda: counter.Metric(buckets=(1,)))
+    refused(error, f"{start} Missing required buckets.", histogram.Metric)
+    refused(error, f"{start} Buckets must be a list.", lambda: histogram.Metric(buckets=(1,)))
+    refused(RuntimeError, None, lambda: histogram.Metric(buckets=["a"]))
+
+
+def check_labels_are_a_dict(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "COUNTER")
+    text = "Failed to create metric. Labels must be a dictionary."
+    refused(pb_utils.TritonModelException, text, lambda: family.Metric(labels=[1]))
+    refused(TypeError, None, lambda: family.Metric(labels={"a": b"x"}))
+
+
+def check_values_are_numbers(pb_utils: Any, request: Any) -> None:
+    metric = _family(pb_utils, "GAUGE")
+    series = metric.Metric(labels={"check": "numbers"})
+    for value in ("1", None, [1], 10**400):
+        for change in (series.increment, series.set, series.observe):
+            refused(TypeError, None, change, value)
+    refused(TypeError, None, lambda: series.set(value=1))
+
+
+def check_a_family_needs_a_name_a_text_and_a_kind(pb_utils: Any, request: Any) -> None:
+    families = pb_utils.MetricFamily
+    for arguments in (
+        ("k", "d"),
+        ("k", "d", 0),
+        ("k", "d", None),
+        (None, "d", families.COUNTER),
+        ("k", 1, families.COUNTER),
+    ):
+        refused(TypeError, None, families, *arguments)
+
+
+def check_kinds(pb_utils: Any, request: Any) -> None:
+    families = pb_utils.MetricFamily
+    same(
+        [str(kind) for kind in (families.COUNTER, families.GAUGE, families.HISTOGRAM)],
+        ["MetricKind.COUNTER", "MetricKind.GAUGE", "MetricKind.HISTOGRAM"],
+    )
+    same([int(kind) for kind in (families.COUNTER, families.GAUGE, families.HISTOGRAM)], [0, 1, 2])
+
+
+def check_nobody_makes_a_metric(pb_utils: Any, request: Any) -> None:
+    metric = _family(pb_utils, "GAUGE")
+    kind = type(metric.Metric())
+    same(kind.__name__, "Metric")
+    refused(TypeError, "c_python_backend_utils.Metric: No constructor defined!", kind)
+
+
+@kills_the_server
+def check_a_counter_is_never_less(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "COUNTER")
+    text = (
+        f"Failed to increment metric value: {REFUSED}TRITONSERVER_METRIC_KIND_COUNTER can only be incremented "
+        "monotonically by non-negative values."
+    )
+    metric = family.Metric()
+    refused(pb_utils.TritonModelException, text, lambda: metric.increment(-1))
+
+
+@kills_the_server
+def check_a_counter_is_not_set(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "COUNTER")
+    text = f"Failed to set metric value: {REFUSED}{KIND}COUNTER does not support Set"
+    refused(pb_utils.TritonModelException, text, family.Metric().set, 1)
+
+
+@kills_the_server
+def check_a_counter_observes_nothing(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "COUNTER")
+    text = f"Failed to observe metric value: {REFUSED}{KIND}COUNTER does not support Observe"
+    refused(pb_utils.TritonModelException, text, family.Metric().observe, 1)
+
+
+@kills_the_server
+def check_a_gauge_observes_nothing(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "GAUGE")
+    text = f"Failed to observe metric value: {REFUSED}{KIND}GAUGE does not support Observe"
+    refused(pb_utils.TritonModelException, text, family.Metric().observe, 1)
+
+
+@kills_the_server
+def check_a_histogram_is_not_set(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "HISTOGRAM")
+    text = f"Failed to set metric value: {REFUSED}{KIND}HISTOGRAM does not support Set"
+    refused(pb_utils.TritonModelException, text, family.Metric(buckets=[1]).set, 1)
+
+
+@kills_the_server
+def check_a_histogram_is_not_increased(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "HISTOGRAM")
+    text = f"Failed to increment metric value: {REFUSED}{KIND}HISTOGRAM does not support Increment"
+    refused(pb_utils.TritonModelException, text, family.Metric(buckets=[1]).increment, 1)
+
+
+@kills_the_server
+def check_a_histogram_has_no_value(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "HISTOGRAM")
+    text = f"Failed to get metric value: {REFUSED}{KIND}HISTOGRAM does not support Value"
+    refused(pb_utils.TritonModelException, text, family.Metric(buckets=[1]).value)
+
+
+@kills_the_server
+def check_what_is_no_name_for_a_metric(pb_utils: Any, request: Any) -> None:
+    families = pb_utils.MetricFamily
+    text = f"Error when creating MetricFamily: {REFUSED}Invalid metric name"
+    refused(pb_utils.TritonModelException, text, families, "9a", "d", families.COUNTER)
+
+
+@kills_the_server
+def check_what_is_no_name_for_a_label(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "COUNTER")
+    text = f"Error when creating Metric: {REFUSED}Invalid label name"
+    refused(pb_utils.TritonModelException, text, family.Metric, labels={1: "c"})
+
+
+@kills_the_server
+def check_a_label_is_a_text(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "COUNTER")
+    text = f"Error when creating Metric: {REFUSED}attempt to access JSON non-string as string"
+    refused(pb_utils.TritonModelException, text, family.Metric, labels={"a": 1})
+
+
+@kills_the_server
+def check_a_family_has_one_kind(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "COUNTER")
+    text = f"Error when creating MetricFamily: {REFUSED}Family name already exists with different type"
+    refused(pb_utils.TritonModelException, text, type(family), "checked_counter", "what", type(family).GAUGE)
+
+
+@kills_the_server
+def check_buckets_are_sorted(pb_utils: Any, request: Any) -> None:
+    family = _family(pb_utils, "HISTOGRAM")
+    text = f"Error when creating Metric: {REFUSED}Bucket Boundaries must be strictly sorted"
+    refused(pb_utils.TritonModelException, text, family.Metric, labels={"q": "r"}, buckets=[1, 1])

@@ -1,0 +1,129 @@
+"""Tensors that a model makes of arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .expecting import refused, same
+
+NOT_SUPPORTED = "NumPy dtype is not supported."
+
+
+def check_a_tensor_of_an_array_is_that_array(pb_utils: Any, request: Any) -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensor = pb_utils.Tensor("Y", array)
+    assert tensor.as_numpy() is array
+    assert tensor.as_numpy() is tensor.as_numpy()
+
+
+def check_a_tensor_has_its_name_and_shape(pb_utils: Any, request: Any) -> None:
+    tensor = pb_utils.Tensor("Y", np.zeros((2, 0, 3), np.int8))
+    same(tensor.name(), "Y")
+    same(tensor.shape(), [2, 0, 3])
+    assert tensor.is_cpu() is True
+    same(pb_utils.Tensor("Y", np.zeros(())).shape(), [])
+
+
+def check_a_shape_is_the_callers_own_list(pb_utils: Any, request: Any) -> None:
+    tensor = pb_utils.Tensor("Y", np.zeros(2))
+    tensor.shape().append(3)
+    same(tensor.shape(), [2])
+
+
+def check_a_name_may_be_bytes(pb_utils: Any, request: Any) -> None:
+    same(pb_utils.Tensor("ü".encode(), np.zeros(1)).name(), "ü")
+
+
+def check_a_name_must_not_be_empty(pb_utils: Any, request: Any) -> None:
+    text = "Tensor name cannot be an empty string."
+    refused(pb_utils.TritonModelException, text, lambda: pb_utils.Tensor("", np.zeros(1)))
+
+
+def check_a_name_must_be_a_text(pb_utils: Any, request: Any) -> None:
+    for name in (None, 7, ["Y"]):
+        refused(TypeError, None, pb_utils.Tensor, name, np.zeros(1))
+
+
+def check_a_name_must_be_utf_8(pb_utils: Any, request: Any) -> None:
+    refused(TypeError, None, lambda: pb_utils.Tensor("\ud800", np.zeros(1)))
+
+
+def check_content_must_be_an_array(pb_utils: Any, request: Any) -> None:
+    for content in ([1], np.float32(1), None, b"1", memoryview(b"1")):
+        refused(TypeError, None, pb_utils.Tensor, "Y", content)
+
+
+def check_arguments_have_no_names(pb_utils: Any, request: Any) -> None:
+    refused(TypeError, None, lambda: pb_utils.Tensor(name="Y", numpy_array=np.zeros(1)))
+    refused(TypeError, None, lambda: pb_utils.Tensor("Y"))
+
+
+def check_every_type_of_triton_has_an_array(pb_utils: Any, request: Any) -> None:
+    for name in [
+        "bool",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+        "object",
+    ]:
+        tensor = pb_utils.Tensor("Y", np.zeros(2, name))
+        same(tensor.as_numpy().dtype, np.dtype(name))
+
+
+def check_other_types_are_refused(pb_utils: Any, request: Any) -> None:
+    for name in ("complex64", ">f4", ">i8", "U3", "datetime64[s]", "V2", "longdouble"):
+        array = np.zeros(2, name)
+        refused(pb_utils.TritonModelException, NOT_SUPPORTED, pb_utils.Tensor, "Y", array)
+
+
+def check_the_name_is_looked_at_before_the_type(pb_utils: Any, request: Any) -> None:
+    text = "Tensor name cannot be an empty string."
+    refused(pb_utils.TritonModelException, text, lambda: pb_utils.Tensor("", np.zeros(2, "U3")))
+
+
+def check_an_array_that_is_not_contiguous_is_copied(pb_utils: Any, request: Any) -> None:
+    array = np.arange(6, dtype=np.int32).reshape(2, 3).T
+    found = pb_utils.Tensor("Y", array).as_numpy()
+    assert found is not array
+    assert found.flags.c_contiguous
+    same(found.tolist(), array.tolist())
+    array[0, 0] = 99
+    same(int(found[0, 0]), 0)
+
+
+def check_a_read_only_array_stays_read_only(pb_utils: Any, request: Any) -> None:
+    array = np.zeros(2)
+    array.flags.writeable = False
+    tensor = pb_utils.Tensor("Y", array)
+    assert tensor.as_numpy() is array
+    refused(ValueError, None, lambda: tensor.as_numpy().fill(1))
+
+
+def check_what_dlpack_sees_is_the_array(pb_utils: Any, request: Any) -> None:
+    array = np.zeros(3, np.float32)
+    tensor = pb_utils.Tensor("Y", array)
+    array[:] = 7
+    same(np.from_dlpack(tensor).tolist(), [7.0, 7.0, 7.0])
+
+
+def check_what_dlpack_sees_can_outlive_the_tensor(pb_utils: Any, request: Any) -> None:
+    seen = np.from_dlpack(pb_utils.Tensor("Y", np.arange(1000)))
+    same(int(seen.sum()), 499500)
+
+
+def check_no_stub_has_a_type_for_data_types(pb_utils: Any, request: Any) -> None:
+    refused(TypeError, None, pb_utils.Tensor("Y", np.zeros(1)).triton_dtype)
+
+
+def check_a_tensor_takes_no_attributes(pb_utils: Any, request: Any) -> None:
+    refused(AttributeError, None, lambda: pb_utils.Tensor("Y", np.zeros(1)).note)

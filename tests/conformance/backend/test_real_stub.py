@@ -1,0 +1,66 @@
+"""Every check, in the stub of a real server."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from shm_backend_utils.server import EmbeddedServer
+from tests.conformance.backend.asking import ask
+from tests.conformance.backend.backend_checks import CHECKS, FAULT_CHECKS
+
+HERE: Final = Path(__file__).parent
+RELEASE: Final = "24.10"
+"""Of the server that is installed."""
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A client of a server whose stubs have the NumPy that they were built for."""
+    with _served(tmp_path_factory.mktemp("conformance"), "server") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client_of_numpy_2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A client of a server whose stubs have the NumPy of this process, which is 2."""
+    with _served(tmp_path_factory.mktemp("conformance"), "own") as found:
+        yield found
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_real_stub_behaves_as_the_check_says(client: Any, check: str) -> None:
+    marks = vars(CHECKS[check])
+    since = marks.get("since", RELEASE)
+    if since > RELEASE:
+        pytest.skip(f"from Triton {since} on; this is {RELEASE}")
+    if "kills_the_server" in marks:
+        pytest.skip(f"Triton {RELEASE} dies of refusing it, two times out of three")
+    report = ask(client, check)
+    assert not report, report
+
+
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="the stub was built for NumPy 1")
+@pytest.mark.parametrize("check", FAULT_CHECKS)
+def test_a_real_stub_for_numpy_1_has_the_fault(client_of_numpy_2: Any, check: str) -> None:
+    report = ask(client_of_numpy_2, check)
+    assert not report, report
+
+
+@contextmanager
+def _served(folder: Path, numpy: Literal["server", "own"]) -> Iterator[Any]:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(HERE / "models", folder / "models", ignore=ignored)
+    for model in ("checks", "checks_decoupled"):
+        shutil.copytree(HERE / "backend_checks", folder / "models" / model / "1" / "backend_checks", ignore=ignored)
+    with EmbeddedServer.start(folder / "models", log_file=folder / "server.log", numpy=numpy) as server:
+        client: Any = triton.InferenceServerClient(server.grpc_url)
+        yield client
+        client.close()
