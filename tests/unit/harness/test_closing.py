@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ import pytest
 from shm_backend_utils.client import AsyncShmClient, ShmClient
 from shm_backend_utils.client.options import Tls
 from shm_backend_utils.errors import CallerError, ClosedError
-from shm_backend_utils.testing.harness import ModelHarness
+from shm_backend_utils.testing.harness import Faults, ModelHarness
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 from tests.unit.harness.folders import folder_of
+from tests.unit.harness.wires import MODELS
 
 IDENTITY = Path(__file__).resolve().parents[3] / "model_repository" / "identity"
 X = {"INPUT0": np.arange(4, dtype=np.float32)}
@@ -101,3 +103,34 @@ def test_statistics_count_requests_rows_and_errors(tmp_path: Path) -> None:
         (told,) = client.get_inference_statistics("identity")["model_stats"]
         assert (told["inference_count"], told["execution_count"]) == (3, 3)
         assert told["inference_stats"]["success"]["count"] == 3
+
+
+def test_finalize_waits_for_what_is_executed(tmp_path: Path) -> None:
+    code = """
+        import time
+        import triton_python_backend_utils as pb_utils
+        class TritonPythonModel:
+            ended = False
+            def execute(self, requests):
+                time.sleep(0.2)
+                assert not self.ended
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", requests[0].inputs()[0].as_numpy())])]
+            def finalize(self):
+                self.ended = True
+    """
+    with ThreadPoolExecutor(1) as threads:
+        with ModelHarness(folder_of(tmp_path, code)) as harness:
+            answer = threads.submit(harness.infer, {"X": X["INPUT0"]})
+            while not answer.running():
+                threading.Event().wait(0.001)
+            threading.Event().wait(0.05)
+        assert answer.result()["Y"].tolist() == X["INPUT0"].tolist()
+
+
+def test_faults_of_real_stubs_can_be_switched_on() -> None:
+    with ModelHarness(IDENTITY, faults=Faults(is_stub_for_numpy_1=True)) as harness, ShmClient(harness) as client:
+        for path in ("direct", "inline"):  # a session does without NumPy's arrays there
+            with client.infer("identity", X, path=path) as result:
+                np.testing.assert_array_equal(result["OUTPUT0"], X["INPUT0"])
+    with ModelHarness(MODELS / "behaving", faults=Faults(is_stub_for_numpy_1=True)) as harness:
+        assert harness.infer({"X": X["INPUT0"]})["Y"].size == 0  # and without a word
