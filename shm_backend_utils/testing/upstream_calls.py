@@ -7,6 +7,7 @@ tritonclient's. :mod:`.shm_util` has them under the same names; its own function
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from tritonclient.utils import serialized_byte_size
 
 from .leak_probe import ShmLeakProbe
+from .unregistering import unregister_when_free
 
 __all__ = [
     "ShmLeakDetector",
@@ -197,7 +199,7 @@ def unregister_cleanup_regions(
         stack.callback(client.close)
         for number, name in used:
             stack.callback(memory.destroy, shm_handles[number])
-            stack.callback(memory.unregister, client, name)
+            stack.callback(unregister_when_free, functools.partial(memory.unregister, client, name))
 
 
 def create_set_either_shm_region(

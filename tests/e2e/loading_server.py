@@ -39,20 +39,20 @@ class LoadingServer:
     """The server, and models that it may load."""
 
     def __init__(self, folder: Path) -> None:
-        self._models = folder / "models"
-        self._models.mkdir()
+        self.models = folder / "models"
+        self.models.mkdir()
         installation = installation_with(["--model-control-mode=explicit"], folder / "installation")
         self.server = EmbeddedServer.start(
-            self._models, installation=installation, log_file=folder / "server.log", numpy="own"
+            self.models, installation=installation, log_file=folder / "server.log", numpy="own"
         )
         self.grpc: Any = tritonclient.grpc.InferenceServerClient(self.server.grpc_url)
         self._changes = itertools.count(1)
 
     def load(self, name: str, like: str, config: str | None) -> None:
         """Load one of the test models under a name, with this config.pbtxt or with none."""
-        shutil.copytree(MODELS / like, self._models / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(MODELS / like, self.models / name, ignore=shutil.ignore_patterns("__pycache__"))
         if config is not None:
-            (self._models / name / "config.pbtxt").write_text(config)
+            (self.models / name / "config.pbtxt").write_text(config)
         self.grpc.load_model(name)
 
     def load_all(self, like: str, configs: Mapping[str, str | None]) -> None:
@@ -62,7 +62,7 @@ class LoadingServer:
 
     def load_anew(self, name: str) -> None:
         """Load a loaded model once more, as if its code had changed."""
-        os.utime(self._models / name / "1" / "model.py", (next(self._changes),) * 2)
+        os.utime(self.models / name / "1" / "model.py", (next(self._changes),) * 2)
         self.grpc.load_model(name)
 
     def unload(self, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from tritonclient.utils import InferenceServerException, shared_memory
 
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing import shm_util as su
+from shm_backend_utils.testing.unregistering import unregister_when_free
 
 from .shm_util_wire import MODULES
 
@@ -87,7 +89,7 @@ def test_regions_that_were_made_before_stay_the_callers(client: Any, protocol: s
     found = infer(client, protocol, names, ["OUTPUT0", "OUTPUT1"], before)
     assert found == {name: value.tolist() for name, value in EXPECTED.items()}
     for name, handle in zip(names[2:], before, strict=True):
-        client.unregister_system_shared_memory(f"{name}_data")
+        unregister_when_free(partial(client.unregister_system_shared_memory, f"{name}_data"))
         shared_memory.destroy_shared_memory_region(handle)
     assert is_clean(client, *names)
 
@@ -106,7 +108,7 @@ def test_one_input_and_one_output(client: Any, protocol: str) -> None:
     client.infer("add_sub", inputs, outputs=outputs)
     assert shared_memory.get_contents_as_numpy(handles[1], np.int32, [1, 16]).tolist() == (A + B).tolist()
     for name, handle in zip(("either_in0", "either_out0"), handles, strict=True):
-        client.unregister_system_shared_memory(f"{name}_data")
+        unregister_when_free(partial(client.unregister_system_shared_memory, f"{name}_data"))
         shared_memory.destroy_shared_memory_region(handle)
     assert is_clean(client, "either_in0", "either_out0")
 

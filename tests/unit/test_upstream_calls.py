@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tritonclient.http
 import tritonclient.utils
-from tritonclient.utils import serialize_byte_tensor, shared_memory
+from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
 
 from shm_backend_utils.testing import shm_util as su
 
@@ -105,3 +105,19 @@ def test_memory_of_a_gpu_is_tritonclients_too(monkeypatch: pytest.MonkeyPatch) -
     gone = [handle for name, handle, *_ in done if name == "destroy_shared_memory_region"]
     assert sorted(gone) == [("a_data", 16, 0), ("b_data", 16, 0), ("d_data", 8, 0)]
     assert client.told[-1] == ("close",)
+
+
+def test_a_region_that_a_request_has_just_used_is_unregistered_when_the_server_has_let_go_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Server(Asked):
+        def unregister_system_shared_memory(self, name: str) -> None:
+            self.told.append(("unregister_system_shared_memory", name))
+            if len(self.told) == 1:
+                raise InferenceServerException(f"Cannot unregister region '{name}', it is currently in use.")
+
+    server = Server()
+    monkeypatch.setattr(tritonclient.http, "InferenceServerClient", lambda url: server)
+    names, handles = su.create_set_shm_regions([X], [X], 8, 8, ["OUTPUT0"], ["e", "f", "g"], None, True, False)
+    su.unregister_cleanup_shm_regions(names, handles, None, ["OUTPUT0"], True, False)
+    assert [name for _, *given in server.told for name in given] == ["g_data", "g_data", "f_data", "e_data"]

@@ -7,13 +7,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from .answer import Answer
 from .instance import Instance
 from .requests import Delivery
 
 __all__ = ["Batcher", "Pending"]
+
+_DRAIN_S: Final = 30.0
 
 
 @dataclass(eq=False, slots=True)
@@ -82,6 +84,11 @@ class Batcher:
                 self._changed.wait()
             instance = self._take_idle()
         self._do(instance, batch)
+
+    def drain(self) -> None:
+        """Wait until no instance executes anything, though not for one that does not end."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._idle) == self._all, _DRAIN_S)
 
     def obstacle(self, batch: Sequence[Pending]) -> str | None:
         """Return why these requests never come together; None if they may."""

@@ -126,13 +126,14 @@ class LoadedModel:
         return self._batcher.obstacle(batch)
 
     def close(self) -> None:
-        """Finalize the instances.
+        """Finalize the instances, when they have executed what they had.
 
         Raises
         ------
         StubError
             A model's ``finalize`` raised.
         """
+        self._batcher.drain()
         self._end()
 
     def _execute(self, instance: Instance, batch: Sequence[Pending]) -> None:

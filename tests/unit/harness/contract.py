@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from tests.unit.harness.wires import MODELS, Tensor, Wire, request
+from tests.unit.harness.wires import Tensor, Wire, request
 
 __all__ = ["Contract"]
 
@@ -27,7 +28,7 @@ NOTE = (
     "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
 EXPLAINED = {
-    "raise": f"{FAILED}ValueError: broken\n\nAt:\n  {{folder}}/behaving/1/model.py(32): execute\n",
+    "raise": f"{FAILED}ValueError: broken\n\nAt:\n",
     "few": FAILED
     + "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
     + "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0\n",
@@ -187,10 +188,10 @@ class Contract:
     def test_a_model_that_fails_fails_its_requests(self, wire: Wire, do: str) -> None:
         answer = wire.send("ModelInfer", request("behaving", X, parameters={"do": do}))
         assert answer.status == "INTERNAL"
-        expected, found = EXPLAINED[do].format(folder=MODELS), answer.text
+        expected, found = EXPLAINED[do], answer.text
         if "At:" in expected:  # the server's copy of the model lies elsewhere
             assert found.splitlines()[0] == expected.splitlines()[0]
-            assert found.endswith("behaving/1/model.py(32): execute\n")
+            assert re.search(r"\n\nAt:\n  /\S+/behaving/1/model\.py\(\d+\): execute\n$", found)
         else:
             assert found == expected
 

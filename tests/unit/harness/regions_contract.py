@@ -69,6 +69,7 @@ class RegionsContract:
     @pytest.fixture
     def memory(self, wire: Wire) -> Iterator[shared_memory.SharedMemory]:
         memory = shared_memory.SharedMemory(f"harness-{secrets.token_hex(6)}", create=True, size=SIZE)
+        assert memory.buf is not None
         memory.buf[:8] = np.array([1, 2], np.float32).tobytes()
         assert register(wire, name="r", key=f"/{memory.name}", byte_size=SIZE).status == "OK"
         yield memory
@@ -80,6 +81,7 @@ class RegionsContract:
         answer = infer(wire, ("r", 8, 0), ("r", 32, 16))
         assert [(each.name, list(each.shape)) for each in answer.message.outputs] == [("Y", [2])]
         assert list(answer.message.raw_output_contents) == [b""]
+        assert memory.buf is not None
         assert np.frombuffer(bytes(memory.buf[16:24]), np.float32).tolist() == [1, 2]
 
     @pytest.mark.parametrize("what", PLACES)

@@ -10,39 +10,22 @@ import pytest
 
 from shm_backend_utils.errors import CallerError, ModelError
 from shm_backend_utils.testing.harness import ModelHarness
-from tests.unit.harness.folders import TENSORS, folder_of
+from tests.unit.harness.folders import BAD_CODE, TENSORS, folder_of
 
 FINE = "class TritonPythonModel:\n    def execute(self, requests): return []\n"
 
 
 @pytest.mark.parametrize("make", [ModelHarness, ModelHarness.in_child])
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("import nothing_such\n", "ModuleNotFoundError: No module named 'nothing_such'\n\nAt:\n"),
-        ("x = 1\n", "AttributeError: module '1.model' has no attribute 'TritonPythonModel' What to do: model.py needs"),
-        ("def f(:\n", "SyntaxError: invalid syntax (model.py, line 1)"),
-        (
-            "class TritonPythonModel:\n    def initialize(self, args): raise ValueError('no weights')\n",
-            "ValueError: no weights\n\nAt:\n",
-        ),
-        (
-            "import triton_python_backend_utils as pb_utils\nTENSOR = pb_utils.Tensor\n" + FINE,
-            "AttributeError: module 'triton_python_backend_utils' has no attribute 'Tensor'",
-        ),
-        (
-            "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(c): return None\n",
-            "auto_complete_config function in model 'm' must return a valid pb.ModelConfig object. What to do: end",
-        ),
-    ],
-)
-def test_code_that_does_not_load(tmp_path: Path, make: type[ModelHarness], code: str, said: str) -> None:
+@pytest.mark.parametrize("what", BAD_CODE)
+def test_code_that_does_not_load(tmp_path: Path, make: type[ModelHarness], what: str) -> None:
+    code, said, advice = BAD_CODE[what]
     path, modules = list(sys.path), set(sys.modules)
     with pytest.raises(ModelError) as told:
         make(folder_of(tmp_path, code))
     text = str(told.value)
     assert text.startswith("load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: ")
     assert said in text
+    assert advice in text
     assert sys.path == path
     assert not any(name.startswith("_m_") for name in set(sys.modules) - modules)
 

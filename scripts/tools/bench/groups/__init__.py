@@ -17,6 +17,7 @@ from .client_time import client_time
 from .forwarding import forwarding
 from .functions import functions
 from .growth import growth
+from .harness import harness
 from .own_time import own_time
 from .parts import parts
 from .registered import registered
@@ -48,5 +49,6 @@ GROUPS: Final[Mapping[str, Callable[[Bench], list[Figure]]]] = {
     "growth": growth,
     "functions": functions,
     "parts": parts,
+    "harness": harness,
 }
 """The groups by the names that ``--only`` knows."""
