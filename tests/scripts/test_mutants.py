@@ -44,6 +44,7 @@ def test_fails():
 FILES = {
     "pyproject.toml": "[tool.pytest.ini_options]\n",
     "shm_backend_utils/__init__.py": "",
+    "shm_backend_utils/testing/plugin.py": "",  # which pytest loads, as it is installed
     LIBRARY: SOURCE,
     "tests/conftest.py": 'def pytest_addoption(parser):\n    parser.addoption("--tables")\n',
     "tests/unit/test_check.py": f"""{TESTS}
