@@ -59,7 +59,7 @@ def runtime_that_gives_all_back(process: int = MODEL) -> Iterator[CudaRuntime]:
     yield runtime
     gc.collect()  # what only waits for the collector is no leak
     collect_all(runtime)
-    assert left_of(process) == before
+    wait_until(lambda: left_of(process) == before)  # what is freed on a stream is free when the stream comes to it
     assert DRIVER.violations() == []
 
 
