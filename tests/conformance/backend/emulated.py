@@ -81,7 +81,7 @@ class EmulatedServer:
         return iter(self._executed(request))
 
     def cancel(self, request: Any) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # no check cancels: a request of a model's own kills 24.10 that way
 
     def is_executing(self) -> bool:
         return True
