@@ -1,19 +1,54 @@
-"""What a process is told that has no file descriptor left."""
+"""An open file descriptor that no interrupt loses, and what a process is told that has none left."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import resource
-from collections.abc import Iterator
-from typing import Final
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 from ..errors import MachineError
 
-__all__ = ["NO_DESCRIPTORS", "NoDescriptorsError", "lack_of_descriptors_told", "no_descriptors"]
+__all__ = ["NO_DESCRIPTORS", "Descriptor", "NoDescriptorsError", "lack_of_descriptors_told", "no_descriptors"]
 
 NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 """The numbers of the errors that say so."""
+
+
+class Descriptor:
+    """An open file descriptor, which is closed with its object at the latest.
+
+    A signal's handler may raise between any two steps of the interpreter. So what a system call has opened is kept in
+    the same step: ``list.extend`` and ``map`` come back to the interpreter with all done. So it is closed, too.
+
+    Parameters
+    ----------
+    open_it : callable
+        Returns the new descriptor: a function in C, such as ``os.open``.
+    *arguments
+        Of the call.
+    """
+
+    __slots__ = ("__weakref__", "_held")
+
+    def __init__(self, open_it: Callable[..., int], *arguments: Any) -> None:
+        self._held: list[int] = []
+        self._held.extend(map(open_it, *zip(arguments, strict=True)))
+
+    def fileno(self) -> int:
+        """Return its number, which stays this object's; -1 once it is closed."""
+        return self._held[0] if self._held else -1
+
+    def close(self) -> None:
+        """Close it. Twice is fine."""
+        deque(map(os.close, map(self._held.pop, range(len(self._held)))), maxlen=0)
+
+    def __del__(self, os_close: Any = os.close, drain: Any = deque) -> None:
+        held = getattr(self, "_held", ())
+        drain(map(os_close, map(held.pop, range(len(held)))) if held else (), maxlen=0)
 
 
 class NoDescriptorsError(MachineError):

@@ -1,0 +1,117 @@
+"""How a sealed region is fetched: the key that names its client's socket, one question, one answer. Pure.
+
+A sealed region has no name in a file system. Its key names an abstract Unix socket (unix(7)) of type ``SOCK_SEQPACKET``
+that its client listens on, and a number there. A model connects, sends the question as one message, and gets the answer
+as one message, with which the region's descriptor comes (``SCM_RIGHTS``). Then both close the connection.
+
+::
+
+    question                                        answer
+     0  magic    8 bytes   "shmbu-fd"                0  magic   8 bytes  "shmbu-fd"
+     8  version  u32       2                         8  status  u32      0 with one descriptor, 1 without any
+    12  zero     u32                                12  zero    u32
+    16  number   u64       of the region
+    24  token    16 bytes  of the region
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import Final, NamedTuple
+
+from .layout import TOKEN_LENGTH, VERSION
+
+__all__ = [
+    "ANSWER_LENGTH",
+    "QUESTION_LENGTH",
+    "Question",
+    "SealedKey",
+    "decode_answer",
+    "decode_question",
+    "encode_answer",
+    "encode_question",
+    "parse_sealed_key",
+]
+
+_PREFIX: Final = "shmbu-fd-"
+_KEY: Final = re.compile(rf"{_PREFIX}([0-9a-f]{{32}})-([1-9][0-9]{{0,17}})")
+_MAGIC: Final = b"shmbu-fd"
+_QUESTION: Final = struct.Struct(f"<8sIIQ{TOKEN_LENGTH}s")
+_ANSWER: Final = struct.Struct("<8sII")
+_GIVEN: Final = 0
+_REFUSED: Final = 1
+
+QUESTION_LENGTH: Final = _QUESTION.size
+ANSWER_LENGTH: Final = _ANSWER.size
+
+
+class SealedKey(NamedTuple):
+    """The key of a sealed region.
+
+    Attributes
+    ----------
+    desk : str
+        32 lowercase hexadecimal digits, random: which socket hands the region over.
+    number : int
+        Of the region at that socket, from 1 on. None is used twice.
+    """
+
+    desk: str
+    number: int
+
+    def __str__(self) -> str:
+        """Return what stands for the key in ``shm_slot``."""
+        return f"{_PREFIX}{self.desk}-{self.number}"
+
+    @property
+    def socket_address(self) -> bytes:
+        """The address of the socket: abstract ones begin with a zero byte."""
+        return f"\0{_PREFIX}{self.desk}".encode()
+
+
+class Question(NamedTuple):
+    """What a model asks for.
+
+    Attributes
+    ----------
+    number : int
+        The region's, as its key says.
+    token : bytes
+        The region's, as the request says.
+    """
+
+    number: int
+    token: bytes
+
+
+def parse_sealed_key(key: str) -> SealedKey | None:
+    """Return the key of a sealed region; None for that of another one, which is a name in ``/dev/shm``."""
+    found = _KEY.fullmatch(key)
+    return None if found is None else SealedKey(found[1], int(found[2]))
+
+
+def encode_question(question: Question) -> bytes:
+    """Return a question's message."""
+    return _QUESTION.pack(_MAGIC, VERSION, 0, *question)
+
+
+def decode_question(message: bytes) -> Question | None:
+    """Return what a message asks; None if it is no question of this version."""
+    if len(message) != QUESTION_LENGTH:
+        return None
+    magic, version, zero, number, token = _QUESTION.unpack(message)
+    return Question(number, token) if (magic, version, zero) == (_MAGIC, VERSION, 0) else None
+
+
+def encode_answer(*, is_given: bool) -> bytes:
+    """Return the message that comes with a descriptor, or that says that there is none."""
+    return _ANSWER.pack(_MAGIC, _GIVEN if is_given else _REFUSED, 0)
+
+
+def decode_answer(message: bytes) -> bool | None:
+    """Return whether a descriptor is said to come with a message; None if it is no answer."""
+    if len(message) != ANSWER_LENGTH:
+        return None
+    magic, status, zero = _ANSWER.unpack(message)
+    return status == _GIVEN if magic == _MAGIC and status in (_GIVEN, _REFUSED) and zero == 0 else None
