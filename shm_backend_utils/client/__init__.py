@@ -26,9 +26,9 @@ from ..errors import (
     TensorShapeError,
     TensorTypeError,
 )
+from ..memory.access import Access
 from ..memory.cuda.errors import CudaError
 from ..memory.pool.options import PoolOptions
-from ..memory.segment import Access
 from ..tensors.cuda.device_array import DeviceArray
 from .aio import AsyncShmClient
 from .attach import Attached, CudaRegion, attach

@@ -16,8 +16,9 @@ from ..errors import ClosedError, RegionRefusedError
 from ..protocol import layout
 from ..protocol.layout import Header, SlotRecord
 from . import locks
+from .access import PRIVATE, Access
 from .locks import SlotLease
-from .segment import PRIVATE, Access, SystemSegment
+from .segment import SystemSegment
 from .shared_file import SharedFile
 
 __all__ = ["KEY", "KEY_PREFIX", "ManagedRegion", "array_at"]

@@ -12,30 +12,18 @@ import mmap
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from ..errors import ClosedError, NoSharedMemoryError, RegionGoneError, RegionRefusedError
 from ..forks import forsake_in_children
+from .access import PRIVATE, Access
 from .descriptors import NO_DESCRIPTORS, lack_of_descriptors_told
 from .shared_file import BLOCK_SIZE, DIRECTORY, MORE_ROOM, NO_SPACE, SharedFile, allocate, free_bytes, total_bytes
 
-__all__ = ["PRIVATE", "Access", "SystemSegment"]
+__all__ = ["SystemSegment"]
 
 _MADV_POPULATE_WRITE: Final = 23  # madvise(2); the mmap module has no name for it
 _PREFAULT_PIECE: Final = 4 * 2**20  # about a millisecond
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Who may open a segment: permission bits, and the group that they speak of (None: this process' own)."""
-
-    mode: int = 0o600
-    group_id: int | None = None
-
-
-PRIVATE: Final = Access()
-"""This user alone."""
 
 
 class SystemSegment:

@@ -15,9 +15,10 @@ import pytest
 
 from shm_backend_utils.errors import ClosedError, RegionRefusedError
 from shm_backend_utils.memory import segment as segment_module
+from shm_backend_utils.memory.access import Access
 from shm_backend_utils.memory.descriptors import NoDescriptorsError
 from shm_backend_utils.memory.locks import SharedLease, SlotLease, use
-from shm_backend_utils.memory.segment import Access, SystemSegment
+from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.memory.shared_file import SharedFile
 
 PAGE = 4096

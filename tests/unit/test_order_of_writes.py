@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.memory.segment import PRIVATE
 from shm_backend_utils.model import Call, StreamCall
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.layout import PAGE_SIZE, SlotRecord

@@ -17,7 +17,7 @@ from shm_backend_utils.client.paths.triton_shm import Registrations
 from shm_backend_utils.client.steps import Offload, Send, Steps
 from shm_backend_utils.client.transports.http.codec import HttpCodec
 from shm_backend_utils.errors import CallerError
-from shm_backend_utils.memory.segment import PRIVATE
+from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.model_spec import ModelSpec
 
 T = TypeVar("T")

@@ -15,11 +15,11 @@ import pytest
 
 from shm_backend_utils.client.errors import BudgetError
 from shm_backend_utils.errors import CallerError, MachineError
+from shm_backend_utils.memory.access import Access
 from shm_backend_utils.memory.pool.need import Need, region_size
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.memory.segment import Access
 from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.pool.inventory import Inventory, Kind
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.memory.segment import PRIVATE
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 
 SHM = Path("/dev/shm")

@@ -12,8 +12,8 @@ from shm_backend_utils.client.errors import DeadlineExceededError, InferenceErro
 from shm_backend_utils.client.paths.triton_shm import Registrations
 from shm_backend_utils.client.steps import Send, Steps
 from shm_backend_utils.errors import ShmError
+from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.memory.segment import PRIVATE
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 
 T = TypeVar("T")

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
-from shm_backend_utils.memory.segment import Access, SystemSegment
+from shm_backend_utils.memory.access import Access
+from shm_backend_utils.memory.segment import SystemSegment
 
 PAGE = mmap.PAGESIZE
 PEBIBYTE = 2**50

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from ...dtypes import BYTES
 from ...errors import MachineError
+from ...memory.access import Access
 from ...memory.pool.slot import SlotRegion
-from ...memory.segment import Access
 from ...model_spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
 from ...protocol.call_layout import obstacle_in_tensors
 from ...protocol.layout import PAGE_SIZE

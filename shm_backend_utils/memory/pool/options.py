@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...errors import CallerError
-from ..segment import PRIVATE, Access
+from ..access import PRIVATE, Access
 
 __all__ = ["PoolOptions", "PoolStatus"]
 

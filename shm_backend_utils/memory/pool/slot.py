@@ -12,8 +12,8 @@ from ...errors import ClosedError
 from ...protocol.address import SlotAddress
 from ...protocol.layout import SlotRecord
 from .. import locks
+from ..access import Access
 from ..managed import ManagedRegion
-from ..segment import Access
 
 __all__ = ["Slot", "SlotRegion"]
 

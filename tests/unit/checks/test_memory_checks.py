@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.errors import CallerError, ClosedError
+from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.locks import SharedLease
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool import pool as pool_module
@@ -17,7 +18,6 @@ from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.memory.segment import PRIVATE
 from shm_backend_utils.protocol.layout import MAX_RECORD_BYTE_SIZE, MAX_SLOT_COUNT, PAGE_SIZE
 
 

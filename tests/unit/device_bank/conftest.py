@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.bank import DeviceBank
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.memory.segment import PRIVATE
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from tests.unit.device_bank.bank_calls import LIMIT, SIZE, MakeRegion, collectors, eventually
 

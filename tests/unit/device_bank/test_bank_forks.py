@@ -15,7 +15,7 @@ from shm_backend_utils.memory.cuda.bank import DeviceBank
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.locks import use
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.memory.segment import PRIVATE
+from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
 freeing, go_on = threading.Event(), threading.Event()

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.bank import DeviceBank, ShortOfMemoryError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.memory.segment import PRIVATE
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.device_bank.bank_calls import LIMIT, SIZE, MakeRegion, Model, collectors, eventually
