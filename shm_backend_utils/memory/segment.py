@@ -176,7 +176,10 @@ class SystemSegment:
     def map(cls, file: SharedFile, byte_size: int) -> SystemSegment:
         """Map the first bytes of an object, which was checked; raises as :meth:`map_part`."""
         try:
-            return cls(file.key, file.detach(), byte_size)
+            descriptor = file.detach()
+            fd = os.dup(descriptor.fileno())
+            descriptor.close()
+            return cls(file.key, fd, byte_size)
         except OSError as error:
             if error.errno in NO_DESCRIPTORS:
                 raise
