@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
-from .descriptors import NO_DESCRIPTORS, lack_of_descriptors_told
+from .descriptors import NO_DESCRIPTORS, Descriptor, lack_of_descriptors_told
 
 __all__ = [
     "BLOCK_SIZE",
@@ -54,12 +54,13 @@ class SharedFile:
         As it was when it was opened.
     """
 
-    def __init__(self, key: str, fd: int, field: str) -> None:
+    def __init__(self, key: str, descriptor: Descriptor, field: str) -> None:
         self.key = key
         self.field = field
-        self._fd = fd
+        self._descriptor = descriptor
+        self._is_detached = False
         try:
-            self.status = os.fstat(fd)
+            self.status = os.fstat(descriptor.fileno())
         except BaseException:
             self.close()
             raise
@@ -86,7 +87,8 @@ class SharedFile:
             This process has no file descriptors left.
         """
         try:
-            fd = os.open(DIRECTORY / key, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            descriptor = Descriptor(os.open, DIRECTORY / key, flags)
         except FileNotFoundError:
             raise RegionGoneError(
                 f"{field} does not exist on the server's machine; its owner removed it or died, "
@@ -99,7 +101,7 @@ class SharedFile:
                 raise
             reason = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
             raise RegionRefusedError(field, f"the server cannot open it: {reason}") from None
-        file = cls(key, fd, field)
+        file = cls(key, descriptor, field)
         if not stat.S_ISREG(file.status.st_mode):
             file.close()
             raise RegionRefusedError(field, "it is not a regular shared-memory object")
@@ -134,7 +136,7 @@ class SharedFile:
         if byte_size == 0:
             return
         try:
-            allocate(self._fd, offset, byte_size, free_bytes())
+            allocate(self._descriptor.fileno(), offset, byte_size, free_bytes())
         except OSError as error:
             if error.errno not in NO_SPACE:
                 reason = f"the server cannot take its space: {os.strerror(error.errno or 0)}"
@@ -146,17 +148,17 @@ class SharedFile:
 
     def read(self, byte_size: int) -> bytes:
         """Return its first bytes, read and not mapped; fewer if it ends before."""
-        return os.pread(self._fd, byte_size, 0)
+        return os.pread(self._descriptor.fileno(), byte_size, 0)
 
-    def detach(self) -> int:
-        """Return the descriptor, which is the caller's from here on."""
-        fd, self._fd = self._fd, -1
-        return fd
+    def detach(self) -> Descriptor:
+        """Return the descriptor, which is the caller's to close from here on."""
+        self._is_detached = True
+        return self._descriptor
 
     def close(self) -> None:
         """Close the descriptor, unless it was detached. Twice is fine."""
-        if self._fd >= 0:
-            os.close(self.detach())
+        if not self._is_detached:
+            self._descriptor.close()
 
     def __enter__(self) -> SharedFile:
         return self

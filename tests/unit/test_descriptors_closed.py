@@ -121,8 +121,9 @@ def test_a_file_whose_descriptor_is_0_is_closed(file_key: str) -> None:
 
 def test_closing_a_file_that_was_detached_leaves_the_descriptor_to_its_new_owner(file_key: str) -> None:
     with SharedFile.open(file_key, FIELD) as file:
-        fd = file.detach()
-    os.close(fd)
+        descriptor = file.detach()
+    assert str(descriptor.fileno()) in descriptors()
+    descriptor.close()
 
 
 def test_a_file_that_cannot_be_mapped_is_closed(file_key: str) -> None:
