@@ -31,9 +31,9 @@ class PoolOptions:
         ``region="system"``, else of the machine's, or of its container's, if that may have less.
     region : str
         What memory is taken. ``"sealed"``: a memfd that cannot be truncated, has no name, is gone with its processes,
-        and needs no ``/dev/shm``; models fetch it by a socket, so they share this process' network namespace (containers
-        of one pod do). ``"system"``: POSIX shared memory. ``"auto"``: sealed where the model can fetch it, else system;
-        a client's ``explain()`` tells. Triton's own shared memory (path ``triton-shm``) is always system.
+        and needs no ``/dev/shm``; models fetch it by a socket, so they are in this process' network namespace, as
+        containers of one pod are. ``"system"``: POSIX shared memory. ``"auto"``: sealed where the model can fetch it,
+        else system; a client's ``explain()`` tells. Triton's own shared memory (path ``triton-shm``) is always system.
     huge_pages : bool
         Whether sealed memory is of huge pages (2 MiB), which an administrator has set aside. It saves page faults and
         address translations of large tensors; each slot takes 2 MiB at least.
