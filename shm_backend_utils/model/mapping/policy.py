@@ -5,8 +5,8 @@ A file is opened, then checked, then mapped. First of all comes whose it is: of 
 ===========================  =========================================================================================
 what is named                what must hold
 ===========================  =========================================================================================
-anything                     a regular file in /dev/shm, no symbolic link, or sealed memory; owned by an allowed user and
-                             not writable for everybody, as large as claimed, with memory for all of that
+anything                     a regular file in /dev/shm, no symbolic link, or sealed memory; owned by an allowed user
+                             and not writable for everybody, as large as claimed, with memory for all of that
 by key                       our prefix, a ready header that fits the file, the header's token, a slot of it
 by key, sealed               the socket that it names is of an allowed user, and hands over memory whose size is sealed
 by CUDA handle               the GPU is one of this process', and the allocation as large as claimed; a slot of a region
