@@ -17,9 +17,9 @@ from typing import Final
 
 import numpy as np
 import pytest
-from shm_backend_utils.memory.handover.fetching import Fetcher
 
 from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError
+from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol.handover import parse_sealed_key

@@ -32,7 +32,7 @@ from ...memory.managed import KEY_PREFIX, ManagedRegion
 from ...memory.mapped_segment import MappedSegment
 from ...memory.registrations import Registration
 from ...memory.segment import SystemSegment
-from ...memory.shared_file import SharedFile
+from ...memory.shared_file import SharedFile, owner_refused
 from ...protocol.claims import CudaRegionClaim, NamedRegionClaim
 from ...protocol.handover import parse_sealed_key
 from ..backend_pools import is_pool
@@ -227,11 +227,7 @@ def _check_owner(file: SharedFile, config: Config) -> None:
     if config.allowed_uids is None:
         return
     if not _is_allowed(file.status.st_uid, config):
-        raise RegionRefusedError(
-            file.field,
-            f"it belongs to user {file.status.st_uid}, whom the model's SHM_ALLOWED_UIDS does not allow; add the id to "
-            "that parameter in config.pbtxt, if this user may be trusted",
-        )
+        raise owner_refused(file.field, file.status.st_uid)
     if file.status.st_mode & stat.S_IWOTH:
         mode = stat.S_IMODE(file.status.st_mode)
         raise RegionRefusedError(
