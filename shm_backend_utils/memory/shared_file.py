@@ -21,6 +21,7 @@ __all__ = [
     "SharedFile",
     "allocate",
     "free_bytes",
+    "owner_refused",
     "total_bytes",
 ]
 
@@ -165,6 +166,15 @@ class SharedFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def owner_refused(field: str, uid: int) -> RegionRefusedError:
+    """Return the error about a region of a user whom the model's configuration does not allow."""
+    return RegionRefusedError(
+        field,
+        f"it belongs to user {uid}, whom the model's SHM_ALLOWED_UIDS does not allow; add the id to that parameter in "
+        "config.pbtxt, if this user may be trusted",
+    )
 
 
 def free_bytes() -> float:

@@ -24,6 +24,7 @@ PARAMETERS: Final = frozenset(
         "SHM_DEBUG",
         "SHM_FOREIGN_REGIONS",
         "SHM_GPU_EVENTS",
+        "SHM_HANDOVER_S",
         "SHM_MAX_MAPPED_BYTES",
         "SHM_METRICS",
         "SHM_PIN_HOST_MEMORY",
@@ -37,6 +38,7 @@ PARAMETERS: Final = frozenset(
 
 _PREFIX: Final = "SHM_"
 _ROOT: Final = 0
+_LONGEST_HANDOVER_S: Final = 60.0  # a client that waits for longer than that has given up
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,9 @@ class Config:
     gpu_events : bool
         Whether clients wait for the GPU's work, by CUDA events of theirs, and not the model, where that has named the
         streams that its work is on (``call.ready_on``). ``SHM_GPU_EVENTS``: ``true`` or ``false``, the default.
+    handover_s : float
+        How long a request waits at most until its client has handed over a sealed region. ``SHM_HANDOVER_S``: seconds,
+        at most 60, by default 1.
     stream_patience_s : float
         How long a stream waits for its client to release a frame. ``SHM_STREAM_PATIENCE_S``: seconds, by default 30.
     stream_total_patience_s : float
@@ -90,6 +95,7 @@ class Config:
     max_mapped_bytes: int | None = None
     gpu_events: bool = False
     pin_host_memory: bool = False
+    handover_s: float = 1.0
     stream_patience_s: float = 30.0
     stream_total_patience_s: float = 300.0
     metrics: bool = False
@@ -123,6 +129,7 @@ class Config:
             max_mapped_bytes=_max_mapped_bytes(texts),
             gpu_events=_is_on(texts, "SHM_GPU_EVENTS"),
             pin_host_memory=_is_on(texts, "SHM_PIN_HOST_MEMORY"),
+            handover_s=_seconds(texts, "SHM_HANDOVER_S", cls.handover_s, _LONGEST_HANDOVER_S),
             stream_patience_s=patience_s,
             stream_total_patience_s=total_patience_s,
             metrics=_is_on(texts, "SHM_METRICS"),
@@ -189,7 +196,7 @@ def _max_mapped_bytes(texts: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def _seconds(texts: Mapping[str, str], name: str, default: float) -> float:
+def _seconds(texts: Mapping[str, str], name: str, default: float, most: float = math.inf) -> float:
     text = texts.get(name)
     if text is None:
         return default
@@ -197,6 +204,7 @@ def _seconds(texts: Mapping[str, str], name: str, default: float) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise ModelError(f"parameter {name} is {text!r}; expected seconds, more than 0")
+    if not (0 < seconds < math.inf and seconds <= most):
+        bound = f" and at most {most:g}" if most < math.inf else ""
+        raise ModelError(f"parameter {name} is {text!r}; expected seconds, more than 0{bound}")
     return seconds

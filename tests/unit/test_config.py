@@ -71,6 +71,20 @@ def test_a_shorter_patience_for_all_frames_than_for_one_ends_streams_first() -> 
     assert config(SHM_STREAM_TOTAL_PATIENCE_S="20").stream_total_patience_s == 20
 
 
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "a second", "60.1", "1e9"])
+def test_a_time_for_handing_over_that_is_none_or_too_long_is_refused(text: str) -> None:
+    with pytest.raises(
+        ModelError, match="parameter SHM_HANDOVER_S is .*; expected seconds, more than 0 and at most 60"
+    ):
+        config(SHM_HANDOVER_S=text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("0.25", 0.25), ("60", 60)])
+def test_the_time_for_handing_over_can_be_said(text: str, seconds: float) -> None:
+    assert config(SHM_HANDOVER_S=text).handover_s == seconds
+    assert config().handover_s == 1
+
+
 @pytest.mark.parametrize("text", ["", "localhost:8000", "ftp://h", "http://", "http://h:port", "http://h:0", "8000"])
 def test_what_is_no_url_of_a_server_is_refused(text: str) -> None:
     with pytest.raises(ModelError, match="parameter SHM_SERVER_URL is .*; expected http://HOST:PORT"):

@@ -5,8 +5,8 @@ A file is opened, then checked, then mapped. First of all comes whose it is: of 
 ===========================  =========================================================================================
 what is named                what must hold
 ===========================  =========================================================================================
-anything                     a regular file in /dev/shm, no symbolic link, or sealed memory; owned by an allowed user and
-                             not writable for everybody, as large as claimed, with memory for all of that
+anything                     a regular file in /dev/shm, no symbolic link, or sealed memory; owned by an allowed user
+                             and not writable for everybody, as large as claimed, with memory for all of that
 by key                       our prefix, a ready header that fits the file, the header's token, a slot of it
 by key, sealed               the socket that it names is of an allowed user, and hands over memory whose size is sealed
 by CUDA handle               the GPU is one of this process', and the allocation as large as claimed; a slot of a region
@@ -32,7 +32,7 @@ from ...memory.managed import KEY_PREFIX, ManagedRegion
 from ...memory.mapped_segment import MappedSegment
 from ...memory.registrations import Registration
 from ...memory.segment import SystemSegment
-from ...memory.shared_file import SharedFile
+from ...memory.shared_file import SharedFile, owner_refused
 from ...protocol.claims import CudaRegionClaim, NamedRegionClaim
 from ...protocol.handover import parse_sealed_key
 from ..backend_pools import is_pool
@@ -227,11 +227,7 @@ def _check_owner(file: SharedFile, config: Config) -> None:
     if config.allowed_uids is None:
         return
     if not _is_allowed(file.status.st_uid, config):
-        raise RegionRefusedError(
-            file.field,
-            f"it belongs to user {file.status.st_uid}, whom the model's SHM_ALLOWED_UIDS does not allow; add the id to "
-            "that parameter in config.pbtxt, if this user may be trusted",
-        )
+        raise owner_refused(file.field, file.status.st_uid)
     if file.status.st_mode & stat.S_IWOTH:
         mode = stat.S_IMODE(file.status.st_mode)
         raise RegionRefusedError(

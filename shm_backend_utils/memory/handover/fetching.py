@@ -1,0 +1,194 @@
+"""The model's side of the handover: a sealed region is fetched from its client, who may be anybody and do anything.
+
+Its client may accept and say nothing, send what is no answer, or descriptors whose closing blocks. So nothing here
+waits for longer than a bound; what came from him is closed elsewhere, unless it is known to be a memfd; and what one
+user has taken of the time, another one still has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import select
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
+from typing import Any, Final
+
+from ...errors import ClosedError, RegionGoneError, RegionRefusedError
+from ...protocol.handover import ANSWER_LENGTH, Question, SealedKey, decode_answer, encode_question
+from ..descriptors import Descriptor, lack_of_descriptors_told
+from ..sealed_file import SealedFile
+from ..shared_file import owner_refused
+from .closing import Closer
+from .patience import Patience
+from .peers import Peer
+
+__all__ = ["Fetcher"]
+
+_RETRY_S: Final = 0.002
+_ROOM_FOR_ONE: Final = socket.CMSG_LEN(struct.calcsize("i"))
+_HOW_TO_RECEIVE: Final = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+
+
+class Fetcher:
+    """Fetches sealed regions for a session. Threads may share it.
+
+    Parameters
+    ----------
+    bound_s : float
+        How long one fetching may wait altogether, in seconds; and how long one user may have the session wait at once
+        (:class:`.Patience`).
+    closer : Closer, optional
+        What closes what came from clients. By default, one of its own.
+    """
+
+    def __init__(self, bound_s: float, closer: Closer | None = None) -> None:
+        self._bound_s = bound_s
+        self._closer = Closer() if closer is None else closer
+        self._patience = Patience(bound_s)
+        self._is_closed = False
+
+    @lack_of_descriptors_told()
+    def fetch(self, key: SealedKey, token: str, field: str, is_allowed: Callable[[int], bool]) -> SealedFile:
+        """Fetch a region from its client.
+
+        Parameters
+        ----------
+        key : SealedKey
+            As a request names it.
+        token : str
+            As well: 32 hexadecimal digits.
+        field : str
+            What to call the region in messages.
+        is_allowed : callable
+            Whether regions of the user of this id may be opened. Others are asked for nothing.
+
+        Returns
+        -------
+        SealedFile
+            The caller's, and to be checked as every file: whose it is, how large, what it holds.
+
+        Raises
+        ------
+        RegionGoneError
+            Nobody hands it over any more, or nobody who can be reached from here.
+        RegionRefusedError
+            Its client is not allowed, does not answer in time or as agreed on, or hands over something else; or has
+            had the session wait for too long before.
+        NoDescriptorsError
+            This process has no file descriptors left.
+        """
+        if self._is_closed:
+            raise ClosedError("what fetches this session's regions")
+        if self._closer.is_full:
+            raise RegionRefusedError(
+                field, f"the server still closes {self._closer.waiting} things that clients had handed over before"
+            )
+        deadline = time.monotonic() + self._bound_s
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            self._connect(connection, key, deadline, field)
+            user = Peer.of(connection).user_id
+            if not is_allowed(user):
+                raise owner_refused(field, user)
+            self._ask(connection, Question(key.number, bytes.fromhex(token)), user, deadline, field)
+            return self._receive(connection, str(key), field)
+        finally:
+            self._closer.close(connection)
+
+    def close(self) -> None:
+        """Fetch nothing any more. What waits to be closed still is. Twice is fine."""
+        self._is_closed = True
+
+    def _connect(self, connection: socket.socket, key: SealedKey, deadline: float, field: str) -> None:
+        """Connect, as soon as there is room among those who wait to be accepted."""
+        number = connection.connect_ex(key.socket_address)
+        if number == errno.EAGAIN:
+            with self._patience.waiting_for(None) as left_s:
+                until = min(deadline, time.monotonic() + left_s)
+                while number == errno.EAGAIN and time.monotonic() < until:
+                    time.sleep(_RETRY_S)
+                    number = connection.connect_ex(key.socket_address)
+        if number in (errno.ECONNREFUSED, errno.ENOENT):
+            raise RegionGoneError(
+                f"{field} is handed over by nobody on the server's machine; its owner is gone, or client and server do "
+                'not share a network namespace (containers of one pod do; else take PoolOptions(region="system"))'
+            )
+        if number == errno.EAGAIN:
+            raise RegionRefusedError(field, "its client accepts no connections, and others wait for it already")
+        if number:
+            raise RegionRefusedError(field, f"the server cannot reach its client: {os.strerror(number)}")
+
+    def _ask(self, connection: socket.socket, question: Question, user: int, deadline: float, field: str) -> None:
+        """Send the question, and wait until something is there to be received."""
+        with self._patience.waiting_for(user) as left_s:
+            if left_s <= 0:
+                raise RegionRefusedError(field, f"clients of user {user} have had the server wait for too long before")
+            with _hanging_up_told(field):
+                connection.send(encode_question(question), socket.MSG_NOSIGNAL)
+            wait_s = max(0.0, min(left_s, deadline - time.monotonic()))
+            poll = select.poll()
+            poll.register(connection, select.POLLIN)
+            if not poll.poll(wait_s * 1e3):
+                raise RegionRefusedError(field, f"its client did not hand it over within {wait_s:.3g} s")
+
+    def _receive(self, connection: socket.socket, key: str, field: str) -> SealedFile:
+        """Take the answer, and what came with it.
+
+        It stays in the socket (``MSG_PEEK``), and with it the descriptors that there is no room for here: the kernel
+        would close them at once. What there is room for belongs to an object in the step in which it comes.
+        """
+        arguments = (ANSWER_LENGTH + 1,), (_ROOM_FOR_ONE,), (_HOW_TO_RECEIVE,)
+        answers, again = itertools.tee(map(connection.recvmsg, *arguments))
+        with _hanging_up_told(field):
+            received = Descriptor(next, _descriptors_in(answers))  # has none if none came
+        try:
+            message, _, flags, _ = next(again)
+            _check_answer(message, flags, received, field)
+            return SealedFile.take(key, received, field)
+        finally:
+            if received.fileno() >= 0:
+                self._closer.close(received)
+
+
+def _descriptors_in(answers: Iterable[tuple[Any, ...]]) -> Iterator[int]:
+    """Return what came along with messages, as recvmsg returns them. No step of it is the interpreter's."""
+    ancillary = itertools.chain.from_iterable(map(itemgetter(1), answers))
+    return map(int.from_bytes, map(itemgetter(2), ancillary), itertools.repeat(sys.byteorder))
+
+
+def _check_answer(message: bytes, flags: int, received: Descriptor, field: str) -> None:
+    """Raise unless this answer gives one descriptor."""
+    has_one = received.fileno() >= 0
+    if flags & socket.MSG_CTRUNC:
+        if has_one:
+            raise RegionRefusedError(field, "its client has handed over more than one descriptor")
+        Descriptor(os.dup, 0).close()  # raises if this process has none left
+        raise RegionRefusedError(field, "a security policy keeps what its client has handed over from the server")
+    if not message:
+        raise RegionRefusedError(
+            field,
+            "its client hung up without an answer, as it does for a user that may open none of its regions; it can "
+            "let the server's user in by PoolOptions(access=...)",
+        )
+    is_given = decode_answer(message)
+    if is_given is None:
+        raise RegionRefusedError(field, "what its client has answered is no answer of this version")
+    if is_given != has_one:
+        raise RegionRefusedError(field, "its client's answer says otherwise than what came with it")
+    if not is_given:
+        raise RegionGoneError(f"{field} is handed over no longer; its owner closed it, or its token is another one")
+
+
+@contextlib.contextmanager
+def _hanging_up_told(field: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RegionRefusedError(field, f"its client hung up: {os.strerror(error.errno or 0)}") from None
