@@ -27,15 +27,16 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.parametrize("kind", ["system", "sealed"])
 @pytest.mark.parametrize("command", ["identity", "batch", "strings", "stale", "refused", "takeback"])
-def test_a_client_in_c(program: Path, triton_server: EmbeddedServer, command: str) -> None:
+def test_a_client_in_c(program: Path, triton_server: EmbeddedServer, kind: str, command: str) -> None:
     host, _, port = triton_server.http_url.partition(":")
-    done = subprocess.run([program, host, port, command], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([program, host, port, kind, command], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
 
 
 def test_it_is_short_and_needs_no_library() -> None:
     lines = SOURCE.read_text().splitlines()
-    assert len(lines) <= 300
+    assert len(lines) <= 350
     own = [line for line in lines if line.startswith('#include "')]
     assert own == ['#include "shm_protocol.h"']

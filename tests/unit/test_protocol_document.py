@@ -202,7 +202,7 @@ def test_the_key_is_as_long_as_the_page_says() -> None:
 
 def test_the_key_of_a_sealed_region_is_as_the_page_says() -> None:
     desk = "0123456789abcdef" * 2
-    assert "The key** is `shmbu-fd-DESK-NUMBER`. DESK are 32 random hexadecimal digits" in PROSE
+    assert "The key** is `shmbu-fd-DESK-NUMBER`. DESK is 32 random hexadecimal digits" in PROSE
     assert "NUMBER, 1 to 18 decimal digits without zeros in front" in PROSE
     key = handover.parse_sealed_key(f"shmbu-fd-{desk}-{'9' * 18}")
     assert key == (desk, int("9" * 18))
