@@ -19,15 +19,13 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
+#include "desk.h"
 #include "shm_protocol.h"
 
 #define DATA_SIZE 65536
 #define RECORD_SIZE SHMBU_PAGE_SIZE
-#define NUMBER 1 /* of the one region at the desk */
-#define SILENCE_MS 1000 /* so long may a model that has connected to the desk say nothing */
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define STAMP(word) __atomic_load_n(&slot->results->word, __ATOMIC_ACQUIRE)
 #define CHECK(holds) ((holds) ? (void)0 : fail(__LINE__, #holds))
@@ -62,73 +60,14 @@ static int lock(int fd, short type, off_t start, off_t length)
     return fcntl(fd, F_OFD_SETLK, &bytes);
 }
 
-static void write_hex(char *text, const uint8_t *bytes, int count)
-{
-    for (int i = 0; i < count; i++)
-        sprintf(text + 2 * i, "%02x", bytes[i]);
-}
-
-/* Open the socket that a sealed region's key names, and write the key. */
-static int open_desk(char *key)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX}; /* an abstract address begins with a zero byte */
-    uint8_t random[SHMBU_DESK_LENGTH / 2];
-    char digits[SHMBU_DESK_LENGTH + 1];
-    CHECK(getrandom(random, sizeof random, 0) == sizeof random);
-    write_hex(digits, random, sizeof random);
-    int length = sprintf(address.sun_path + 1, "%s%s", SHMBU_SEALED_KEY_PREFIX, digits);
-    int desk = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    CHECK(desk >= 0);
-    CHECK(bind(desk, (struct sockaddr *)&address, offsetof(struct sockaddr_un, sun_path) + 1 + length) == 0);
-    CHECK(listen(desk, 16) == 0);
-    sprintf(key, "%s%s-%d", SHMBU_SEALED_KEY_PREFIX, digits, NUMBER);
-    return desk;
-}
-
-/* Answer a model's question, with a descriptor of an open file description of its own: else it had our locks. */
-static void hand_over(const struct slot *slot)
-{
-    struct shmbu_question question;
-    struct shmbu_answer reply = {.status = SHMBU_NOT_GIVEN};
-    struct iovec bytes = {&reply, sizeof reply};
-    union { struct cmsghdr header; char room[CMSG_SPACE(sizeof(int))]; } control = {{0}};
-    struct msghdr message = {.msg_iov = &bytes, .msg_iovlen = 1};
-    struct ucred peer;
-    char own[32];
-    int copy = -1, connection = accept4(slot->desk, NULL, NULL, SOCK_CLOEXEC);
-    CHECK(connection >= 0);
-    struct pollfd asked = {connection, POLLIN, 0};
-    CHECK(getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &(socklen_t){sizeof peer}) == 0);
-    if ((peer.uid == geteuid() || peer.uid == 0) && poll(&asked, 1, SILENCE_MS) == 1
-        && recv(connection, &question, sizeof question, MSG_DONTWAIT | MSG_TRUNC) == sizeof question) {
-        memcpy(reply.magic, SHMBU_HANDOVER_MAGIC, sizeof reply.magic);
-        if (memcmp(question.magic, reply.magic, sizeof reply.magic) == 0 && question.version == SHMBU_VERSION
-            && question.reserved == 0 && question.number == NUMBER
-            && memcmp(question.token, ((struct shmbu_header *)slot->base)->token, sizeof question.token) == 0) {
-            sprintf(own, "/proc/self/fd/%d", slot->fd);
-            CHECK((copy = open(own, O_RDWR | O_CLOEXEC)) >= 0);
-            reply.status = SHMBU_GIVEN;
-            control.header = (struct cmsghdr){CMSG_LEN(sizeof copy), SOL_SOCKET, SCM_RIGHTS};
-            memcpy(CMSG_DATA(&control.header), &copy, sizeof copy);
-            message.msg_control = control.room, message.msg_controllen = sizeof control.room;
-        }
-        sendmsg(connection, &message, MSG_NOSIGNAL); /* whether a model still waits for it is its own affair */
-    }
-    if (copy >= 0)
-        close(copy);
-    close(connection);
-}
-
-/* Hand it to nobody any more, and show the models that have it. */
+/* Nobody finds it any more, and the models that have it see that. Twice is fine. */
 static void remove_region(struct slot *slot)
 {
-    if (slot->desk < 0) {
+    if (*path)
         CHECK(unlink(path) == 0);
-        *path = 0;
-    } else {
+    if (slot->desk >= 0)
         CHECK(close(slot->desk) == 0 && lock(slot->fd, F_UNLCK, SHMBU_OWNER_BYTE, 1) == 0);
-        slot->desk = -1;
-    }
+    *path = 0, slot->desk = -1;
 }
 
 static struct slot make_region(void)
@@ -152,7 +91,7 @@ static struct slot make_region(void)
     memcpy(slot.base, &header, sizeof header);
     __atomic_store_n(&((struct shmbu_header *)slot.base)->version, SHMBU_VERSION, __ATOMIC_RELEASE);
     if (is_sealed) {
-        slot.desk = open_desk(slot.key);
+        CHECK((slot.desk = open_desk(slot.key)) >= 0);
     } else {
         sprintf(slot.key, "%s%d-%.16s", SHMBU_KEY_PREFIX, (int)getpid(), slot.token + 16);
         sprintf(path, "/dev/shm/%s", slot.key);
@@ -213,7 +152,7 @@ static int infer(struct slot *slot, const char *model, const char *inputs, uint6
     struct pollfd heard[] = {{fd, POLLIN, 0}, {slot->desk, POLLIN, 0}}; /* no desk, -1, is never heard */
     while (got != 0 && (ready = poll(heard, 2, timeout_ms)) > 0) {
         if (heard[1].revents)
-            hand_over(slot);
+            CHECK(hand_over(slot->desk, slot->fd, ((struct shmbu_header *)slot->base)->token) == 0);
         if (heard[0].revents) {
             CHECK((got = recv(fd, answer + length, sizeof answer - 1 - length, 0)) >= 0);
             length += got;
@@ -374,13 +313,13 @@ int main(int count, char **words)
     static const struct { const char *name; void (*run)(struct slot *); } commands[] = {{"identity", identity},
         {"batch", batch}, {"strings", strings}, {"stale", stale}, {"refused", refused}, {"takeback", takeback}};
     is_sealed = count == 5 && strcmp(words[3], "sealed") == 0;
-    for (size_t i = 0; (is_sealed || (count == 5 && strcmp(words[3], "system") == 0)) && i < sizeof commands / sizeof *commands; i++)
+    int is_known = is_sealed || (count == 5 && strcmp(words[3], "system") == 0);
+    for (size_t i = 0; is_known && i < sizeof commands / sizeof *commands; i++)
         if (strcmp(words[4], commands[i].name) == 0) {
             host = words[1], port = words[2];
             struct slot slot = make_region();
             commands[i].run(&slot);
-            if (*path || slot.desk >= 0)
-                remove_region(&slot);
+            remove_region(&slot);
             return puts("ok") < 0;
         }
     fprintf(stderr, "usage: client HOST PORT system | sealed identity | batch | strings | stale | refused | takeback\n");
