@@ -90,7 +90,7 @@ class Core:
         self.copied_from_gpus = functools.partial(copied_source, self.gpus)
         self._registrations = Registrations(codec)
         self.paths = PathChooser(
-            host, self._registrations, options.access, codec.inline_bytes if inline_bytes is None else inline_bytes
+            codec, host, self._registrations, options, codec.inline_bytes if inline_bytes is None else inline_bytes
         )
         self.opening = Opening(codec, memory, self.gpus, self._registrations, self.paths)
         self.is_forked = False
@@ -223,6 +223,7 @@ class Core:
         self.paths.forget_server()
         known = yield from self.catalog.look_up(model, version, timeout_s)
         known.refusals.clear()
+        known.sealed = None
         return (yield from self.paths.explain(known, deadline))
 
     def stats(self) -> ClientStats:

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from ..errors import TensorError
+from ..memory.kinds import RegionKind
 from ..model_spec import ModelSpec
 from ..protocol.call_layout import AnyInput, CallLayout, lay_out, record_byte_size
 from ..protocol.layout import data_offset
-from .explanation import Explanation
+from .explanation import Check, Explanation
 from .steps import Send, Steps
 from .transports.messages import Codec
 
@@ -31,12 +32,18 @@ class KnownModel:
     Attributes
     ----------
     spec : ModelSpec
+    version : str
+        As its calls ask for it; empty if the server chooses.
     record_byte_size : int
         Of the slot records that have room for any call of it.
     data_begin : int
         Where the data begins in a region with one slot.
     refusals : dict of str to str
         Paths that turned out to be closed, with what was said.
+    kind : RegionKind
+        What regions for its calls on the direct path are made of.
+    sealed : Check or None
+        Whether it can fetch sealed memory; None until that was tried.
     explanation : Explanation or None
         Which path its calls take, and why; None until somebody has found out.
     path : str or None
@@ -55,10 +62,13 @@ class KnownModel:
         Whether a call was told to go inline, as the machine has no shared memory for it.
     """
 
-    def __init__(self, spec: ModelSpec, head_room: float) -> None:
+    def __init__(self, spec: ModelSpec, head_room: float, version: str = "") -> None:
         self.spec = spec
+        self.version = version
         self.record_byte_size = record_byte_size(spec)
         self.refusals: dict[str, str] = {}
+        self.kind = RegionKind.SYSTEM
+        self.sealed: Check | None = None
         self.explanation: Explanation | None = None
         self.path: str | None = None
         self.inline_end = 0
@@ -158,7 +168,7 @@ class Catalog:
         if known is None or known.spec != spec:
             if known is not None:
                 _LOG.info("model %r has another configuration now", model)
-            known = self.known[model, version] = KnownModel(spec, self._head_room)
+            known = self.known[model, version] = KnownModel(spec, self._head_room, version)
         known.seen = time.monotonic()
         return known
 

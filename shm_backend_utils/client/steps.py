@@ -26,6 +26,7 @@ __all__ = [
     "Offload",
     "Pause",
     "Send",
+    "SendForStream",
     "Steps",
     "Together",
     "Wait",
@@ -41,6 +42,13 @@ _PACKAGE: Final = f"{Path(__file__).parents[1]}/"
 
 class Send(NamedTuple):
     """Send a message; what comes of it is the answer."""
+
+    message: Any
+    timeout_s: float
+
+
+class SendForStream(NamedTuple):
+    """Send a request that is answered by a stream; what comes of it is the first answer, or None."""
 
     message: Any
     timeout_s: float
@@ -80,7 +88,7 @@ class Together(NamedTuple):
     timeout_s: float
 
 
-OtherStep = Wait | Pause | Offload | Together
+OtherStep = SendForStream | Wait | Pause | Offload | Together
 Step = Send | OtherStep
 Steps = Generator[Step, Any, T]
 """An operation of the core that returns a ``T``."""
@@ -149,6 +157,9 @@ class BlockingDriver:
             return step.work()
         if isinstance(step, Pause):
             return time.sleep(step.pause_s)
+        if isinstance(step, SendForStream):
+            with contextlib.closing(self.transport.stream(step.message, step.timeout_s)) as answers:
+                return next(answers, None)
         return self._do_together(step.operations, step.timeout_s)
 
     def _do_together(self, operations: Sequence[Steps[Any]], timeout_s: float) -> list[Any]:
@@ -224,6 +235,9 @@ class AsyncioDriver:
             return await self._offload(step)
         if isinstance(step, Pause):
             return await asyncio.sleep(step.pause_s)
+        if isinstance(step, SendForStream):
+            async with contextlib.aclosing(self.transport.stream(step.message, step.timeout_s)) as answers:
+                return await anext(answers, None)
         return await self._do_together(step.operations)
 
     async def _offload(self, step: Offload) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,12 @@ class Access:
 
     mode: int = 0o600
     group_id: int | None = None
+
+    def give_to(self, fd: int) -> None:
+        """Have an open file of this process' own opened by these alone, whatever the umask says."""
+        os.fchmod(fd, self.mode)
+        if self.group_id is not None:
+            os.fchown(fd, -1, self.group_id)
 
 
 PRIVATE: Final = Access()

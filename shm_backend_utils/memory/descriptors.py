@@ -42,6 +42,10 @@ class Descriptor:
         """Return its number, which stays this object's; -1 once it is closed."""
         return self._held[0] if self._held else -1
 
+    def reopened(self) -> Descriptor:
+        """Return another open file description of the same file, to read and write it: locks belong to one of them."""
+        return Descriptor(os.open, f"/proc/self/fd/{self.fileno()}", os.O_RDWR | os.O_CLOEXEC)
+
     def close(self) -> None:
         """Close it. Twice is fine."""
         deque(map(os.close, map(self._held.pop, range(len(self._held)))), maxlen=0)

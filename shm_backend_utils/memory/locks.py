@@ -14,8 +14,8 @@ the next byte                          shared, by every model to which that one 
 both                                   the client, while it takes back a slot that it gave up
 =====================================  =============================================================
 
-The owner takes its byte before the region has a name, and nobody else ever does. So who finds it free knows for ever
-that the owner is dead or done.
+The owner takes its byte before the region can be found, and nobody else ever does. So who finds it free knows for ever
+that the owner is dead or done. A sealed region, which has no name to lose, is removed by giving it back.
 
 Locks on one description do not exclude each other. So the threads of one process share a :class:`SlotLease` for each
 slot, which adds a lock of its own; other processes have other descriptions.
@@ -45,6 +45,7 @@ __all__ = [
     "is_owner_alive",
     "is_slot_free",
     "is_slot_in_use",
+    "let_go_of_owner_lease",
     "use",
 ]
 
@@ -65,6 +66,11 @@ def hold_owner_lease(fd: int) -> None:
     """Take the owner's lease of a region that nobody else can know yet. It is held until the descriptor is closed."""
     if not _try_lock(fd, _flock(fcntl.F_WRLCK, _OWNER_BYTE)):
         raise AssertionError("somebody holds the lease of a region that has no name yet")
+
+
+def let_go_of_owner_lease(fd: int) -> None:
+    """Give back the owner's lease, for good: the region is removed."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, _OWNER_BYTE))
 
 
 def exclude_reapers(fd: int) -> bool:

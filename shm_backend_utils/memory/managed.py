@@ -17,7 +17,11 @@ from ..protocol import layout
 from ..protocol.layout import Header, SlotRecord
 from . import locks
 from .access import PRIVATE, Access
+from .kinds import RegionKind
 from .locks import SlotLease
+from .mapped_segment import MappedSegment
+from .sealed import SealedSegment
+from .sealed_file import SealedFile
 from .segment import SystemSegment
 from .shared_file import SharedFile
 
@@ -25,7 +29,7 @@ __all__ = ["KEY", "KEY_PREFIX", "ManagedRegion", "array_at"]
 
 KEY_PREFIX: Final = "shmbu-"
 KEY: Final = re.compile(rf"{KEY_PREFIX}[0-9]+-[0-9a-f]{{16}}")
-"""The keys that :meth:`ManagedRegion.create` gives: the process id, for people to read, and a random number."""
+"""The keys of regions in ``/dev/shm``: the process id, for people to read, and a random number."""
 
 
 class ManagedRegion:
@@ -33,13 +37,13 @@ class ManagedRegion:
 
     Attributes
     ----------
-    segment : SystemSegment
+    segment : MappedSegment
         Owned: closing the region closes it.
     header : Header
         As copied out of shared memory when the region was opened.
     """
 
-    def __init__(self, segment: SystemSegment, header: Header) -> None:
+    def __init__(self, segment: MappedSegment, header: Header) -> None:
         self.segment = segment
         self.header = header
         self._buffer = segment.buffer()
@@ -54,6 +58,7 @@ class ManagedRegion:
         access: Access = PRIVATE,
         record_byte_size: int = layout.PAGE_SIZE,
         deadline: float = math.inf,
+        kind: RegionKind = RegionKind.SYSTEM,
     ) -> ManagedRegion:
         """Make a region under a new key, with a new token. The caller owns it and must unlink it.
 
@@ -62,7 +67,7 @@ class ManagedRegion:
         Parameters
         ----------
         data_byte_size : int
-            Bytes of data, rounded up to whole pages.
+            Bytes of data, rounded up to whole pages of its kind.
         slot_count : int
             From 1 to :data:`~shm_backend_utils.protocol.layout.MAX_SLOT_COUNT`.
         access : Access
@@ -71,6 +76,8 @@ class ManagedRegion:
             Of each slot's record: a multiple of a page.
         deadline : float
             When it must be made, by ``time.monotonic()``.
+        kind : RegionKind
+            What it is made of.
 
         Returns
         -------
@@ -80,7 +87,7 @@ class ManagedRegion:
         Raises
         ------
         MachineError
-            The machine has not that much shared memory left.
+            The machine has not that much memory of this kind left.
         TimeoutError
             It cannot be made in time.
         ValueError
@@ -93,19 +100,26 @@ class ManagedRegion:
                 f"records of {record_byte_size} bytes were asked for; expected a multiple of {layout.PAGE_SIZE}, "
                 f"at most {layout.MAX_RECORD_BYTE_SIZE}"
             )
-        byte_size = layout.data_offset(slot_count, record_byte_size) + _whole_pages(data_byte_size)
+        byte_size = kind.whole_pages(layout.data_offset(slot_count, record_byte_size) + max(data_byte_size, 0))
         header = Header(slot_count, byte_size, secrets.token_bytes(layout.TOKEN_LENGTH), record_byte_size)
 
-        def prepare(segment: SystemSegment) -> None:
+        def prepare(segment: MappedSegment) -> None:
             locks.hold_owner_lease(segment.fileno())
             layout.write_header(segment.buffer(), header)
 
-        key = f"{KEY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
-        return cls(SystemSegment.create(key, byte_size, access=access, prepare=prepare, deadline=deadline), header)
+        segment: MappedSegment
+        if kind is RegionKind.SYSTEM:
+            key = f"{KEY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+            segment = SystemSegment.create(key, byte_size, access=access, prepare=prepare, deadline=deadline)
+        else:
+            segment = SealedSegment.create(
+                kind, byte_size, header.token, access=access, prepare=prepare, deadline=deadline
+            )
+        return cls(segment, header)
 
     @classmethod
     def open(cls, key: str, token: str, field: str) -> ManagedRegion:
-        """Map a region that somebody else made, whoever that is.
+        """Map a region in ``/dev/shm`` that somebody else made, whoever that is.
 
         Parameters
         ----------
@@ -148,10 +162,11 @@ class ManagedRegion:
         if not hmac.compare_digest(header.token.hex(), token):
             raise RegionRefusedError(file.field, "the token is not the region's")
         file.check_space(header.byte_size)
-        return cls(SystemSegment.map(file, header.byte_size), header)
+        kind: type[MappedSegment] = SealedSegment if isinstance(file, SealedFile) else SystemSegment
+        return cls(kind.map(file, header.byte_size), header)
 
     def check(self, field: str) -> None:
-        """Raise unless the region still has its name and its size; see :meth:`SystemSegment.check`."""
+        """Raise unless the region still has its name and its size; see :meth:`.MappedSegment.check`."""
         self.segment.check(self.header.byte_size, field)
 
     @property
@@ -253,7 +268,3 @@ def array_at(
         return None
     view: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=memory, offset=offset)
     return view
-
-
-def _whole_pages(byte_size: int) -> int:
-    return -(-byte_size // layout.PAGE_SIZE) * layout.PAGE_SIZE

@@ -137,7 +137,7 @@ class SharedFile:
         if byte_size == 0:
             return
         try:
-            allocate(self._descriptor.fileno(), offset, byte_size)
+            allocate(self._descriptor.fileno(), offset, byte_size, free_bytes())
         except OSError as error:
             if error.errno not in NO_SPACE:
                 reason = f"the server cannot take its space: {os.strerror(error.errno or 0)}"
@@ -189,12 +189,12 @@ def total_bytes() -> int:
     return space.f_blocks * space.f_frsize or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def allocate(fd: int, offset: int, byte_size: int, deadline: float = math.inf) -> None:
+def allocate(fd: int, offset: int, byte_size: int, room: float, deadline: float = math.inf) -> None:
     """Give memory to every byte of a part of a file: a full /dev/shm must fail here, not as a SIGBUS at first touch.
 
     Where there is a deadline, piece by piece, to look at the clock: the kernel clears half a gigabyte to two in a
     second. Else at once: then the kernel gives back what it has taken, if it cannot take all. What there is no room for
-    takes nothing from others meanwhile.
+    takes nothing from others meanwhile; ``room`` is how many bytes there are at all.
 
     Raises
     ------
@@ -204,7 +204,7 @@ def allocate(fd: int, offset: int, byte_size: int, deadline: float = math.inf) -
     TimeoutError
         It takes longer than until a moment by ``time.monotonic()``.
     """
-    if byte_size - os.fstat(fd).st_blocks * BLOCK_SIZE > free_bytes():
+    if byte_size - os.fstat(fd).st_blocks * BLOCK_SIZE > room:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     end = offset + byte_size
     piece = _SPACE_PIECE if deadline < math.inf else max(byte_size, 1)

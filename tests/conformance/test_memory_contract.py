@@ -22,6 +22,7 @@ from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
@@ -117,6 +118,15 @@ class Managed(Kind):
         self._region.close()
 
 
+class Sealed(Managed):
+    """A sealed memfd with our header, which the model fetches."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        Kind.__init__(self, monkeypatch)
+        self._region = ManagedRegion.create(SIZE, kind=RegionKind.SEALED)
+        self._inode = f" {self._region.segment.identity[1]} "
+
+
 class Pinned(Managed):
     """The same, where the model pins what it maps."""
 
@@ -190,7 +200,13 @@ class Cuda(Kind):
         return self._fence
 
 
-KINDS: Final[dict[str, type[Kind]]] = {"managed": Managed, "pinned": Pinned, "foreign": Foreign, "cuda": Cuda}
+KINDS: Final[dict[str, type[Kind]]] = {
+    "managed": Managed,
+    "sealed": Sealed,
+    "pinned": Pinned,
+    "foreign": Foreign,
+    "cuda": Cuda,
+}
 
 
 def on_host(array: Any) -> npt.NDArray[Any]:

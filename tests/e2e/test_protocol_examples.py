@@ -16,6 +16,7 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.memory import locks
+from shm_backend_utils.memory.mapped_segment import MappedSegment
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.protocol import layout, results, table
 from shm_backend_utils.protocol.address import parse_address
@@ -39,7 +40,7 @@ class Region:
         byte_size = DATA + data_byte_size
         header = Header(1, byte_size, bytes.fromhex(address.token))
 
-        def prepare(segment: SystemSegment) -> None:
+        def prepare(segment: MappedSegment) -> None:
             locks.hold_owner_lease(segment.fileno())
             layout.write_header(segment.buffer(), header)
 

@@ -18,6 +18,7 @@ from shm_backend_utils.memory import segment as segment_module
 from shm_backend_utils.memory.access import Access
 from shm_backend_utils.memory.descriptors import NoDescriptorsError
 from shm_backend_utils.memory.locks import SharedLease, SlotLease, use
+from shm_backend_utils.memory.mapped_segment import MappedSegment
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.memory.shared_file import SharedFile
 
@@ -159,7 +160,7 @@ def test_a_segment_whose_preparation_fails_is_gone_while_its_error_lives(key: st
     """An error keeps the frames that it came through, and with them what is collected later."""
     before = descriptors()
 
-    def prepare(_: SystemSegment) -> None:
+    def prepare(_: MappedSegment) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError) as caught:

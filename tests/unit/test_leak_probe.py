@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.managed import KEY_PREFIX
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.testing.leak_probe import POOL_PREFIX, ShmLeakProbe
@@ -42,9 +43,9 @@ def leak_descriptor(stack: ExitStack) -> None:
 
 
 def leak_mapping(stack: ExitStack) -> None:
-    fd = os.open(SHM, os.O_TMPFILE | os.O_RDWR)
-    os.ftruncate(fd, PAGE)
-    segment = SystemSegment("", fd, PAGE)
+    file = Descriptor(os.open, SHM, os.O_TMPFILE | os.O_RDWR)
+    os.ftruncate(file.fileno(), PAGE)
+    segment = SystemSegment("", file, PAGE)
     stack.enter_context(segment.buffer())
     segment.close()
 

@@ -17,7 +17,7 @@ from shm_backend_utils.client.paths.triton_shm import Registrations
 from shm_backend_utils.client.steps import Offload, Send, Steps
 from shm_backend_utils.client.transports.http.codec import HttpCodec
 from shm_backend_utils.errors import CallerError
-from shm_backend_utils.memory.access import PRIVATE
+from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.model_spec import ModelSpec
 
 T = TypeVar("T")
@@ -52,7 +52,8 @@ def run(operation: Steps[T]) -> T:
 @pytest.fixture
 def far_away() -> PathChooser:
     """Chooses paths to a server on another machine."""
-    return PathChooser(FAR_AWAY, Registrations(HttpCodec()), PRIVATE, 0)
+    codec = HttpCodec()
+    return PathChooser(codec, FAR_AWAY, Registrations(codec), PoolOptions(), 0)
 
 
 def explained(chooser: PathChooser, known: KnownModel) -> Explanation:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shm_backend_utils.memory.handover.fetching import Fetcher
 
 from shm_backend_utils.errors import MachineError, RegionGoneError, RegionRefusedError, TableError
 from shm_backend_utils.memory.cuda.access import CudaAccess
@@ -88,7 +89,8 @@ def any_size(file: SharedFile) -> None:
 
 
 def open_it(region: ManagedRegion, config: Config | None = None, token: str = "") -> ManagedRegion:
-    return policy.open_managed(region.segment.key, token or region.header.token.hex(), config or Config(), FIELD)
+    secret = token or region.header.token.hex()
+    return policy.open_managed(region.segment.key, secret, config or Config(), Fetcher(1.0), FIELD)
 
 
 def resolve(name: str, config: Config) -> Registration:

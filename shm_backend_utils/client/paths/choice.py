@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from ...dtypes import BYTES
 from ...errors import MachineError
-from ...memory.access import Access
+from ...memory.kinds import RegionKind
+from ...memory.pool.options import PoolOptions
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
 from ...protocol.call_layout import obstacle_in_tensors
@@ -20,8 +22,11 @@ from ..explanation import Check, Explanation
 from ..known_model import KnownModel
 from ..settings import left_until
 from ..steps import Steps, offloaded
+from ..transports.messages import Codec
 from .direct import DirectExchange
 from .inline import InlineExchange
+from .sealed_trial import NAME as SEALED
+from .sealed_trial import try_sealed
 from .triton_shm import RegisteredExchange, Registrations
 
 __all__ = ["PathChooser"]
@@ -45,10 +50,13 @@ class PathChooser:
     server or the model changes.
     """
 
-    def __init__(self, host: str, registrations: Registrations, access: Access, inline_bytes: int) -> None:
+    def __init__(
+        self, codec: Codec, host: str, registrations: Registrations, options: PoolOptions, inline_bytes: int
+    ) -> None:
+        self._codec = codec
         self._host = host
         self._registrations = registrations
-        self._access = access
+        self._options = options
         self._inline_bytes = inline_bytes
         self._of_server: tuple[Check, ...] | None = None
 
@@ -74,7 +82,11 @@ class PathChooser:
         """Check everything that is not known yet."""
         spec = model.spec
         of_server = self._of_server or (yield from self._check_server(deadline))
-        checks = (*of_server, *_check_model(spec), *_refused(model))
+        of_model = (*_check_model(spec), *_refused(model))
+        sealed = yield from self._check_sealed(model, of_server, of_model, deadline)
+        if sealed is not None and sealed.outcome is not False:
+            of_server = tuple([replace(check, needed_by=_without_direct(check)) for check in of_server])
+        checks = (*of_server, *of_model, *(() if sealed is None else (sealed,)))
         unexplained = Explanation(spec.name, None, "", checks)
         path = next((path for path in _BY_PREFERENCE if unexplained.open(path)), None)
         better = _BY_PREFERENCE[: _BY_PREFERENCE.index(path)] if path else _BY_PREFERENCE
@@ -94,6 +106,8 @@ class PathChooser:
             self._of_server = of_server
             model.explanation = explanation
             model.path = path
+            is_sealed = sealed is not None and sealed.outcome is not False
+            model.kind = self._options.sealed_kind if is_sealed else RegionKind.SYSTEM
             model.inline_end = model.data_begin + self._inline_bytes if prefers_inline else 0
         return explanation
 
@@ -107,14 +121,34 @@ class PathChooser:
         return Check("small calls?", True, detail, ())
 
     def refuse(self, model: KnownModel, path: str, reason: str) -> None:
-        """Take note that a path turned out to be closed for a model."""
-        model.refusals[path] = reason
+        """Take note that a path turned out to be closed for a model; or sealed memory, where other memory may do."""
+        if path == _DIRECT and model.kind is not RegionKind.SYSTEM and self._options.region == "auto":
+            _LOG.warning("calls of model %r take memory in /dev/shm from now on: %s", model.spec.name, reason)
+            model.sealed = Check(SEALED, False, f"it was tried: {reason}", ())
+        else:
+            model.refusals[path] = reason
         model.explanation = model.path = None
         model.inline_end = 0
 
     def forget_server(self) -> None:
         """Forget what was found out about the server: it may be another one by now."""
         self._of_server = None
+
+    def _check_sealed(
+        self, model: KnownModel, of_server: tuple[Check, ...], of_model: tuple[Check, ...], deadline: float
+    ) -> Steps[Check | None]:
+        """Find out whether a model can fetch sealed memory; None where it is not wanted, or would not be used."""
+        if self._options.region == "system" or _closes_direct(of_model):
+            return None
+        if model.sealed is None:
+            if of_server[0].outcome is False:
+                model.sealed = Check(SEALED, False, "it is fetched by a socket of this machine alone", ())
+            else:
+                options = self._options
+                model.sealed = yield from try_sealed(self._codec, model, options.sealed_kind, options.access, deadline)
+        if self._options.region == "sealed" and model.sealed.outcome is False:
+            return replace(model.sealed, needed_by=(_DIRECT,))
+        return model.sealed
 
     def _check_server(self, deadline: float) -> Steps[tuple[Check, ...]]:
         shared = (_DIRECT, _TRITON_SHM)
@@ -125,7 +159,7 @@ class PathChooser:
         here = Check("same machine?", is_here, f"{host} is this machine", shared)
         elsewhere = Check("same machine?", False, f"{host} is {_ANOTHER_MACHINE}", shared)
         try:
-            probe = SlotRegion(_PROBE_BYTES, 1, PAGE_SIZE, self._access)
+            probe = SlotRegion(_PROBE_BYTES, 1, PAGE_SIZE, self._options.access)
         except MachineError as error:
             obstacle = Check("memory to share?", False, str(error), shared, is_passing=True)
             return (here, obstacle) if is_here else (elsewhere,)
@@ -141,6 +175,15 @@ class PathChooser:
             Check("region registered?", True, "the server has opened memory of this process", shared),
             Check("server flag?", True, "the server registers clients' memory", (_TRITON_SHM,)),
         )
+
+
+def _without_direct(check: Check) -> tuple[str, ...]:
+    """Return which paths need what was checked of /dev/shm, where the direct one needs none."""
+    return tuple([path for path in check.needed_by if path != _DIRECT])
+
+
+def _closes_direct(checks: Iterable[Check]) -> bool:
+    return any(check.outcome is False and _DIRECT in check.needed_by for check in checks)
 
 
 def is_this_machine(host: str) -> bool:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ...dtypes import BYTES
 from ...errors import BudgetError, MachineError, NoSharedMemoryError
 from ...memory.cuda.bank import rounded_up
+from ...memory.kinds import RegionKind
 from ...memory.pool.need import Need
 from ...memory.pool.rows import Row, RowBlocks
 from ...memory.pool.slot import SlotRegion
@@ -110,7 +111,7 @@ class Opening:
                 if known.spec.has_batcher and (count := self._row_count(known, layout)) > 1:
                     row = yield from self._beside_others(settings, known, layout, given, wanted, count, kind)
                     return kind(self._codec, known.spec, row.layout, options, row.region, row.slot, row.memory)
-                need = Need(layout.end - known.data_begin, 1, known.record_byte_size)
+                need = Need(layout.end - known.data_begin, 1, known.record_byte_size, kind=known.kind)
                 region, memory = self._pool.take_idle(need, settings.origin) or (
                     yield from self._wait(settings, self._pool.request(need, settings.origin))
                 )
@@ -163,7 +164,8 @@ class Opening:
             When the array, which is the whole region, and all arrays made from it are gone, the region is given back.
         """
         size = known.record_byte_size
-        need = Need(end - data_offset(slot_count, size), slot_count, size, group)
+        kind = RegionKind.SYSTEM if group == RegisteredExchange.path else known.kind
+        need = Need(end - data_offset(slot_count, size), slot_count, size, group, kind)
         return self._pool.take_idle(need, settings.origin) or (
             yield from self._wait(settings, self._pool.request(need, settings.origin))
         )
@@ -190,7 +192,7 @@ class Opening:
 
     def take_more(self, settings: CallSettings, known: KnownModel, byte_size: int) -> Steps[HostMemory | None]:
         """Take a region beside a call's own, with so many bytes of data, if there is room for it now; else None."""
-        need = Need(byte_size, 1, known.record_byte_size)
+        need = Need(byte_size, 1, known.record_byte_size, kind=known.kind)
         try:
             taken = yield from self._at_once(settings, need)
         except DeadlineExceededError:
@@ -271,7 +273,7 @@ class Opening:
                 is_one_request=False,
             )
             size = known.record_byte_size
-            need = Need(whole.end - data_offset(count, size), count, size, "direct, side by side")
+            need = Need(whole.end - data_offset(count, size), count, size, "direct, side by side", known.kind)
             taken = yield from self._at_once(settings, need)
             if taken is not None:
                 rows = layout.batch_size or 1

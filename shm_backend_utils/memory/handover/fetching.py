@@ -190,5 +190,7 @@ def _check_answer(message: bytes, flags: int, received: Descriptor, field: str) 
 def _hanging_up_told(field: str) -> Iterator[None]:
     try:
         yield
+    except (ConnectionResetError, BrokenPipeError):  # it had connections in its queue when it closed its socket
+        raise RegionGoneError(f"{field} is handed over no longer: its client has closed its socket meanwhile") from None
     except OSError as error:
         raise RegionRefusedError(field, f"its client hung up: {os.strerror(error.errno or 0)}") from None

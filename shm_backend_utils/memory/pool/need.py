@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...protocol.layout import PAGE_SIZE, data_offset
+from ..kinds import RegionKind
 from ..rounding import roomy
 
 __all__ = ["Need", "least_size", "region_size"]
@@ -22,19 +23,23 @@ class Need(NamedTuple):
         Of each slot's record.
     group : str
         Regions of different groups are never exchanged.
+    kind : RegionKind
+        What they are made of: nor are regions of different kinds.
     """
 
     byte_size: int
     slot_count: int = 1
     record_byte_size: int = PAGE_SIZE
     group: str = "direct"
+    kind: RegionKind = RegionKind.SYSTEM
 
 
 def region_size(need: Need) -> int:
     """Return the size of the region that a pool makes for a need: similar calls fit in it, too."""
-    return roomy(max(need.byte_size, 1), PAGE_SIZE) + data_offset(need.slot_count, need.record_byte_size)
+    data = roomy(max(need.byte_size, 1), PAGE_SIZE)
+    return need.kind.whole_pages(data + data_offset(need.slot_count, need.record_byte_size))
 
 
 def least_size(need: Need) -> int:
     """Return the size of the smallest region that meets a need."""
-    return max(-(-need.byte_size // PAGE_SIZE), 1) * PAGE_SIZE + data_offset(need.slot_count, need.record_byte_size)
+    return need.kind.whole_pages(max(need.byte_size, 1) + data_offset(need.slot_count, need.record_byte_size))

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, get_args
 
 from ...errors import CallerError
 from ..access import PRIVATE, Access
+from ..kinds import RegionKind
+from ..machine_memory import memory_bytes
+from ..shared_file import total_bytes
 
-__all__ = ["PoolOptions", "PoolStatus"]
+__all__ = ["PoolOptions", "PoolStatus", "RegionName"]
 
+RegionName = Literal["auto", "system", "sealed"]
+
+_REGIONS: Final = get_args(RegionName)
 _MAY_BE_NONE: Final = ("max_bytes", "max_device_bytes")
 
 
@@ -21,7 +27,16 @@ class PoolOptions:
     Attributes
     ----------
     max_bytes : int or None
-        The budget, of all models together; None for half of what ``/dev/shm`` holds.
+        The budget, of all models together; None for half of the memory that there is: of what ``/dev/shm`` holds for
+        ``region="system"``, else of the machine's, or of its container's, if that may have less.
+    region : str
+        What memory is taken. ``"sealed"``: a memfd that cannot be truncated, has no name, is gone with its processes,
+        and needs no ``/dev/shm``; models fetch it by a socket, so they are in this process' network namespace, as
+        containers of one pod are. ``"system"``: POSIX shared memory. ``"auto"``: sealed where the model can fetch it,
+        else system; a client's ``explain()`` tells. Triton's own shared memory (path ``triton-shm``) is always system.
+    huge_pages : bool
+        Whether sealed memory is of huge pages (2 MiB), which an administrator has set aside. It saves page faults and
+        address translations of large tensors; each slot takes 2 MiB at least.
     max_device_bytes : int or None
         The budget on each GPU; None for all that it has.
     lend_bytes : int
@@ -46,6 +61,8 @@ class PoolOptions:
     """
 
     max_bytes: int | None = None
+    region: RegionName = "auto"
+    huge_pages: bool = False
     max_device_bytes: int | None = None
     lend_bytes: int = 2**20
     max_batch_bytes: int = 64 * 2**20
@@ -60,6 +77,12 @@ class PoolOptions:
             value = getattr(self, name)
             if not isinstance(value, numbers.Integral) and not (value is None and name in _MAY_BE_NONE):
                 raise CallerError(f"PoolOptions.{name} is {value!r}; expected a whole number of bytes, such as 2**30")
+        if self.region not in _REGIONS:
+            raise CallerError(f"PoolOptions.region is {self.region!r}; expected {', '.join(map(repr, _REGIONS))}")
+        if self.huge_pages and self.region == "system":
+            raise CallerError(
+                'PoolOptions.huge_pages is True, but regions of /dev/shm have none; expected region="sealed" or "auto"'
+            )
         if self.max_bytes is not None and self.max_bytes <= 0:
             raise CallerError(f"PoolOptions.max_bytes is {self.max_bytes}; expected a number of bytes above 0")
         if self.max_device_bytes is not None and self.max_device_bytes <= 0:
@@ -76,6 +99,18 @@ class PoolOptions:
             raise CallerError(f"PoolOptions.stream_guess_bytes is {self.stream_guess_bytes}; expected bytes, 0 or more")
         if not self.head_room >= 1:
             raise CallerError(f"PoolOptions.head_room is {self.head_room}; expected a factor of 1 or more")
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget, also where nobody has said it."""
+        if self.max_bytes is not None:
+            return int(self.max_bytes)
+        return (total_bytes() if self.region == "system" else memory_bytes()) // 2
+
+    @property
+    def sealed_kind(self) -> RegionKind:
+        """What sealed memory is made of."""
+        return RegionKind.HUGE if self.huge_pages else RegionKind.SEALED
 
 
 @dataclass(frozen=True)

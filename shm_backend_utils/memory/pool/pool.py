@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import logging
 import math
 import threading
@@ -13,6 +14,8 @@ from typing import Final
 from ...errors import BudgetError, ClosedError, MachineError, NoSharedMemoryError, PoolExhaustedError
 from ...forks import forsake_in_children
 from ...protocol.layout import data_offset
+from ..kinds import RegionKind
+from ..machine_memory import MORE_MEMORY, memory_bytes
 from ..repeater import Repeater
 from ..shared_file import MORE_ROOM, total_bytes
 from .holding import HoldingPool, Memory
@@ -51,7 +54,7 @@ class SlotPool(HoldingPool):
     """
 
     def __init__(self, options: PoolOptions, tend: Callable[[], bool] | None = None) -> None:
-        super().__init__(options.max_bytes or total_bytes() // 2)
+        super().__init__(options.budget_bytes)
         self.options = options
         self.is_forked = False
         self.wait_count = 0
@@ -229,13 +232,15 @@ class SlotPool(HoldingPool):
         try:
             return self._inventory.size_for(need)
         except BudgetError:
-            least, total = least_size(need), total_bytes()
+            is_system = need.kind is RegionKind.SYSTEM
+            least, total = least_size(need), total_bytes() if is_system else memory_bytes()
             if least <= total and self.options.max_bytes is not None:
                 raise
             larger_part = "raise PoolOptions(max_bytes=...), " if least <= total else ""
             raise NoSharedMemoryError(
-                f"the call needs {least} bytes of shared memory, but /dev/shm has {total}, of which the pool may have "
-                f"{self._inventory.max_bytes}; {MORE_ROOM}, {larger_part}or send less at once"
+                f"the call needs {least} bytes of shared memory, but {'/dev/shm' if is_system else 'the machine'} has "
+                f"{total}, of which the pool may have {self._inventory.max_bytes}; "
+                f"{MORE_ROOM if is_system else MORE_MEMORY}, {larger_part}or send less at once"
             ) from None
 
     def _make(self, ticket: Ticket, promise: Promise, deadline: float) -> SlotRegion:
@@ -266,13 +271,16 @@ class SlotPool(HoldingPool):
         return region
 
     def _make_region(self, ticket: Ticket, deadline: float) -> SlotRegion:
-        _, slot_count, record_byte_size, _ = ticket.need
-        data_size = ticket.byte_size - data_offset(slot_count, record_byte_size)
+        need = ticket.need
+        data_size = ticket.byte_size - data_offset(need.slot_count, need.record_byte_size)
+        make = functools.partial(
+            SlotRegion, data_size, need.slot_count, need.record_byte_size, self.options.access, deadline, need.kind
+        )
         try:
-            return SlotRegion(data_size, slot_count, record_byte_size, self.options.access, deadline)
+            return make()
         except MachineError:  # somebody else has taken the room; what lies idle here may be enough
             self.drop_idle()
-            return SlotRegion(data_size, slot_count, record_byte_size, self.options.access, deadline)
+            return make()
 
     def _keep_house(self) -> float:
         """Look after what is in quarantine, and let go of what nobody has used for long."""

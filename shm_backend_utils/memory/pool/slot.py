@@ -13,6 +13,7 @@ from ...protocol.address import SlotAddress
 from ...protocol.layout import SlotRecord
 from .. import locks
 from ..access import Access
+from ..kinds import RegionKind
 from ..managed import ManagedRegion
 
 __all__ = ["Slot", "SlotRegion"]
@@ -151,6 +152,8 @@ class SlotRegion:
     Attributes
     ----------
     slots : tuple of Slot
+    kind : RegionKind
+        What it is made of.
     byte_size : int
         Of the whole region.
     data_offset : int
@@ -191,6 +194,7 @@ class SlotRegion:
         "idle_since",
         "is_registered",
         "is_spoiled",
+        "kind",
         "lent",
         "on_destroy",
         "shelf",
@@ -199,9 +203,16 @@ class SlotRegion:
     )
 
     def __init__(
-        self, byte_size: int, slot_count: int, record_byte_size: int, access: Access, deadline: float = math.inf
+        self,
+        byte_size: int,
+        slot_count: int,
+        record_byte_size: int,
+        access: Access,
+        deadline: float = math.inf,
+        kind: RegionKind = RegionKind.SYSTEM,
     ) -> None:
-        self._region = ManagedRegion.create(byte_size, slot_count, access, record_byte_size, deadline)
+        self._region = ManagedRegion.create(byte_size, slot_count, access, record_byte_size, deadline, kind)
+        self.kind = kind
         self.byte_size = self._region.header.byte_size
         self.data_offset = self._region.data_offset
         self.buffer = self._region.buffer()
@@ -219,7 +230,7 @@ class SlotRegion:
 
     @property
     def key(self) -> str:
-        """The name of its shared memory, without a slash."""
+        """What requests call its memory."""
         return self._region.segment.key
 
     @property

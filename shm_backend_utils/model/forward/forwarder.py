@@ -42,7 +42,7 @@ class Forwarder:
         self._backend = backend
         self._arrays = arrays
         self._specs = ModelSpecs(server_url)
-        self._pool = SlotPool(PoolOptions())
+        self._pool = SlotPool(PoolOptions(region="system"))
         self._learned: dict[tuple[str, str], int] = {}  # bytes per row, for each output of a model at most one
 
     def begin(

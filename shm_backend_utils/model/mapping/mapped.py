@@ -23,7 +23,7 @@ from ...errors import (
 )
 from ...memory.cuda.mappings import CudaMapping
 from ...memory.managed import ManagedRegion
-from ...memory.segment import SystemSegment
+from ...memory.mapped_segment import MappedSegment
 from ...memory.shared_file import BLOCK_SIZE
 from ...protocol import table
 from ...protocol.claims import LentRegionClaim
@@ -41,7 +41,7 @@ class MappedRegion:
 
     Parameters
     ----------
-    opened : ManagedRegion, SystemSegment or CudaMapping
+    opened : ManagedRegion, MappedSegment or CudaMapping
         Owned.
     fence : MappedRegion, optional
         The managed region whose slot fences this memory: both have one owner.
@@ -50,7 +50,7 @@ class MappedRegion:
 
     Attributes
     ----------
-    segment : SystemSegment or CudaMapping
+    segment : MappedSegment or CudaMapping
         What is mapped.
     managed : ManagedRegion or None
         The same with its header, if the region is one of ours.
@@ -82,7 +82,7 @@ class MappedRegion:
 
     def __init__(
         self,
-        opened: ManagedRegion | SystemSegment | CudaMapping,
+        opened: ManagedRegion | MappedSegment | CudaMapping,
         fence: MappedRegion | None = None,
         pinning: Pinning | None = None,
     ) -> None:
@@ -119,7 +119,7 @@ class MappedRegion:
     def know_space_of(self, opened: MappedRegion) -> None:
         """Take note of memory that another mapping of the same object has got: for another part of it, for example."""
         mine, other = self.segment, opened.segment
-        if isinstance(mine, SystemSegment) and isinstance(other, SystemSegment):
+        if isinstance(mine, MappedSegment) and isinstance(other, MappedSegment):
             mine.space = max(mine.space, other.space)
 
     def close_unused(self) -> None:
@@ -195,7 +195,7 @@ class Slot:
             The table breaks the protocol.
         """
         status = os.fstat(self._fd)
-        if not status.st_nlink:
+        if not status.st_nlink and self.region.segment.is_unlinked:  # sealed memory never has a name
             raise RegionGoneError("the request's region was removed by its owner")
         if status.st_size < self._byte_size or status.st_blocks < self._block_count:
             raise RegionRefusedError(
@@ -248,7 +248,7 @@ def stale() -> StaleRequestError:
     return StaleRequestError("request parameter shm_generation is not the slot's: the client has given this request up")
 
 
-def _memory_of(opened: ManagedRegion | SystemSegment | CudaMapping) -> Memory:
+def _memory_of(opened: ManagedRegion | MappedSegment | CudaMapping) -> Memory:
     if isinstance(opened, CudaMapping):
         return DeviceMemory(opened, 0, opened.byte_size)
     if isinstance(opened, ManagedRegion):

@@ -5,9 +5,10 @@ A file is opened, then checked, then mapped. First of all comes whose it is: of 
 ===========================  =========================================================================================
 what is named                what must hold
 ===========================  =========================================================================================
-anything                     a regular file in /dev/shm, no symbolic link, owned by an allowed user and not writable for
-                             everybody, as large as claimed, with memory for all of that
+anything                     a regular file in /dev/shm, no symbolic link, or sealed memory; owned by an allowed user
+                             and not writable for everybody, as large as claimed, with memory for all of that
 by key                       our prefix, a ready header that fits the file, the header's token, a slot of it
+by key, sealed               the socket that it names is of an allowed user, and hands over memory whose size is sealed
 by CUDA handle               the GPU is one of this process', and the allocation as large as claimed; a slot of a region
                              that is named by key fences it, unless memory that nothing fences is allowed; what is lent
                              for one request has the slot's client see it until it is unmapped
@@ -25,12 +26,15 @@ from typing import NamedTuple
 from ...errors import MachineError, RegionGoneError, RegionRefusedError, StaleRequestError, TableError
 from ...memory.cuda.access import CudaAccess
 from ...memory.cuda.mappings import CudaMapping, device_with
+from ...memory.handover.fetching import Fetcher
 from ...memory.locks import SharedLease, borrow, use
 from ...memory.managed import KEY_PREFIX, ManagedRegion
+from ...memory.mapped_segment import MappedSegment
 from ...memory.registrations import Registration
 from ...memory.segment import SystemSegment
 from ...memory.shared_file import SharedFile, owner_refused
 from ...protocol.claims import CudaRegionClaim, NamedRegionClaim
+from ...protocol.handover import parse_sealed_key
 from ..backend_pools import is_pool
 from ..config import Config
 
@@ -53,7 +57,7 @@ class Fence(NamedTuple):
     slot: int
 
     @property
-    def segment(self) -> SystemSegment:
+    def segment(self) -> MappedSegment:
         """The region's memory."""
         return self.region.segment
 
@@ -71,8 +75,19 @@ class Fence(NamedTuple):
         return lease
 
 
-def open_managed(key: str, token: str, config: Config, field: str) -> ManagedRegion:
+def open_managed(key: str, token: str, config: Config, fetcher: Fetcher, field: str) -> ManagedRegion:
     """Open a managed region. That the key is one of ours, the protocol has checked.
+
+    Parameters
+    ----------
+    key, token : str
+        As a request names them.
+    config : Config
+        The session's.
+    fetcher : Fetcher
+        The session's, too: it fetches sealed memory.
+    field : str
+        What to call it in messages.
 
     Raises
     ------
@@ -81,7 +96,12 @@ def open_managed(key: str, token: str, config: Config, field: str) -> ManagedReg
     RegionGoneError
         There is nothing there.
     """
-    with SharedFile.open(key, field) as file:
+    sealed = parse_sealed_key(key)
+    if sealed is None:
+        file = SharedFile.open(key, field)
+    else:
+        file = fetcher.fetch(sealed, token, field, lambda uid: _is_allowed(uid, config))
+    with file:
         _check_owner(file, config)
         return ManagedRegion.map(file, token)
 
@@ -195,15 +215,18 @@ def open_registered(
         return SystemSegment.map_part(file, registration.offset, registration.byte_size)
 
 
+def _is_allowed(uid: int, config: Config) -> bool:
+    return config.allowed_uids is None or uid in config.allowed_uids
+
+
 def _check_owner(file: SharedFile, config: Config) -> None:
     """Raise unless those alone can write to a file, and so shrink it, whom the configuration allows to.
 
     The owner may let a group in; that is for him to decide. But everybody is nobody's choice.
     """
-    allowed = config.allowed_uids
-    if allowed is None:
+    if config.allowed_uids is None:
         return
-    if file.status.st_uid not in allowed:
+    if not _is_allowed(file.status.st_uid, config):
         raise owner_refused(file.field, file.status.st_uid)
     if file.status.st_mode & stat.S_IWOTH:
         mode = stat.S_IMODE(file.status.st_mode)

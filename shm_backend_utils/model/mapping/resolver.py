@@ -10,6 +10,7 @@ from typing import Final
 from ...errors import MachineError, TableError
 from ...memory.cuda.access import CudaAccess
 from ...memory.cuda.mappings import CudaMapping
+from ...memory.handover.fetching import Fetcher
 from ...memory.managed import ManagedRegion
 from ...memory.registrations import Registration
 from ...memory.repeater import Repeater
@@ -52,6 +53,7 @@ class Resolver:
         self._cuda = cuda
         self._pinning = pinning
         self._named = NamedRegions(config, self.registry, pinning)
+        self._fetcher = Fetcher(config.handover_s)
         self._lock = threading.Lock()  # of the sweeper's start and end
         self._is_closed = False
         self._sweeper: Repeater | None = None
@@ -154,11 +156,14 @@ class Resolver:
             sweeper.stop()
         self.registry.unregister_all()
         self._named.close()
+        self._fetcher.close()
         collect_all(self._cuda)
 
     def _managed(self, key: str, token: str, field: str) -> tuple[MappedRegion, ManagedRegion]:
         def open_it() -> MappedRegion:
-            return MappedRegion(policy.open_managed(key, token, self._config, field), pinning=self._pinning)
+            return MappedRegion(
+                policy.open_managed(key, token, self._config, self._fetcher, field), pinning=self._pinning
+            )
 
         mapped = self.registry.obtain(f"{key} {token}", open_it, 0, 0, field)
         assert mapped.managed is not None

@@ -12,6 +12,7 @@ import pytest
 
 from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.mapped_segment import MappedSegment
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
@@ -51,7 +52,7 @@ def segment() -> Iterator[SystemSegment]:
     path.unlink(missing_ok=True)
 
 
-def path_of(segment: SystemSegment) -> Path:
+def path_of(segment: MappedSegment) -> Path:
     return SHM / segment.key
 
 

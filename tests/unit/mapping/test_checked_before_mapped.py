@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shm_backend_utils.memory.handover.fetching import Fetcher
 
 from shm_backend_utils.errors import MachineError, RegionRefusedError
 from shm_backend_utils.memory import shared_file
@@ -30,7 +31,7 @@ Opener = Callable[[Path, Config], Any]
 
 
 def open_managed(path: Path, config: Config) -> Any:
-    return policy.open_managed(path.name, TOKEN.hex(), config, FIELD)
+    return policy.open_managed(path.name, TOKEN.hex(), config, Fetcher(1.0), FIELD)
 
 
 def any_size(file: SharedFile) -> None:
@@ -214,11 +215,12 @@ def test_a_key_that_no_file_can_have_is_refused(key: str) -> None:
 
 SPARSE_MANAGED = """
 from shm_backend_utils.errors import RegionRefusedError
+from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping import policy
 path = managed_file("shmbu-1-0123456789abcdef", 64 << 20)
 try:
-    region = policy.open_managed(path.name, TOKEN.hex(), Config(), "region")
+    region = policy.open_managed(path.name, TOKEN.hex(), Config(), Fetcher(1.0), "region")
 except RegionRefusedError as error:
     print(error.reason[:13])
 else:

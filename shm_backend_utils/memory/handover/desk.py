@@ -1,0 +1,242 @@
+"""The socket at which models fetch the regions of this process, and the thread that serves it."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from ...protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_question, encode_answer
+from ..access import Access
+from ..descriptors import NO_DESCRIPTORS, Descriptor, no_descriptors
+from .closing import Closer
+from .peers import Peer
+
+__all__ = ["Desk", "Offer"]
+
+_KIND: Final = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+_SO_PASSRIGHTS: Final = 83  # Linux 6.16; the socket module has no name for it
+_BACKLOG: Final = 4096
+_AT_ONCE: Final = 32  # connections accepted before those who wait are heard again
+_MOST_SILENT: Final = 64
+_SILENCE_S: Final = 1.0
+_PAUSE_S: Final = 0.01
+_LOOK_S: Final = 10.0  # an interrupted finalizer may have failed to wake the thread
+
+
+class Offer(NamedTuple):
+    """A region that may be fetched.
+
+    Attributes
+    ----------
+    token : bytes
+        What a model must know.
+    access : Access
+        Who may have it.
+    copy : callable
+        Opens the region once more.
+    """
+
+    token: bytes
+    access: Access
+    copy: Callable[[], Descriptor]
+
+
+class Desk:
+    """A listening socket, and the thread that answers there. It opens and closes all that it has in that thread.
+
+    No signal's handler runs there. So an interrupt of its maker loses nothing, and nothing a peer does can block it:
+    it peeks at what was sent, so that descriptors which came along are closed with the connection, by the closer.
+
+    Parameters
+    ----------
+    offers : mapping
+        By the regions' numbers. Others change it at any time.
+    closer : Closer
+        Closes connections.
+    ends : callable
+        Returns whether nothing is left to be done; the desk then ends, for good. Also called when it failed to open.
+    """
+
+    def __init__(self, offers: Mapping[int, Offer], closer: Closer, ends: Callable[[Desk], bool]) -> None:
+        self.name = secrets.token_hex(16)
+        self._offers = offers
+        self._closer = closer
+        self._ends = ends
+        self._error: BaseException | None = None
+        self._is_open = threading.Event()  # or has failed to open
+        self._waker: Descriptor | None = None
+        self._listener: socket.socket | None = None
+        self._silent: dict[int, tuple[socket.socket, float]] = {}  # by descriptor, the oldest first; when to drop it
+        self._pause_until = 0.0
+        threading.Thread(target=self._run, name="shm-desk", daemon=True).start()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not open, or has ended before its time."""
+        return self._error is not None
+
+    def wait_until_open(self) -> None:
+        """Wait until models can connect. NoDescriptorsError if this process has no descriptors for that."""
+        self._is_open.wait()
+        if self._error is not None:
+            raise self._error
+
+    def wake(self) -> None:
+        """Have the thread look whether anything is left to be done. Takes no lock, so that finalizers may call it."""
+        waker = self._waker  # it is closed with its last reference, so that its number is nobody else's meanwhile
+        if waker is not None:
+            with contextlib.suppress(OSError):
+                os.eventfd_write(waker.fileno(), 1)
+
+    def forsake(self) -> None:
+        """Close a forked child's copies. Its parent's desk goes on."""
+        if self._waker is not None:
+            self._waker.close()
+        if self._listener is not None:
+            self._listener.close()
+        for connection, _ in self._silent.values():
+            connection.close()
+
+    def _run(self) -> None:
+        try:
+            self._open()
+            self._is_open.set()
+            while not self._ends(self):
+                self._serve()
+        except BaseException as error:
+            self._error = error
+            self._ends(self)
+            if self._is_open.is_set():
+                raise  # who waits for it to open is told otherwise
+        finally:
+            self._close()
+            self._is_open.set()
+
+    def _open(self) -> None:
+        try:
+            self._waker = Descriptor(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._listener = socket.socket(socket.AF_UNIX, _KIND)
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTORS:
+                raise
+            raise no_descriptors("the socket that models fetch regions from takes two file descriptors") from None
+        with contextlib.suppress(OSError):
+            self._listener.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+        self._listener.bind(SealedKey(self.name, 1).socket_address)
+        self._listener.listen(_BACKLOG)
+
+    def _close(self) -> None:
+        self._waker = None
+        self._drop_all_silent()
+        if self._listener is not None:
+            self._hang_up(self._listener)
+
+    def _serve(self) -> None:
+        """Wait for something, and do what there is to do: first for those who wait already."""
+        assert self._waker is not None
+        assert self._listener is not None
+        now = time.monotonic()
+        for number in [number for number, (_, until) in self._silent.items() if until <= now]:
+            self._drop_silent(number)
+        if self._closer.is_full:
+            self._pause_until = now + _PAUSE_S
+        poll = select.poll()
+        for number in (self._waker.fileno(), *self._silent):
+            poll.register(number, select.POLLIN)
+        if self._pause_until <= now:
+            poll.register(self._listener, select.POLLIN)
+        ready = {number for number, _ in poll.poll(self._patience_ms(now))}
+        if self._waker.fileno() in ready:
+            os.eventfd_read(self._waker.fileno())
+        for number in ready & self._silent.keys():
+            connection, _ = self._silent[number]
+            if self._has_spoken(connection):
+                self._drop_silent(number)
+        if self._listener.fileno() in ready:
+            self._accept(self._listener)
+
+    def _patience_ms(self, now: float) -> float:
+        """Return how long to wait at most: for silent peers, after a pause, or until it is time to look."""
+        ends = [until for _, until in self._silent.values()][:1]
+        if self._pause_until > now:
+            ends.append(self._pause_until)
+        return (min(ends, default=now + _LOOK_S) - now) * 1e3 + 1
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                connection, _address = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # no descriptors, most likely
+                self._pause_until = time.monotonic() + _PAUSE_S
+                self._drop_all_silent()
+                return
+            connection.setblocking(False)
+            if not self._may_ask(Peer.of(connection)) or self._has_spoken(connection):
+                self._hang_up(connection)
+                continue
+            self._silent[connection.fileno()] = connection, time.monotonic() + _SILENCE_S
+            if len(self._silent) > _MOST_SILENT:
+                self._drop_silent(next(iter(self._silent)))
+
+    def _may_ask(self, peer: Peer) -> bool:
+        return any(peer.may_open(offer.access) for offer in list(self._offers.values()))
+
+    def _has_spoken(self, connection: socket.socket) -> bool:
+        """Answer a peer's question, if he has asked one. Return whether the connection is of no use any more."""
+        try:
+            message, _, flags, _ = connection.recvmsg(QUESTION_LENGTH + 1, 0, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        with contextlib.suppress(OSError):  # he has gone, or has left no room for an answer
+            if flags & socket.MSG_CTRUNC:  # he has sent descriptors
+                _refuse(connection)
+            else:
+                connection.recv(1)  # what is left unread would be an error to him
+                self._answer(connection, decode_question(message))
+        return True
+
+    def _answer(self, connection: socket.socket, question: Question | None) -> None:
+        copied = None if question is None else self._copy(question, Peer.of(connection))
+        if copied is None:
+            _refuse(connection)
+            return
+        with contextlib.closing(copied):
+            socket.send_fds(connection, [encode_answer(is_given=True)], [copied.fileno()], socket.MSG_NOSIGNAL)
+
+    def _copy(self, question: Question, peer: Peer) -> Descriptor | None:
+        offer = self._offers.get(question.number)
+        if offer is None or not hmac.compare_digest(offer.token, question.token) or not peer.may_open(offer.access):
+            return None
+        with contextlib.suppress(Exception):  # there are no descriptors, or the region was closed at this moment:
+            copied = offer.copy()
+            if self._offers.get(question.number) is offer:  # then its number may be another file's already
+                return copied
+        return None
+
+    def _drop_silent(self, number: int) -> None:
+        self._hang_up(self._silent.pop(number)[0])
+
+    def _drop_all_silent(self) -> None:
+        for number in list(self._silent):
+            self._drop_silent(number)
+
+    def _hang_up(self, connected: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the peer has done so before
+            connected.shutdown(socket.SHUT_RDWR)  # whoever else has a copy of it, such as a forked child
+        self._closer.close(connected)
+
+
+def _refuse(connection: socket.socket) -> None:
+    connection.send(encode_answer(is_given=False), socket.MSG_NOSIGNAL)

@@ -1,0 +1,160 @@
+"""A mapping of memory that processes share, whatever kind it is of: its descriptor, its pages, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from ..errors import ClosedError, RegionRefusedError
+from ..forks import forsake_in_children
+from .descriptors import NO_DESCRIPTORS, Descriptor, lack_of_descriptors_told
+from .shared_file import BLOCK_SIZE, SharedFile
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["MappedSegment"]
+
+_MADV_POPULATE_WRITE: Final = 23  # madvise(2); the mmap module has no name for it
+_PREFAULT_PIECE: Final = 4 * 2**20  # about a millisecond
+
+
+class MappedSegment(ABC):
+    """Shared memory, mapped readable and writable as a whole.
+
+    The descriptor lives until :meth:`close`. The mapping lives until the last array over it is gone, whatever happens
+    to the segment or its owner; its memory is freed by the kernel with the last mapping.
+
+    Attributes
+    ----------
+    key : str
+        What it is called in requests.
+    byte_size : int
+        Bytes mapped.
+    identity : tuple of int
+        Device and inode: what the mapping *is*, where the key is only what it was called.
+    space : int
+        Bytes of it that had memory when it was mapped, and no holes.
+    """
+
+    def __init__(self, key: str, descriptor: Descriptor, byte_size: int) -> None:
+        """Map ``byte_size`` bytes of what is open; the segment owns the descriptor from here on."""
+        self.key = key
+        self.byte_size = byte_size
+        self._descriptor = descriptor
+        self._maker = 0  # the process that has made the memory; 0 if it was somebody else
+        self._map: mmap.mmap | None = None
+        status = os.fstat(descriptor.fileno())
+        self.identity = (status.st_dev, status.st_ino)
+        self.space = min(byte_size, status.st_blocks * BLOCK_SIZE)
+        self._map = mmap.mmap(descriptor.fileno(), byte_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    @classmethod
+    def _make(cls, key: str, descriptor: Descriptor, byte_size: int, prepare: Callable[[MappedSegment], None]) -> Self:
+        """Map memory that this process has made, and prepare it. Nobody else can find it yet."""
+        segment = cls(key, descriptor, byte_size)
+        segment._maker = os.getpid()
+        # The mapping has a descriptor of its own, which a forked child cannot close while an array lives. So what is
+        # locked belongs to another open file description.
+        segment._descriptor = descriptor.reopened()
+        descriptor.close()
+        forsake_in_children(segment)
+        prepare(segment)
+        return segment
+
+    @classmethod
+    @lack_of_descriptors_told()
+    def map(cls, file: SharedFile, byte_size: int) -> Self:
+        """Map the first bytes of what somebody else has made, and what was checked. Takes the file's descriptor.
+
+        Raises
+        ------
+        RegionRefusedError
+            It cannot be mapped.
+        MachineError
+            This process has no file descriptors left.
+        """
+        try:
+            return cls(file.key, file.detach(), byte_size)
+        except OSError as error:
+            if error.errno in NO_DESCRIPTORS:
+                raise
+            reason = f"the server cannot map its {byte_size} bytes: {os.strerror(error.errno or 0)}"
+            raise RegionRefusedError(file.field, reason) from None
+
+    @abstractmethod
+    def check(self, byte_size: int, field: str) -> None:
+        """Raise unless its owner still offers it, with as many bytes as claimed and as much memory as it had.
+
+        Raises
+        ------
+        RegionGoneError
+            The owner has removed it, or it was closed here.
+        RegionRefusedError
+            More is claimed than is mapped, or there, or it has holes that it had not.
+        """
+
+    @property
+    @abstractmethod
+    def is_unlinked(self) -> bool:
+        """Whether nobody new can open it, as its owner has removed it, or it was closed here."""
+
+    @abstractmethod
+    def unlink(self) -> None:
+        """Let nobody new open it. Mappings of it stay valid. Twice is fine.
+
+        Nothing happens in a forked child of the process that has made it.
+        """
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._map is None
+
+    def fileno(self) -> int:
+        """Return the open descriptor, which the segment owns; raises ClosedError once it is closed."""
+        if self._map is None:
+            raise ClosedError("this shared-memory segment")
+        return self._descriptor.fileno()
+
+    def prefault(self, deadline: float = math.inf) -> None:
+        """Enter every page into this process' page tables, which first use would do one by one, each at a fault's cost.
+
+        Piece by piece, as the interpreter's other threads, and signals, wait meanwhile, and until a moment by
+        ``time.monotonic()``: the rest is left to first use. A kernel before 5.14 cannot; then this does nothing.
+        """
+        mapped = self._map
+        if mapped is not None:
+            with contextlib.suppress(OSError):
+                for begin in range(0, self.byte_size, _PREFAULT_PIECE):
+                    if time.monotonic() > deadline:
+                        return
+                    mapped.madvise(_MADV_POPULATE_WRITE, begin, min(_PREFAULT_PIECE, self.byte_size - begin))
+
+    def buffer(self) -> memoryview:
+        """Return the whole mapping, writable. The view, and everything made from it, keeps the mapping alive."""
+        if self._map is None:
+            raise ClosedError("this shared-memory segment")
+        return memoryview(self._map)
+
+    def __del__(self) -> None:
+        """Remove what this process has made and then lost, by an interrupt before anybody could keep it or close it."""
+        if getattr(self, "_map", None) is not None:
+            if self._maker:
+                self.unlink()
+            self.close()
+
+    def forsake(self) -> None:
+        """Let go of the parent's descriptor in a forked child, which would keep the parent's locks alive."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptor. The memory stays mapped while arrays over it live. Closing twice is fine."""
+        self._map = None
+        self._descriptor.close()

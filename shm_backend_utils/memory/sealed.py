@@ -1,0 +1,151 @@
+"""Sealed memory: it has no name, cannot be truncated, and is gone with the last process that has it.
+
+A memfd (memfd_create(2)) whose size is sealed. Who wants to map it asks the process that has made it, over a socket
+(:mod:`.handover`): neither ``/dev/shm``, nor a common PID or IPC namespace is needed, but a common network namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import math
+import os
+from collections.abc import Callable
+from typing import Final
+
+from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
+from ..protocol.handover import SealedKey
+from . import locks
+from .access import PRIVATE, Access
+from .descriptors import Descriptor, lack_of_descriptors_told
+from .handover.office import OFFICE
+from .kinds import HUGE_PAGE_SIZE, RegionKind
+from .machine_memory import MORE_MEMORY, available_bytes, memory_bytes
+from .mapped_segment import MappedSegment
+from .shared_file import BLOCK_SIZE, NO_SPACE, allocate
+
+__all__ = ["SealedSegment"]
+
+_MFD_NOEXEC_SEAL: Final = 0x0008  # Linux 6.3; the os module has no name for it
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_NO_HUGE_PAGES: Final = NO_SPACE | {errno.EINVAL, errno.ENOSYS}
+_NAME: Final = "shmbu"  # what people read in /proc/PID/maps
+
+
+class SealedSegment(MappedSegment):
+    """A sealed memfd. Its key names a socket of its maker, and a number there."""
+
+    @classmethod
+    @lack_of_descriptors_told()
+    def create(
+        cls,
+        kind: RegionKind,
+        byte_size: int,
+        token: bytes,
+        *,
+        access: Access = PRIVATE,
+        prepare: Callable[[MappedSegment], None],
+        deadline: float = math.inf,
+    ) -> SealedSegment:
+        """Make memory of this size, with all of its space taken, and hand it to whoever asks for it from then on.
+
+        Parameters
+        ----------
+        kind : RegionKind
+            ``SEALED``, or ``HUGE``: of pages that an administrator has set aside (``vm.nr_hugepages``).
+        byte_size : int
+            Of all of it: whole pages of its kind.
+        token : bytes
+            The secret that who asks must know.
+        access : Access
+            Whose processes get it.
+        prepare : callable
+            Called with the segment before others can get it. It takes the owner's lease.
+        deadline : float
+            When its space must be taken, by ``time.monotonic()``.
+
+        Raises
+        ------
+        MachineError
+            There is not that much memory left, or this process has no file descriptors.
+        TimeoutError
+            Taking its space takes longer.
+        """
+        try:
+            descriptor = _memory(kind)
+            access.give_to(descriptor.fileno())
+            room = math.inf if kind is RegionKind.HUGE else available_bytes()
+            allocate(descriptor.fileno(), 0, byte_size, room, deadline)
+        except OSError as error:
+            if kind is RegionKind.HUGE and error.errno in _NO_HUGE_PAGES:
+                raise _no_huge_pages(byte_size) from None
+            if error.errno in NO_SPACE:
+                raise _no_memory(byte_size) from None
+            raise
+        fcntl.fcntl(descriptor.fileno(), fcntl.F_ADD_SEALS, _SEALS)
+        key = OFFICE.new_key()
+        try:
+            segment = cls._make(str(key), descriptor, byte_size, prepare)
+            segment._offered = key
+            OFFICE.offer(key, token, access, segment._descriptor.reopened)
+        except BaseException:
+            OFFICE.withdraw(key)
+            raise
+        return segment
+
+    _offered: SealedKey | None = None  # the key under which its maker hands it out
+
+    def check(self, byte_size: int, field: str) -> None:
+        """Raise unless its owner lives and has not removed it, and no holes were punched into it."""
+        if self.is_unlinked:
+            raise RegionGoneError(f"{field} was removed by its owner")
+        if byte_size > self.byte_size:
+            raise RegionRefusedError(field, f"it claims {byte_size} bytes, but {self.byte_size} are there")
+        if os.fstat(self.fileno()).st_blocks * BLOCK_SIZE < self.space:
+            raise RegionRefusedError(field, f"it had memory for {self.space} bytes, and now has holes")
+
+    @property
+    def is_unlinked(self) -> bool:
+        """Whether its owner is dead, or has removed it, or it was closed here."""
+        if self._map is None:
+            return True
+        if self._maker:
+            return self._offered is None
+        return not locks.is_owner_alive(self.fileno())
+
+    def unlink(self) -> None:
+        """Hand it to nobody any more, and give back the owner's lease, by which models see that."""
+        if self._offered is not None and self._maker == os.getpid() and self._map is not None:
+            OFFICE.withdraw(self._offered)
+            locks.let_go_of_owner_lease(self.fileno())
+            self._offered = None
+
+    def close(self) -> None:
+        """As of every segment; what its maker closes is removed, too: nobody could find it again."""
+        self.unlink()
+        super().close()
+
+
+def _memory(kind: RegionKind) -> Descriptor:
+    """Return a new memfd, which cannot be executed where the kernel can forbid that; some systems demand it."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    if kind is RegionKind.HUGE:
+        flags |= os.MFD_HUGETLB | os.MFD_HUGE_2MB
+    with contextlib.suppress(OSError):
+        return Descriptor(os.memfd_create, _NAME, flags | _MFD_NOEXEC_SEAL)
+    return Descriptor(os.memfd_create, _NAME, flags)
+
+
+def _no_memory(byte_size: int) -> NoSharedMemoryError:
+    return NoSharedMemoryError(
+        f"sealed memory of {byte_size} bytes was asked for, but this process may have {available_bytes():.0f} more of "
+        f"{memory_bytes()}; {MORE_MEMORY}, or take less: release results sooner, or lower PoolOptions(max_bytes=...)"
+    )
+
+
+def _no_huge_pages(byte_size: int) -> NoSharedMemoryError:
+    return NoSharedMemoryError(
+        f"{byte_size} bytes of huge pages were asked for, and the machine has not so many of them free; set some aside "
+        f"(sysctl vm.nr_hugepages={byte_size // HUGE_PAGE_SIZE} or more), or leave out PoolOptions(huge_pages=True)"
+    )
