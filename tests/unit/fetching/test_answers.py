@@ -103,21 +103,32 @@ def test_more_than_one_descriptor_is_refused(fetcher: Fetcher, count: int) -> No
         fetch_from(give(*(memfd() for _ in range(count))), fetcher)
 
 
-def test_who_hangs_up_without_an_answer_is_refused(fetcher: Fetcher) -> None:
+HUNG_UP = r"handed over no longer: its client hung up, .*PoolOptions\(access=...\)"
+
+
+def test_of_who_hangs_up_after_the_question_nothing_is_left(fetcher: Fetcher) -> None:
     def hang_up(connection: socket.socket) -> None:
         connection.recv(QUESTION_LENGTH)
 
-    with pytest.raises(RegionRefusedError, match=r"hung up without an answer.* PoolOptions\(access=...\)"):
+    with pytest.raises(RegionGoneError, match=HUNG_UP):
         fetch_from(hang_up, fetcher)
 
 
-def test_who_hangs_up_before_the_question_is_refused(fetcher: Fetcher) -> None:
-    with pytest.raises(RegionRefusedError, match="hung up"):
+def test_of_who_hangs_up_before_the_question_nothing_is_left(fetcher: Fetcher) -> None:
+    with pytest.raises(RegionGoneError, match=HUNG_UP):
         fetch_from(lambda connection: None, fetcher)
 
 
-def test_who_says_nothing_with_a_descriptor_is_refused(fetcher: Fetcher) -> None:
-    with pytest.raises(RegionRefusedError, match="hung up without an answer"):
+def test_of_who_hangs_up_with_the_question_unread_nothing_is_left(fetcher: Fetcher) -> None:
+    def hang_up(connection: socket.socket) -> None:
+        connection.recv(QUESTION_LENGTH, socket.MSG_PEEK)
+
+    with pytest.raises(RegionGoneError, match=HUNG_UP):
+        fetch_from(hang_up, fetcher)
+
+
+def test_of_who_says_nothing_with_a_descriptor_nothing_is_left(fetcher: Fetcher) -> None:
+    with pytest.raises(RegionGoneError, match=HUNG_UP):
         fetch_from(give(memfd(), answer=b""), fetcher)
 
 
