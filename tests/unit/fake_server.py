@@ -29,6 +29,7 @@ from shm_backend_utils.protocol.refusals import refusal
 from shm_backend_utils.protocol.results import NO_RESULTS, OutputPlace
 from shm_backend_utils.protocol.spans import OutputSpan, Table, frame_number
 from shm_backend_utils.tensors.strings import Strings
+from tests.opened import open_region
 
 Arrays = dict[str, npt.NDArray[Any]]
 Compute = Callable[["Order", Arrays], Any]
@@ -261,7 +262,7 @@ class FakeServer:
                 if mapped.segment.is_unlinked:
                     self._mapped.pop(known).close()
             if key not in self._mapped:
-                self._mapped[key] = ManagedRegion.open(key, token, "region")
+                self._mapped[key] = open_region(key, token, "region")
             return self._mapped[key]
 
     def _with_further(self, own: ManagedRegion, contents: Table) -> list[ManagedRegion]:
