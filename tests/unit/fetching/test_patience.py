@@ -13,6 +13,8 @@ from shm_backend_utils.memory.handover.patience import Patience
 
 ALL_S = 1.0
 START = 100.0
+FREE_S = 0.0101  # and rounding
+MOMENT_S = 0.009
 ALICE, BOB = 1000, 1001
 MOST_AT_ONCE = 5  # four users, and those whom nobody knows
 
@@ -79,17 +81,29 @@ def test_a_tenth_of_the_time_comes_back(patience: Patience, clock: Clock) -> Non
 
 def test_a_crumb_is_none(patience: Patience, clock: Clock) -> None:
     wait(patience, clock, ALICE)
-    clock.wait(0.09)
+    clock.wait(0.19)
     assert left(patience, ALICE) == 0
     clock.wait(0.02)
     assert left(patience, ALICE) > 0
 
 
-def test_who_answers_at_once_loses_nothing(patience: Patience, clock: Clock) -> None:
+def test_who_answers_in_a_moment_loses_nothing_however_often(patience: Patience, clock: Clock) -> None:
+    for _ in range(10_000):
+        assert wait(patience, clock, ALICE, MOMENT_S) == MOMENT_S
+    assert left(patience, ALICE) == ALL_S
+
+
+def test_who_takes_longer_than_a_moment_pays_for_all_of_it(patience: Patience, clock: Clock) -> None:
+    wait(patience, clock, ALICE, 2 * MOMENT_S)
+    assert left(patience, ALICE) == pytest.approx(ALL_S - 2 * MOMENT_S)
+
+
+def test_who_hangs_whenever_something_has_come_back_pays_each_time(patience: Patience, clock: Clock) -> None:
+    waited_s = 0.0
     for _ in range(1_000):
-        assert wait(patience, clock, ALICE, 1e-4) == 1e-4
-        clock.wait(1e-3)
-    assert left(patience, ALICE) == pytest.approx(ALL_S, abs=1e-3)
+        waited_s += wait(patience, clock, ALICE)
+        clock.wait(0.01)
+    assert waited_s <= ALL_S + 0.1 * (clock.now - START)
 
 
 def test_a_wait_that_raises_counts(patience: Patience, clock: Clock) -> None:
@@ -131,12 +145,13 @@ def waits(*users: int | None) -> st.SearchStrategy[list[tuple[int | None, float,
 
 
 def waited(every: list[tuple[int | None, float, float]]) -> Iterator[tuple[dict[int | None, float], float]]:
-    """Yield who has had a session wait for how long, and for how long they may."""
+    """Yield who has had a session wait for how long, and for how long they may; a moment each time aside."""
     clock = Clock()
     patience = Patience(ALL_S, clock)
     total: dict[int | None, float] = {}
     for user, seconds, pause_s in every:
-        total[user] = total.get(user, 0.0) + wait(patience, clock, user, seconds)
+        waited_s = wait(patience, clock, user, seconds)
+        total[user] = total.get(user, 0.0) + (waited_s if waited_s > FREE_S else 0.0)
         yield total, ALL_S + 0.1 * (clock.now - START) + 1e-6
         clock.wait(pause_s)
 
