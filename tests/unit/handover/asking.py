@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.handover.office import Office
 from shm_backend_utils.protocol.handover import Question, SealedKey, decode_answer, encode_question
 
-__all__ = ["LONG_S", "TOKEN", "Region", "ask", "connect", "count_open", "desks", "reply_to", "settles"]
+__all__ = ["CONTENT", "LONG_S", "TOKEN", "Region", "ask", "connect", "count_open", "desks", "reply_to", "settles"]
 
 LONG_S = 30.0
 TOKEN = b"a region's token"
@@ -41,7 +42,9 @@ class Region:
 
 def connect(key: SealedKey) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(LONG_S)
+    connection.settimeout(None)  # else connect(2) does not wait for its place in the queue
+    for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(LONG_S), 0))
     try:
         connection.connect(key.socket_address)
     except BaseException:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +18,7 @@ from shm_backend_utils.memory.handover import desk
 from shm_backend_utils.memory.handover.office import Office
 from shm_backend_utils.memory.locks import hold_owner_lease, is_owner_alive
 from shm_backend_utils.protocol.handover import Question, SealedKey, encode_answer, encode_question
-from tests.unit.handover.asking import TOKEN, Region, ask, connect, count_open, reply_to, settles
+from tests.unit.handover.asking import LONG_S, TOKEN, Region, ask, connect, count_open, reply_to, settles
 
 REFUSED = encode_answer(is_given=False)
 
@@ -166,13 +167,20 @@ def test_descriptors_sent_along_are_refused_on_an_old_kernel(office: Office) -> 
 @pytest.mark.usefixtures("old_kernel")
 @pytest.mark.parametrize("before", [0, 1], ids=["with the question", "behind it"])
 def test_a_socket_that_lingers_holds_nobody_up(before: int, office: Office) -> None:
-    region = Region(office)
+    region, key, may_go_on = Region(office), office.new_key(), threading.Event()
+
+    def copy() -> Descriptor:
+        may_go_on.wait(LONG_S)
+        return region.copy()
+
+    office.offer(key, TOKEN, PRIVATE, copy)
     with a_lingering_socket() as (slow, other):
-        with connect(region.key) as connection:
+        with connect(key) as busy, connect(region.key) as connection:
+            busy.send(right(key))
             for _ in range(before):
                 connection.send(right(region.key))
-            with contextlib.suppress(BrokenPipeError):  # it was faster
-                socket.send_fds(connection, [right(region.key)], [slow.fileno()])
-        slow.close()
-        assert [region.is_given() for _ in range(5)] == [True] * 5
+            socket.send_fds(connection, [right(region.key)], [slow.fileno()])
+            slow.close()  # while the desk is busy, so that it has the last descriptor
+            may_go_on.set()
+            assert [region.is_given() for _ in range(5)] == [True] * 5
         other.close()
