@@ -54,10 +54,12 @@ def connect(key: SealedKey) -> socket.socket:
 
 
 def ask(key: SealedKey, token: bytes = TOKEN) -> Descriptor | None:
-    """Return what is given to whom asks as a model does; None if it is refused."""
+    """Return what is given to whom asks as a model does; None if it is refused. ConnectionError if it is broken off."""
     with connect(key) as connection:
         connection.send(encode_question(Question(key.number, token)))
         answer, numbers, _, _ = socket.recv_fds(connection, 4096, 16)
+        if not answer:
+            raise ConnectionResetError("the connection was broken off")
         assert decode_answer(answer) is bool(numbers)
         assert connection.recv(1) == b""
     given = [Descriptor(os.dup, number) for number in numbers]

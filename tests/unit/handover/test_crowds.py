@@ -103,7 +103,7 @@ def test_honest_models_are_answered_while_others_fill_the_desk(office: Office) -
         try:
             crowd.stdout.readline()
             for _ in range(10):
-                with contextlib.suppress(ConnectionError, AssertionError):  # made way before it could speak
+                with contextlib.suppress(ConnectionError):  # made way before it could speak
                     given += region.is_given()
         finally:
             crowd.kill()
