@@ -140,7 +140,7 @@ def test_a_forked_child_has_nothing_of_it_and_can_close() -> None:
         """
         import threading
         from tests.unit.handover.asking import count_open, settles
-        from tests.unit.handover.test_closing import Slow, an_open_one, close
+        from tests.unit.handover.test_closer import Slow, an_open_one, close
         from shm_backend_utils.memory.handover.closing import Closer
 
         before, closer, slow = count_open(), Closer(), Slow()
