@@ -175,8 +175,8 @@ def test_an_answer_without_a_descriptor_that_it_promises_is_refused(session: Shm
     assert told_of_what_is_handed_over(session, lambda connection: connection.send(GIVEN)) == REFUSED
 
 
-def test_hanging_up_is_refused(session: ShmSession) -> None:
-    assert told_of_what_is_handed_over(session, lambda connection: connection.close()) == REFUSED
+def test_who_hangs_up_has_not_got_it(session: ShmSession) -> None:
+    assert told_of_what_is_handed_over(session, lambda connection: connection.close()) == GONE
 
 
 def test_who_has_not_got_it_says_so(session: ShmSession) -> None:
