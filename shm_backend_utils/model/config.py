@@ -68,8 +68,8 @@ class Config:
     max_mapped_bytes : int or None
         How much may be mapped at once; None for no limit. ``SHM_MAX_MAPPED_BYTES``.
     huge_pages : bool
-        Whether sealed regions may be of huge pages. A client can punch holes into them, and the kernel ends a model that
-        touches one while no huge page is free. ``SHM_HUGE_PAGES``: ``true`` or ``false``, the default.
+        Whether sealed regions may be of huge pages. A client can punch holes into them, and the kernel ends a model
+        that touches one while no huge page is free. ``SHM_HUGE_PAGES``: ``true`` or ``false``, the default.
     gpu_events : bool
         Whether clients wait for the GPU's work, by CUDA events of theirs, and not the model, where that has named the
         streams that its work is on (``call.ready_on``). ``SHM_GPU_EVENTS``: ``true`` or ``false``, the default.

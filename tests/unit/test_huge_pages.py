@@ -28,6 +28,7 @@ def memory_of_huge_pages() -> Descriptor:
     """Return a sealed memfd of one huge page, which is a hole: no page is taken from the machine."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB | os.MFD_HUGE_2MB
     made = Descriptor(os.memfd_create, "huge", flags)
+    os.fchmod(made.fileno(), 0o600)
     os.ftruncate(made.fileno(), HUGE_PAGE_SIZE)
     fcntl.fcntl(made.fileno(), fcntl.F_ADD_SEALS, SEALS)
     return made
