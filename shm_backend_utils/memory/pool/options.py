@@ -36,7 +36,8 @@ class PoolOptions:
         else system; a client's ``explain()`` tells. Triton's own shared memory (path ``triton-shm``) is always system.
     huge_pages : bool
         Whether sealed memory is of huge pages (2 MiB), which an administrator has set aside. It saves page faults and
-        address translations of large tensors; each slot takes 2 MiB at least.
+        address translations of large tensors; each slot takes 2 MiB at least. The model's ``SHM_HUGE_PAGES`` is to be
+        ``true``.
     max_device_bytes : int or None
         The budget on each GPU; None for all that it has.
     lend_bytes : int
