@@ -15,7 +15,7 @@ from typing import Any, Final
 __all__ = ["OWN_CONTAINER", "Program", "obstacle", "running"]
 
 OWN_CONTAINER: Final = ("--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""What a container has of its own, in a pod: processes, and a /dev/shm of 64 MB. All have one network."""
+"""What a container has of its own in a pod: processes, and a /dev/shm of 64 MB. The network is common."""
 
 _AS_ROOT: Final = ("--user", "--map-root-user")  # so that anybody may have the other namespaces
 _SHM_OF_64_MB: Final = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,6 @@ LITTLE: Final = "1"
 """Of rows of 4 MiB."""
 
 
-@functools.cache
 def needs(*namespaces: str) -> None:
     reason = obstacle(namespaces)
     if reason is not None:
