@@ -38,6 +38,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+class Herald:
+    """Names what fails as it fails, so that nobody has to wait for the end of a long run."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    @pytest.hookimpl(trylast=True)  # after the letter
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.write(f"\nFAILED {report.nodeid} ({report.when})\n", red=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Have failures told at once, where there is somebody to tell them: workers have not."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:
+        config.pluginmanager.register(Herald(terminal))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _nobody_collects_what_was_there_before() -> None:
     """Take what modules and earlier tests have made for no garbage; to look at all of it took most of the time."""
