@@ -95,7 +95,8 @@ def triton_server_options(tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
     Those of servers with the other one are tests/server/test_stub_numpy.py's, and all that say nothing of it.
     """
-    return {"log_file": tmp_path_factory.mktemp("server") / "server.log", "numpy": "own"}
+    log_file = tmp_path_factory.mktemp("server") / "server.log"
+    return {"log_file": log_file, "numpy": "own", "timeout_s": 500}  # of so many models, on a busy machine
 
 
 def _left_on_fake_gpus() -> tuple[int, ...]:

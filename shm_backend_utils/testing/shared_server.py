@@ -27,6 +27,7 @@ _OUTCOME: Final[str] = "server died"  # neither passed nor failed, and the name 
 _CRASHED: Final = "Signal (11) received."  # what tritonserver writes as it dies of its own fault
 _PATIENCE_S: Final = 5.0
 _POLL_S: Final = 0.05
+_START_S: Final = 600.0
 _LINES: Final = 30
 _UNSEEN: Final = "passed, and the server was found dead after it"
 
@@ -64,7 +65,7 @@ class SharedServer:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         """Run a test that uses the server; twice, if Triton crashed."""
-        if _FIXTURE not in getattr(item, "fixturenames", ()):
+        if not _uses_the_server(item):
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         if self._latest is not None and (death := self._taken_death()) is not None:
@@ -84,6 +85,17 @@ class SharedServer:
             self._tell(item, death, _UNSEEN)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
+
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> Any:
+        """Give the test that starts the server time for it: pytest-timeout's clock runs while fixtures are made.
+
+        Where that test ended in the middle of a start, all others that use the server would end with its error.
+        """
+        if self._server is not None or not _uses_the_server(item):
+            return None
+        settings = settings._replace(timeout=settings.timeout + _START_S)
+        return item.config.pluginmanager.getplugin("timeout").pytest_timeout_set_timer(item, settings)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
@@ -124,6 +136,10 @@ class SharedServer:
             item.nodeid, item.location, {}, cast(Any, _OUTCOME), f"{what}\n{death.log}", "teardown"
         )
         item.ihook.pytest_runtest_logreport(report=report)
+
+
+def _uses_the_server(item: pytest.Item) -> bool:
+    return _FIXTURE in getattr(item, "fixturenames", ())
 
 
 def _seen_dying(server: EmbeddedServer) -> _Death | None:

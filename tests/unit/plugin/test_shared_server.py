@@ -12,6 +12,8 @@ from tests.unit.plugin.outcomes import outcome_of
 SERVER = """
 import contextlib
 import itertools
+import time
+
 import shm_backend_utils.server
 import pytest
 
@@ -39,7 +41,8 @@ class Mortal:
 
 
 @contextlib.contextmanager
-def start(repository, folder):
+def start(repository, folder, seconds=0):
+    time.sleep(seconds)
     server = Mortal(folder)
     yield server
     server.is_running = False
@@ -208,3 +211,27 @@ def test_it_is_told_by_workers_too(project: Path) -> None:
 def test_other_failures_are_failures(project: Path) -> None:
     status, printed = outcome_of(project, "def test_it(triton_server):\n    assert triton_server.number == 2\n")
     assert (status, HEADING in printed, "1 failed" in printed) == (1, False, True), printed
+
+
+def test_the_time_that_a_start_takes_is_not_the_tests(project: Path) -> None:
+    status, printed = outcome_of(
+        project,
+        """
+        import time
+
+        import pytest
+
+        @pytest.fixture(scope="session")
+        def triton_server_options(tmp_path_factory):
+            return {"folder": tmp_path_factory.mktemp("logs"), "seconds": 2}
+
+        @pytest.mark.timeout(1)
+        def test_it(triton_server):
+            pass
+
+        @pytest.mark.timeout(1)
+        def test_after(triton_server):
+            time.sleep(20)
+        """,
+    )
+    assert (status, "1 failed, 1 passed" in printed, "Timeout" in printed) == (1, True, True), printed
