@@ -128,7 +128,7 @@ class Fetcher:
     def _ask(self, connection: socket.socket, question: Question, user: int, deadline: float, field: str) -> None:
         """Send the question, and wait until something is there to be received."""
         with self._patience.waiting_for(user) as left_s:
-            if left_s <= 0:
+            if not left_s:
                 raise RegionRefusedError(field, f"clients of user {user} have had the server wait for too long before")
             with _hanging_up_told(field):
                 connection.send(encode_question(question), socket.MSG_NOSIGNAL)
@@ -169,7 +169,7 @@ def _check_answer(message: bytes, flags: int, received: Descriptor, field: str) 
     if flags & socket.MSG_CTRUNC:
         if has_one:
             raise RegionRefusedError(field, "its client has handed over more than one descriptor")
-        Descriptor(os.dup, 0).close()  # raises if this process has none left
+        Descriptor(os.eventfd, 0).close()  # raises if this process has none left
         raise RegionRefusedError(field, "a security policy keeps what its client has handed over from the server")
     if not message:
         raise RegionRefusedError(

@@ -17,6 +17,10 @@ _MOST_USERS: Final = 4
 """That each have a time of their own. With the common one, at most half of a session's time goes."""
 
 
+_LEAST: Final = 0.01
+"""Of all of a user's time: less counts as none. Else each of his requests would wait for what has just come back."""
+
+
 class Patience:
     """What is left of the time that each user may have a session wait.
 
@@ -41,7 +45,7 @@ class Patience:
 
     @contextlib.contextmanager
     def waiting_for(self, user: int | None) -> Iterator[float]:
-        """Count the time that the block takes, unless it ends where none is left.
+        """Count the time that the block takes, if any is left.
 
         Parameters
         ----------
@@ -51,15 +55,17 @@ class Patience:
         Yields
         ------
         float
-            How many seconds the block may wait: not more than 0 if none is left.
+            How many seconds the block may wait; 0 if none is left.
         """
         began = self._clock()
         left_s = self._left(user, began)
+        if left_s < self._bound_s * _LEAST:
+            yield 0.0
+            return
         try:
             yield left_s
         finally:
-            if left_s > 0:
-                self._take(user, began)
+            self._take(user, began)
 
     def _left(self, user: int | None, now: float) -> float:
         with self._lock:
