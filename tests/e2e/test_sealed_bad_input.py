@@ -31,7 +31,7 @@ from tests.unit.fetching.scripted_desk import Script, ScriptedDesk, give, say_no
 from .eventually import eventually
 from .loading_server import LoadingServer
 from .sealed_by_hand import BYTE_SIZE, NAME, SEALS, address, region
-from .sealed_stub import SealedStub, stub_of
+from .sealed_stub import stub_of
 
 MODEL = "fetching"
 BOUND_S = 0.5
