@@ -51,7 +51,8 @@ def test_refused_memory_is_replaced_and_the_request_sent_again(any_client: AnyCl
 
 
 @pytest.mark.parametrize("loss", [lose, give_another_token])
-def test_a_prepared_call_whose_memory_is_lost_says_so(any_client: AnyClient, loss: Callable[[MappedSegment], None]
+def test_a_prepared_call_whose_memory_is_lost_says_so(
+    any_client: AnyClient, loss: Callable[[MappedSegment], None]
 ) -> None:
     with any_client.prepare("direct_only", {"X": (X.shape, X.dtype)}, outputs={"Y": X.nbytes}) as call:
         loss(region_of_this_process())
