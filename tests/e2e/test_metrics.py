@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +17,7 @@ from shm_backend_utils.client.options import PathName
 
 from .eventually import eventually
 from .loading_server import LoadingServer
+from .own_regions import own_regions
 
 MODEL = "measured"
 X = np.arange(1000, dtype=np.float32)
@@ -167,7 +166,7 @@ def test_what_is_mapped_is_told_until_it_is_not(server: LoadingServer) -> None:
         for x in (X, np.tile(X, 2)):
             with ShmClient(server.server.grpc_url) as client:  # the model lets go of what the last one has left
                 client.infer(MODEL, {"X": x}, outputs=dict.fromkeys(ROOM, x.nbytes), path="direct").release()
-                size = sum(path.stat().st_size for path in Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*"))
+                size = sum(region.byte_size for region in own_regions())
                 eventually(partial(are_told, server, {"mapped_bytes": size, "mapped_regions": 1}))
                 sizes.add(size)
     assert len(sizes) == 2
