@@ -58,6 +58,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Herald(terminal))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Have files distributed with the shared server in mind."""
+    from tests.scheduling import OneSharedServer
+
+    return OneSharedServer(config, log) if config.option.dist == "loadfile" else None
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _nobody_collects_what_was_there_before() -> None:
     """Take what modules and earlier tests have made for no garbage; to look at all of it took most of the time."""
