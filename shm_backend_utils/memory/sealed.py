@@ -72,18 +72,22 @@ class SealedSegment(MappedSegment):
         TimeoutError
             Taking its space takes longer.
         """
+        descriptor = None
         try:
             descriptor = _memory(kind)
             access.give_to(descriptor.fileno())
             room = math.inf if kind is RegionKind.HUGE else available_bytes()
             allocate(descriptor.fileno(), 0, byte_size, room, deadline)
-        except OSError as error:
-            if kind is RegionKind.HUGE and error.errno in _NO_HUGE_PAGES:
+            fcntl.fcntl(descriptor.fileno(), fcntl.F_ADD_SEALS, _SEALS)
+        except BaseException as error:
+            if descriptor is not None:
+                descriptor.close()  # and so its memory: the error, which somebody may keep, has this frame
+            number = error.errno if isinstance(error, OSError) else None
+            if kind is RegionKind.HUGE and number in _NO_HUGE_PAGES:
                 raise _no_huge_pages(byte_size) from None
-            if error.errno in NO_SPACE:
+            if number in NO_SPACE:
                 raise _no_memory(byte_size) from None
             raise
-        fcntl.fcntl(descriptor.fileno(), fcntl.F_ADD_SEALS, _SEALS)
         key = OFFICE.new_key()
         try:
             segment = cls._make(str(key), descriptor, byte_size, prepare)

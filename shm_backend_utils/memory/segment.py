@@ -70,11 +70,12 @@ class SystemSegment(MappedSegment):
             The key is taken.
         """
         descriptor = Descriptor(os.open, DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, access.mode)
-        access.give_to(descriptor.fileno())
         try:
+            access.give_to(descriptor.fileno())
             allocate(descriptor.fileno(), 0, byte_size, free_bytes(), deadline)
-        except OSError as error:
-            if error.errno in NO_SPACE:
+        except BaseException as error:
+            descriptor.close()  # and so its memory: the error, which somebody may keep, has this frame
+            if isinstance(error, OSError) and error.errno in NO_SPACE:
                 raise _no_space(byte_size) from None
             raise
         segment = cls._make(key, descriptor, byte_size, prepare)
