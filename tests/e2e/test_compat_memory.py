@@ -62,6 +62,7 @@ def test_all_memory_is_taken_at_once_and_never_more(
     declared.but(pool_size=pool_size).register(client)
     taken = regions()
     assert len(taken) == pool_size
+    assert infer(client, declared)  # the first call tries, with a page of its own, whether the server shares memory
     with ThreadPoolExecutor(8) as threads:
         for answered in [threads.submit(infer, client, declared) for _ in range(40)]:
             assert answered.result()

@@ -15,6 +15,7 @@ from ...memory.kinds import RegionKind
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
+from ...protocol.address import SLOT_PARAMETER
 from ...protocol.call_layout import obstacle_in_tensors
 from ...protocol.layout import PAGE_SIZE
 from ..errors import MemoryRefusedError, PathUnavailableError
@@ -121,8 +122,12 @@ class PathChooser:
         return Check("small calls?", True, detail, ())
 
     def refuse(self, model: KnownModel, path: str, reason: str) -> None:
-        """Take note that a path turned out to be closed for a model; or sealed memory, where other memory may do."""
-        if path == _DIRECT and model.kind is not RegionKind.SYSTEM and self._options.region == "auto":
+        """Take note that a path turned out to be closed for a model; or sealed memory, where other memory may do.
+
+        A call has sealed memory in its slot. So a refusal of another region, such as one on a GPU, does not speak of it.
+        """
+        is_sealed = model.kind is not RegionKind.SYSTEM and SLOT_PARAMETER in reason
+        if path == _DIRECT and is_sealed and self._options.region == "auto":
             _LOG.warning("calls of model %r take memory in /dev/shm from now on: %s", model.spec.name, reason)
             model.sealed = Check(SEALED, False, f"it was tried: {reason}", ())
         else:
