@@ -24,6 +24,7 @@ from ..settings import left_until
 from ..steps import Steps, offloaded
 from ..transports.messages import Codec
 from .direct import DirectExchange
+from .huge_pages import look_for_huge_pages
 from .inline import InlineExchange
 from .sealed_trial import NAME as SEALED
 from .sealed_trial import try_sealed
@@ -59,6 +60,7 @@ class PathChooser:
         self._options = options
         self._inline_bytes = inline_bytes
         self._of_server: tuple[Check, ...] | None = None
+        self._huge: Check | None = None
 
     def choose(self, model: KnownModel, wanted: str, deadline: float) -> Steps[str]:
         """Return the path of a call.
@@ -84,9 +86,11 @@ class PathChooser:
         of_server = self._of_server or (yield from self._check_server(deadline))
         of_model = (*_check_model(spec), *_refused(model))
         sealed = yield from self._check_sealed(model, of_server, of_model, deadline)
-        if sealed is not None and sealed.outcome is not False:
+        is_sealed = sealed is not None and sealed.outcome is not False
+        if is_sealed:
             of_server = tuple([replace(check, needed_by=_without_direct(check)) for check in of_server])
-        checks = (*of_server, *of_model, *(() if sealed is None else (sealed,)))
+        of_memory = [check for check in (sealed, self._huge if is_sealed else None) if check is not None]
+        checks = (*of_server, *of_model, *of_memory)
         unexplained = Explanation(spec.name, None, "", checks)
         path = next((path for path in _BY_PREFERENCE if unexplained.open(path)), None)
         better = _BY_PREFERENCE[: _BY_PREFERENCE.index(path)] if path else _BY_PREFERENCE
@@ -106,8 +110,7 @@ class PathChooser:
             self._of_server = of_server
             model.explanation = explanation
             model.path = path
-            is_sealed = sealed is not None and sealed.outcome is not False
-            model.kind = self._options.sealed_kind if is_sealed else RegionKind.SYSTEM
+            model.kind = self._sealed_kind if is_sealed else RegionKind.SYSTEM
             model.inline_end = model.data_begin + self._inline_bytes if prefers_inline else 0
         return explanation
 
@@ -133,6 +136,12 @@ class PathChooser:
     def forget_server(self) -> None:
         """Forget what was found out about the server: it may be another one by now."""
         self._of_server = None
+        self._huge = None
+
+    @property
+    def _sealed_kind(self) -> RegionKind:
+        has_huge_pages = self._huge is None or self._huge.outcome
+        return self._options.sealed_kind if has_huge_pages else RegionKind.SEALED
 
     def _check_sealed(
         self, model: KnownModel, of_server: tuple[Check, ...], of_model: tuple[Check, ...], deadline: float
@@ -144,8 +153,10 @@ class PathChooser:
             if of_server[0].outcome is False:
                 model.sealed = Check(SEALED, False, "it is fetched by a socket of this machine alone", ())
             else:
-                options = self._options
-                model.sealed = yield from try_sealed(self._codec, model, options.sealed_kind, options.access, deadline)
+                self._huge = self._huge or look_for_huge_pages(self._options)
+                model.sealed = yield from try_sealed(
+                    self._codec, model, self._sealed_kind, self._options.access, deadline
+                )
         if self._options.region == "sealed" and model.sealed.outcome is False:
             return replace(model.sealed, needed_by=(_DIRECT,))
         return model.sealed
