@@ -13,14 +13,14 @@ from typing import Final, NamedTuple
 
 from ..memory import locks
 from ..memory.descriptors import Descriptor
+from ..memory.sealed import LINK
 from ..protocol import layout
 
 __all__ = ["Holder", "SealedMemory", "Search", "find_sealed_memory"]
 
 _PROC: Final = Path("/proc")
-_TARGET: Final = "/memfd:shmbu (deleted)"
 _MAPPING: Final = re.compile(
-    rf"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) ([0-9]+) +{re.escape(_TARGET)}", re.MULTILINE
+    rf"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) ([0-9]+) +{re.escape(LINK)}", re.MULTILINE
 )
 _ANY_SIZE: Final = 2**63
 
@@ -123,11 +123,11 @@ def _report(link: Path) -> tuple[_Identity, SealedMemory] | None:
     Its number may stand for something else the next moment, and to open a device may do something. So a descriptor that
     can do nothing (``O_PATH``) is had first, and it is seen what that is.
     """
-    if os.readlink(link) != _TARGET:  # noqa: PTH115  # as above
+    if os.readlink(link) != LINK:  # noqa: PTH115  # as above
         return None
     with contextlib.closing(Descriptor(os.open, link, os.O_PATH | os.O_CLOEXEC)) as place:
         itself = f"/proc/self/fd/{place.fileno()}"
-        if os.readlink(itself) != _TARGET:  # noqa: PTH115
+        if os.readlink(itself) != LINK:  # noqa: PTH115
             return None
         opened = Descriptor(os.open, itself, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with contextlib.closing(opened):
