@@ -62,10 +62,14 @@ class MappedSegment(ABC):
         segment._maker = os.getpid()
         # The mapping has a descriptor of its own, which a forked child cannot close while an array lives. So what is
         # locked belongs to another open file description.
-        segment._descriptor = descriptor.reopened()
-        descriptor.close()
-        forsake_in_children(segment)
-        prepare(segment)
+        try:
+            segment._descriptor = descriptor.reopened()
+            descriptor.close()
+            forsake_in_children(segment)
+            prepare(segment)
+        except BaseException:
+            segment.close()  # here, as an error may keep it for long
+            raise
         return segment
 
     @classmethod

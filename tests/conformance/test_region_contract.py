@@ -5,7 +5,6 @@ A new kind joins by an adapter in ``KINDS``; it gets every test.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
@@ -19,16 +18,14 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError
-from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.protocol.handover import parse_sealed_key
 from shm_backend_utils.protocol.layout import SlotRecord
+from tests.opened import open_region
 from tests.unit.fake_gpu import wait_until
 
 FIELD: Final = "regions[0]"
 SLOTS: Final = 3
-BOUND_S: Final = 10.0
 
 
 class Kind(ABC):
@@ -92,14 +89,6 @@ class SystemKind(Kind):
         region.segment.unlink()
 
 
-def fetch(key: str, token: str) -> ManagedRegion:
-    """Open a sealed region as a model does: the process that has made it hands it over."""
-    sealed = parse_sealed_key(key)
-    assert sealed is not None
-    with contextlib.closing(Fetcher(BOUND_S)) as fetcher, fetcher.fetch(sealed, token, FIELD, lambda uid: True) as file:
-        return ManagedRegion.map(file, token)
-
-
 class SealedKind(Kind):
     """A sealed memfd: fetched by a socket."""
 
@@ -107,13 +96,13 @@ class SealedKind(Kind):
         return ManagedRegion.create(1000, SLOTS, kind=RegionKind.SEALED)
 
     def open(self, region: ManagedRegion, token: str) -> ManagedRegion:
-        return fetch(region.segment.key, token)
+        return open_region(region.segment.key, token, FIELD)
 
     def start_peer(self, region: ManagedRegion, program: str) -> subprocess.Popen[str]:
         return start_python(
             "import sys\n"
-            "from tests.conformance.test_region_contract import fetch\n"
-            "region = fetch(sys.argv[1], sys.argv[2])\n" + program,
+            "from tests.opened import open_region\n"
+            "region = open_region(sys.argv[1], sys.argv[2])\n" + program,
             region.segment.key,
             region.header.token.hex(),
         )
@@ -129,7 +118,7 @@ class SealedKind(Kind):
             "os._exit(1)\n"
         )
         key, token = line_of(process).split()
-        return process, fetch(key, token)
+        return process, open_region(key, token, FIELD)
 
     def remove(self, region: ManagedRegion) -> None:
         region.segment.unlink()

@@ -6,6 +6,7 @@ over the wire :mod:`fake_wires` reads and writes, in the messages of gRPC or HTT
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -25,10 +26,12 @@ from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.protocol import layout, results, table
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address, parse_generation
 from shm_backend_utils.protocol.claims import LentRegionClaim
+from shm_backend_utils.protocol.handover import parse_sealed_key
 from shm_backend_utils.protocol.refusals import refusal
 from shm_backend_utils.protocol.results import NO_RESULTS, OutputPlace
 from shm_backend_utils.protocol.spans import OutputSpan, Table, frame_number
 from shm_backend_utils.tensors.strings import Strings
+from tests.opened import open_region
 
 Arrays = dict[str, npt.NDArray[Any]]
 Compute = Callable[["Order", Arrays], Any]
@@ -162,6 +165,7 @@ class FakeServer:
 
     def infer(self, order: Order) -> Arrays:
         """Execute an order; return the outputs that travel with the response."""
+        self._refuse_trial(order)
         self.orders.append(order)
         self.before(order)
         if SLOT_PARAMETER in order.parameters:
@@ -175,6 +179,7 @@ class FakeServer:
 
     def stream(self, order: Order) -> Iterator[Arrays]:
         """Execute an order to a decoupled model: ``compute`` gives the outputs of one frame after another."""
+        self._refuse_trial(order)
         self.orders.append(order)
         region, record, generation, contents = self._begin(order)
         inputs = self._inputs(region, contents)
@@ -214,6 +219,15 @@ class FakeServer:
             waited_s += 0.001
             if waited_s > self.frame_limit_s:
                 raise deadline_exceeded()  # the client's own patience, as nothing runs beside it here
+
+    def _refuse_trial(self, order: Order) -> None:
+        """Open sealed memory in which no request was ever begun, and say so, as models do; it counts as no order."""
+        with contextlib.suppress(TableError, KeyError):
+            address = parse_address(order.parameters[SLOT_PARAMETER])
+            if parse_sealed_key(address.key) is not None:
+                with contextlib.closing(open_region(address.key, address.token)) as region:
+                    if region.record(address.slot).generation == 0:
+                        raise InferenceError(refusal(StaleRequestError("none was begun")))
 
     def _begin(self, order: Order) -> tuple[ManagedRegion, layout.SlotRecord, int, Table]:
         address = parse_address(order.parameters[SLOT_PARAMETER])
@@ -261,7 +275,7 @@ class FakeServer:
                 if mapped.segment.is_unlinked:
                     self._mapped.pop(known).close()
             if key not in self._mapped:
-                self._mapped[key] = ManagedRegion.open(key, token, "region")
+                self._mapped[key] = open_region(key, token, "region")
             return self._mapped[key]
 
     def _with_further(self, own: ManagedRegion, contents: Table) -> list[ManagedRegion]:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from shm_backend_utils.errors import BudgetError, ClosedError
-from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE
+from tests.opened import open_region
 
 NEED = Need(PAGE_SIZE)
 
@@ -37,7 +37,7 @@ def give_up_both(pool: SlotPool) -> tuple[SlotRegion, SlotRegion]:
 def test_an_annex_waits_while_a_model_executes_in_the_slot(pool: SlotPool) -> None:
     (own, memory), (annex, beside) = (pool.redeem(pool.request(NEED, "a test")) for _ in range(2))
     own.slots[0].annex, own.slots[0].is_in_doubt, annex.slots[0].is_in_doubt = beside, True, True
-    model = ManagedRegion.open(own.key, own.token, "region")
+    model = open_region(own.key, own.token, "region")
     assert model.lease(0).take()
     del memory, beside
     assert (pool.status.held, pool.status.quarantined) == (1, 1)

@@ -13,9 +13,9 @@ import pytest
 
 from shm_backend_utils.client import InferenceError
 from shm_backend_utils.errors import SlotInUseError
-from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.refusals import refusal
+from tests.opened import open_region
 from tests.unit.fake_server import FakeServer, Order, config
 from tests.unit.fake_wires import async_client_of, client_of
 
@@ -116,7 +116,7 @@ def test_a_prepared_call_whose_slot_is_held_for_long_says_what_the_server_said(
 
         def hold_and_refuse(order: Order) -> None:
             address = parse_address(order.parameters[SLOT_PARAMETER])
-            region = ManagedRegion.open(address.key, address.token, "region")
+            region = open_region(address.key, address.token, "region")
             stack.callback(region.close)
             lease = region.lease(address.slot)
             assert lease.take()
@@ -168,7 +168,7 @@ def test_a_prepared_call_is_not_sent_again_for_another_refusal(
 
 def start_and_refuse(order: Order) -> None:
     address = parse_address(order.parameters[SLOT_PARAMETER])
-    region = ManagedRegion.open(address.key, address.token, "region")
+    region = open_region(address.key, address.token, "region")
     region.record(address.slot).started = order.parameters["shm_generation"]
     region.close()
     raise busy()

@@ -22,7 +22,6 @@ from shm_backend_utils.client.paths.stream import DirectStream, ring_end
 from shm_backend_utils.client.result import Result
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.memory.locks import borrow
-from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import Slot, SlotRegion
@@ -32,6 +31,7 @@ from shm_backend_utils.protocol.frame_table import decode_rooms
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset, record_offset
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import OutputSpan, frame_number
+from tests.opened import open_region
 
 SPEC = ModelSpec.from_config(
     {
@@ -230,7 +230,7 @@ def test_a_stream_that_is_broken_off_keeps_what_it_lent_until_no_model_has_it(bo
     both.send(Y=100).release()
     generation = both.generation
     lent = decode_rooms(bytes(both.record(0).request))[0]
-    model = ManagedRegion.open(lent.key, lent.token, "test")
+    model = open_region(lent.key, lent.token, "test")
     lease = borrow(model.segment.fileno(), record_offset(lent.slot, PAGE_SIZE))
     assert lease is not None
     both.stream.close()

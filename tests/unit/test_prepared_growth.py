@@ -32,11 +32,11 @@ from shm_backend_utils.errors import (
     SlotInDoubtError,
 )
 from shm_backend_utils.memory.locks import borrow
-from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.address import SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.claims import LentRegionClaim
 from shm_backend_utils.protocol.refusals import refusal
+from tests.opened import open_region
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
 from tests.unit.fake_wires import async_client_of, client_of
 
@@ -79,7 +79,7 @@ def grown(client: ShmClient, count: int = 1000) -> PreparedCall:
 def lent_to(order: Order) -> list[LentRegionClaim]:
     """Return the further regions of a request."""
     address = parse_address(order.parameters[SLOT_PARAMETER])
-    region = ManagedRegion.open(address.key, address.token, "region")
+    region = open_region(address.key, address.token, "region")
     _, contents = table.decode(bytes(region.record(address.slot).request), region.data_offset, region.header.byte_size)
     region.close()
     return [claim for claim in contents.regions if isinstance(claim, LentRegionClaim)]
@@ -238,7 +238,7 @@ def test_after_a_request_without_an_answer_the_call_goes_on_in_both_regions(
 def test_a_call_waits_for_who_has_borrowed_the_second_region(server: FakeServer, client: ShmClient) -> None:
     with grown(client) as call:
         (claim,) = lent_to(server.orders[-1])
-        annex = ManagedRegion.open(claim.key, claim.token, "annex")
+        annex = open_region(claim.key, claim.token, "annex")
         lease = borrow(annex.segment.fileno(), annex.record_offset(0))
         assert lease is not None
         server.before = lose
@@ -284,7 +284,7 @@ def test_a_second_region_that_is_borrowed_when_its_call_is_closed_waits_in_quara
 ) -> None:
     call = grown(client)
     (claim,) = lent_to(server.orders[-1])
-    annex = ManagedRegion.open(claim.key, claim.token, "annex")
+    annex = open_region(claim.key, claim.token, "annex")
     lease = borrow(annex.segment.fileno(), annex.record_offset(0))
     assert lease is not None
     server.before = lose

@@ -24,10 +24,9 @@ from ..settings import left_until
 from ..steps import Steps, offloaded
 from ..transports.messages import Codec
 from .direct import DirectExchange
-from .huge_pages import look_for_huge_pages
 from .inline import InlineExchange
+from .sealed_trial import HUGE_PAGES, try_sealed
 from .sealed_trial import NAME as SEALED
-from .sealed_trial import try_sealed
 from .triton_shm import RegisteredExchange, Registrations
 
 __all__ = ["PathChooser"]
@@ -60,7 +59,6 @@ class PathChooser:
         self._options = options
         self._inline_bytes = inline_bytes
         self._of_server: tuple[Check, ...] | None = None
-        self._huge: Check | None = None
 
     def choose(self, model: KnownModel, wanted: str, deadline: float) -> Steps[str]:
         """Return the path of a call.
@@ -89,7 +87,7 @@ class PathChooser:
         is_sealed = sealed is not None and sealed.outcome is not False
         if is_sealed:
             of_server = tuple([replace(check, needed_by=_without_direct(check)) for check in of_server])
-        of_memory = [check for check in (sealed, self._huge if is_sealed else None) if check is not None]
+        of_memory = [check for check in (sealed, model.huge if is_sealed else None) if check is not None]
         checks = (*of_server, *of_model, *of_memory)
         unexplained = Explanation(spec.name, None, "", checks)
         path = next((path for path in _BY_PREFERENCE if unexplained.open(path)), None)
@@ -110,7 +108,7 @@ class PathChooser:
             self._of_server = of_server
             model.explanation = explanation
             model.path = path
-            model.kind = self._sealed_kind if is_sealed else RegionKind.SYSTEM
+            model.kind = self._sealed_kind(model) if is_sealed else RegionKind.SYSTEM
             model.inline_end = model.data_begin + self._inline_bytes if prefers_inline else 0
         return explanation
 
@@ -125,7 +123,10 @@ class PathChooser:
 
     def refuse(self, model: KnownModel, path: str, reason: str) -> None:
         """Take note that a path turned out to be closed for a model; or sealed memory, where other memory may do."""
-        if path == _DIRECT and model.kind is not RegionKind.SYSTEM and self._options.region == "auto":
+        may_choose = path == _DIRECT and self._options.region == "auto"
+        if may_choose and model.kind is RegionKind.HUGE:
+            _do_without_huge_pages(model, f"it was tried: {reason}")
+        elif may_choose and model.kind is RegionKind.SEALED:
             _LOG.warning("calls of model %r take memory in /dev/shm from now on: %s", model.spec.name, reason)
             model.sealed = Check(SEALED, False, f"it was tried: {reason}", ())
         else:
@@ -136,12 +137,6 @@ class PathChooser:
     def forget_server(self) -> None:
         """Forget what was found out about the server: it may be another one by now."""
         self._of_server = None
-        self._huge = None
-
-    @property
-    def _sealed_kind(self) -> RegionKind:
-        has_huge_pages = self._huge is None or self._huge.outcome
-        return self._options.sealed_kind if has_huge_pages else RegionKind.SEALED
 
     def _check_sealed(
         self, model: KnownModel, of_server: tuple[Check, ...], of_model: tuple[Check, ...], deadline: float
@@ -150,16 +145,26 @@ class PathChooser:
         if self._options.region == "system" or _closes_direct(of_model):
             return None
         if model.sealed is None:
+            model.huge = None
             if of_server[0].outcome is False:
                 model.sealed = Check(SEALED, False, "it is fetched by a socket of this machine alone", ())
             else:
-                self._huge = self._huge or look_for_huge_pages(self._options)
-                model.sealed = yield from try_sealed(
-                    self._codec, model, self._sealed_kind, self._options.access, deadline
-                )
+                model.sealed = yield from self._try_sealed(model, deadline)
         if self._options.region == "sealed" and model.sealed.outcome is False:
             return replace(model.sealed, needed_by=(_DIRECT,))
         return model.sealed
+
+    def _try_sealed(self, model: KnownModel, deadline: float) -> Steps[Check]:
+        """Have a model fetch sealed memory, as it is wanted; of ordinary pages, where huge ones need not be."""
+        kind, access = self._options.sealed_kind, self._options.access
+        check = yield from try_sealed(self._codec, model, kind, access, deadline)
+        if kind is RegionKind.HUGE and self._options.region == "auto" and check.outcome is False:
+            _do_without_huge_pages(model, check.detail)
+            check = yield from try_sealed(self._codec, model, RegionKind.SEALED, access, deadline)
+        return check
+
+    def _sealed_kind(self, model: KnownModel) -> RegionKind:
+        return self._options.sealed_kind if model.huge is None else RegionKind.SEALED
 
     def _check_server(self, deadline: float) -> Steps[tuple[Check, ...]]:
         shared = (_DIRECT, _TRITON_SHM)
@@ -186,6 +191,11 @@ class PathChooser:
             Check("region registered?", True, "the server has opened memory of this process", shared),
             Check("server flag?", True, "the server registers clients' memory", (_TRITON_SHM,)),
         )
+
+
+def _do_without_huge_pages(model: KnownModel, reason: str) -> None:
+    _LOG.warning("calls of model %r take sealed memory of ordinary pages: %s", model.spec.name, reason)
+    model.huge = Check(HUGE_PAGES, False, f"ordinary ones are taken instead: {reason}", ())
 
 
 def _without_direct(check: Check) -> tuple[str, ...]:

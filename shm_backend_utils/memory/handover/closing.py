@@ -6,6 +6,7 @@ import contextlib
 import queue
 import socket
 import threading
+from collections import deque
 from typing import Final
 
 from ...forks import forsake_in_children
@@ -32,19 +33,21 @@ class Closer:
         forsake_in_children(self)
 
     def _begin(self) -> None:
-        self._queue: queue.SimpleQueue[socket.socket | Descriptor] = queue.SimpleQueue()  # finalizers may put into it
+        self._left: deque[socket.socket | Descriptor] = deque()  # what is just being closed, too: a fork has it open
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # finalizers may put into it
         self._at_work = threading.Lock()  # the thread's, while it is there
 
     def close(self, what: socket.socket | Descriptor) -> None:
         """Have it closed soon. Never waits for that; nobody may use it from here on."""
         self._have_thread()  # first, so that an interrupt finds it either here or still with the caller
-        self._queue.put(what)
+        self._left.append(what)
+        self._wakes.put(None)
         self._have_thread()  # the one of before may just have ended
 
     @property
     def waiting(self) -> int:
-        """How many wait to be closed."""
-        return self._queue.qsize()
+        """How many are not closed yet."""
+        return len(self._left)
 
     @property
     def is_full(self) -> bool:
@@ -53,10 +56,10 @@ class Closer:
 
     def forsake(self) -> None:
         """Close a forked child's copies at once. That is quick: the parent has them open, too."""
-        left = self._queue
+        left = self._left
         self._begin()
-        while not left.empty():
-            _close(left.get_nowait())
+        for each in left:
+            _close(each)
 
     def _have_thread(self) -> None:
         if not self._at_work.locked():
@@ -69,9 +72,12 @@ class Closer:
         while self._at_work.acquire(blocking=False):
             with contextlib.suppress(queue.Empty):
                 while True:
-                    _close(self._queue.get(timeout=_LINGER_S))
+                    while self._left:
+                        _close(self._left[0])
+                        self._left.popleft()
+                    self._wakes.get(timeout=_LINGER_S)
             self._at_work.release()
-            if self._queue.empty():
+            if not self._left:
                 return
 
 

@@ -74,7 +74,7 @@ class Desk:
         self._is_open = threading.Event()  # or has failed to open
         self._waker: Descriptor | None = None
         self._listener: socket.socket | None = None
-        self._silent: dict[int, tuple[socket.socket, float]] = {}  # by descriptor, the oldest first; when to drop it
+        self._connected: dict[int, tuple[socket.socket, float]] = {}  # by descriptor, the oldest first; when to drop it
         self._pause_until = 0.0
         threading.Thread(target=self._run, name="shm-desk", daemon=True).start()
 
@@ -102,7 +102,7 @@ class Desk:
             self._waker.close()
         if self._listener is not None:
             self._listener.close()
-        for connection, _ in self._silent.values():
+        for connection, _ in self._connected.values():
             connection.close()
 
     def _run(self) -> None:
@@ -135,7 +135,7 @@ class Desk:
 
     def _close(self) -> None:
         self._waker = None
-        self._drop_all_silent()
+        self._drop_all()
         if self._listener is not None:
             self._hang_up(self._listener)
 
@@ -144,28 +144,28 @@ class Desk:
         assert self._waker is not None
         assert self._listener is not None
         now = time.monotonic()
-        for number in [number for number, (_, until) in self._silent.items() if until <= now]:
-            self._drop_silent(number)
+        for number in [number for number, (_, until) in self._connected.items() if until <= now]:
+            self._drop(number)
         if self._closer.is_full:
             self._pause_until = now + _PAUSE_S
         poll = select.poll()
-        for number in (self._waker.fileno(), *self._silent):
+        for number in (self._waker.fileno(), *self._connected):
             poll.register(number, select.POLLIN)
         if self._pause_until <= now:
             poll.register(self._listener, select.POLLIN)
         ready = {number for number, _ in poll.poll(self._patience_ms(now))}
         if self._waker.fileno() in ready:
             os.eventfd_read(self._waker.fileno())
-        for number in ready & self._silent.keys():
-            connection, _ = self._silent[number]
+        for number in ready & self._connected.keys():
+            connection, _ = self._connected[number]
             if self._has_spoken(connection):
-                self._drop_silent(number)
+                self._drop(number)
         if self._listener.fileno() in ready:
             self._accept(self._listener)
 
     def _patience_ms(self, now: float) -> float:
         """Return how long to wait at most: for silent peers, after a pause, or until it is time to look."""
-        ends = [until for _, until in self._silent.values()][:1]
+        ends = [until for _, until in self._connected.values()][:1]
         if self._pause_until > now:
             ends.append(self._pause_until)
         return (min(ends, default=now + _LOOK_S) - now) * 1e3 + 1
@@ -178,15 +178,15 @@ class Desk:
                 return
             except OSError:  # no descriptors, most likely
                 self._pause_until = time.monotonic() + _PAUSE_S
-                self._drop_all_silent()
+                self._drop_all()
                 return
+            number = connection.fileno()
+            self._connected[number] = connection, time.monotonic() + _SILENCE_S
             connection.setblocking(False)
             if not self._may_ask(Peer.of(connection)) or self._has_spoken(connection):
-                self._hang_up(connection)
-                continue
-            self._silent[connection.fileno()] = connection, time.monotonic() + _SILENCE_S
-            if len(self._silent) > _MOST_SILENT:
-                self._drop_silent(next(iter(self._silent)))
+                self._drop(number)
+            elif len(self._connected) > _MOST_SILENT:
+                self._drop(next(iter(self._connected)))
 
     def _may_ask(self, peer: Peer) -> bool:
         return any(peer.may_open(offer.access) for offer in list(self._offers.values()))
@@ -225,12 +225,13 @@ class Desk:
                 return copied
         return None
 
-    def _drop_silent(self, number: int) -> None:
-        self._hang_up(self._silent.pop(number)[0])
+    def _drop(self, number: int) -> None:
+        self._hang_up(self._connected[number][0])
+        del self._connected[number]  # last, so that a fork finds all that it has open
 
-    def _drop_all_silent(self) -> None:
-        for number in list(self._silent):
-            self._drop_silent(number)
+    def _drop_all(self) -> None:
+        for number in list(self._connected):
+            self._drop(number)
 
     def _hang_up(self, connected: socket.socket) -> None:
         with contextlib.suppress(OSError):  # the peer has done so before

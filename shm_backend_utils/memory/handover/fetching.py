@@ -77,7 +77,7 @@ class Fetcher:
         Raises
         ------
         RegionGoneError
-            Nobody hands it over any more, or nobody who can be reached from here.
+            Nobody hands it over any more, or nobody who can be reached from here; or its client hangs up.
         RegionRefusedError
             Its client is not allowed, does not answer in time or as agreed on, or hands over something else; or has
             had the session wait for too long before.
@@ -128,7 +128,7 @@ class Fetcher:
     def _ask(self, connection: socket.socket, question: Question, user: int, deadline: float, field: str) -> None:
         """Send the question, and wait until something is there to be received."""
         with self._patience.waiting_for(user) as left_s:
-            if left_s <= 0:
+            if not left_s:
                 raise RegionRefusedError(field, f"clients of user {user} have had the server wait for too long before")
             with _hanging_up_told(field):
                 connection.send(encode_question(question), socket.MSG_NOSIGNAL)
@@ -169,14 +169,10 @@ def _check_answer(message: bytes, flags: int, received: Descriptor, field: str) 
     if flags & socket.MSG_CTRUNC:
         if has_one:
             raise RegionRefusedError(field, "its client has handed over more than one descriptor")
-        Descriptor(os.dup, 0).close()  # raises if this process has none left
+        Descriptor(os.eventfd, 0).close()  # raises if this process has none left
         raise RegionRefusedError(field, "a security policy keeps what its client has handed over from the server")
     if not message:
-        raise RegionRefusedError(
-            field,
-            "its client hung up without an answer, as it does for a user that may open none of its regions; it can "
-            "let the server's user in by PoolOptions(access=...)",
-        )
+        raise _hung_up(field)
     is_given = decode_answer(message)
     if is_given is None:
         raise RegionRefusedError(field, "what its client has answered is no answer of this version")
@@ -190,7 +186,15 @@ def _check_answer(message: bytes, flags: int, received: Descriptor, field: str) 
 def _hanging_up_told(field: str) -> Iterator[None]:
     try:
         yield
-    except (ConnectionResetError, BrokenPipeError):  # it had connections in its queue when it closed its socket
-        raise RegionGoneError(f"{field} is handed over no longer: its client has closed its socket meanwhile") from None
+    except (ConnectionResetError, BrokenPipeError):
+        raise _hung_up(field) from None
     except OSError as error:
-        raise RegionRefusedError(field, f"its client hung up: {os.strerror(error.errno or 0)}") from None
+        raise RegionRefusedError(field, f"its client cannot be asked: {os.strerror(error.errno or 0)}") from None
+
+
+def _hung_up(field: str) -> RegionGoneError:
+    """Return the error about a connection that was closed before its answer: which call finds out, is chance."""
+    return RegionGoneError(
+        f"{field} is handed over no longer: its client hung up, as when it closes its regions, or has none that the "
+        "server's user may open (PoolOptions(access=...))"
+    )

@@ -17,8 +17,16 @@ _MOST_USERS: Final = 4
 """That each have a time of their own. With the common one, at most half of a session's time goes."""
 
 
+_FREE: Final = 0.01
+"""Of all of a user's time. A wait no longer than this does not count: it is that of honest clients, and many may come
+at once, on a busy machine. A request that costs so little more is one as any other."""
+
+_LEAST: Final = 0.02
+"""Of all of a user's time: less counts as none. It is more than what is free, so that who hangs always pays."""
+
+
 class Patience:
-    """What is left of the time that each user may have a session wait.
+    """What is left of the time that each user may have a session wait, but for moments.
 
     Each may take all of it at once, and a tenth of the time that passes comes back. Users beyond the first few whose
     time is not whole share one time with those whom nobody knows.
@@ -41,7 +49,7 @@ class Patience:
 
     @contextlib.contextmanager
     def waiting_for(self, user: int | None) -> Iterator[float]:
-        """Count the time that the block takes, unless it ends where none is left.
+        """Count the time that the block takes, if any is left.
 
         Parameters
         ----------
@@ -51,15 +59,17 @@ class Patience:
         Yields
         ------
         float
-            How many seconds the block may wait: not more than 0 if none is left.
+            How many seconds the block may wait; 0 if none is left.
         """
         began = self._clock()
         left_s = self._left(user, began)
+        if left_s < self._bound_s * _LEAST:
+            yield 0.0
+            return
         try:
             yield left_s
         finally:
-            if left_s > 0:
-                self._take(user, began)
+            self._take(user, began)
 
     def _left(self, user: int | None, now: float) -> float:
         with self._lock:
@@ -67,6 +77,8 @@ class Patience:
 
     def _take(self, user: int | None, began: float) -> None:
         now = self._clock()
+        if now - began <= self._bound_s * _FREE:
+            return
         with self._lock:
             payer = self._payer(user, now)
             self._whole_at[payer] = max(self._whole_at.get(payer, now), now) + (now - began) / _COMES_BACK

@@ -36,8 +36,9 @@ class PoolOptions:
         else system; a client's ``explain()`` tells. Triton's own shared memory (path ``triton-shm``) is always system.
     huge_pages : bool
         Whether sealed memory is of huge pages (2 MiB), which an administrator has set aside (``vm.nr_hugepages``). It
-        saves page faults and address translations of large tensors; each region takes 2 MiB at least. Where the machine
-        has none left, ``"auto"`` takes ordinary pages, which a warning and ``explain()`` tell; ``"sealed"`` fails.
+        saves page faults and address translations of large tensors; each region takes 2 MiB at least. The model's
+        ``SHM_HUGE_PAGES`` is to be ``true``. Where it is not, or the machine has none left, ``"auto"`` takes ordinary
+        pages, which a warning and ``explain()`` tell; ``"sealed"`` fails.
     max_device_bytes : int or None
         The budget on each GPU; None for all that it has.
     lend_bytes : int

@@ -285,7 +285,7 @@ class SlotPool(HoldingPool):
         except NoSharedMemoryError as error:
             if need.kind is not RegionKind.HUGE or self.options.region != "auto":
                 raise
-            _LOG.warning("sealed memory is taken in ordinary pages: %s", error)
+            _LOG.warning("sealed memory is taken in ordinary pages: %s", str(error))  # it would keep what has failed
         return make(RegionKind.SEALED)
 
     def _keep_house(self) -> float:

@@ -1,0 +1,235 @@
+"""Clients that hang: each costs a request a refusal, and never the session its life nor other clients their turn."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
+from shm_backend_utils.memory.handover import closing, fetching
+from shm_backend_utils.memory.handover.closing import Closer
+from shm_backend_utils.memory.handover.fetching import Fetcher
+from shm_backend_utils.memory.handover.patience import Patience
+from shm_backend_utils.memory.handover.peers import Peer
+from shm_backend_utils.protocol.handover import QUESTION_LENGTH, SealedKey, encode_answer
+from tests.unit.fetching.scripted_desk import FIELD, TOKEN, ScriptedDesk, give, memfd, say_nothing
+
+NOBODY = 65534
+BOUND_S = 0.2
+TOO_LATE = "its client did not hand it over within"
+TOO_OFTEN = "have had the server wait for too long before"
+
+
+class StandingClock:
+    """Goes on only as far as a test has real time pass, so that nothing comes back."""
+
+    def __init__(self) -> None:
+        self._stands_at: float | None = None
+
+    def __call__(self) -> float:
+        return time.monotonic() if self._stands_at is None else self._stands_at
+
+    def stop(self) -> None:
+        self._stands_at = time.monotonic()
+
+
+@pytest.fixture
+def clock() -> StandingClock:
+    return StandingClock()
+
+
+@pytest.fixture
+def hasty(clock: StandingClock, monkeypatch: pytest.MonkeyPatch) -> Fetcher:
+    """One that waits for a short time only."""
+    monkeypatch.setattr(fetching, "Patience", lambda bound_s: Patience(bound_s, clock))
+    return Fetcher(BOUND_S)
+
+
+def fetch(fetcher: Fetcher, key: SealedKey) -> None:
+    with fetcher.fetch(key, TOKEN, FIELD, lambda uid: True):
+        pass
+
+
+def refused(fetcher: Fetcher, key: SealedKey, match: str) -> None:
+    with pytest.raises(RegionRefusedError, match=match):
+        fetch(fetcher, key)
+
+
+def peers_are(user: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Peer, "of", classmethod(lambda cls, connection: Peer(user, frozenset())))
+
+
+def test_who_accepts_and_says_nothing_is_refused(hasty: Fetcher) -> None:
+    with ScriptedDesk(say_nothing) as desk:
+        refused(hasty, desk.key, TOO_LATE)
+
+
+def test_who_never_accepts_is_refused(hasty: Fetcher) -> None:
+    key = SealedKey(secrets.token_hex(16), 1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(key.socket_address)
+        listener.listen()
+        refused(hasty, key, TOO_LATE)
+
+
+def test_after_the_first_that_hangs_all_of_this_user_are_refused_at_once(hasty: Fetcher, clock: StandingClock) -> None:
+    with ScriptedDesk(say_nothing) as first, ScriptedDesk(give(memfd())) as honest:
+        refused(hasty, first.key, TOO_LATE)
+        clock.stop()
+        for _ in range(3):
+            refused(hasty, first.key, TOO_OFTEN)
+        refused(hasty, honest.key, TOO_OFTEN)
+
+
+def test_those_of_another_user_are_served(
+    hasty: Fetcher, clock: StandingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ScriptedDesk(say_nothing) as hanging, ScriptedDesk(give(memfd())) as honest:
+        refused(hasty, hanging.key, TOO_LATE)
+        clock.stop()
+        refused(hasty, hanging.key, TOO_OFTEN)
+        peers_are(os.geteuid() + 1, monkeypatch)
+        fetch(hasty, honest.key)
+
+
+def test_what_has_come_back_is_waited_for(hasty: Fetcher) -> None:
+    with ScriptedDesk(say_nothing) as hanging, ScriptedDesk(give(memfd())) as honest:
+        refused(hasty, hanging.key, TOO_LATE)
+        while True:
+            with contextlib.suppress(RegionRefusedError):
+                fetch(hasty, honest.key)
+                break
+
+
+def test_messages_do_not_prolong_the_time(hasty: Fetcher) -> None:
+    def drip(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection.send(b".", socket.MSG_NOSIGNAL)
+
+    with ScriptedDesk(drip) as desk:
+        refused(hasty, desk.key, "is no answer of this version")
+
+
+# Where too many wait to be accepted
+
+
+@pytest.fixture
+def full() -> Iterator[tuple[SealedKey, socket.socket]]:
+    """Where nobody more can wait to be accepted."""
+    key = SealedKey(secrets.token_hex(16), 1)
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        listener.bind(key.socket_address)
+        listener.listen(0)
+        waiting = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK))
+        waiting.connect(key.socket_address)
+        yield key, listener
+
+
+def test_where_too_many_wait_to_be_accepted_one_is_refused(
+    hasty: Fetcher, clock: StandingClock, full: tuple[SealedKey, socket.socket]
+) -> None:
+    key, _ = full
+    refused(hasty, key, "accepts no connections, and others wait for it already")
+    clock.stop()
+    refused(hasty, key, "accepts no connections, and others wait for it already")
+    with ScriptedDesk(give(memfd())) as honest:
+        fetch(hasty, honest.key)
+
+
+def test_who_has_room_again_is_asked(fetcher: Fetcher, full: tuple[SealedKey, socket.socket]) -> None:
+    key, listener = full
+    region = memfd()
+
+    def serve() -> None:
+        time.sleep(0.02)  # most often, somebody waits for room by now; if not, the test proves less
+        listener.accept()[0].close()
+        with listener.accept()[0] as connection:
+            give(region)(connection)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    fetch(fetcher, key)
+    thread.join()
+
+
+# Where too much waits to be closed
+
+
+class FullCloser(Closer):
+    """One that has no time."""
+
+    waiting = closing.MOST_WAITING
+
+
+def test_while_too_much_waits_to_be_closed_nothing_is_fetched() -> None:
+    with ScriptedDesk(give()) as desk:
+        refused(Fetcher(BOUND_S, FullCloser()), desk.key, f"still closes {closing.MOST_WAITING} things")
+
+
+def test_the_thread_that_closes_ends(fetcher: Fetcher) -> None:
+    before = threading.active_count()
+    with ScriptedDesk(give(memfd())) as desk:
+        fetch(fetcher, desk.key)
+    while threading.active_count() > before:  # which the tests' timeout bounds
+        time.sleep(0.01)
+
+
+# Of whom nothing is asked
+
+
+def test_of_whom_is_not_allowed_nothing_is_asked(fetcher: Fetcher) -> None:
+    heard = []
+
+    def script(connection: socket.socket) -> None:
+        heard.append(connection.recv(QUESTION_LENGTH))
+
+    with ScriptedDesk(script) as desk, pytest.raises(RegionRefusedError, match="whom the model's SHM_ALLOWED_UIDS"):
+        fetcher.fetch(desk.key, TOKEN, FIELD, lambda uid: False)
+    assert heard == [b""]
+
+
+ANOTHER_USER = """
+import os, socket, sys
+os.setuid(int(sys.argv[1]))
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(bytes.fromhex(sys.argv[2]))
+listener.listen()
+print("listens", flush=True)
+connection, _ = listener.accept()
+sys.exit(len(connection.recv(100)))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_another_user_is_known_by_his_id(fetcher: Fetcher) -> None:
+    key = SealedKey(secrets.token_hex(16), 1)
+    asked: list[int] = []
+
+    def is_allowed(uid: int) -> bool:
+        asked.append(uid)
+        return uid == 0
+
+    arguments = [sys.executable, "-c", ANOTHER_USER, str(NOBODY), key.socket_address.hex()]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "listens\n"
+        with pytest.raises(RegionRefusedError, match=f"belongs to user {NOBODY}, whom the model's SHM_ALLOWED_UIDS"):
+            fetcher.fetch(key, TOKEN, FIELD, is_allowed)
+    assert asked == [NOBODY]
+    assert child.returncode == 0  # it has heard nothing
+
+
+def test_a_number_of_before_is_gone(fetcher: Fetcher) -> None:
+    with ScriptedDesk(give(answer=encode_answer(is_given=False))) as desk, pytest.raises(RegionGoneError):
+        fetch(fetcher, desk.key._replace(number=999))

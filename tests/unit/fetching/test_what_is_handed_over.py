@@ -1,0 +1,187 @@
+"""What a client may hand over: a memfd of a settled size, or anything else, which is refused, and closed elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from shm_backend_utils.errors import RegionRefusedError
+from shm_backend_utils.memory.descriptors import Descriptor
+from shm_backend_utils.memory.handover.fetching import Fetcher
+from shm_backend_utils.memory.sealed_file import SealedFile
+from tests.unit.fetching.scripted_desk import FIELD, PAGE, SEALS, TOKEN, ScriptedDesk, give, memfd
+
+F_SEAL_FUTURE_WRITE = 0x10
+ENDLESS_S = 600  # longer than any test
+
+
+def refused(fetcher: Fetcher, match: str, *handed_over: Descriptor) -> None:
+    with ScriptedDesk(give(*handed_over)) as desk, pytest.raises(RegionRefusedError, match=match):
+        fetcher.fetch(desk.key, TOKEN, FIELD, lambda uid: True)
+
+
+def pipe() -> Descriptor:
+    reads, writes = os.pipe()
+    kept = Descriptor(os.dup, reads)
+    os.close(reads)
+    os.close(writes)
+    return kept
+
+
+def unix_socket() -> Descriptor:
+    with socket.socket(socket.AF_UNIX) as made:
+        return Descriptor(os.dup, made.fileno())
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [
+        lambda: Descriptor(os.open, "/", os.O_RDONLY | os.O_DIRECTORY),
+        lambda: Descriptor(os.open, "/dev/null", os.O_RDWR),
+        lambda: Descriptor(os.open, __file__, os.O_RDONLY),
+        lambda: Descriptor(os.open, "/dev/shm", os.O_PATH),
+        lambda: Descriptor(os.eventfd, 0),
+        pipe,
+        unix_socket,
+    ],
+    ids=["directory", "/dev/null", "file on a disk", "path", "eventfd", "pipe", "socket"],
+)
+def test_what_is_no_memfd_is_refused(fetcher: Fetcher, opened: Callable[[], Descriptor]) -> None:
+    refused(fetcher, "is no memfd; expected a sealed one", opened())
+
+
+def test_a_file_in_dev_shm_has_no_seals_that_could_help(fetcher: Fetcher) -> None:
+    made = Descriptor(os.open, "/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)
+    refused(fetcher, "without F_SEAL_SHRINK, F_SEAL_GROW; expected F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL", made)
+
+
+def test_a_memfd_without_seals_is_refused(fetcher: Fetcher) -> None:
+    refused(fetcher, "without F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL; expected", memfd(0))
+
+
+@pytest.mark.parametrize("name", ["F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL"])
+def test_a_memfd_that_lacks_one_seal_is_refused(fetcher: Fetcher, name: str) -> None:
+    refused(fetcher, f"without {name}; expected", memfd(SEALS & ~getattr(fcntl, name)))
+
+
+@pytest.mark.parametrize(
+    ("name", "seal"), [("F_SEAL_WRITE", fcntl.F_SEAL_WRITE), ("F_SEAL_FUTURE_WRITE", F_SEAL_FUTURE_WRITE)]
+)
+def test_a_memfd_that_cannot_be_written_to_is_refused(fetcher: Fetcher, name: str, seal: int) -> None:
+    refused(fetcher, f"it has {name}, and the model writes its outputs there", memfd(SEALS | seal))
+
+
+def test_a_memfd_that_may_not_be_opened_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: Any) -> int:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    received = memfd()
+    monkeypatch.setattr(os, "open", forbidden)
+    with pytest.raises(RegionRefusedError, match=r"cannot open it: Permission denied; .* PoolOptions\(access=...\)"):
+        SealedFile.take("key", received, FIELD)
+
+
+def test_what_is_another_object_when_it_is_opened_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    received, other = memfd(), memfd()
+    monkeypatch.setattr(os, "open", lambda *_: os.dup(other.fileno()))
+    with pytest.raises(RegionRefusedError, match="became another object"):
+        SealedFile.take("key", received, FIELD)
+    other.close()
+
+
+def test_what_was_received_is_closed_once_it_is_verified() -> None:
+    received = memfd()
+    with SealedFile.take("key", received, FIELD):
+        assert received.fileno() == -1
+
+
+@pytest.fixture
+def _no_signals_of_leases() -> Iterator[None]:
+    old = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGIO, old)
+
+
+@pytest.mark.usefixtures("_no_signals_of_leases")
+def test_a_lease_of_its_clients_holds_nobody_up(fetcher: Fetcher) -> None:
+    made = memfd()
+    leased = Descriptor(os.open, f"/proc/self/fd/{made.fileno()}", os.O_RDWR)  # only who has opened it may lease it
+    made.close()
+    fcntl.fcntl(leased.fileno(), fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    refused(fetcher, "cannot open it: Resource temporarily unavailable", leased)
+
+
+def test_holes_are_told(fetcher: Fetcher) -> None:
+    made = memfd(0)
+    os.ftruncate(made.fileno(), 3 * PAGE)
+    fcntl.fcntl(made.fileno(), fcntl.F_ADD_SEALS, SEALS)
+    with ScriptedDesk(give(made)) as desk, fetcher.fetch(desk.key, TOKEN, FIELD, lambda uid: True) as file:
+        file.check_size(3 * PAGE)
+        file.check_space(PAGE)
+        with pytest.raises(RegionRefusedError, match=f"memory for {PAGE} bytes of {3 * PAGE}, and else holes"):
+            file.check_space(3 * PAGE)
+
+
+def test_parts_of_pages_are_refused_as_nobody_could_unmap_those_of_huge_ones() -> None:
+    huge = Descriptor(os.memfd_create, "huge", os.MFD_HUGETLB | os.MFD_ALLOW_SEALING)  # takes no huge page yet
+    page = os.fstatvfs(huge.fileno()).f_bsize
+    assert page > PAGE
+    os.ftruncate(huge.fileno(), page)
+    fcntl.fcntl(huge.fileno(), fcntl.F_ADD_SEALS, SEALS)
+    with SealedFile.take("key", huge, FIELD) as file:
+        assert file.read(4) == bytes(4)
+        file.check_size(page)
+        with pytest.raises(RegionRefusedError, match=f"claims {PAGE} bytes; expected whole pages of {page}"):
+            file.check_space(PAGE)
+        with pytest.raises(RegionRefusedError, match=f"memory for 0 bytes of {page}, and else holes"):
+            file.check_space(page)
+
+
+# What takes long to close
+
+
+@pytest.fixture
+def lingering() -> Iterator[Descriptor]:
+    """A TCP socket that waits, when it is closed, until its peer has read everything, which he never does."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        peer, _ = server.accept()
+    with client:
+        client.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while client.send(bytes(1 << 20)):
+                pass
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, ENDLESS_S))
+        kept = Descriptor(os.dup, client.fileno())
+    yield kept
+    with peer:  # who closes it before he has read everything ends the waiting
+        assert kept.fileno() == -1
+
+
+def test_what_lingers_is_closed_by_somebody_else(fetcher: Fetcher, lingering: Descriptor) -> None:
+    refused(fetcher, "is no memfd", lingering)
+
+
+def test_what_lingers_behind_an_honest_one_is_not_closed_here_either(fetcher: Fetcher, lingering: Descriptor) -> None:
+    refused(fetcher, "more than one descriptor", memfd(), lingering)
+
+
+def test_what_lingers_in_a_second_message_is_not_closed_here_either(fetcher: Fetcher, lingering: Descriptor) -> None:
+    answer = give(memfd())
+
+    def script(connection: socket.socket) -> None:
+        answer(connection)
+        socket.send_fds(connection, [b"behind the answer"], [lingering.fileno()])
+        lingering.close()
+
+    with ScriptedDesk(script) as desk, fetcher.fetch(desk.key, TOKEN, FIELD, lambda uid: True) as file:
+        file.check_size(PAGE)

@@ -1,0 +1,99 @@
+"""A region that is offered, and who asks for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from shm_backend_utils.memory.access import PRIVATE, Access
+from shm_backend_utils.memory.descriptors import Descriptor
+from shm_backend_utils.memory.handover.office import Office
+from shm_backend_utils.protocol.handover import Question, SealedKey, decode_answer, encode_question
+
+__all__ = ["CONTENT", "LONG_S", "TOKEN", "Region", "ask", "connect", "count_open", "desks", "reply_to", "settles"]
+
+LONG_S = 30.0
+TOKEN = b"a region's token"
+CONTENT = b"what is in the region"
+
+
+class Region:
+    """A region's memory, which an office offers."""
+
+    def __init__(self, office: Office, access: Access = PRIVATE, key: SealedKey | None = None) -> None:
+        self.memory = Descriptor(os.memfd_create, "region", os.MFD_CLOEXEC)
+        os.write(self.memory.fileno(), CONTENT)
+        self.key = key or office.new_key()
+        office.offer(self.key, TOKEN, access, self.copy)
+
+    def copy(self) -> Descriptor:
+        return Descriptor(os.open, f"/proc/self/fd/{self.memory.fileno()}", os.O_RDWR | os.O_CLOEXEC)
+
+    def is_given(self, token: bytes = TOKEN) -> bool:
+        """Ask for it; return whether what was given is it."""
+        given = ask(self.key, token)
+        return given is not None and os.path.sameopenfile(given.fileno(), self.memory.fileno())
+
+
+def connect(key: SealedKey) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(None)  # else connect(2) does not wait for its place in the queue
+    for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(LONG_S), 0))
+    try:
+        connection.connect(key.socket_address)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def ask(key: SealedKey, token: bytes = TOKEN) -> Descriptor | None:
+    """Return what is given to whom asks as a model does; None if it is refused. ConnectionError if it is broken off."""
+    with connect(key) as connection:
+        connection.send(encode_question(Question(key.number, token)))
+        answer, numbers, _, _ = socket.recv_fds(connection, 4096, 16)
+        if not answer:
+            raise ConnectionResetError("the connection was broken off")
+        assert decode_answer(answer) is bool(numbers)
+        assert connection.recv(1) == b""
+    given = [Descriptor(os.dup, number) for number in numbers]
+    for number in numbers:
+        os.close(number)
+    assert len(given) < 2
+    return given[0] if given else None
+
+
+def reply_to(key: SealedKey, *messages: bytes) -> bytes | None:
+    """Return what is answered to some messages; None if the connection is broken off."""
+    with connect(key) as connection:
+        try:
+            for message in messages:
+                connection.send(message)
+            return connection.recv(4096)
+        except ConnectionError:
+            return None
+
+
+def count_open() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def desks() -> int:
+    """How many threads of desks there are."""
+    return [thread.name for thread in threading.enumerate()].count("shm-desk")
+
+
+def settles(condition: Callable[[], bool]) -> bool:
+    """Return whether something is so within a long time."""
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True

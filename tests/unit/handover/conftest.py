@@ -1,0 +1,24 @@
+"""An office that must have closed all it had when nothing is offered any more."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from shm_backend_utils.memory.handover.office import Office
+from tests.unit.handover.asking import count_open, desks, settles
+
+
+@pytest.fixture
+def office() -> Iterator[Office]:
+    gc.collect()
+    before = count_open()
+    made = Office()
+    yield made
+    for number in [*made._offers, *made._issued]:
+        made._forget(number)
+    assert settles(lambda: desks() == 0)
+    gc.collect()
+    assert settles(lambda: count_open() <= before), "descriptors were left open"

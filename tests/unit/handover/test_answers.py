@@ -1,0 +1,186 @@
+"""What a desk answers: a descriptor to whom asks rightly, and nothing to anybody else."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from shm_backend_utils.memory.access import PRIVATE
+from shm_backend_utils.memory.descriptors import Descriptor, no_descriptors
+from shm_backend_utils.memory.handover import desk
+from shm_backend_utils.memory.handover.office import Office
+from shm_backend_utils.memory.locks import hold_owner_lease, is_owner_alive
+from shm_backend_utils.protocol.handover import Question, SealedKey, encode_answer, encode_question
+from tests.unit.handover.asking import LONG_S, TOKEN, Region, ask, connect, count_open, reply_to, settles
+
+REFUSED = encode_answer(is_given=False)
+
+
+@contextlib.contextmanager
+def a_lingering_socket() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Yield a TCP socket that is not closed before the other one is, and that one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        slow = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    with slow, other:
+        slow.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                slow.send(bytes(2**16))
+        slow.setblocking(True)
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+        yield slow, other
+
+
+def test_who_asks_rightly_is_given_the_region(office: Office) -> None:
+    region = Region(office)
+    assert region.is_given()
+    assert region.is_given()
+
+
+def test_what_is_given_has_none_of_our_locks(office: Office) -> None:
+    region = Region(office)
+    hold_owner_lease(region.memory.fileno())
+    given = ask(region.key)
+    assert given is not None
+    fcntl.fcntl(given.fileno(), fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+    assert is_owner_alive(given.fileno())
+
+
+def test_each_region_is_given_under_its_own_number(office: Office) -> None:
+    regions = [Region(office) for _ in range(3)]
+    assert [region.is_given() for region in regions] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    "number_and_token", [(0, b"another's token!"), (1, TOKEN)], ids=["wrong token", "unknown number"]
+)
+def test_a_wrong_question_is_refused_in_the_same_words(number_and_token: tuple[int, bytes], office: Office) -> None:
+    region = Region(office)
+    further, token = number_and_token
+    assert reply_to(region.key, encode_question(Question(region.key.number + further, token))) == REFUSED
+
+
+def test_what_was_withdrawn_is_given_no_longer(office: Office) -> None:
+    kept, region = Region(office), Region(office)
+    assert region.is_given()
+    office.withdraw(region.key)
+    assert not region.is_given()
+    assert kept.is_given()
+
+
+def test_what_is_withdrawn_while_it_is_opened_is_not_given(office: Office) -> None:
+    kept, region, key = Region(office), Region(office), office.new_key()
+
+    def copy() -> Descriptor:
+        office.withdraw(key)
+        return region.copy()
+
+    office.offer(key, TOKEN, PRIVATE, copy)
+    assert ask(key) is None
+    assert kept.is_given()
+
+
+def test_what_cannot_be_opened_is_refused(office: Office) -> None:
+    kept, key = Region(office), office.new_key()
+
+    def copy() -> Descriptor:
+        raise no_descriptors("a region takes one")
+
+    office.offer(key, TOKEN, PRIVATE, copy)
+    assert ask(key) is None
+    assert kept.is_given()
+
+
+def right(key: SealedKey) -> bytes:
+    return encode_question(Question(key.number, TOKEN))
+
+
+@pytest.mark.parametrize("garbage", [b"x", bytes(40), bytes(4096)], ids=["short", "no magic", "long"])
+def test_garbage_is_refused(garbage: bytes, office: Office) -> None:
+    region = Region(office)
+    assert reply_to(region.key, garbage) == REFUSED
+    assert region.is_given()
+
+
+@pytest.mark.parametrize("more", [b"\0", bytes(8)])
+def test_more_than_a_question_is_refused(more: bytes, office: Office) -> None:
+    region = Region(office)
+    assert reply_to(region.key, right(region.key) + more) == REFUSED
+    assert reply_to(region.key, right(region.key)[:-1]) == REFUSED
+
+
+def test_who_hangs_up_at_once_is_in_nobodys_way(office: Office) -> None:
+    region = Region(office)
+    connect(region.key).close()
+    with connect(region.key) as connection:
+        connection.send(right(region.key))  # and does not wait for the answer
+    assert region.is_given()
+
+
+def test_only_the_first_of_two_questions_is_answered(office: Office) -> None:
+    kept, region = Region(office), Region(office)
+    before = count_open()
+    for _ in range(20):
+        assert reply_to(region.key, right(kept.key), right(region.key)) in (None, encode_answer(is_given=True))
+    assert kept.is_given()
+    assert settles(lambda: count_open() == before)
+
+
+def test_descriptors_sent_along_are_not_taken(office: Office) -> None:
+    region = Region(office)
+    with connect(region.key) as connection:
+        try:
+            socket.send_fds(connection, [right(region.key)], [0])
+        except PermissionError:  # Linux 6.16 lets nobody send any
+            return
+        with contextlib.suppress(ConnectionError):
+            assert connection.recv(4096) == REFUSED
+
+
+@pytest.fixture
+def old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have descriptors sent along as before Linux 6.16."""
+    monkeypatch.setattr(desk, "_SO_PASSRIGHTS", 0x7FFF)
+
+
+@pytest.mark.usefixtures("old_kernel")
+def test_descriptors_sent_along_are_refused_on_an_old_kernel(office: Office) -> None:
+    region = Region(office)
+    before = count_open()
+    for _ in range(20):
+        with connect(region.key) as connection:
+            socket.send_fds(connection, [right(region.key)], [0, 1, 2])
+            with contextlib.suppress(ConnectionError):
+                assert connection.recv(4096) == REFUSED
+    assert region.is_given()
+    assert settles(lambda: count_open() == before)
+
+
+@pytest.mark.usefixtures("old_kernel")
+@pytest.mark.parametrize("before", [0, 1], ids=["with the question", "behind it"])
+def test_a_socket_that_lingers_holds_nobody_up(before: int, office: Office) -> None:
+    region, key, may_go_on = Region(office), office.new_key(), threading.Event()
+
+    def copy() -> Descriptor:
+        may_go_on.wait(LONG_S)
+        return region.copy()
+
+    office.offer(key, TOKEN, PRIVATE, copy)
+    with a_lingering_socket() as (slow, other):
+        with connect(key) as busy, connect(region.key) as connection:
+            busy.send(right(key))
+            for _ in range(before):
+                connection.send(right(region.key))
+            socket.send_fds(connection, [right(region.key)], [slow.fileno()])
+            slow.close()  # while the desk is busy, so that it has the last descriptor
+            may_go_on.set()
+            assert [region.is_given() for _ in range(5)] == [True] * 5
+        other.close()
