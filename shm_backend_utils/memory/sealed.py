@@ -25,12 +25,15 @@ from .machine_memory import MORE_MEMORY, available_bytes, memory_bytes
 from .mapped_segment import MappedSegment
 from .shared_file import BLOCK_SIZE, NO_SPACE, allocate
 
-__all__ = ["SealedSegment"]
+__all__ = ["LINK", "SealedSegment"]
 
 _MFD_NOEXEC_SEAL: Final = 0x0008  # Linux 6.3; the os module has no name for it
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NO_HUGE_PAGES: Final = NO_SPACE | {errno.EINVAL, errno.ENOSYS}
-_NAME: Final = "shmbu"  # what people read in /proc/PID/maps
+_NAME: Final = "shmbu"
+
+LINK: Final = f"/memfd:{_NAME} (deleted)"
+"""What sealed memory is called in ``/proc/PID/fd`` and ``/proc/PID/maps``."""
 
 
 class SealedSegment(MappedSegment):
