@@ -71,7 +71,7 @@ class SealedSegment(MappedSegment):
         Raises
         ------
         MachineError
-            There is not that much memory left, or this process has no file descriptors.
+            There is not that much memory left, or this process has no file descriptors, or no thread.
         TimeoutError
             Taking its space takes longer.
         """
