@@ -136,7 +136,7 @@ def test_memory_that_is_refused_later_is_replaced_by_that_of_dev_shm(
 ) -> None:
     def refuse_sealed(order: Order) -> None:
         if is_sealed(order):
-            raise InferenceError(refusal(RegionRefusedError("regions[0]", "the server closes too much")))
+            raise InferenceError(refusal(RegionRefusedError(SLOT_PARAMETER, "the server closes too much")))
 
     with client_of(server) as client:
         infer(client)

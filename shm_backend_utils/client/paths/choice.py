@@ -124,7 +124,7 @@ class PathChooser:
     def refuse(self, model: KnownModel, path: str, reason: str) -> None:
         """Take note that a path turned out to be closed for a model; or sealed memory, where other memory may do.
 
-        A call has sealed memory in its slot. So a refusal of another region, such as one on a GPU, does not speak of it.
+        What a call has sealed is its slot. So a refusal of another region, such as one on a GPU, does not speak of it.
         """
         may_choose = path == _DIRECT and self._options.region == "auto" and SLOT_PARAMETER in reason
         if may_choose and model.kind is RegionKind.HUGE:
