@@ -135,4 +135,4 @@ def test_faults_of_real_stubs_can_be_switched_on() -> None:
             with client.infer("identity", X, path=path) as result:
                 np.testing.assert_array_equal(result["OUTPUT0"], X["INPUT0"])
     with ModelHarness(MODELS / "behaving", faults=Faults(is_stub_for_numpy_1=True)) as harness:
-        assert harness.infer({"X": X["INPUT0"]})["Y"].size == 0  # and without a word
+        assert harness.infer({"X": X["INPUT0"]}, outputs=["Y"])["Y"].size == 0  # and without a word
