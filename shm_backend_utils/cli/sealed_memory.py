@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -86,11 +86,18 @@ class Search(NamedTuple):
     is_complete: bool
 
 
-def find_sealed_memory() -> Search:
-    """Look for sealed memory of this package's in every process that this user may look into. Changes nothing."""
+def find_sealed_memory(pids: Iterable[int] | None = None) -> Search:
+    """Look for sealed memory of this package's in processes, as far as this user may look into them. Changes nothing.
+
+    Parameters
+    ----------
+    pids : iterable of int, optional
+        Which ones; by default all.
+    """
     found: dict[_Identity, SealedMemory] = {}
     is_complete = True
-    for folder in sorted(_PROC.glob("[0-9]*"), key=lambda each: int(each.name)):
+    numbers = sorted(int(folder.name) for folder in _PROC.glob("[0-9]*")) if pids is None else pids
+    for folder in [_PROC / str(number) for number in numbers]:
         try:
             seen = {**dict(_mapped(folder)), **dict(_open(folder))}
             holder = Holder(int(folder.name), (folder / "comm").read_text(errors="replace").rstrip("\n"))
