@@ -71,22 +71,11 @@ class SealedSegment(MappedSegment):
         Raises
         ------
         MachineError
-            There is not that much memory left, or this process has no file descriptors.
+            There is not that much memory left, or this process has no file descriptors, or no thread.
         TimeoutError
             Taking its space takes longer.
         """
-        try:
-            descriptor = _memory(kind)
-            access.give_to(descriptor.fileno())
-            room = math.inf if kind is RegionKind.HUGE else available_bytes()
-            allocate(descriptor.fileno(), 0, byte_size, room, deadline)
-        except OSError as error:
-            if kind is RegionKind.HUGE and error.errno in _NO_HUGE_PAGES:
-                raise _no_huge_pages(byte_size) from None
-            if error.errno in NO_SPACE:
-                raise _no_memory(byte_size) from None
-            raise
-        fcntl.fcntl(descriptor.fileno(), fcntl.F_ADD_SEALS, _SEALS)
+        descriptor = _filled(kind, byte_size, access, deadline)
         key = OFFICE.new_key()
         try:
             segment = cls._make(str(key), descriptor, byte_size, prepare)
@@ -128,6 +117,26 @@ class SealedSegment(MappedSegment):
         """As of every segment; what its maker closes is removed, too: nobody could find it again."""
         self.unlink()
         super().close()
+
+
+def _filled(kind: RegionKind, byte_size: int, access: Access, deadline: float) -> Descriptor:
+    """Return a new memfd of this size, with all of its space, and sealed."""
+    is_huge = kind is RegionKind.HUGE
+    descriptor: Descriptor | None = None
+    try:
+        descriptor = _memory(kind)
+        access.give_to(descriptor.fileno())
+        allocate(descriptor.fileno(), 0, byte_size, math.inf if is_huge else available_bytes(), deadline)
+        fcntl.fcntl(descriptor.fileno(), fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException as error:
+        if descriptor is not None:
+            descriptor.close()  # here, as an error may keep it for long
+        if isinstance(error, OSError) and is_huge and error.errno in _NO_HUGE_PAGES:
+            raise _no_huge_pages(byte_size) from None
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            raise _no_memory(byte_size) from None
+        raise
+    return descriptor
 
 
 def _memory(kind: RegionKind) -> Descriptor:

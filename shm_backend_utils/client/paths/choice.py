@@ -15,6 +15,7 @@ from ...memory.kinds import RegionKind
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
+from ...protocol.address import SLOT_PARAMETER
 from ...protocol.call_layout import obstacle_in_tensors
 from ...protocol.layout import PAGE_SIZE
 from ..errors import MemoryRefusedError, PathUnavailableError
@@ -85,10 +86,9 @@ class PathChooser:
         of_model = (*_check_model(spec), *_refused(model))
         sealed = yield from self._check_sealed(model, of_server, of_model, deadline)
         is_sealed = sealed is not None and sealed.outcome is not False
-        if is_sealed:
-            of_server = tuple([replace(check, needed_by=_without_direct(check)) for check in of_server])
+        of_shm = map(_without_direct, of_server) if is_sealed else of_server
         of_memory = [check for check in (sealed, model.huge if is_sealed else None) if check is not None]
-        checks = (*of_server, *of_model, *of_memory)
+        checks = (*of_shm, *of_model, *of_memory)
         unexplained = Explanation(spec.name, None, "", checks)
         path = next((path for path in _BY_PREFERENCE if unexplained.open(path)), None)
         better = _BY_PREFERENCE[: _BY_PREFERENCE.index(path)] if path else _BY_PREFERENCE
@@ -122,8 +122,11 @@ class PathChooser:
         return Check("small calls?", True, detail, ())
 
     def refuse(self, model: KnownModel, path: str, reason: str) -> None:
-        """Take note that a path turned out to be closed for a model; or sealed memory, where other memory may do."""
-        may_choose = path == _DIRECT and self._options.region == "auto"
+        """Take note that a path turned out to be closed for a model; or sealed memory, where other memory may do.
+
+        What a call has sealed is its slot. So a refusal of another region, such as one on a GPU, does not speak of it.
+        """
+        may_choose = path == _DIRECT and self._options.region == "auto" and SLOT_PARAMETER in reason
         if may_choose and model.kind is RegionKind.HUGE:
             _do_without_huge_pages(model, f"it was tried: {reason}")
         elif may_choose and model.kind is RegionKind.SEALED:
@@ -198,9 +201,10 @@ def _do_without_huge_pages(model: KnownModel, reason: str) -> None:
     model.huge = Check(HUGE_PAGES, False, f"ordinary ones are taken instead: {reason}", ())
 
 
-def _without_direct(check: Check) -> tuple[str, ...]:
-    """Return which paths need what was checked of /dev/shm, where the direct one needs none."""
-    return tuple([path for path in check.needed_by if path != _DIRECT])
+def _without_direct(check: Check) -> Check:
+    """Return what was checked of /dev/shm, for a model whose direct path needs none."""
+    needed_by = tuple([path for path in check.needed_by if path != _DIRECT])
+    return replace(check, needed_by=needed_by, is_passing=False)
 
 
 def _closes_direct(checks: Iterable[Check]) -> bool:

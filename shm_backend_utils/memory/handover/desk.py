@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from ...errors import MachineError
 from ...protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_question, encode_answer
 from ..access import Access
 from ..descriptors import NO_DESCRIPTORS, Descriptor, no_descriptors
@@ -63,6 +64,11 @@ class Desk:
         Closes connections.
     ends : callable
         Returns whether nothing is left to be done; the desk then ends, for good. Also called when it failed to open.
+
+    Raises
+    ------
+    MachineError
+        This process can have no more threads.
     """
 
     def __init__(self, offers: Mapping[int, Offer], closer: Closer, ends: Callable[[Desk], bool]) -> None:
@@ -76,7 +82,13 @@ class Desk:
         self._listener: socket.socket | None = None
         self._connected: dict[int, tuple[socket.socket, float]] = {}  # by descriptor, the oldest first; when to drop it
         self._pause_until = 0.0
-        threading.Thread(target=self._run, name="shm-desk", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="shm-desk", daemon=True).start()
+        except RuntimeError:
+            raise MachineError(
+                "to hand regions over to models takes a thread, and this process can have no more; run fewer, or raise "
+                "the limit (ulimit -u; docker: --pids-limit)"
+            ) from None
 
     @property
     def has_failed(self) -> bool:

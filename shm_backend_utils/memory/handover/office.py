@@ -44,8 +44,8 @@ class Office:
 
         Raises
         ------
-        NoDescriptorsError
-            This process has no file descriptors for the desk's socket.
+        MachineError
+            This process has no file descriptors for the desk's socket, or no thread.
         """
         with self._lock:
             desk = self._desk

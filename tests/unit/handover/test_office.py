@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import shm_backend_utils
+from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.handover.office import OFFICE, Office
 from shm_backend_utils.protocol.handover import SealedKey, parse_sealed_key
@@ -60,6 +61,19 @@ def test_a_key_that_nobody_has_any_more_keeps_no_desk(office: Office) -> None:
     del key
     assert settles(lambda: desks() == 0)
     assert office._issued == {}
+
+
+def test_without_a_thread_the_machine_is_told_to_have_none_and_the_next_key_has_a_desk(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(MachineError, match="takes a thread, and this process can have no more.*ulimit -u"):
+            office.new_key()
+    assert is_there(office.new_key())
 
 
 def test_what_is_offered_stays_when_nobody_has_the_key_object(office: Office) -> None:

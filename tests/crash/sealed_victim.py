@@ -1,0 +1,47 @@
+"""A client that is killed while it makes sealed memory, or between its requests. It says where it is."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+
+from shm_backend_utils.client import PoolOptions, ShmClient
+from shm_backend_utils.memory import sealed
+
+LENGTH = 1 << 16
+
+
+def stay() -> None:
+    print("here", flush=True)
+    sys.stdin.read()  # ends, too, if the test does
+    sys.exit("nobody killed me")
+
+
+def stay_while_making() -> None:
+    """Have the next region be made halfway: its memory is taken, and nobody knows of it yet."""
+    original = sealed.allocate
+
+    def allocate(*arguments: object) -> None:
+        original(*arguments)  # type: ignore[arg-type]
+        stay()
+
+    sealed.allocate = allocate  # type: ignore[attr-defined]
+
+
+def main(url: str, stage: str) -> None:
+    client = ShmClient(url, pool=PoolOptions(region="sealed"))
+    x = np.ones(LENGTH, np.float32)
+    kept = client.infer("crash_stages", {"X": x}, outputs={"Y": x.nbytes})
+    assert kept["Y"][0] == 2
+    if stage == "making":
+        stay_while_making()
+        client.infer("crash_stages", {"X": np.tile(x, 4)}, outputs={"Y": 4 * x.nbytes})
+    if stage == "idle":
+        time.sleep(0.1)
+        stay()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
