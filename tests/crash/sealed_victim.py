@@ -21,13 +21,13 @@ def stay() -> None:
 
 def stay_while_making() -> None:
     """Have the next region be made halfway: its memory is taken, and nobody knows of it yet."""
-    original = sealed.allocate
+    original = vars(sealed)["allocate"]
 
     def allocate(*arguments: object) -> None:
-        original(*arguments)  # type: ignore[arg-type]
+        original(*arguments)
         stay()
 
-    sealed.allocate = allocate  # type: ignore[attr-defined]
+    vars(sealed)["allocate"] = allocate
 
 
 def main(url: str, stage: str) -> None:
