@@ -163,7 +163,7 @@ def test_a_model_that_takes_none_gets_ordinary_pages(caplog: pytest.LogCaptureFi
 def test_a_model_that_refuses_them_later_gets_ordinary_pages() -> None:
     chooser, known = chooser_of(PoolOptions(huge_pages=True))
     answered(chooser.explain(known, 1.0), STALE)
-    chooser.refuse(known, "direct", "its pages have 2097152 bytes")
+    chooser.refuse(known, "direct", "request parameter shm_slot refused: its pages have 2097152 bytes")
     explanation = answered(chooser.explain(known, 1.0))
     check = found(explanation, "huge pages?")
     assert check is not None
