@@ -96,7 +96,8 @@ def slots_in_use() -> list[bool]:
 
 @pytest.fixture(scope="module", params=SCENES, ids=", ".join)
 def story(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    return Story(*request.param, models, tmp_path_factory.mktemp("story"))
+    stage, protocol, region = request.param
+    return Story(stage, protocol, region, models, tmp_path_factory.mktemp("story"))
 
 
 def test_the_client_is_told(story: Story) -> None:

@@ -78,7 +78,8 @@ def _error_of(client: ShmClient) -> BaseException | None:
 
 @pytest.fixture(scope="module", params=[("grpc", "sealed"), ("http", "sealed"), ("http", "system")], ids=", ".join)
 def story(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    return Story(*request.param, models, tmp_path_factory.mktemp("story"))
+    protocol, region = request.param
+    return Story(protocol, region, models, tmp_path_factory.mktemp("story"))
 
 
 def test_a_call_in_flight_is_told_that_the_server_has_gone(story: Story) -> None:

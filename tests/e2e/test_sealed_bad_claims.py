@@ -81,7 +81,7 @@ CLAIMS: dict[str, tuple[Callable[[], Script], int, str]] = {
     "unsealed": (lambda: give(region(seals=0)), BYTE_SIZE, "shm:refused: .*regions.1.*without F_SEAL_SHRINK"),
     "a directory": (lambda: give(Descriptor(os.open, "/", os.O_RDONLY)), BYTE_SIZE, "shm:refused: .*is no memfd"),
     "two": (lambda: give(region(), region()), BYTE_SIZE, "shm:refused: .*more than one descriptor"),
-    "none": (lambda: give(), BYTE_SIZE, "shm:refused: .*says otherwise"),
+    "none": (give, BYTE_SIZE, "shm:refused: .*says otherwise"),
     "silence": (lambda: say_nothing, BYTE_SIZE, "shm:refused: .*regions.1."),
     "smaller than claimed": (lambda: give(region()), BYTE_SIZE + PAGE, "shm:table: .*regions.1.*byte_size"),
     "with holes": (lambda: give(region(space=PAGE)), BYTE_SIZE, "shm:refused: .*holes"),

@@ -124,7 +124,7 @@ class PathChooser:
     def refuse(self, model: KnownModel, path: str, reason: str) -> None:
         """Take note that a path turned out to be closed for a model; or sealed memory, where other memory may do.
 
-        A call has sealed memory in its slot. So a refusal of another region, such as one on a GPU, does not speak of it.
+        A call has sealed memory in its slot. So a refusal of another region, as of one on a GPU, says nothing of it.
         """
         is_sealed = model.kind is not RegionKind.SYSTEM and SLOT_PARAMETER in reason
         if path == _DIRECT and is_sealed and self._options.region == "auto":
