@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 import numpy as np
 
 from shm_backend_utils.client import PoolOptions, ShmClient
-from shm_backend_utils.memory import sealed
+from shm_backend_utils.memory import sealed, shared_file
 
 LENGTH = 1 << 16
 
@@ -21,10 +22,9 @@ def stay() -> None:
 
 def stay_while_making() -> None:
     """Have the next region be made halfway: its memory is taken, and nobody knows of it yet."""
-    original = vars(sealed)["allocate"]
 
-    def allocate(*arguments: object) -> None:
-        original(*arguments)
+    def allocate(*arguments: Any) -> None:
+        shared_file.allocate(*arguments)
         stay()
 
     vars(sealed)["allocate"] = allocate

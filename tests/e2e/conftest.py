@@ -21,8 +21,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what has the mark, and clients of the fixtures here, with each of them."""
-    if "region" in metafunc.fixturenames and metafunc.definition.get_closest_marker("every_region"):
+    """Run what has the mark, and clients of the fixtures here, with each of them, unless a test names its own."""
+    named = any(mark.args[0] == "region" for mark in metafunc.definition.iter_markers("parametrize"))
+    if "region" in metafunc.fixturenames and metafunc.definition.get_closest_marker("every_region") and not named:
         metafunc.parametrize("region", ["sealed", "system"])
 
 
