@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
+from ..forks import forsake_in_children
 from ..protocol.handover import SealedKey
 from . import locks
 from .access import PRIVATE, Access
@@ -74,6 +75,7 @@ class SealedSegment(MappedSegment):
         """
         try:
             descriptor = _memory(kind)
+            forsake_in_children(descriptor)  # other threads may fork meanwhile
             access.give_to(descriptor.fileno())
             room = math.inf if kind is RegionKind.HUGE else available_bytes()
             allocate(descriptor.fileno(), 0, byte_size, room, deadline)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shm_backend_utils.memory.handover.fetching import Fetcher
 
 from shm_backend_utils.errors import MachineError, RegionGoneError, RegionRefusedError, TableError
 from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 from shm_backend_utils.memory.shared_file import SharedFile

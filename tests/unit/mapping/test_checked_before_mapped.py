@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shm_backend_utils.memory.handover.fetching import Fetcher
 
 from shm_backend_utils.errors import MachineError, RegionRefusedError
 from shm_backend_utils.memory import shared_file
+from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.memory.shared_file import SharedFile
 from shm_backend_utils.model.config import Config
