@@ -41,7 +41,9 @@ MORE_ROOM: Final = (
 
 
 class SharedFile:
-    """A file of somebody else, by default a regular one in /dev/shm. To be used in a ``with`` statement, which closes what was not mapped.
+    """A regular file in /dev/shm, or what a subclass says.
+
+    To be used in a ``with`` statement, which closes what was not mapped.
 
     Nothing here touches the file's memory: a file of a stranger, or one that shrinks meanwhile, can do no harm.
 
