@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from ..errors import MachineError
+from ..forks import forsake_in_children
 
 __all__ = ["NO_DESCRIPTORS", "Descriptor", "NoDescriptorsError", "lack_of_descriptors_told", "no_descriptors"]
 
@@ -44,8 +45,17 @@ class Descriptor:
         return self._held[0] if self._held else -1
 
     def reopened(self) -> Descriptor:
-        """Return another open file description of the same file, to read and write it: locks belong to one of them."""
-        return Descriptor(os.open, f"/proc/self/fd/{self.fileno()}", os.O_RDWR | os.O_CLOEXEC)
+        """Return another open file description of the same file, to read and write it: locks belong to one of them.
+
+        It is this process' own: its forked children have none.
+        """
+        copied = Descriptor(os.open, f"/proc/self/fd/{self.fileno()}", os.O_RDWR | os.O_CLOEXEC)
+        forsake_in_children(copied)
+        return copied
+
+    def forsake(self) -> None:
+        """Close a forked child's copy, which would keep memory and locks alive."""
+        self.close()
 
     def outlive_object(self) -> None:
         """Stay open if this object is lost, until the process ends: what others see by it may still be so."""

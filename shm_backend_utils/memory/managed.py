@@ -166,7 +166,7 @@ class ManagedRegion:
         return cls(kind.map(file, header.byte_size), header)
 
     def check(self, field: str) -> None:
-        """Raise unless the region still has its name and its size; see :meth:`.MappedSegment.check`."""
+        """Raise unless its owner still offers it, with its size; see :meth:`.MappedSegment.check`."""
         self.segment.check(self.header.byte_size, field)
 
     @property

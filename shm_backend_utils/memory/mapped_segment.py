@@ -64,12 +64,12 @@ class MappedSegment(ABC):
         """Map memory that this process has made, and prepare it. Nobody else can find it yet."""
         segment = cls(key, descriptor, byte_size)
         segment._maker = os.getpid()
+        forsake_in_children(segment)
         # The mapping has a descriptor of its own, which a forked child cannot close while an array lives. So what is
         # locked belongs to another open file description.
         try:
             segment._descriptor = descriptor.reopened()
             descriptor.close()
-            forsake_in_children(segment)
             prepare(segment)
         except BaseException:
             segment.close()  # here, as an error may keep it for long

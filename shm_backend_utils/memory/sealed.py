@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
+from ..forks import forsake_in_children
 from ..protocol.handover import SealedKey
 from . import locks
 from .access import PRIVATE, Access
@@ -125,6 +126,7 @@ def _filled(kind: RegionKind, byte_size: int, access: Access, deadline: float) -
     descriptor: Descriptor | None = None
     try:
         descriptor = _memory(kind)
+        forsake_in_children(descriptor)  # other threads may fork meanwhile
         access.give_to(descriptor.fileno())
         allocate(descriptor.fileno(), 0, byte_size, math.inf if is_huge else available_bytes(), deadline)
         fcntl.fcntl(descriptor.fileno(), fcntl.F_ADD_SEALS, _SEALS)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 
 from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
+from ..forks import forsake_in_children
 from .access import PRIVATE, Access
 from .descriptors import Descriptor, lack_of_descriptors_told
 from .mapped_segment import MappedSegment
@@ -70,6 +71,7 @@ class SystemSegment(MappedSegment):
             The key is taken.
         """
         descriptor = Descriptor(os.open, DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, access.mode)
+        forsake_in_children(descriptor)  # other threads may fork meanwhile
         try:
             access.give_to(descriptor.fileno())
             allocate(descriptor.fileno(), 0, byte_size, free_bytes(), deadline)

@@ -1,4 +1,4 @@
-"""An object of somebody else in /dev/shm, open and not mapped: what it is must be known before it is touched."""
+"""Shared memory of somebody else, open and not mapped: what it is must be known before it is touched."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ MORE_ROOM: Final = (
 
 
 class SharedFile:
-    """A regular file in /dev/shm. To be used in a ``with`` statement, which closes what was not mapped.
+    """A regular file in /dev/shm, or what a subclass says.
+
+    To be used in a ``with`` statement, which closes what was not mapped.
 
     Nothing here touches the file's memory: a file of a stranger, or one that shrinks meanwhile, can do no harm.
 

@@ -1,4 +1,4 @@
-"""Closing what a stranger may have made slow to close, in a thread of its own."""
+"""Closing what a stranger may have made slow to close, in threads of its own."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from typing import Final
 from ...forks import forsake_in_children
 from ..descriptors import Descriptor
 
-__all__ = ["MOST_WAITING", "Closer"]
+__all__ = ["MOST_THREADS", "MOST_WAITING", "Closer"]
 
 MOST_WAITING: Final = 256
 """When as many wait to be closed, nothing new should be opened."""
+
+MOST_THREADS: Final = 4
+"""So many may hang for ever, and the next one is closed all the same."""
 
 _LINGER_S: Final = 1.0  # a burst needs one thread, and nobody has one for long
 
 
 class Closer:
-    """Closes sockets and descriptors, in a thread that lives while there are any.
+    """Closes sockets and descriptors, in a few threads that live while there are any.
 
     Closing the last descriptor of something may take many seconds: a TCP socket with ``SO_LINGER``, a file of FUSE, and
     a Unix socket that such descriptors lie in, unread. Who sends us descriptors chooses which. So no thread that others
@@ -34,8 +37,10 @@ class Closer:
 
     def _begin(self) -> None:
         self._left: deque[socket.socket | Descriptor] = deque()  # what is just being closed, too: a fork has it open
+        self._begun: list[socket.socket | Descriptor] = []  # of these, what a thread closes
+        self._choosing = threading.Lock()  # the threads' alone
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # finalizers may put into it
-        self._at_work = threading.Lock()  # the thread's, while it is there
+        self._places = [threading.Lock() for _ in range(MOST_THREADS)]  # each thread that is there has one
 
     def close(self, what: socket.socket | Descriptor) -> None:
         """Have it closed soon. Never waits for that; nobody may use it from here on."""
@@ -62,23 +67,34 @@ class Closer:
             _close(each)
 
     def _have_thread(self) -> None:
-        if not self._at_work.locked():
+        """Have one more thread if all are at work, as far as there may be more."""
+        if sum(place.locked() for place in self._places) < min(MOST_THREADS, max(self.waiting, 1)):
             # If no thread can be had, all waits for the next call.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self._run, name="shm-closer", daemon=True).start()
 
     def _run(self) -> None:
-        """Close what there is, if no other thread does. What comes after the last look has found nobody at work."""
-        while self._at_work.acquire(blocking=False):
+        """Close what there is, if there is a place. What comes after the last look has found none taken."""
+        while place := next((each for each in self._places if each.acquire(blocking=False)), None):
             with contextlib.suppress(queue.Empty):
                 while True:
-                    while self._left:
-                        _close(self._left[0])
-                        self._left.popleft()
+                    while what := self._choose():
+                        _close(what)
+                        with self._choosing:
+                            self._left.remove(what)
+                            self._begun.remove(what)
                     self._wakes.get(timeout=_LINGER_S)
-            self._at_work.release()
-            if not self._left:
+            place.release()
+            if self.waiting <= len(self._begun):
                 return
+
+    def _choose(self) -> socket.socket | Descriptor | None:
+        """Return what has waited longest for a thread; None if nothing does."""
+        with self._choosing:
+            what = next((each for each in list(self._left) if each not in self._begun), None)
+            if what is not None:
+                self._begun.append(what)
+            return what
 
 
 def _close(what: socket.socket | Descriptor) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from ...errors import MachineError
+from ...forks import forsake_in_children
 from ...protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_question, encode_answer
 from ..access import Access
 from ..descriptors import NO_DESCRIPTORS, Descriptor, no_descriptors
@@ -82,6 +83,7 @@ class Desk:
         self._listener: socket.socket | None = None
         self._connected: dict[int, tuple[socket.socket, float]] = {}  # by descriptor, the oldest first; when to drop it
         self._pause_until = 0.0
+        forsake_in_children(self)
         try:
             threading.Thread(target=self._run, name="shm-desk", daemon=True).start()
         except RuntimeError:

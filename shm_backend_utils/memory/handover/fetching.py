@@ -97,8 +97,14 @@ class Fetcher:
             user = Peer.of(connection).user_id
             if not is_allowed(user):
                 raise owner_refused(field, user)
-            self._ask(connection, Question(key.number, bytes.fromhex(token)), user, deadline, field)
-            return self._receive(connection, str(key), field)
+            with self._patience.waiting_for(user) as left_s:
+                if not left_s:
+                    raise RegionRefusedError(
+                        field, f"clients of user {user} have had the server wait for too long before"
+                    )
+                wait_s = max(0.0, min(left_s, deadline - time.monotonic()))
+                _ask(connection, Question(key.number, bytes.fromhex(token)), wait_s, field)
+                return self._receive(connection, str(key), field)
         finally:
             self._closer.close(connection)
 
@@ -125,19 +131,6 @@ class Fetcher:
         if number:
             raise RegionRefusedError(field, f"the server cannot reach its client: {os.strerror(number)}")
 
-    def _ask(self, connection: socket.socket, question: Question, user: int, deadline: float, field: str) -> None:
-        """Send the question, and wait until something is there to be received."""
-        with self._patience.waiting_for(user) as left_s:
-            if not left_s:
-                raise RegionRefusedError(field, f"clients of user {user} have had the server wait for too long before")
-            with _hanging_up_told(field):
-                connection.send(encode_question(question), socket.MSG_NOSIGNAL)
-            wait_s = max(0.0, min(left_s, deadline - time.monotonic()))
-            poll = select.poll()
-            poll.register(connection, select.POLLIN)
-            if not poll.poll(wait_s * 1e3):
-                raise RegionRefusedError(field, f"its client did not hand it over within {wait_s:.3g} s")
-
     def _receive(self, connection: socket.socket, key: str, field: str) -> SealedFile:
         """Take the answer, and what came with it.
 
@@ -155,6 +148,16 @@ class Fetcher:
         finally:
             if received.fileno() >= 0:
                 self._closer.close(received)
+
+
+def _ask(connection: socket.socket, question: Question, wait_s: float, field: str) -> None:
+    """Send the question, and wait until something is there to be received."""
+    with _hanging_up_told(field):
+        connection.send(encode_question(question), socket.MSG_NOSIGNAL)
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    if not poll.poll(wait_s * 1e3):
+        raise RegionRefusedError(field, f"its client did not hand it over within {wait_s:.3g} s")
 
 
 def _descriptors_in(answers: Iterable[tuple[Any, ...]]) -> Iterator[int]:

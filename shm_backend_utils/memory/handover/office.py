@@ -88,10 +88,7 @@ class Office:
 
     def forsake(self) -> None:
         """Forget all that the parent has, in a forked child: its desk is not here."""
-        desk = self._desk
         self._begin()
-        if desk is not None:
-            desk.forsake()
 
     def _forget(self, number: int) -> None:
         self._offers.pop(number, None)

@@ -16,10 +16,13 @@ _COMES_BACK: Final = 0.1
 _MOST_USERS: Final = 4
 """That each have a time of their own. With the common one, at most half of a session's time goes."""
 
-
 _FREE: Final = 0.01
-"""Of all of a user's time. A wait no longer than this does not count: it is that of honest clients, and many may come
-at once, on a busy machine. A request that costs so little more is one as any other."""
+"""Of all of a user's time. A wait no longer than this does not count: a request that costs so little more is one as any
+other."""
+
+_FREE_IF_ANSWERED: Final = 0.25
+"""The same for a wait that was not in vain. Honest clients on a busy machine take some tens of milliseconds, and many
+may come at once: their threads wait for processors, and for their interpreters' locks."""
 
 _LEAST: Final = 0.02
 """Of all of a user's time: less counts as none. It is more than what is free, so that who hangs always pays."""
@@ -49,7 +52,7 @@ class Patience:
 
     @contextlib.contextmanager
     def waiting_for(self, user: int | None) -> Iterator[float]:
-        """Count the time that the block takes, if any is left.
+        """Count the time that the block takes, if any is left; it was in vain if the block raises.
 
         Parameters
         ----------
@@ -68,16 +71,18 @@ class Patience:
             return
         try:
             yield left_s
-        finally:
-            self._take(user, began)
+        except BaseException:
+            self._take(user, began, _FREE)
+            raise
+        self._take(user, began, _FREE_IF_ANSWERED)
 
     def _left(self, user: int | None, now: float) -> float:
         with self._lock:
             return self._bound_s - max(0.0, self._whole_at.get(self._payer(user, now), now) - now) * _COMES_BACK
 
-    def _take(self, user: int | None, began: float) -> None:
+    def _take(self, user: int | None, began: float, free: float) -> None:
         now = self._clock()
-        if now - began <= self._bound_s * _FREE:
+        if now - began <= self._bound_s * free:
             return
         with self._lock:
             payer = self._payer(user, now)

@@ -272,7 +272,7 @@ class SlotRegion:
         self._close()
 
     def destroy(self) -> None:
-        """Remove the name. The memory goes with the last array, here or in a model. Twice is fine."""
+        """Let nobody new open it. The memory goes with the last array, here or in a model. Twice is fine."""
         self._region.segment.unlink()
         on_destroy, self.on_destroy = self.on_destroy, None
         if on_destroy is not None:

@@ -47,12 +47,24 @@ def left(patience: Patience, user: int | None) -> float:
         return left_s
 
 
+class InVainError(Exception):
+    """What was waited for did not come."""
+
+
 def wait(patience: Patience, clock: Clock, user: int | None, seconds: float = ALL_S) -> float:
-    """Wait for so long, or for as long as there is time, and return how long that was."""
-    with patience.waiting_for(user) as left_s:
+    """Wait for so long, or for as long as there is time, in vain, and return how long that was."""
+    waited_s = 0.0
+    with contextlib.suppress(InVainError), patience.waiting_for(user) as left_s:
         waited_s = min(left_s, seconds)
         clock.wait(waited_s)
+        raise InVainError
     return waited_s
+
+
+def answer(patience: Patience, clock: Clock, user: int, seconds: float) -> None:
+    """Have a session wait for so long, and answer then."""
+    with patience.waiting_for(user):
+        clock.wait(seconds)
 
 
 @pytest.mark.parametrize("user", [ALICE, None])
@@ -93,7 +105,18 @@ def test_who_answers_in_a_moment_loses_nothing_however_often(patience: Patience,
     assert left(patience, ALICE) == ALL_S
 
 
-def test_who_takes_longer_than_a_moment_pays_for_all_of_it(patience: Patience, clock: Clock) -> None:
+def test_who_answers_on_a_busy_machine_loses_nothing_however_often(patience: Patience, clock: Clock) -> None:
+    for _ in range(1_000):
+        answer(patience, clock, ALICE, ALL_S / 5)
+    assert left(patience, ALICE) == ALL_S
+
+
+def test_who_answers_late_pays_for_all_of_it(patience: Patience, clock: Clock) -> None:
+    answer(patience, clock, ALICE, ALL_S / 2)
+    assert left(patience, ALICE) == pytest.approx(ALL_S / 2)
+
+
+def test_who_takes_longer_than_a_moment_in_vain_pays_for_all_of_it(patience: Patience, clock: Clock) -> None:
     wait(patience, clock, ALICE, 2 * MOMENT_S)
     assert left(patience, ALICE) == pytest.approx(ALL_S - 2 * MOMENT_S)
 

@@ -1,8 +1,9 @@
-"""What may be slow to close is closed in a thread that nobody waits for."""
+"""What may be slow to close is closed in threads that nobody waits for."""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import shm_backend_utils
 from shm_backend_utils.memory.descriptors import Descriptor
-from shm_backend_utils.memory.handover.closing import MOST_WAITING, Closer
+from shm_backend_utils.memory.handover.closing import MOST_THREADS, MOST_WAITING, Closer
 from shm_backend_utils.testing.faults.interrupts import Interrupts
 from tests.unit.forks.programs import run_program
 from tests.unit.handover.asking import LONG_S, count_open, settles
@@ -56,27 +57,50 @@ def test_it_is_closed_soon() -> None:
     assert settles(lambda: what.fileno() == -1)
 
 
-def test_a_slow_one_keeps_only_those_behind_it_waiting() -> None:
-    closer, slow, what = Closer(), Slow(), an_open_one()
-    close(closer, slow)
-    assert slow.begun.wait(LONG_S)
+def hang(closer: Closer, count: int) -> list[Slow]:
+    """Have as many threads of a closer hang."""
+    slow = [Slow() for _ in range(count)]
+    for each in slow:
+        close(closer, each)
+    assert all(each.begun.wait(LONG_S) for each in slow)
+    return slow
+
+
+def test_slow_ones_keep_nobody_waiting_as_long_as_they_are_few() -> None:
+    closer = Closer()
+    slow = hang(closer, MOST_THREADS - 1)
+    for what in [an_open_one() for _ in range(MOST_WAITING)]:
+        closer.close(what)
+        assert settles(lambda: what.fileno() == -1)  # noqa: B023
+    assert settles(lambda: closer.waiting == len(slow))
+    assert not closer.is_full
+    for each in slow:
+        each.may_end.set()
+    assert settles(lambda: closer.waiting == 0)
+
+
+def test_of_many_slow_ones_the_others_wait_for_the_first_that_is_closed() -> None:
+    closer, what = Closer(), an_open_one()
+    slow = hang(closer, MOST_THREADS)
     closer.close(what)
-    assert (closer.waiting, what.fileno() >= 0) == (2, True)
-    slow.may_end.set()
+    assert (closer.waiting, what.fileno() >= 0) == (MOST_THREADS + 1, True)
+    slow[0].may_end.set()
     assert settles(lambda: what.fileno() == -1)
+    for each in slow:
+        each.may_end.set()
     assert settles(lambda: closer.waiting == 0)
 
 
 def test_it_is_full_when_many_wait() -> None:
-    closer, slow = Closer(), Slow()
-    close(closer, slow)
-    assert slow.begun.wait(LONG_S)
-    for _ in range(MOST_WAITING - 2):
+    closer = Closer()
+    slow = hang(closer, MOST_THREADS)
+    for _ in range(MOST_WAITING - MOST_THREADS - 1):
         close(closer, Failing())
     before = closer.is_full
     close(closer, Failing())
     assert (before, closer.is_full) == (False, True)
-    slow.may_end.set()
+    for each in slow:
+        each.may_end.set()
     assert settles(lambda: closer.waiting == 0)
 
 
@@ -119,19 +143,26 @@ def test_an_interrupt_at_any_line_loses_no_descriptor() -> None:
         line += 1
 
 
-def test_many_threads_close_at_once() -> None:
-    before, closer = count_open(), Closer()
+def test_many_threads_close_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, closer, failed = count_open(), Closer(), list[object]()
+    monkeypatch.setattr(threading, "excepthook", failed.append)
 
     def work() -> None:
         for _ in range(300):
             closer.close(an_open_one())
 
     threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert settles(lambda: count_open() == before)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert settles(lambda: count_open() == before)
+    finally:
+        sys.setswitchinterval(interval)
+    assert (closer.waiting, failed) == (0, [])
 
 
 def test_a_forked_child_has_nothing_of_it_and_can_close() -> None:
@@ -140,12 +171,10 @@ def test_a_forked_child_has_nothing_of_it_and_can_close() -> None:
         """
         import threading
         from tests.unit.handover.asking import count_open, settles
-        from tests.unit.handover.test_closer import Slow, an_open_one, close
-        from shm_backend_utils.memory.handover.closing import Closer
+        from tests.unit.handover.test_closer import MOST_THREADS, Closer, an_open_one, hang
 
-        before, closer, slow = count_open(), Closer(), Slow()
-        close(closer, slow)
-        slow.begun.wait()
+        before, closer = count_open(), Closer()
+        slow = hang(closer, MOST_THREADS)
         left = an_open_one()
         closer.close(left)
 
@@ -157,7 +186,8 @@ def test_a_forked_child_has_nothing_of_it_and_can_close() -> None:
 
         in_child(work)
         assert left.fileno() >= 0, "the child has closed its parent's"
-        slow.may_end.set()
+        for each in slow:
+            each.may_end.set()
         assert settles(lambda: left.fileno() == -1)
         """,
     )
