@@ -20,6 +20,8 @@
 
 #define SHMBU_MAGIC "SHMBUREG" /* 8 bytes, without the zero behind them */
 #define SHMBU_KEY_PREFIX "shmbu-" /* of the region's name in /dev/shm; then 1 to 64 of 0-9, a-z and - */
+#define SHMBU_SEALED_KEY_PREFIX "shmbu-fd-" /* of a sealed region; then the desk's digits, "-" and the number in decimal */
+#define SHMBU_HANDOVER_MAGIC "shmbu-fd" /* 8 bytes, of a question and an answer */
 #define SHMBU_SLOT_PARAMETER "shm_slot"
 #define SHMBU_GENERATION_PARAMETER "shm_generation"
 #define SHMBU_BATCH_INPUT "SHM"
@@ -32,6 +34,7 @@ enum {
     SHMBU_MAX_SLOT_COUNT = 1024,
     SHMBU_MAX_RECORD_BYTE_SIZE = 1 << 20,
     SHMBU_MAX_KEY_LENGTH = 70,
+    SHMBU_DESK_LENGTH = 32, /* hexadecimal digits, lower case: of the socket that hands sealed regions over */
     SHMBU_MAX_TENSORS = 512, /* inputs and outputs of a table together; outputs of results */
     SHMBU_MAX_REGIONS = 64, /* further regions of a table; events of results */
     SHMBU_MAX_RANK = 32,
@@ -65,6 +68,7 @@ enum shmbu_datatype {
 enum shmbu_region_kind { SHMBU_LENT = 1, SHMBU_CUDA = 2, SHMBU_NAMED = 3 };
 enum shmbu_region_flags { SHMBU_FOR_ONE_REQUEST = 1 }; /* of CUDA memory */
 enum shmbu_result_flags { SHMBU_IN_RESPONSE = 1 };
+enum shmbu_answer_status { SHMBU_GIVEN = 0, SHMBU_NOT_GIVEN = 1 };
 
 /* The first bytes of a region. The version is written last. */
 struct shmbu_header {
@@ -162,6 +166,33 @@ SHMBU_AT(shmbu_results, length, 16);
 SHMBU_AT(shmbu_results, output_count, 20);
 SHMBU_AT(shmbu_results, event_count, 22);
 SHMBU_SIZE(shmbu_results, 24);
+
+/* What a model asks for at a sealed region's socket, which is an abstract one of type SOCK_SEQPACKET. Its address is a zero
+ * byte and the key up to the desk's digits. */
+struct shmbu_question {
+    uint8_t magic[8];
+    uint32_t version;
+    uint32_t reserved;
+    uint64_t number;
+    uint8_t token[SHMBU_TOKEN_LENGTH];
+};
+SHMBU_AT(shmbu_question, magic, 0);
+SHMBU_AT(shmbu_question, version, 8);
+SHMBU_AT(shmbu_question, reserved, 12);
+SHMBU_AT(shmbu_question, number, 16);
+SHMBU_AT(shmbu_question, token, 24);
+SHMBU_SIZE(shmbu_question, 40);
+
+/* What it gets; if the status says so, with a descriptor of an open file description of its own (SCM_RIGHTS). */
+struct shmbu_answer {
+    uint8_t magic[8];
+    uint32_t status;
+    uint32_t reserved;
+};
+SHMBU_AT(shmbu_answer, magic, 0);
+SHMBU_AT(shmbu_answer, status, 8);
+SHMBU_AT(shmbu_answer, reserved, 12);
+SHMBU_SIZE(shmbu_answer, 16);
 
 /* Where things begin, in bytes from the beginning of the region. */
 static inline uint64_t shmbu_record_offset(uint32_t slot, uint32_t record_byte_size)

@@ -38,6 +38,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+class Herald:
+    """Names what fails as it fails, so that nobody has to wait for the end of a long run."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    @pytest.hookimpl(trylast=True)  # after the letter
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.write(f"\nFAILED {report.nodeid} ({report.when})\n", red=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Have failures told at once, where there is somebody to tell them: workers have not."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:
+        config.pluginmanager.register(Herald(terminal))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Have files distributed with the shared server in mind."""
+    from tests.scheduling import OneSharedServer
+
+    return OneSharedServer(config, log) if config.option.dist == "loadfile" else None
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _nobody_collects_what_was_there_before() -> None:
     """Take what modules and earlier tests have made for no garbage; to look at all of it took most of the time."""
@@ -75,7 +103,8 @@ def triton_server_options(tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
     Those of servers with the other one are tests/server/test_stub_numpy.py's, and all that say nothing of it.
     """
-    return {"log_file": tmp_path_factory.mktemp("server") / "server.log", "numpy": "own"}
+    log_file = tmp_path_factory.mktemp("server") / "server.log"
+    return {"log_file": log_file, "numpy": "own", "timeout_s": 500}  # of so many models, on a busy machine
 
 
 def _left_on_fake_gpus() -> tuple[int, ...]:

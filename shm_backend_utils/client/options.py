@@ -98,6 +98,7 @@ _REMEDIES: Final = {
     "callback": "use submit(), whose future has add_done_callback(), or AsyncShmClient",
     "query_params": "use parameters, which Triton passes on to the model",
     "device": "say outputs={'OUTPUT0': 'cuda:0'}; inputs are used where they are",
+    "region": "say it when the client is made: pool=PoolOptions(region=...)",
     "frames": "only stream() has frames",
     "split": "only infer() can split a batch",
     "stream": "infer() and stream() take it, and a prepared call by infer() or inputs_ready()",

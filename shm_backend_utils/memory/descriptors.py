@@ -20,7 +20,7 @@ NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class Descriptor:
-    """An open file descriptor, which is closed with its object at the latest.
+    """An open file descriptor, which is closed with its object at the latest, unless it is told to outlive that.
 
     A signal's handler may raise between any two steps of the interpreter. So what a system call has opened is kept in
     the same step: ``list.extend`` and ``map`` come back to the interpreter with all done. So it is closed, too.
@@ -33,9 +33,10 @@ class Descriptor:
         Of the call.
     """
 
-    __slots__ = ("__weakref__", "_held")
+    __slots__ = ("__weakref__", "_held", "_outlives")
 
     def __init__(self, open_it: Callable[..., int], *arguments: Any) -> None:
+        self._outlives = False
         self._held: list[int] = []
         self._held.extend(map(open_it, *zip(arguments, strict=True)))
 
@@ -56,12 +57,16 @@ class Descriptor:
         """Close a forked child's copy, which would keep memory and locks alive."""
         self.close()
 
+    def outlive_object(self) -> None:
+        """Stay open if this object is lost, until the process ends: what others see by it may still be so."""
+        self._outlives = True
+
     def close(self) -> None:
         """Close it. Twice is fine."""
         deque(map(os.close, map(self._held.pop, range(len(self._held)))), maxlen=0)
 
     def __del__(self, os_close: Any = os.close, drain: Any = deque) -> None:
-        held = getattr(self, "_held", ())
+        held = () if getattr(self, "_outlives", True) else getattr(self, "_held", ())
         drain(map(os_close, map(held.pop, range(len(held)))) if held else (), maxlen=0)
 
 

@@ -32,7 +32,7 @@ import struct
 import threading
 from typing import Final
 
-from .descriptors import NO_DESCRIPTORS, no_descriptors
+from .descriptors import NO_DESCRIPTORS, Descriptor, no_descriptors
 
 __all__ = [
     "SharedLease",
@@ -123,37 +123,35 @@ def borrow(fd: int, record: int) -> SharedLease | None:
 
 
 class SharedLease:
-    """A shared lock on one byte, through a description of its own. Made by :func:`use` and :func:`borrow`."""
+    """A shared lock on one byte, through a description of its own. Made by :func:`use` and :func:`borrow`.
 
-    __slots__ = ("_fd",)
+    It is held until it is given back, also if this object is lost: memory that it protects may still be mapped, as
+    where CUDA fails to unmap it, and its owner must not free that.
+    """
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    __slots__ = ("_own",)
+
+    def __init__(self, own: Descriptor) -> None:
+        self._own = own
 
     @classmethod
     def take(cls, fd: int, byte: int) -> SharedLease | None:
         """Take it; None if somebody has the byte for himself. NoDescriptorsError if this process has none left."""
         try:
-            own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+            own = Descriptor(os.open, f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             if error.errno not in NO_DESCRIPTORS:
                 raise
             raise no_descriptors("a lease on memory that somebody else frees takes a file descriptor") from None
-        try:
-            taken = _try_lock(own, _flock(fcntl.F_RDLCK, byte))
-        except BaseException:
-            os.close(own)
-            raise
-        if not taken:
-            os.close(own)
+        if not _try_lock(own.fileno(), _flock(fcntl.F_RDLCK, byte)):
+            own.close()
             return None
+        own.outlive_object()  # not before: what an interrupt takes from here protects nothing yet
         return cls(own)
 
     def give_back(self) -> None:
         """Give it back. Twice is fine."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._own.close()
 
 
 class SlotLease:

@@ -50,10 +50,14 @@ class MappedSegment(ABC):
         self._descriptor = descriptor
         self._maker = 0  # the process that has made the memory; 0 if it was somebody else
         self._map: mmap.mmap | None = None
-        status = os.fstat(descriptor.fileno())
-        self.identity = (status.st_dev, status.st_ino)
-        self.space = min(byte_size, status.st_blocks * BLOCK_SIZE)
-        self._map = mmap.mmap(descriptor.fileno(), byte_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        try:
+            status = os.fstat(descriptor.fileno())
+            self.identity = (status.st_dev, status.st_ino)
+            self.space = min(byte_size, status.st_blocks * BLOCK_SIZE)
+            self._map = mmap.mmap(descriptor.fileno(), byte_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        except BaseException:
+            descriptor.close()  # here, as an error may keep it for long
+            raise
 
     @classmethod
     def _make(cls, key: str, descriptor: Descriptor, byte_size: int, prepare: Callable[[MappedSegment], None]) -> Self:

@@ -20,6 +20,7 @@ from typing import Final
 
 from ..protocol import layout
 from . import locks
+from .descriptors import Descriptor
 from .managed import KEY, KEY_PREFIX
 
 __all__ = ["RegionReport", "reap", "scan"]
@@ -92,11 +93,9 @@ def _managed_files() -> Iterator[tuple[int, Path]]:
     """Yield each file with our prefix that can be opened, open; it is closed when the next one is asked for."""
     for path in sorted(_DIRECTORY.glob(f"{KEY_PREFIX}*")):
         with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
-                yield fd, path
-            finally:
-                os.close(fd)
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            with contextlib.closing(Descriptor(os.open, path, flags)) as opened:
+                yield opened.fileno(), path
 
 
 def _report(fd: int, path: Path) -> RegionReport | None:

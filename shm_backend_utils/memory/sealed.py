@@ -26,12 +26,15 @@ from .machine_memory import MORE_MEMORY, available_bytes, memory_bytes
 from .mapped_segment import MappedSegment
 from .shared_file import BLOCK_SIZE, NO_SPACE, allocate
 
-__all__ = ["SealedSegment"]
+__all__ = ["LINK", "SealedSegment"]
 
 _MFD_NOEXEC_SEAL: Final = 0x0008  # Linux 6.3; the os module has no name for it
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NO_HUGE_PAGES: Final = NO_SPACE | {errno.EINVAL, errno.ENOSYS}
-_NAME: Final = "shmbu"  # what people read in /proc/PID/maps
+_NAME: Final = "shmbu"
+
+LINK: Final = f"/memfd:{_NAME} (deleted)"
+"""What sealed memory is called in ``/proc/PID/fd`` and ``/proc/PID/maps``."""
 
 
 class SealedSegment(MappedSegment):
@@ -73,19 +76,7 @@ class SealedSegment(MappedSegment):
         TimeoutError
             Taking its space takes longer.
         """
-        try:
-            descriptor = _memory(kind)
-            forsake_in_children(descriptor)  # other threads may fork meanwhile
-            access.give_to(descriptor.fileno())
-            room = math.inf if kind is RegionKind.HUGE else available_bytes()
-            allocate(descriptor.fileno(), 0, byte_size, room, deadline)
-        except OSError as error:
-            if kind is RegionKind.HUGE and error.errno in _NO_HUGE_PAGES:
-                raise _no_huge_pages(byte_size) from None
-            if error.errno in NO_SPACE:
-                raise _no_memory(byte_size) from None
-            raise
-        fcntl.fcntl(descriptor.fileno(), fcntl.F_ADD_SEALS, _SEALS)
+        descriptor = _filled(kind, byte_size, access, deadline)
         key = OFFICE.new_key()
         try:
             segment = cls._make(str(key), descriptor, byte_size, prepare)
@@ -127,6 +118,27 @@ class SealedSegment(MappedSegment):
         """As of every segment; what its maker closes is removed, too: nobody could find it again."""
         self.unlink()
         super().close()
+
+
+def _filled(kind: RegionKind, byte_size: int, access: Access, deadline: float) -> Descriptor:
+    """Return a new memfd of this size, with all of its space, and sealed."""
+    is_huge = kind is RegionKind.HUGE
+    descriptor: Descriptor | None = None
+    try:
+        descriptor = _memory(kind)
+        forsake_in_children(descriptor)  # other threads may fork meanwhile
+        access.give_to(descriptor.fileno())
+        allocate(descriptor.fileno(), 0, byte_size, math.inf if is_huge else available_bytes(), deadline)
+        fcntl.fcntl(descriptor.fileno(), fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException as error:
+        if descriptor is not None:
+            descriptor.close()  # here, as an error may keep it for long
+        if isinstance(error, OSError) and is_huge and error.errno in _NO_HUGE_PAGES:
+            raise _no_huge_pages(byte_size) from None
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            raise _no_memory(byte_size) from None
+        raise
+    return descriptor
 
 
 def _memory(kind: RegionKind) -> Descriptor:

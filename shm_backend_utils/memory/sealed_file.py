@@ -61,14 +61,19 @@ class SealedFile(SharedFile):
         received.close()
         return file
 
+    @property
+    def page_size(self) -> int:
+        """Bytes of its pages; with ``MFD_HUGETLB``, of huge ones."""
+        return os.fstatvfs(self._descriptor.fileno()).f_bsize
+
     def check_space(self, byte_size: int) -> None:
         """Raise RegionRefusedError unless it has memory for so many bytes, and they are whole pages of it.
 
-        Of a huge page (``MFD_HUGETLB``), a part can be mapped and never be unmapped (munmap(2)).
+        Of a huge page, a part can be mapped and never be unmapped (munmap(2)).
         """
-        page = os.fstatvfs(self._descriptor.fileno()).f_bsize
-        if byte_size % page:
-            raise RegionRefusedError(self.field, f"it claims {byte_size} bytes; expected whole pages of {page}")
+        page_size = self.page_size
+        if byte_size % page_size:
+            raise RegionRefusedError(self.field, f"it claims {byte_size} bytes; expected whole pages of {page_size}")
         super().check_space(byte_size)
 
 

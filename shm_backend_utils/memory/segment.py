@@ -72,11 +72,12 @@ class SystemSegment(MappedSegment):
         """
         descriptor = Descriptor(os.open, DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, access.mode)
         forsake_in_children(descriptor)  # other threads may fork meanwhile
-        access.give_to(descriptor.fileno())
         try:
+            access.give_to(descriptor.fileno())
             allocate(descriptor.fileno(), 0, byte_size, free_bytes(), deadline)
-        except OSError as error:
-            if error.errno in NO_SPACE:
+        except BaseException as error:
+            descriptor.close()  # here, as an error may keep it for long
+            if isinstance(error, OSError) and error.errno in NO_SPACE:
                 raise _no_space(byte_size) from None
             raise
         segment = cls._make(key, descriptor, byte_size, prepare)
@@ -173,9 +174,11 @@ class SystemSegment(MappedSegment):
 
 def _give_name(fd: int, key: str) -> None:
     directory = Descriptor(os.open, DIRECTORY, os.O_PATH | os.O_CLOEXEC)
-    # Only with a directory's descriptor does Python call linkat(2), which alone can follow /proc/self/fd.
-    os.link(f"/proc/self/fd/{fd}", key, dst_dir_fd=directory.fileno(), follow_symlinks=True)
-    directory.close()
+    try:
+        # Only with a directory's descriptor does Python call linkat(2), which alone can follow /proc/self/fd.
+        os.link(f"/proc/self/fd/{fd}", key, dst_dir_fd=directory.fileno(), follow_symlinks=True)
+    finally:
+        directory.close()
 
 
 def _no_space(byte_size: int) -> NoSharedMemoryError:

@@ -25,6 +25,7 @@ PARAMETERS: Final = frozenset(
         "SHM_FOREIGN_REGIONS",
         "SHM_GPU_EVENTS",
         "SHM_HANDOVER_S",
+        "SHM_HUGE_PAGES",
         "SHM_MAX_MAPPED_BYTES",
         "SHM_METRICS",
         "SHM_PIN_HOST_MEMORY",
@@ -66,6 +67,9 @@ class Config:
         What the names of the Python backend's own shared memory begin with, as this process' command line tells.
     max_mapped_bytes : int or None
         How much may be mapped at once; None for no limit. ``SHM_MAX_MAPPED_BYTES``.
+    huge_pages : bool
+        Whether sealed regions may be of huge pages. A client can punch holes into them, and the kernel ends a model
+        that touches one while no huge page is free. ``SHM_HUGE_PAGES``: ``true`` or ``false``, the default.
     gpu_events : bool
         Whether clients wait for the GPU's work, by CUDA events of theirs, and not the model, where that has named the
         streams that its work is on (``call.ready_on``). ``SHM_GPU_EVENTS``: ``true`` or ``false``, the default.
@@ -93,6 +97,7 @@ class Config:
     server_url: str = ""
     pool_prefix: str = USUAL_PREFIX
     max_mapped_bytes: int | None = None
+    huge_pages: bool = False
     gpu_events: bool = False
     pin_host_memory: bool = False
     handover_s: float = 1.0
@@ -129,6 +134,7 @@ class Config:
             max_mapped_bytes=_max_mapped_bytes(texts),
             gpu_events=_is_on(texts, "SHM_GPU_EVENTS"),
             pin_host_memory=_is_on(texts, "SHM_PIN_HOST_MEMORY"),
+            huge_pages=_is_on(texts, "SHM_HUGE_PAGES"),
             handover_s=_seconds(texts, "SHM_HANDOVER_S", cls.handover_s, _LONGEST_HANDOVER_S),
             stream_patience_s=patience_s,
             stream_total_patience_s=total_patience_s,

@@ -175,6 +175,10 @@ class EmbeddedServer:
         """Whether the server has not exited."""
         return self._supervisor.poll() is None
 
+    def is_ready(self) -> bool:
+        """Return whether every model is ready, and every service: the server starts the metrics last."""
+        return all(_answers(url) for url in (f"{self.http_url}/v2/health/ready", f"{self.metrics_url}/metrics"))
+
     def stop(self) -> None:
         """Stop the server and everything that it started; returns when all of it is gone. Twice is fine."""
         assert self._supervisor.stdin is not None
@@ -239,16 +243,12 @@ class EmbeddedServer:
 
     def _wait_until_ready(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while not self._is_ready():
+        while not self.is_ready():
             if not self.is_running:
                 raise MachineError(f"tritonserver did not start: {self._failure()}")
             if time.monotonic() > deadline:
                 raise MachineError(f"tritonserver was not ready after {timeout_s:g} s: {self._failure()}")
             time.sleep(_POLL_S)
-
-    def _is_ready(self) -> bool:
-        """Return whether every model is ready, and every service: the server starts the metrics last."""
-        return all(_answers(url) for url in (f"{self.http_url}/v2/health/ready", f"{self.metrics_url}/metrics"))
 
     def _log(self) -> str:
         return self.log_file.read_text(errors="replace")

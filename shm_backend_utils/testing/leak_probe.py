@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Final
 
 from ..memory.managed import KEY_PREFIX as MANAGED_PREFIX
+from ..memory.sealed import LINK as SEALED
 
 __all__ = ["POOL_PREFIX", "UTIL_PREFIX", "ShmLeakProbe"]
 
@@ -27,9 +28,9 @@ _DELETED: Final = " (deleted)"  # an object that has lost its name meanwhile is 
 class ShmLeakProbe:
     """A context manager that fails if there is more shared memory after its block than before.
 
-    It counts this process' open descriptors and mappings of objects in ``/dev/shm``, the objects there that this
-    package has made in this process, and the bytes of the Python backend's pools. A block that raises is not looked at.
-    Without a block, :meth:`growth` tells what has grown since the probe was made.
+    It counts this process' open descriptors and mappings of objects in ``/dev/shm`` and of sealed memory, the objects
+    in ``/dev/shm`` that this package has made in this process, and the bytes of the Python backend's pools. A block
+    that raises is not looked at. Without a block, :meth:`growth` tells what has grown since the probe was made.
 
     Parameters
     ----------
@@ -83,6 +84,9 @@ def _descriptors() -> Counter[str]:
     for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208  # a Path per descriptor would cost every test
         try:
             target = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
+            if target == SEALED:
+                target = _sealed(os.stat(f"/proc/self/fd/{descriptor}").st_ino)  # noqa: PTH116
+                found[f"descriptor of {target}"] += 1
         except FileNotFoundError:
             continue  # the listing's own descriptor, or one that another thread has closed meanwhile
         if target.startswith(f"{_SHM}/"):
@@ -93,11 +97,19 @@ def _descriptors() -> Counter[str]:
 def _mappings() -> Counter[str]:
     found: Counter[str] = Counter()
     maps = Path("/proc/self/maps").read_text()
-    for line in maps.splitlines() if f" {_SHM}/" in maps else ():  # most often there is none among many hundred lines
-        target = line.split(maxsplit=5)[-1]
+    if f" {_SHM}/" not in maps and SEALED not in maps:  # most often there is none among many hundred lines
+        return found
+    for line in maps.splitlines():
+        *_, inode, target = line.split(maxsplit=5)
+        if target == SEALED:
+            found[f"mapping of {_sealed(int(inode))}"] += 1
         if target.startswith(f"{_SHM}/"):
             found[f"mapping of {target.removesuffix(_DELETED)}"] += 1
     return found
+
+
+def _sealed(inode: int) -> str:
+    return f"sealed memory, inode {inode}"  # it has no name
 
 
 def _objects() -> Counter[str]:

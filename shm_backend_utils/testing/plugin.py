@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .shared_server import SharedServer
+
 if TYPE_CHECKING:
     from ..server import EmbeddedServer
     from .faults.at_hand import Faults
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Models", "faults", "shm_leak_check", "triton_model", "triton_repository", "triton_server"]
 
 _FOLDER = "triton_model_repository"
+_SHARED_SERVER = pytest.StashKey[SharedServer]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "folder of models, from the one with this file: for the fixtures triton_model and triton_server",
         default="model_repository",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Look after the server that tests share."""
+    config.stash[_SHARED_SERVER] = shared = SharedServer()
+    config.pluginmanager.register(shared)
 
 
 class Models:
@@ -100,11 +109,19 @@ def triton_server_options() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def triton_server(triton_repository: Path, triton_server_options: dict[str, Any]) -> Iterator[EmbeddedServer]:
-    """Run a real server with all models of the repository, one for all tests of a session (and of a worker)."""
+def triton_server(
+    pytestconfig: pytest.Config, triton_repository: Path, triton_server_options: dict[str, Any]
+) -> Iterator[EmbeddedServer]:
+    """Run a real server with all models of the repository, one for all tests of a session (and of a worker).
+
+    Should it die, the next test that wants it gets another: see :mod:`.shared_server`.
+    """
     from ..server import EmbeddedServer  # noqa: PLC0415
 
-    with EmbeddedServer.start(triton_repository, **triton_server_options) as server:
+    with (
+        EmbeddedServer.start(triton_repository, **triton_server_options) as server,
+        pytestconfig.stash[_SHARED_SERVER].holding(server),
+    ):
         yield server
     left = list(Path("/dev/shm").glob(f"{server.shm_prefix}*"))
     assert left == [], f"the server has left shared memory behind: {left}"
@@ -115,7 +132,11 @@ def shm_leak_check() -> Iterator[ShmLeakProbe]:
     """Fail a test after which this process has more descriptors, mappings or objects in ``/dev/shm`` than before."""
     from .leak_probe import ShmLeakProbe  # noqa: PLC0415
 
-    with ShmLeakProbe(pool_prefix=None) as probe:  # pools belong to servers, and grow with the first large request
+    with contextlib.ExitStack() as after:
+        probe = ShmLeakProbe(pool_prefix=None)  # pools belong to servers, and grow with the first large request
+        after.push(
+            probe
+        )  # not entered, as it would look once more: the kernel takes a millisecond and a half each time
         yield probe
 
 

@@ -1,33 +1,38 @@
 /*
  * A client of protocol 2 in C, written from docs/protocol.md alone: shared memory, and HTTP over a plain socket.
  *
- * usage: client HOST PORT identity | batch | strings | stale | refused | takeback
+ * usage: client HOST PORT system | sealed identity | batch | strings | stale | refused | takeback
  *
- * Makes a region, calls a model on it, checks what came of it, and removes the region. Prints "ok", or what is wrong.
+ * Makes a region, a file in /dev/shm or sealed memory, calls a model on it, checks what came of it, and removes the
+ * region. Prints "ok", or what is wrong.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <netdb.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/time.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "desk.h"
 #include "shm_protocol.h"
 
 #define DATA_SIZE 65536
 #define RECORD_SIZE SHMBU_PAGE_SIZE
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define STAMP(word) __atomic_load_n(&slot->results->word, __ATOMIC_ACQUIRE)
 #define CHECK(holds) ((holds) ? (void)0 : fail(__LINE__, #holds))
 
 static const char *host, *port;
-static char path[64 + SHMBU_MAX_KEY_LENGTH]; /* of the region, as long as it has a name */
+static int is_sealed;
+static char path[64 + SHMBU_MAX_KEY_LENGTH]; /* of the region's file, if it is one */
 
 static void fail(int line, const char *what)
 {
@@ -39,9 +44,9 @@ static void fail(int line, const char *what)
 
 /* A region with one slot, and the table that is being written to it. */
 struct slot {
-    int fd;
+    int fd, desk; /* the desk is the socket where models fetch the region, if it is sealed, else -1 */
     uint8_t *base;
-    const char *key;
+    char key[SHMBU_MAX_KEY_LENGTH + 1];
     char token[2 * SHMBU_TOKEN_LENGTH + 1];
     struct shmbu_table *table;
     struct shmbu_results *results;
@@ -55,30 +60,44 @@ static int lock(int fd, short type, off_t start, off_t length)
     return fcntl(fd, F_OFD_SETLK, &bytes);
 }
 
+/* Nobody finds it any more, and the models that have it see that. Twice is fine. */
+static void remove_region(struct slot *slot)
+{
+    if (*path)
+        CHECK(unlink(path) == 0);
+    if (slot->desk >= 0)
+        CHECK(close(slot->desk) == 0 && lock(slot->fd, F_UNLCK, SHMBU_OWNER_BYTE, 1) == 0);
+    *path = 0, slot->desk = -1;
+}
+
 static struct slot make_region(void)
 {
-    struct slot slot = {0};
+    struct slot slot = {.desk = -1};
     uint64_t size = shmbu_data_offset(1, RECORD_SIZE) + DATA_SIZE;
     struct shmbu_header header = {.slot_count = 1, .byte_size = size, .record_byte_size = RECORD_SIZE};
     char own[32];
     CHECK(getrandom(header.token, sizeof header.token, 0) == sizeof header.token);
-    for (int i = 0; i < SHMBU_TOKEN_LENGTH; i++)
-        sprintf(slot.token + 2 * i, "%02x", header.token[i]);
+    write_hex(slot.token, header.token, sizeof header.token);
     memcpy(header.magic, SHMBU_MAGIC, sizeof header.magic);
 
-    slot.fd = open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    CHECK(slot.fd >= 0);
+    slot.fd = is_sealed ? memfd_create("region", MFD_CLOEXEC | MFD_ALLOW_SEALING)
+                        : open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    CHECK(slot.fd >= 0 && fchmod(slot.fd, 0600) == 0);
     CHECK(posix_fallocate(slot.fd, 0, (off_t)size) == 0);
+    CHECK(!is_sealed || fcntl(slot.fd, F_ADD_SEALS, SEALS) == 0);
     CHECK(lock(slot.fd, F_WRLCK, SHMBU_OWNER_BYTE, 1) == 0);
     slot.base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, slot.fd, 0);
     CHECK(slot.base != MAP_FAILED);
     memcpy(slot.base, &header, sizeof header);
     __atomic_store_n(&((struct shmbu_header *)slot.base)->version, SHMBU_VERSION, __ATOMIC_RELEASE);
-    sprintf(path, "/dev/shm/%s%d-%.16s", SHMBU_KEY_PREFIX, (int)getpid(), slot.token + 16);
-    sprintf(own, "/proc/self/fd/%d", slot.fd);
-    CHECK(linkat(AT_FDCWD, own, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0);
-
-    slot.key = path + strlen("/dev/shm/");
+    if (is_sealed) {
+        CHECK((slot.desk = open_desk(slot.key)) >= 0);
+    } else {
+        sprintf(slot.key, "%s%d-%.16s", SHMBU_KEY_PREFIX, (int)getpid(), slot.token + 16);
+        sprintf(path, "/dev/shm/%s", slot.key);
+        sprintf(own, "/proc/self/fd/%d", slot.fd);
+        CHECK(linkat(AT_FDCWD, own, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0);
+    }
     slot.table = (struct shmbu_table *)(slot.base + shmbu_record_offset(0, RECORD_SIZE));
     slot.results = (struct shmbu_results *)(slot.base + shmbu_results_offset(0, RECORD_SIZE));
     return slot;
@@ -113,29 +132,34 @@ static void end_table(struct slot *slot)
     __atomic_store_n(&slot->table->generation, ++slot->generation, __ATOMIC_RELEASE);
 }
 
-/* Send a request and return the status of its answer; 0 if there is none in time. */
+/* Send a request and return the status of its answer; 0 if there is none in time. Meanwhile, hand the region over. */
 static char answer[16384];
 
-static int infer(struct slot *slot, const char *model, const char *inputs, uint64_t generation, long timeout_ms)
+static int infer(struct slot *slot, const char *model, const char *inputs, uint64_t generation, int timeout_ms)
 {
     char body[1024], *end;
     struct addrinfo *found, wanted = {.ai_socktype = SOCK_STREAM};
-    struct timeval timeout = {timeout_ms / 1000, timeout_ms % 1000 * 1000};
-    ssize_t got, length = 0;
-    int status = 0;
+    ssize_t got = -1, length = 0;
+    int status = 0, ready;
     CHECK(getaddrinfo(host, port, &wanted, &found) == 0);
     int fd = socket(found->ai_family, SOCK_STREAM, 0);
     CHECK(fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0);
-    CHECK(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout) == 0);
     freeaddrinfo(found);
     int size = sprintf(body, "{\"inputs\":[%s],\"parameters\":{\"%s\":\"%d/%s/%s/%s/0\",\"%s\":%" PRIu64 "}}", inputs,
         SHMBU_SLOT_PARAMETER, SHMBU_VERSION, model, slot->key, slot->token, SHMBU_GENERATION_PARAMETER, generation);
     CHECK(dprintf(fd, "POST /v2/models/%s/infer HTTP/1.1\r\nHost: %s:%s\r\nContent-Type: application/json\r\n"
                       "Content-Length: %d\r\nConnection: close\r\n\r\n%s", model, host, port, size, body) > 0);
-    while ((got = recv(fd, answer + length, sizeof answer - 1 - length, 0)) > 0)
-        length += got;
+    struct pollfd heard[] = {{fd, POLLIN, 0}, {slot->desk, POLLIN, 0}}; /* no desk, -1, is never heard */
+    while (got != 0 && (ready = poll(heard, 2, timeout_ms)) > 0) {
+        if (heard[1].revents)
+            CHECK(hand_over(slot->desk, slot->fd, ((struct shmbu_header *)slot->base)->token) == 0);
+        if (heard[0].revents) {
+            CHECK((got = recv(fd, answer + length, sizeof answer - 1 - length, 0)) >= 0);
+            length += got;
+        }
+    }
     answer[length] = 0;
-    CHECK(got == 0 || errno == EAGAIN); /* the server closes the connection, or does not answer in time */
+    CHECK(got == 0 || ready == 0); /* the server closes the connection, or does not answer in time */
     close(fd);
     if (got == 0 && sscanf(answer, "HTTP/1.1 %d", &status) == 1 && (end = strstr(answer, "\r\n\r\n")) != NULL)
         memmove(answer, end + 4, strlen(end + 4) + 1);
@@ -223,6 +247,8 @@ static void strings(struct slot *slot)
 
 static void stale(struct slot *slot)
 {
+    /* Can the model open the region? Nothing was begun in the slot, so that whoever has opened it finds this stale. */
+    CHECK(infer(slot, "identity", "", 1, 30000) == 400 && is_refused_as("shm:stale") && STAMP(started) == 0);
     call_identity(slot, 5);
     uint64_t before = slot->generation;
     end_table(slot);
@@ -242,12 +268,13 @@ static void refused(struct slot *slot)
     char digit = slot->token[31];
     slot->token[31] = digit == '0' ? '1' : '0';
     end_table(slot);
-    CHECK(infer(slot, "identity", "", slot->generation, 30000) == 400 && is_refused_as("shm:refused"));
+    int status = infer(slot, "identity", "", slot->generation, 30000);
+    CHECK(is_sealed ? status == 404 && is_refused_as("shm:gone") : status == 400 && is_refused_as("shm:refused"));
     CHECK(strstr(answer, slot->token) == NULL && strstr(answer, slot->key) == NULL);
     CHECK(STAMP(started) != slot->generation && take_back(slot));
     slot->token[31] = digit;
     call_identity(slot, 6);
-    CHECK(unlink(path) == 0);
+    remove_region(slot);
     CHECK(infer(slot, "identity", "", slot->generation + 1, 30000) == 404 && is_refused_as("shm:gone"));
 }
 
@@ -285,14 +312,16 @@ int main(int count, char **words)
 {
     static const struct { const char *name; void (*run)(struct slot *); } commands[] = {{"identity", identity},
         {"batch", batch}, {"strings", strings}, {"stale", stale}, {"refused", refused}, {"takeback", takeback}};
-    for (size_t i = 0; count == 4 && i < sizeof commands / sizeof *commands; i++)
-        if (strcmp(words[3], commands[i].name) == 0) {
+    is_sealed = count == 5 && strcmp(words[3], "sealed") == 0;
+    int is_known = is_sealed || (count == 5 && strcmp(words[3], "system") == 0);
+    for (size_t i = 0; is_known && i < sizeof commands / sizeof *commands; i++)
+        if (strcmp(words[4], commands[i].name) == 0) {
             host = words[1], port = words[2];
             struct slot slot = make_region();
             commands[i].run(&slot);
-            unlink(path);
+            remove_region(&slot);
             return puts("ok") < 0;
         }
-    fprintf(stderr, "usage: client HOST PORT identity | batch | strings | stale | refused | takeback\n");
+    fprintf(stderr, "usage: client HOST PORT system | sealed identity | batch | strings | stale | refused | takeback\n");
     return 2;
 }

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from scripts.tools.common.processes import children, command_line, mappings, open_files
+from scripts.tools.common.processes import children, command_line, mappings
 from shm_backend_utils.client import PreparedCall, Result
 from shm_backend_utils.errors import MachineError, PeerError
 from shm_backend_utils.memory import reaper
 from shm_backend_utils.memory.reaper import RegionReport
 from shm_backend_utils.server import EmbeddedServer
 
-__all__ = ["eventually", "held_regions", "infer_until_answered", "open_region_of", "region_of", "stub_of"]
+__all__ = ["eventually", "held_regions", "infer_until_answered", "open_region_of", "region_of", "regions_of", "stub_of"]
 
 DEADLINE_S = 40.0
 
@@ -45,17 +45,22 @@ def stub_of(server: EmbeddedServer, model: str) -> int | None:
     return next((pid for pid in children(server.pid) if f"/{model}/1/model.py" in command_line(pid)), None)
 
 
-def held_regions(pid: int, owner: int) -> list[str]:
-    """Return the descriptors and mappings that a process holds of the regions of a client."""
-    targets = [line.split(maxsplit=5)[-1] for line in mappings(pid)] + open_files(pid)
-    return [target for target in targets if f"/shmbu-{owner}-" in target]
+def regions_of(owner: int) -> frozenset[str]:
+    """Return the regions that a client has, as the kernel knows them: sealed ones have no names."""
+    return frozenset([*map(_known, Path("/dev/shm").glob(f"shmbu-{owner}-*")), *_mapped(owner)])
+
+
+def held_regions(pid: int, regions: frozenset[str]) -> list[str]:
+    """Return what a process holds of these regions: of each, as often as it is mapped there, or open."""
+    return [each for each in [*_mapped(pid), *_open(pid)] if each in regions]
 
 
 @contextlib.contextmanager
 def open_region_of(owner: int) -> Iterator[int]:
-    """Hold the only region of a client open, whatever becomes of its name; yields the descriptor."""
-    (path,) = Path("/dev/shm").glob(f"shmbu-{owner}-*")
-    fd = os.open(path, os.O_RDWR)
+    """Hold the only region of a client open, whatever becomes of it; yields the descriptor."""
+    named = list(Path("/dev/shm").glob(f"shmbu-{owner}-*"))
+    sealed = [link for link in Path(f"/proc/{owner}/fd").iterdir() if _is_region(str(link.readlink()))]
+    fd = os.open([*named, *sealed][0], os.O_RDWR)
     try:
         yield fd
     finally:
@@ -63,7 +68,31 @@ def open_region_of(owner: int) -> Iterator[int]:
 
 
 def region_of(owner: int) -> RegionReport | None:
-    """Return the region of a client that has one or none."""
+    """Return the region in /dev/shm of a client that has one or none."""
     found = [report for report in reaper.scan() if report.key.startswith(f"shmbu-{owner}-")]
     assert len(found) < 2
     return found[0] if found else None
+
+
+def _is_region(name: str) -> bool:
+    return name.startswith(("/dev/shm/shmbu-", "/memfd:shmbu "))
+
+
+def _mapped(pid: int) -> list[str]:
+    lines = [line.split(maxsplit=5) for line in mappings(pid)]
+    return [f"{device} {inode}" for _, _, _, device, inode, *name in lines if name and _is_region(name[0])]
+
+
+def _open(pid: int) -> list[str]:
+    found = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it was closed meanwhile
+                if _is_region(str(link.readlink())):
+                    found.append(_known(link))
+    return found
+
+
+def _known(file: Path) -> str:
+    status = file.stat()
+    return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x} {status.st_ino}"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from typing import cast
 
 import numpy as np
 
 from shm_backend_utils.client import PoolOptions, ShmClient
+from shm_backend_utils.memory.pool.options import RegionName
 
 
-def main(url: str, keeps: str, grows: bool) -> None:
-    client = ShmClient(url, pool=PoolOptions(stream_guess_bytes=0))
+def main(url: str, region: RegionName, keeps: str, grows: bool) -> None:
+    client = ShmClient(url, pool=PoolOptions(stream_guess_bytes=0, region=region))
     room = ["Y"] if grows else {"Y": 4000}
     results = client.stream("frames_of", {"X": np.ones(1000, np.float32)}, outputs=room, path="direct")
     kept = [next(results)]
@@ -28,4 +30,4 @@ def main(url: str, keeps: str, grows: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], "grows" in sys.argv)
+    main(sys.argv[1], cast("RegionName", sys.argv[2]), sys.argv[3], "grows" in sys.argv)

@@ -14,11 +14,12 @@ import pytest
 
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.memory import locks as lease
+from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
 from shm_backend_utils.server import EmbeddedServer
 
 from .gate import Gate
-from .processes import eventually, held_regions, open_region_of, region_of, stub_of
+from .processes import eventually, held_regions, open_region_of, region_of, regions_of, stub_of
 
 STAGES = ("created", "writing", "in flight", "reading")
 X = np.arange(1000, dtype=np.float32)
@@ -27,13 +28,13 @@ X = np.arange(1000, dtype=np.float32)
 class Victim:
     """A client process that stands at a stage."""
 
-    def __init__(self, url: str, stage: str, gate: Gate) -> None:
+    def __init__(self, url: str, stage: str, gate: Gate, region: RegionName) -> None:
         self._gate = gate
         self._is_model_waiting = stage == "in flight"
         gate.close()
         parameters = gate.parameters("half written") if self._is_model_waiting else {}
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("victim.py")), url, stage, json.dumps(parameters)],
+            [sys.executable, str(Path(__file__).with_name("victim.py")), url, stage, json.dumps(parameters), region],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -43,6 +44,8 @@ class Victim:
         assert self._process.stdout.readline() == "here\n"
         if self._is_model_waiting:
             gate.wait_for_model()
+        self.regions = regions_of(self.pid)
+        assert len(self.regions) == 1
 
     def kill(self) -> None:
         self._process.kill()
@@ -65,14 +68,15 @@ def stage(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def victim(url: str, stage: str, gate: Gate) -> Iterator[Victim]:
-    victim = Victim(url, stage, gate)
+def victim(url: str, stage: str, gate: Gate, region: RegionName) -> Iterator[Victim]:
+    victim = Victim(url, stage, gate, region)
     yield victim
     victim.end()
     with ShmClient(url):
         pass  # removes what the victim left
 
 
+@pytest.mark.parametrize("region", ["system"])
 def test_the_next_client_to_start_removes_the_region(victim: Victim, url: str) -> None:
     before = region_of(victim.pid)
     assert before is not None
@@ -86,10 +90,10 @@ def test_the_next_client_to_start_removes_the_region(victim: Victim, url: str) -
 def test_the_model_lets_go_of_the_memory_by_itself(victim: Victim, server: EmbeddedServer) -> None:
     stub = stub_of(server, "crash_stages")
     assert stub is not None
-    assert held_regions(stub, victim.pid)
+    assert held_regions(stub, victim.regions)
     victim.kill()
     victim.let_the_model_go()
-    eventually(lambda: not held_regions(stub, victim.pid))
+    eventually(lambda: not held_regions(stub, victim.regions))
     assert stub_of(server, "crash_stages") == stub
 
 

@@ -15,7 +15,7 @@ from shm_backend_utils.server import EmbeddedServer
 from tests.e2e.fake_gpus import MODEL, Told, X, content_of, flavour_of, gpu_of, told_by
 
 from .gate import Gate
-from .processes import eventually, held_regions, region_of, stub_of
+from .processes import eventually, held_regions, region_of, regions_of, stub_of
 
 VICTIM = """
 import json, sys
@@ -119,12 +119,13 @@ def test_the_model_closes_the_memory_by_itself(
     triton_server: EmbeddedServer, idle_victim: Victim, before: Told
 ) -> None:
     url = triton_server.grpc_url
+    regions = regions_of(idle_victim.pid)
     assert told_by(MODEL, url).open_now == before.open_now + 1
     idle_victim.kill()
     eventually(lambda: told_by(MODEL, url).open_now == before.open_now)
     stub = stub_of(triton_server, MODEL)
     assert stub is not None
-    assert held_regions(stub, idle_victim.pid) == []
+    assert held_regions(stub, regions) == []
 
 
 def test_nothing_is_left_when_the_next_client_has_started(triton_server: EmbeddedServer, idle_victim: Victim) -> None:

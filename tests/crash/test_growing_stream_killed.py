@@ -12,10 +12,11 @@ import pytest
 
 from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.memory import reaper
+from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 
 from .own_server import serving
-from .processes import eventually, held_regions, stub_of
+from .processes import eventually, held_regions, regions_of, stub_of
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +28,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
 
 
 @pytest.fixture(params=["everything", "one frame"])
-def victim(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+def victim(
+    server: EmbeddedServer, request: pytest.FixtureRequest, region: RegionName
+) -> Iterator[subprocess.Popen[str]]:
     """A client that is in the midst of a stream which has no end, and has grown."""
     victim_py = Path(__file__).with_name("stream_victim.py")
-    command = [sys.executable, str(victim_py), server.grpc_url, request.param, "grows"]
+    command = [sys.executable, str(victim_py), server.grpc_url, region, request.param, "grows"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victim:
         assert victim.stdout is not None
         assert victim.stdout.readline() == "here\n"
@@ -38,7 +41,7 @@ def victim(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[s
         victim.kill()
 
 
-def regions_of(owner: int) -> list[str]:
+def left_by(owner: int) -> list[str]:
     return [report.key for report in reaper.scan() if report.key.startswith(f"shmbu-{owner}-")]
 
 
@@ -47,13 +50,13 @@ def test_the_model_lets_go_of_both_regions_and_the_next_client_is_served(
 ) -> None:
     stub = stub_of(server, "frames_of")
     assert stub is not None
-    keys = regions_of(victim.pid)
-    assert len(keys) == 2
-    assert all(any(key in held for held in held_regions(stub, victim.pid)) for key in keys)
+    regions = regions_of(victim.pid)
+    assert len(regions) == 2
+    assert {*held_regions(stub, regions)} == regions
     victim.kill()
     assert victim.wait() < 0
     with ShmClient(server.grpc_url, timeout_s=20, pool=PoolOptions(stream_guess_bytes=0)) as client:
-        eventually(lambda: not regions_of(victim.pid))
+        eventually(lambda: not left_by(victim.pid))
         parameters = {"count": 5}
         values = []
         for result in client.stream(
@@ -62,5 +65,5 @@ def test_the_model_lets_go_of_both_regions_and_the_next_client_is_served(
             with result:
                 values.append((float(result["Y"][0]), bool(result.overflowed)))
         assert values == [(1, True), (2, False), (3, False), (4, False), (5, False)]
-    eventually(lambda: not held_regions(stub, victim.pid))
+    eventually(lambda: not held_regions(stub, regions))
     assert stub_of(server, "frames_of") == stub

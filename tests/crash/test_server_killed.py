@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import PreparedCall, ServerUnavailableError, ShmClient
+from shm_backend_utils.client import PoolOptions, PreparedCall, ServerUnavailableError, ShmClient
+from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.faults.servers import free_ports
 
+from ..e2e.own_regions import own_regions
 from .gate import Gate
-from .processes import infer_until_answered, region_of, stub_of
+from .processes import infer_until_answered, stub_of
 
 SHM = Path("/dev/shm")
 X = np.arange(1000, dtype=np.float32)
@@ -25,7 +27,7 @@ X = np.arange(1000, dtype=np.float32)
 class Story:
     """One client over one protocol, before, during and after its server's death; it keeps what it saw."""
 
-    def __init__(self, protocol: str, models: Path, folder: Path) -> None:
+    def __init__(self, protocol: str, region: RegionName, models: Path, folder: Path) -> None:
         gate = Gate(folder)
         gate.close()
         ports = free_ports()
@@ -33,7 +35,7 @@ class Story:
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(EmbeddedServer.start(models, ports=ports, log_file=log_file))
             url = {"grpc": server.grpc_url, "http": f"http://{server.http_url}"}[protocol]
-            client = stack.enter_context(ShmClient(url, timeout_s=60))
+            client = stack.enter_context(ShmClient(url, timeout_s=60, pool=PoolOptions(region=region)))
             view = client.infer("identity", {"INPUT0": X})["OUTPUT0"]
             call = stack.enter_context(_prepare(client, gate))
             with ThreadPoolExecutor(1) as executor:
@@ -51,7 +53,7 @@ class Story:
             with client.infer("identity", {"INPUT0": 3 * X}) as result:
                 self.result_of_the_same_client = result["OUTPUT0"].copy()
             _kill(server)
-        self.left_by_the_client = region_of(os.getpid())
+        self.left_by_the_client = own_regions()
 
 
 def _prepare(client: ShmClient, gate: Gate) -> PreparedCall:
@@ -74,9 +76,10 @@ def _error_of(client: ShmClient) -> BaseException | None:
     return None
 
 
-@pytest.fixture(scope="module", params=["grpc", "http"])
+@pytest.fixture(scope="module", params=[("grpc", "sealed"), ("http", "sealed"), ("http", "system")], ids=", ".join)
 def story(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    return Story(request.param, models, tmp_path_factory.mktemp("story"))
+    protocol, region = request.param
+    return Story(protocol, region, models, tmp_path_factory.mktemp("story"))
 
 
 def test_a_call_in_flight_is_told_that_the_server_has_gone(story: Story) -> None:
@@ -104,4 +107,4 @@ def test_the_same_client_works_when_the_server_is_back(story: Story) -> None:
 
 
 def test_the_client_leaves_nothing(story: Story) -> None:
-    assert story.left_by_the_client is None
+    assert story.left_by_the_client == []

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import Result, ShmClient
+from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 
 from .own_server import serving
-from .processes import eventually, held_regions, region_of, stub_of
+from .processes import eventually, held_regions, region_of, regions_of, stub_of
 
 LONGER_THAN_THE_TEST = '"600"'
 
@@ -34,9 +35,9 @@ def keeps(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def victim(server: EmbeddedServer, keeps: str) -> Iterator[subprocess.Popen[str]]:
+def victim(server: EmbeddedServer, keeps: str, region: RegionName) -> Iterator[subprocess.Popen[str]]:
     """A client that is in the midst of a stream which has no end."""
-    command = [sys.executable, str(Path(__file__).with_name("stream_victim.py")), server.grpc_url, keeps]
+    command = [sys.executable, str(Path(__file__).with_name("stream_victim.py")), server.grpc_url, region, keeps]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victim:
         assert victim.stdout is not None
         assert victim.stdout.readline() == "here\n"
@@ -47,7 +48,8 @@ def victim(server: EmbeddedServer, keeps: str) -> Iterator[subprocess.Popen[str]
 def test_the_stream_ends_and_the_next_client_is_served(server: EmbeddedServer, victim: subprocess.Popen[str]) -> None:
     stub = stub_of(server, "frames_of")
     assert stub is not None
-    assert held_regions(stub, victim.pid)
+    regions = regions_of(victim.pid)
+    assert held_regions(stub, regions)
     victim.kill()
     assert victim.wait() < 0
     with ShmClient(server.grpc_url, timeout_s=20) as client:
@@ -55,7 +57,7 @@ def test_the_stream_ends_and_the_next_client_is_served(server: EmbeddedServer, v
         begun, ended = ask(client)  # the model has one instance
         assert begun == ended
         assert [result.copy()["Y"][0] for result in frames(client, 5)] == [1, 2, 3, 4, 5]
-    eventually(lambda: not held_regions(stub, victim.pid))
+    eventually(lambda: not held_regions(stub, regions))
     assert stub_of(server, "frames_of") == stub
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client import PoolOptions, ShmClient
+from shm_backend_utils.memory.pool.options import RegionName
 
 LENGTH = 1 << 16
 
@@ -19,8 +20,8 @@ def stay() -> NoReturn:
     sys.exit("nobody killed me")
 
 
-def main(url: str, stage: str, parameters: dict[str, Any]) -> None:
-    client = ShmClient(url)
+def main(url: str, stage: str, parameters: dict[str, Any], region: RegionName) -> None:
+    client = ShmClient(url, pool=PoolOptions(region=region))
     call = client.prepare(
         "crash_stages", {"X": ((LENGTH,), np.float32)}, outputs={"Y": 4 * LENGTH}, parameters=parameters
     )
@@ -40,4 +41,4 @@ def main(url: str, stage: str, parameters: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), cast("RegionName", sys.argv[4]))

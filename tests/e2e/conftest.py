@@ -6,12 +6,31 @@ from collections.abc import Iterator
 
 import pytest
 
-from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.client.options import PathName
+from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 
 from .flavours import FLAVOURS, AnyClient, Flavour, url_of
 from .loading_server import LoadingServer
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have a mark for what is to hold whatever the memory is made of."""
+    config.addinivalue_line("markers", "every_region: with sealed memory, and with memory in /dev/shm")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what has the mark, and clients of the fixtures here, with each of them, unless a test names its own."""
+    named = any(mark.args[0] == "region" for mark in metafunc.definition.iter_markers("parametrize"))
+    if "region" in metafunc.fixturenames and metafunc.definition.get_closest_marker("every_region") and not named:
+        metafunc.parametrize("region", ["sealed", "system"])
+
+
+@pytest.fixture
+def region() -> RegionName:
+    """Return what memory clients take."""
+    return "auto"
 
 
 @pytest.fixture(params=["grpc", "http"])
@@ -21,17 +40,17 @@ def url(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> str:
 
 
 @pytest.fixture
-def client(url: str) -> Iterator[ShmClient]:
+def client(url: str, region: RegionName) -> Iterator[ShmClient]:
     """The blocking client, over each protocol; as most tests are about shared memory, no call is too small for it."""
-    with ShmClient(url, timeout_s=30, inline_bytes=0) as client:
+    with ShmClient(url, timeout_s=30, inline_bytes=0, pool=PoolOptions(region=region)) as client:
         yield client
 
 
 @pytest.fixture(params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Flavour:
+def flavour(request: pytest.FixtureRequest, triton_server: EmbeddedServer, region: RegionName) -> Flavour:
     """Each of the four clients, to be made by the test with options of its own."""
     protocol, _, kind = request.param.partition(" ")
-    return Flavour(url_of(triton_server, protocol), kind == "aio")
+    return Flavour(url_of(triton_server, protocol), kind == "aio", region)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
-from shm_backend_utils.client import Result, ShmClient
+from shm_backend_utils.client import PoolOptions, Result, ShmClient
 from shm_backend_utils.memory.cuda import bank as device_bank
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
@@ -140,7 +140,7 @@ def left_here() -> LiveCounts:
 def ask(model: str, url: str, deed: str, **parameters: Any) -> list[int]:
     """Ask a model something by a request that has nothing to do with any GPU."""
     with (
-        ShmClient(url, path="inline", timeout_s=30) as client,
+        ShmClient(url, path="inline", timeout_s=30, pool=PoolOptions(region="system")) as client,
         client.infer(
             model, {"X": np.zeros(1, np.float32)}, outputs=["Y"], parameters={"deed": deed, **parameters}
         ) as told,

@@ -10,7 +10,16 @@ from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
 
-from shm_backend_utils.client import AsyncPreparedCall, AsyncShmClient, ClientStats, Explanation, Result, ShmClient
+from shm_backend_utils.client import (
+    AsyncPreparedCall,
+    AsyncShmClient,
+    ClientStats,
+    Explanation,
+    PoolOptions,
+    Result,
+    ShmClient,
+)
+from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 
 __all__ = ["FLAVOURS", "AnyClient", "Flavour", "LoopedClient", "url_of"]
@@ -127,14 +136,15 @@ AnyClient = ShmClient | LoopedClient
 
 @dataclass(frozen=True)
 class Flavour:
-    """One of the four, with the address of a server."""
+    """One of the four, with the address of a server, and what memory its clients take unless a test says it."""
 
     url: str
     is_aio: bool
+    region: RegionName = "auto"
 
     def client(self, **options: Any) -> AnyClient:
         """Return a client to be closed by whoever asked. Unless told otherwise, no call is too small for a slot."""
-        options = {"timeout_s": 30, "inline_bytes": 0, **options}
+        options = {"timeout_s": 30, "inline_bytes": 0, "pool": PoolOptions(region=self.region), **options}
         return LoopedClient(self.url, **options) if self.is_aio else ShmClient(self.url, **options)
 
     @property

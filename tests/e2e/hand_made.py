@@ -16,6 +16,7 @@ import numpy.typing as npt
 import tritonclient.grpc
 import tritonclient.http
 
+from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.layout import SlotRecord
@@ -166,6 +167,8 @@ class HandMade:
         Of the region.
     tensor_count : int
         For how many tensors it has room.
+    kind : RegionKind
+        What the region is made of.
 
     Attributes
     ----------
@@ -194,8 +197,11 @@ class HandMade:
         slot_count: int = 1,
         tensor_count: int = 8,
         record_byte_size: int = 4096,
+        kind: RegionKind = RegionKind.SYSTEM,
     ) -> None:
-        self.region = ManagedRegion.create(tensor_count * STEP, slot_count, record_byte_size=record_byte_size)
+        self.region = ManagedRegion.create(
+            tensor_count * STEP, slot_count, record_byte_size=record_byte_size, kind=kind
+        )
         self.recorded: int = FIRST_GENERATION
         self.generation: Any = FIRST_GENERATION
         self.parameters: dict[str, Any] = {}

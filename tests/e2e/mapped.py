@@ -11,11 +11,11 @@ __all__ = ["lies_in_shared_memory"]
 
 
 def lies_in_shared_memory(array: npt.NDArray[Any]) -> bool:
-    """Return whether there is a file of /dev/shm at the addresses of the array."""
+    """Return whether a file of /dev/shm, or sealed memory, is at the addresses of the array."""
     begin = array.ctypes.data
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, *_, name = line.split(maxsplit=5)
         low, high = (int(bound, 16) for bound in span.split("-"))
         if low <= begin and begin + array.nbytes <= high:
-            return name.startswith("/dev/shm/")
+            return name.startswith(("/dev/shm/", "/memfd:shmbu "))
     return False

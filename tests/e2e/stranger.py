@@ -6,11 +6,12 @@ import asyncio
 import ctypes
 import json
 import sys
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from shm_backend_utils.client import AsyncShmClient, Explanation, PathUnavailableError, Result, ShmClient
+from shm_backend_utils.client import AsyncShmClient, Explanation, PathUnavailableError, PoolOptions, Result, ShmClient
+from shm_backend_utils.memory.pool.options import RegionName
 
 NOT_PERMITTED = 77
 _CLONE_NEWNS = 0x20000
@@ -29,8 +30,8 @@ def leave_the_shared_memory() -> None:
         sys.exit(NOT_PERMITTED)
 
 
-def blocking(url: str) -> tuple[Result, Explanation, str]:
-    with ShmClient(url) as client:
+def blocking(url: str, pool: PoolOptions) -> tuple[Result, Explanation, str]:
+    with ShmClient(url, pool=pool) as client:
         try:
             client.infer("rows", _INPUTS, path="triton-shm", split=True)
         except PathUnavailableError as error:
@@ -38,8 +39,8 @@ def blocking(url: str) -> tuple[Result, Explanation, str]:
         return client.infer("rows", _INPUTS, outputs=["DOUBLED"], split=True), client.explain("rows"), refusal
 
 
-async def in_tasks(url: str) -> tuple[Result, Explanation, str]:
-    async with AsyncShmClient(url) as client:
+async def in_tasks(url: str, pool: PoolOptions) -> tuple[Result, Explanation, str]:
+    async with AsyncShmClient(url, pool=pool) as client:
         try:
             await client.infer("rows", _INPUTS, path="triton-shm", split=True)
         except PathUnavailableError as error:
@@ -48,9 +49,10 @@ async def in_tasks(url: str) -> tuple[Result, Explanation, str]:
         return result, await client.explain("rows"), refusal
 
 
-def main(url: str, is_aio: bool) -> None:
+def main(url: str, is_aio: bool, region: RegionName) -> None:
     leave_the_shared_memory()
-    result, explanation, refusal = asyncio.run(in_tasks(url)) if is_aio else blocking(url)
+    pool = PoolOptions(region=region)
+    result, explanation, refusal = asyncio.run(in_tasks(url, pool)) if is_aio else blocking(url, pool)
     told: dict[str, Any] = {
         "path": result.path,
         "doubled": result["DOUBLED"].tolist(),
@@ -62,4 +64,4 @@ def main(url: str, is_aio: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] == "aio")
+    main(sys.argv[1], sys.argv[2] == "aio", cast("RegionName", sys.argv[3]))

@@ -12,7 +12,7 @@ import pytest
 from shm_backend_utils.server import EmbeddedServer
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-SOURCE: Final = ROOT / "tests" / "clients" / "client.c"
+FOLDER: Final = ROOT / "tests" / "clients"
 COMPILER: Final = shutil.which("gcc")
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
@@ -23,19 +23,20 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert COMPILER is not None
     path = tmp_path_factory.mktemp("client") / "client"
     flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", f"-I{ROOT / 'docs'}"]
-    subprocess.run([COMPILER, *flags, "-o", str(path), str(SOURCE)], check=True, timeout=60)
+    subprocess.run([COMPILER, *flags, "-o", str(path), *map(str, sorted(FOLDER.glob("*.c")))], check=True, timeout=60)
     return path
 
 
+@pytest.mark.parametrize("kind", ["system", "sealed"])
 @pytest.mark.parametrize("command", ["identity", "batch", "strings", "stale", "refused", "takeback"])
-def test_a_client_in_c(program: Path, triton_server: EmbeddedServer, command: str) -> None:
+def test_a_client_in_c(program: Path, triton_server: EmbeddedServer, kind: str, command: str) -> None:
     host, _, port = triton_server.http_url.partition(":")
-    done = subprocess.run([program, host, port, command], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([program, host, port, kind, command], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
 
 
 def test_it_is_short_and_needs_no_library() -> None:
-    lines = SOURCE.read_text().splitlines()
-    assert len(lines) <= 300
-    own = [line for line in lines if line.startswith('#include "')]
-    assert own == ['#include "shm_protocol.h"']
+    texts = [path.read_text() for path in FOLDER.glob("*.[ch]")]
+    assert sum(len(text.splitlines()) for text in texts) <= 440
+    own = {line for text in texts for line in text.splitlines() if line.startswith('#include "')}
+    assert own == {'#include "shm_protocol.h"', '#include "desk.h"'}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,26 +10,22 @@ import pytest
 from shm_backend_utils.client import InferenceError
 from shm_backend_utils.client.errors import MemoryRefusedError
 from shm_backend_utils.errors import MissingTensorError
+from shm_backend_utils.memory.mapped_segment import MappedSegment
 from shm_backend_utils.memory.pool.slot import Slot
 from shm_backend_utils.protocol.refusals import code_in
 
 from .eventually import all_memory_comes_back
 from .flavours import AnyClient
+from .own_regions import give_another_token, lose, own_regions
+
+pytestmark = pytest.mark.every_region
 
 X = np.arange(4, dtype=np.float32)
-TOKEN = slice(24, 40)
-"""Where it lies in the header of a region."""
 
 
-def region_of_this_process() -> Path:
-    (region,) = Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*")
+def region_of_this_process() -> MappedSegment:
+    (region,) = own_regions()
     return region
-
-
-def with_another_token(region: Path) -> None:
-    with region.open("r+b") as file:
-        file.seek(TOKEN.start)
-        file.write(bytes(16))
 
 
 def infer(client: AnyClient) -> None:
@@ -41,7 +35,7 @@ def infer(client: AnyClient) -> None:
 
 def test_gone_memory_is_replaced_and_the_request_sent_again(any_client: AnyClient) -> None:
     infer(any_client)
-    region_of_this_process().unlink()
+    lose(region_of_this_process())
     infer(any_client)
     assert any_client.stats().retries == 1
     infer(any_client)
@@ -50,14 +44,16 @@ def test_gone_memory_is_replaced_and_the_request_sent_again(any_client: AnyClien
 
 def test_refused_memory_is_replaced_and_the_request_sent_again(any_client: AnyClient) -> None:
     with any_client.prepare("direct_only", {"X": (X.shape, X.dtype)}, outputs={"Y": X.nbytes}):
-        with_another_token(region_of_this_process())  # no model has opened it
+        give_another_token(region_of_this_process())  # no model has opened it
     all_memory_comes_back(any_client)
     infer(any_client)
     assert any_client.stats().retries == 1
 
 
-@pytest.mark.parametrize("loss", [Path.unlink, with_another_token])
-def test_a_prepared_call_whose_memory_is_lost_says_so(any_client: AnyClient, loss: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("loss", [lose, give_another_token])
+def test_a_prepared_call_whose_memory_is_lost_says_so(
+    any_client: AnyClient, loss: Callable[[MappedSegment], None]
+) -> None:
     with any_client.prepare("direct_only", {"X": (X.shape, X.dtype)}, outputs={"Y": X.nbytes}) as call:
         loss(region_of_this_process())
         with pytest.raises(MemoryRefusedError, match="this call's memory is lost: prepare another call") as refusal:

@@ -19,6 +19,7 @@ from shm_backend_utils.errors import ClosedError, MachineError
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import eventually
+from .own_regions import own_regions
 from .two_classes import FACTS, LATE_WRITER, ORDINARY, ROWS, Declared, x_of
 
 SHM = Path("/dev/shm")
@@ -34,8 +35,8 @@ def client(triton_server: EmbeddedServer) -> Iterator[TritonSHMClient]:
 
 
 def regions() -> set[str]:
-    """Return the names of the shared memory that this process has made."""
-    return {path.name for path in SHM.glob(f"shmbu-{os.getpid()}-*")}
+    """Return the keys of the shared memory that this process has made."""
+    return {region.key for region in own_regions()}
 
 
 def registered(server: EmbeddedServer, pid: int) -> set[str]:
@@ -61,6 +62,7 @@ def test_all_memory_is_taken_at_once_and_never_more(
     declared.but(pool_size=pool_size).register(client)
     taken = regions()
     assert len(taken) == pool_size
+    assert infer(client, declared)  # the first call tries, with a page of its own, whether the server shares memory
     with ThreadPoolExecutor(8) as threads:
         for answered in [threads.submit(infer, client, declared) for _ in range(40)]:
             assert answered.result()

@@ -14,13 +14,16 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.client import InferenceError, Result, ShmClient
+from shm_backend_utils.client import InferenceError, PoolOptions, Result, ShmClient
 from shm_backend_utils.client.options import PathName
+from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 
 from ..crash.gate import Gate
 from .eventually import all_memory_comes_back, eventually
 from .hand_made import hand_made
+
+pytestmark = pytest.mark.every_region
 
 X = np.array([1, 2, 3, 4], np.float32)
 ROOM = {"Y": X.nbytes, "FACTS": 8192}
@@ -28,8 +31,9 @@ SHM = Path("/dev/shm")
 
 
 @pytest.fixture
-def client(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
-    with ShmClient(triton_server.grpc_url, timeout_s=60, inline_bytes=0) as client:
+def client(triton_server: EmbeddedServer, region: RegionName) -> Iterator[ShmClient]:
+    pool = PoolOptions(region=region)
+    with ShmClient(triton_server.grpc_url, timeout_s=60, inline_bytes=0, pool=pool) as client:
         yield client
 
 
@@ -142,6 +146,7 @@ def test_the_first_of_two_results_is_not_written_over_by_the_second(client: ShmC
     assert values == (X + 3).tolist()
 
 
+@pytest.mark.parametrize("region", ["sealed"])  # the caller learns it once for all clients
 def test_an_output_of_unknown_size_comes_in_band_once(client: ShmClient) -> None:
     paths = [delegated(client, "forward", "repeat", times=times)[1]["path"] for times in (50, 50, 100, 100)]
     assert paths[1] == "direct"

@@ -25,6 +25,7 @@ from shm_backend_utils.client import (
     Result,
 )
 from shm_backend_utils.errors import CallerError
+from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.protocol.spans import MAX_FRAMES
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.unregistering import unregister_when_free
@@ -39,8 +40,8 @@ ROOM = {"Y": X.nbytes}
 
 
 @pytest.fixture(params=[False, True], ids=["blocking", "aio"])
-def client(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[AnyClient]:
-    with Flavour(url_of(triton_server, "grpc"), request.param).client() as client:
+def client(request: pytest.FixtureRequest, triton_server: EmbeddedServer, region: RegionName) -> Iterator[AnyClient]:
+    with Flavour(url_of(triton_server, "grpc"), request.param, region).client() as client:
         yield client
 
 
@@ -282,6 +283,7 @@ def test_a_ring_that_is_no_ring_is_refused(client: AnyClient, frames: int) -> No
         next(frames_of(client, 1, frames=frames))
 
 
+@pytest.mark.parametrize("region", ["system"])
 def test_a_ring_that_shared_memory_is_too_small_for_is_not_needed(
     client: AnyClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,7 @@
-"""What a model's process keeps of its clients' memory: as long as it is needed, and no longer."""
+"""What a model's process keeps of its clients' memory in /dev/shm: as long as it is needed, and no longer.
+
+Of sealed memory, tests/e2e/test_sealed_mappings.py says the same.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,21 @@ import pytest
 import tritonclient.grpc
 
 from scripts.tools.common.processes import children, mappings, open_files
-from shm_backend_utils.client import InferenceError, ShmClient
+from shm_backend_utils.client import InferenceError, PoolOptions, ShmClient
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory import reaper
 from shm_backend_utils.server import EmbeddedServer
 
 SHM = Path("/dev/shm")
 DEADLINE_S = 60.0
+IN_DEV_SHM = PoolOptions(region="system")
 LIMIT = 65536  # SHM_MAX_MAPPED_BYTES of the model mapping_limit
 
 CLIENT = """
 import sys
 import numpy as np
-from shm_backend_utils.client import ShmClient
-client = ShmClient(sys.argv[1])
+from shm_backend_utils.client import PoolOptions, ShmClient
+client = ShmClient(sys.argv[1], pool=PoolOptions(region="system"))
 result = client.infer("direct_only", {"X": np.arange(4, dtype=np.float32)}, outputs={"Y": 16})
 print(result["Y"].sum(), flush=True)
 sys.stdin.read()
@@ -63,7 +67,7 @@ def regions_of(pid: int) -> list[Path]:
 
 @pytest.fixture
 def shm_client(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
-    with ShmClient(triton_server.grpc_url, timeout_s=30) as client:
+    with ShmClient(triton_server.grpc_url, timeout_s=30, pool=IN_DEV_SHM) as client:
         yield client
 
 
@@ -107,13 +111,13 @@ def test_a_model_lets_go_of_what_a_killed_client_left(triton_server: EmbeddedSer
 def test_a_model_keeps_what_its_living_client_may_use_again(triton_server: EmbeddedServer) -> None:
     """Two sweeps go by: another region, which is closed, shows when."""
     with (
-        ShmClient(triton_server.grpc_url) as kept,
+        ShmClient(triton_server.grpc_url, pool=IN_DEV_SHM) as kept,
         kept.prepare("direct_only", {"X": ((4,), np.float32)}, outputs={"Y": 16}) as call,
     ):
         call.infer()
         before = held(triton_server, os.getpid())
         for _ in range(2):
-            with ShmClient(triton_server.grpc_url) as other:
+            with ShmClient(triton_server.grpc_url, pool=IN_DEV_SHM) as other:
                 other.infer("direct_only", {"X": np.zeros(4, np.float32)}, outputs={"Y": 16}).release()
             assert eventually(lambda: held(triton_server, os.getpid()) <= before)
         assert len(held(triton_server, os.getpid())) == 2

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.client import InferenceError, ShmClient
+from shm_backend_utils.client import InferenceError, PoolOptions, ShmClient
 from shm_backend_utils.client.options import PathName
 
 from .eventually import eventually
 from .loading_server import LoadingServer
+from .own_regions import own_regions
 
 MODEL = "measured"
+IN_DEV_SHM = PoolOptions(region="system")  # the trial of sealed memory counts as a refusal
 X = np.arange(1000, dtype=np.float32)
 ROOM = {"FILLED": X.nbytes, "COPIED": X.nbytes, "PASSED": X.nbytes}
 METRICS = 'parameters { key: "SHM_METRICS" value: { string_value: "true" } }'
@@ -85,7 +85,7 @@ def server(loading_server: LoadingServer) -> LoadingServer:
 
 @pytest.fixture
 def client(server: LoadingServer) -> Iterator[ShmClient]:
-    with ShmClient(server.server.grpc_url, timeout_s=30) as client:
+    with ShmClient(server.server.grpc_url, timeout_s=30, pool=IN_DEV_SHM) as client:
         yield client
 
 
@@ -165,9 +165,11 @@ def test_what_is_mapped_is_told_until_it_is_not(server: LoadingServer) -> None:
     sizes = set()
     with counts(server, {"calls_total direct": 2, "zero_copy_bytes_total": 36000, "copied_bytes_total": 12000}):
         for x in (X, np.tile(X, 2)):
-            with ShmClient(server.server.grpc_url) as client:  # the model lets go of what the last one has left
+            with ShmClient(
+                server.server.grpc_url, pool=IN_DEV_SHM
+            ) as client:  # the model lets go of what the last one has left
                 client.infer(MODEL, {"X": x}, outputs=dict.fromkeys(ROOM, x.nbytes), path="direct").release()
-                size = sum(path.stat().st_size for path in Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*"))
+                size = sum(region.byte_size for region in own_regions())
                 eventually(partial(are_told, server, {"mapped_bytes": size, "mapped_regions": 1}))
                 sizes.add(size)
     assert len(sizes) == 2

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +23,9 @@ from .stranger import NOT_PERMITTED
 STRANGER = Path(__file__).with_name("stranger.py")
 
 
-def test_a_client_in_another_container_gets_the_same_inline(flavour: Flavour) -> None:
+def told_by_a_stranger(flavour: Flavour, region: str) -> Any:
     stranger = subprocess.run(
-        [sys.executable, str(STRANGER), flavour.url, "aio" if flavour.is_aio else "blocking"],
+        [sys.executable, str(STRANGER), flavour.url, "aio" if flavour.is_aio else "blocking", region],
         capture_output=True,
         text=True,
         timeout=60,
@@ -34,10 +35,22 @@ def test_a_client_in_another_container_gets_the_same_inline(flavour: Flavour) ->
         pytest.skip("mount namespaces are not permitted here")
     assert stranger.returncode == 0, stranger.stderr
     told = json.loads(stranger.stdout)
-    assert told["path"] == "inline"
     assert told["doubled"] == told["expected"]
-    assert "they do not share /dev/shm (containers: --ipc=host, or one shared volume)" in told["reason"]
     assert "they do not share /dev/shm" in told["refusal"]
+    return told
+
+
+def test_a_client_in_another_container_gets_the_same_inline(flavour: Flavour) -> None:
+    told = told_by_a_stranger(flavour, "system")
+    assert told["path"] == "inline"
+    assert "they do not share /dev/shm (containers: --ipc=host, or one shared volume)" in told["reason"]
+
+
+@pytest.mark.parametrize("region", ["auto", "sealed"])
+def test_a_client_in_another_container_of_a_pod_shares_sealed_memory(flavour: Flavour, region: str) -> None:
+    told = told_by_a_stranger(flavour, region)
+    assert told["path"] == "direct"
+    assert told["reason"] == "nothing stands against it"
 
 
 @pytest.fixture

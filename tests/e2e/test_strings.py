@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +15,7 @@ from shm_backend_utils.errors import TensorError, TensorTypeError
 from .eventually import all_memory_comes_back
 from .flavours import AnyClient, Flavour
 from .in_band import EVERY_PATH_OF_STRINGS, strings_in_band
+from .own_regions import lose, own_regions
 from .wiretap import tapped
 
 every_path = pytest.mark.parametrize("path", EVERY_PATH_OF_STRINGS)
@@ -160,8 +159,8 @@ def test_more_strings_than_are_copied_in_passing(any_client: AnyClient, path: Pa
 def test_strings_go_with_a_call_that_is_made_again_in_other_memory(any_client: AnyClient) -> None:
     assert infer(any_client, outputs=["SAME"])["SAME"].tolist() == WORDS.tolist()
     for _ in range(20):  # a result that a task still holds for a moment has the next call take other memory
-        for region in Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*"):
-            region.unlink()
+        for region in own_regions():
+            lose(region)
         assert infer(any_client, outputs=["SAME"])["SAME"].tolist() == WORDS.tolist()
         if any_client.stats().retries:
             return

@@ -12,6 +12,8 @@ from shm_backend_utils.client.options import PathName
 from .flavours import AnyClient
 from .mapped import lies_in_shared_memory
 
+pytestmark = pytest.mark.every_region
+
 IMAGES = np.ones((1, 3, 224, 224), np.float32)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,16 +11,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
-from shm_backend_utils.errors import BudgetError, ClosedError
-from shm_backend_utils.memory.locks import SlotLease
+from shm_backend_utils.errors import BudgetError, ClosedError, RegionGoneError
+from shm_backend_utils.memory.kinds import RegionKind
+from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.memory.pool.tickets import Ticket
-from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset, record_offset
+from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
+from tests.opened import open_region
 
-SHM = Path("/dev/shm")
 BUDGET = 8 * PAGE_SIZE
 needs = st.builds(
     Need,
@@ -30,6 +29,7 @@ needs = st.builds(
     slot_count=st.sampled_from([1, 1, 1, 2]),
     record_byte_size=st.just(PAGE_SIZE),
     group=st.sampled_from(["direct", "direct", "triton-shm"]),
+    kind=st.sampled_from([RegionKind.SYSTEM, RegionKind.SYSTEM, RegionKind.SEALED]),
 )
 
 
@@ -53,18 +53,18 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = SlotPool(PoolOptions(max_bytes=BUDGET, prefault=False))
         self.holdings: list[Holding] = []
         self.tickets: list[Ticket] = []
-        self.leases: list[tuple[int, SlotLease, SlotRegion]] = []
+        self.leases: list[tuple[ManagedRegion, SlotRegion]] = []
         self.is_closed = False
 
     def teardown(self) -> None:
         self.pool.close()
-        for fd, _, _ in self.leases:
-            os.close(fd)
+        for model, _ in self.leases:
+            model.close()
 
     def hold(self, need: Need, region: SlotRegion, memory: npt.NDArray[np.uint8]) -> Holding:
         """Check what was handed out, and note it."""
         assert region.key not in [each.region.key for each in self.holdings], "handed out twice"
-        assert region.key not in [each.key for _, _, each in self.leases if not each.is_spoiled], "out of quarantine"
+        assert region.key not in [each.key for _, each in self.leases if not each.is_spoiled], "out of quarantine"
         assert region.capacity >= need.byte_size
         assert len(region.slots) == need.slot_count
         assert memory.nbytes == region.byte_size
@@ -123,20 +123,19 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(holding=consumes(held))
     def give_back_while_a_model_executes(self, holding: Holding) -> None:
         self.holdings.remove(holding)
-        with contextlib.suppress(FileNotFoundError):
-            fd = os.open(SHM / holding.region.key, os.O_RDWR)
-            lease = SlotLease(fd, record_offset(0, PAGE_SIZE))
-            assert lease.take()
-            self.leases.append((fd, lease, holding.region))
+        with contextlib.suppress(RegionGoneError):
+            model = open_region(holding.region.key, holding.region.token)
+            assert model.lease(0).take()
+            self.leases.append((model, holding.region))
         holding.region.slots[0].is_in_doubt = True
         holding.memory = np.empty(0, np.uint8)
 
     @precondition(lambda self: self.leases)
     @rule()
     def the_model_has_finished(self) -> None:
-        fd, lease, _ = self.leases.pop()
-        lease.give_back()
-        os.close(fd)
+        model, _ = self.leases.pop()
+        model.lease(0).give_back()
+        model.close()
 
     @rule()
     def drop_idle(self) -> None:
@@ -167,7 +166,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_held_has_its_name(self) -> None:
         for holding in self.holdings:
-            assert (SHM / holding.region.key).exists() is not self.is_closed
+            assert holding.region._region.segment.is_unlinked is self.is_closed
 
 
 TestPool = PoolMachine.TestCase

@@ -21,13 +21,15 @@ from scripts.tools.bench.amounts import FULL
 from scripts.tools.bench.document import document_of
 from scripts.tools.bench.figures import COLUMNS, MEASURED_ELSEWHERE, as_json, cells_of
 from scripts.tools.bench.groups.functions import functions_called
-from scripts.tools.bench.memory import resident_bytes, shared_bytes
+from scripts.tools.bench.memory import resident_bytes, sealed_bytes, shared_bytes
 from scripts.tools.bench.payloads import endless, uploads_of, varying
 from scripts.tools.bench.random_requests import RandomRequests
 from scripts.tools.bench.rates import rate_of_threads, rate_ratio
 from scripts.tools.common.figures import Figure
 from shm_backend_utils.client import Result
 from shm_backend_utils.dtypes import from_numpy
+from shm_backend_utils.memory.kinds import RegionKind
+from shm_backend_utils.memory.managed import ManagedRegion
 
 HELD = Figure("one", 1.0, "× another", "1 ms / 1 ms", at_most=1.2)
 NOT_HELD = Figure("two", 0.5, "× another", "1 ms / 2 ms", at_least=1.0)
@@ -39,7 +41,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What some groups measure, and the document."""
     folder = tmp_path_factory.mktemp("bench")
     options = ["--quick", "--rounds", "2", "--requests", "100"]
-    for group in ("own-time", "stock", "uploads", "growth", "functions"):
+    for group in ("own-time", "sealed", "stock", "uploads", "growth", "functions"):
         options += ["--only", group]
     subprocess.run(
         [
@@ -69,6 +71,19 @@ def test_uploads_are_held_to_a_rate_for_each_size_and_number_of_threads(report: 
         for protocol in ("grpc", "http")
         for size, limit in (("50 KB", "at least 1"), ("1 MB", "at least 1.5"))
         for threads in ("1 thread", "4 threads")
+    }
+
+
+def test_sealed_memory_is_held_to_that_of_dev_shm(report: dict[str, Any]) -> None:
+    figures = [figure for figure in report["figures"] if "sealed region" in figure["name"]]
+    assert {figure["name"]: figure["held_to"] for figure in figures} == {
+        f"{protocol}: infer of {size}, {case}": limit
+        for protocol in ("grpc", "http")
+        for size in ("4 KiB", "16 MiB")
+        for case, limit in (
+            ("the first in a new sealed region", "at most 3"),
+            ("in a sealed region that the model knows", "at most 1.05"),
+        )
     }
 
 
@@ -193,6 +208,13 @@ class Forgetful:
 
     def infer(self, model: str, inputs: dict[str, Any], **named: Any) -> Result:
         return Result({f"Y{name[1:]}": array for name, array in inputs.items()}, "direct", lambda: None)
+
+
+def test_sealed_memory_is_counted_as_it_is_mapped() -> None:
+    before = sealed_bytes(os.getpid())
+    region = ManagedRegion.create(100, kind=RegionKind.SEALED)
+    assert sealed_bytes(os.getpid()) - before == region.header.byte_size
+    region.close()
 
 
 def test_wrong_answers_to_requests_at_random_are_counted() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shm_backend_utils import dtypes
+from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import results, table
 from shm_backend_utils.protocol.address import SlotAddress
@@ -33,9 +34,16 @@ class Client:
         The slots'.
     """
 
-    def __init__(self, model: str = "m", slots: int = 1, share: int = 1 << 16, record_byte_size: int = 4096) -> None:
+    def __init__(
+        self,
+        model: str = "m",
+        slots: int = 1,
+        share: int = 1 << 16,
+        record_byte_size: int = 4096,
+        kind: RegionKind = RegionKind.SYSTEM,
+    ) -> None:
         self.model = model
-        self.region = ManagedRegion.create(share * slots, slots, record_byte_size=record_byte_size)
+        self.region = ManagedRegion.create(share * slots, slots, record_byte_size=record_byte_size, kind=kind)
         self.generations = [0] * slots
         self._share = share
 

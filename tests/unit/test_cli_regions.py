@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from shm_backend_utils import cli
+from shm_backend_utils.cli import sealed_memory
 from shm_backend_utils.memory import reaper, shared_file
 from shm_backend_utils.memory import segment as system
 from shm_backend_utils.memory.managed import ManagedRegion
@@ -29,6 +30,7 @@ def shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in the real /dev/shm for this test alone: clients of other processes reap in /dev/shm itself."""
     folder = Path(tempfile.mkdtemp(prefix="regions-", dir="/dev/shm"))
     monkeypatch.setattr(reaper, "_DIRECTORY", folder)
+    monkeypatch.setattr(sealed_memory, "_PROC", folder)  # nor are there other processes
     for module in (system, shared_file):
         monkeypatch.setattr(module, "DIRECTORY", folder)
     yield folder
@@ -88,7 +90,7 @@ def line_of(region: ManagedRegion, output: str) -> str:
 
 def object_of(region: ManagedRegion, output: str) -> dict[str, Any]:
     objects: list[dict[str, Any]] = [json.loads(line) for line in output.splitlines()]
-    return next(found for found in objects if found["key"] == region.segment.key)
+    return next(found for found in objects if found.get("key") == region.segment.key)
 
 
 def test_the_table_has_a_line_for_a_region(region: ManagedRegion, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,6 +115,7 @@ def test_json_has_an_object_for_a_region(region: ManagedRegion, capsys: pytest.C
     found = object_of(region, capsys.readouterr().out)
     assert found.pop("age_s") >= 0
     assert found == {
+        "kind": "system",
         "key": region.segment.key,
         "byte_size": region.header.byte_size,
         "uid": os.geteuid(),

@@ -48,6 +48,23 @@ def test_it_is_closed_with_its_object() -> None:
     assert not is_open(number)
 
 
+def test_it_is_open_without_its_object_where_it_is_to_be() -> None:
+    descriptor = Descriptor(os.dup, 0)
+    descriptor.outlive_object()
+    number = descriptor.fileno()
+    del descriptor
+    assert is_open(number)
+    os.close(number)
+
+
+def test_it_can_be_closed_also_where_it_would_outlive_its_object() -> None:
+    descriptor = Descriptor(os.dup, 0)
+    descriptor.outlive_object()
+    number = descriptor.fileno()
+    descriptor.close()
+    assert not is_open(number)
+
+
 def test_what_cannot_be_opened_is_the_error_of_the_call() -> None:
     with pytest.raises(FileNotFoundError):
         Descriptor(os.open, "/nowhere", os.O_RDONLY)

@@ -17,7 +17,7 @@ from shm_backend_utils.errors import ClosedError, RegionRefusedError
 from shm_backend_utils.memory import segment as segment_module
 from shm_backend_utils.memory.access import Access
 from shm_backend_utils.memory.descriptors import NoDescriptorsError
-from shm_backend_utils.memory.locks import SharedLease, SlotLease, use
+from shm_backend_utils.memory.locks import SharedLease, SlotLease, has_users, use
 from shm_backend_utils.memory.mapped_segment import MappedSegment
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.memory.shared_file import SharedFile
@@ -257,6 +257,27 @@ def test_a_shared_lease_that_the_kernel_cannot_give_keeps_no_descriptor(
         with pytest.raises(OSError, match="No locks available"):
             SharedLease.take(fd, 1)
     assert descriptors() == before
+
+
+def test_an_interrupt_before_a_shared_lease_is_taken_leaves_no_descriptor(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "fcntl", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            SharedLease.take(fd, 1)
+    assert descriptors() == before
+
+
+def test_a_shared_lease_that_is_lost_stays_held(fd: int) -> None:
+    """What it protects may still be mapped. Its descriptor stays open until this process, or here the test, ends."""
+    before = descriptors()
+    use(fd)
+    (lost,) = descriptors() - before
+    assert has_users(fd)
+    os.close(int(lost))
+    assert not has_users(fd)
 
 
 def test_a_shared_lease_whose_descriptor_is_0_is_given_back(fd: int, request: pytest.FixtureRequest) -> None:

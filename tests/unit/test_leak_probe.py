@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from shm_backend_utils.memory.descriptors import Descriptor
-from shm_backend_utils.memory.managed import KEY_PREFIX
+from shm_backend_utils.memory.kinds import RegionKind
+from shm_backend_utils.memory.managed import KEY_PREFIX, ManagedRegion
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.testing.leak_probe import POOL_PREFIX, ShmLeakProbe
 from shm_backend_utils.testing.shm_regions import SystemShmHandle
@@ -65,9 +66,23 @@ def leak_test_region(stack: ExitStack) -> None:
     stack.callback(other_name.unlink)
 
 
+def leak_sealed_descriptor(stack: ExitStack) -> None:
+    region = ManagedRegion.create(1, kind=RegionKind.SEALED)
+    stack.callback(os.close, os.dup(region.segment.fileno()))
+    region.close()
+
+
+def leak_sealed_mapping(stack: ExitStack) -> None:
+    region = ManagedRegion.create(1, kind=RegionKind.SEALED)
+    stack.enter_context(region.buffer())
+    region.close()
+
+
 @pytest.mark.parametrize(
     ("leak", "message"),
     [
+        (leak_sealed_descriptor, "^shared memory was left behind: descriptor of sealed memory, inode [0-9]+: 1 more$"),
+        (leak_sealed_mapping, "mapping of sealed memory, inode [0-9]+: 1 more$"),
         (leak_descriptor, "^shared memory was left behind: descriptor of /dev/shm/#[0-9]+: 1 more$"),
         (leak_mapping, "mapping of /dev/shm/#[0-9]+: 1 more$"),
         (leak_region, "^shared memory was left behind: object /dev/shm/shmbu-[0-9a-f-]+: 1 more$"),
@@ -128,6 +143,8 @@ def test_what_is_given_back_in_the_block_is_no_growth(own_pools: str) -> None:
         leak_mapping(stack)
         leak_region(stack)
         leak_test_region(stack)
+        leak_sealed_descriptor(stack)
+        leak_sealed_mapping(stack)
 
 
 def test_what_was_there_before_is_no_growth(stack: ExitStack) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from shm_backend_utils import dtypes, errors
 from shm_backend_utils.memory import locks
+from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.triton import _CODES
 from shm_backend_utils.model_spec import BATCH_CARRIER, UIDS_PARAMETER
-from shm_backend_utils.protocol import claims, layout, named, results, spans, table
+from shm_backend_utils.protocol import claims, handover, layout, named, results, spans, table
 from shm_backend_utils.protocol.address import (
     GENERATION_PARAMETER,
     SLOT_PARAMETER,
@@ -75,31 +76,37 @@ def message(text: str) -> tuple[list[str], str]:
 
 
 STRUCTS: Final = {
-    "magic": layout._HEADER,
-    "generation": table._HEAD,
-    "offset": table.TENSOR,
-    "started": struct.Struct(results._STAMPS.format + results._HEAD.format.removeprefix("<")),
-    "kind": claims._CLAIM,
+    "shmbu_header": layout._HEADER,
+    "shmbu_question": handover._QUESTION,
+    "shmbu_answer": handover._ANSWER,
+    "shmbu_table": table._HEAD,
+    "shmbu_tensor": table.TENSOR,
+    "shmbu_results": struct.Struct(results._STAMPS.format + results._HEAD.format.removeprefix("<")),
+    "shmbu_region": claims._CLAIM,
 }
-"""By the name of the first field."""
 
 
-@pytest.mark.parametrize("first", STRUCTS)
-def test_a_struct_lies_as_its_table_says(first: str) -> None:
-    (rows,) = [rows for rows in table_with("offset", "field", "type") if plain(rows[0]["field"]) == first]
+def tables_of_structs() -> dict[str, Rows]:
+    """Return the tables of fields, by the struct that is named last before each."""
+    names = re.findall(r"`struct (\w+)`(?:(?!`struct )[\s\S])*?^\| offset \| field \| type \|", DOCUMENT, re.MULTILINE)
+    return dict(zip(names, table_with("offset", "field", "type"), strict=True))
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_a_struct_lies_as_its_table_says(name: str) -> None:
     form = "<"
-    for row in rows:
+    for row in tables_of_structs()[name]:
         assert int(row["offset"]) == struct.calcsize(form), row
         kind = row["type"]
         form += (
             f"{kind.split()[0]}s" if kind.endswith("bytes") else {"u8": "B", "u16": "H", "u32": "I", "u64": "Q"}[kind]
         )
-    assert struct.calcsize(form) == STRUCTS[first].size
-    assert form == STRUCTS[first].format
+    assert struct.calcsize(form) == STRUCTS[name].size
+    assert form == STRUCTS[name].format
 
 
 def test_every_struct_of_the_page_is_compared() -> None:
-    assert {plain(rows[0]["field"]) for rows in table_with("offset", "field", "type")} == set(STRUCTS)
+    assert list(tables_of_structs()) == list(STRUCTS)
 
 
 def test_every_data_type_has_its_number_and_size() -> None:
@@ -169,7 +176,12 @@ def test_the_kinds_of_regions_are_the_codes() -> None:
         f"at most {named.MAX_DESCRIPTOR_LENGTH} characters.",
         f"has one more input, `{BATCH_CARRIER}` (",
         f"whom the model's `{UIDS_PARAMETER}` names",
-        "`shmbu-`, then 1 to 64 of `0`-`9`, `a`-`z` and `-` |",
+        "`shmbu-`, then 1 to 64 of `0`-`9`, `a`-`z` and `-`. What",
+        f"is a zero byte and `{handover._PREFIX}DESK`, and no byte behind.",
+        f"`magic` | 8 bytes | `{handover._MAGIC.decode()}` |",
+        f"`version` | u32 | {layout.VERSION} |",
+        f"`status` | u32 | {handover._GIVEN}: one descriptor comes with this; {handover._REFUSED}: none does,",
+        f"It waits `SHM_HANDOVER_S` (default: {Config.handover_s:g} s) for all of this.",
         f"{results._BEGIN} bytes, and for each wanted output {table.TENSOR.size}, 8 for each dimension and its padded "
         f"name, and 2 for each event.",
         f"`(generation << {spans._FRAME_BITS}) + n + 1`",
@@ -186,6 +198,18 @@ def test_the_key_is_as_long_as_the_page_says() -> None:
         parse_address(str(address._replace(key=address.key + "a")))
     with pytest.raises(errors.TableError):
         parse_generation(0)
+
+
+def test_the_key_of_a_sealed_region_is_as_the_page_says() -> None:
+    desk = "0123456789abcdef" * 2
+    assert "The key** is `shmbu-fd-DESK-NUMBER`. DESK is 32 random hexadecimal digits" in PROSE
+    assert "NUMBER, 1 to 18 decimal digits without zeros in front" in PROSE
+    key = handover.parse_sealed_key(f"shmbu-fd-{desk}-{'9' * 18}")
+    assert key == (desk, int("9" * 18))
+    assert key.socket_address == b"\0shmbu-fd-" + desk.encode()
+    assert parse_address(str(ADDRESS._replace(key=str(key)))).key == str(key)
+    for number in ("", "0", "01", "9" * 19):
+        assert handover.parse_sealed_key(f"shmbu-fd-{desk}-{number}") is None
 
 
 def test_the_drawing_shows_the_layout() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from shm_backend_utils.memory.managed import KEY_PREFIX
 from shm_backend_utils.model_spec import BATCH_CARRIER
-from shm_backend_utils.protocol import claims, layout, results, spans, table
+from shm_backend_utils.protocol import claims, handover, layout, results, spans, table
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
@@ -24,12 +24,15 @@ FLAGS: Final = ("-Wall", "-Wextra", "-Werror", f"-I{DOCS}")
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
 
+SEALED_KEY: Final = handover.SealedKey("0" * 32, 1)
 FORMATS: Final[Mapping[str, str]] = {
     "shmbu_header": f"{layout._HEADER.format}4x",  # the rest of the first page is zero
     "shmbu_table": table._HEAD.format,
     "shmbu_region": claims._CLAIM.format,
     "shmbu_tensor": table.TENSOR.format,
     "shmbu_results": results._STAMPS.format + results._HEAD.format.removeprefix("<"),
+    "shmbu_question": handover._QUESTION.format,
+    "shmbu_answer": handover._ANSWER.format,
 }
 CONSTANTS: Final[Mapping[str, int]] = {
     "VERSION": layout.VERSION,
@@ -39,6 +42,7 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "MAX_SLOT_COUNT": layout.MAX_SLOT_COUNT,
     "MAX_RECORD_BYTE_SIZE": layout.MAX_RECORD_BYTE_SIZE,
     "MAX_KEY_LENGTH": len(KEY_PREFIX) + 64,
+    "DESK_LENGTH": len(SEALED_KEY.desk),
     "MAX_TENSORS": spans.MAX_TENSORS,
     "MAX_REGIONS": claims.MAX_REGIONS,
     "MAX_RANK": table.MAX_RANK,
@@ -55,12 +59,16 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "NAMED": claims._NAMED,
     "FOR_ONE_REQUEST": claims._FOR_ONE_REQUEST,
     "IN_RESPONSE": results._IN_RESPONSE,
+    "GIVEN": handover._GIVEN,
+    "NOT_GIVEN": handover._REFUSED,
     "MAX_GENERATION": 2**63 - 1,
     "MAX_FRAMED_GENERATION": spans.MAX_FRAMED_GENERATION,
 }
 TEXTS: Final[Mapping[str, str]] = {
     "MAGIC": layout._MAGIC.decode(),
     "KEY_PREFIX": KEY_PREFIX,
+    "SEALED_KEY_PREFIX": handover._PREFIX,
+    "HANDOVER_MAGIC": handover._MAGIC.decode(),
     "SLOT_PARAMETER": SLOT_PARAMETER,
     "GENERATION_PARAMETER": GENERATION_PARAMETER,
     "BATCH_INPUT": BATCH_CARRIER,
@@ -134,6 +142,13 @@ def test_nothing_in_the_header_is_left_unchecked() -> None:
     assert set(re.findall(r"^static inline uint64_t (\w+)", HEADER, re.MULTILINE)) == {
         helper.partition("(")[0] for helper in HELPERS
     }
+
+
+def test_the_key_of_a_sealed_region_has_its_lengths() -> None:
+    assert handover.parse_sealed_key(str(SEALED_KEY)) == SEALED_KEY
+    for desk in ("0" * 31, "0" * 33, "A" * 32):
+        assert handover.parse_sealed_key(str(SEALED_KEY._replace(desk=desk))) is None
+    assert len(str(SEALED_KEY._replace(number=10**18 - 1))) <= CONSTANTS["MAX_KEY_LENGTH"]
 
 
 def test_every_field_is_asserted_in_the_header_itself() -> None:

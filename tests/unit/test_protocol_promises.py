@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import Call, ShmSession, StreamCall
 from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.address import SlotAddress
+from shm_backend_utils.protocol.handover import parse_sealed_key
 from shm_backend_utils.protocol.refusals import code_in
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
 from shm_backend_utils.testing.emulator.request import InferenceRequest
@@ -40,9 +42,10 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
     session.close()
 
 
-@pytest.fixture
-def client() -> Iterator[Client]:
-    client = Client()
+@pytest.fixture(params=[RegionKind.SYSTEM, RegionKind.SEALED], ids=lambda kind: kind.value)
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    """One with a region of each kind."""
+    client = Client(kind=request.param)
     yield client
     client.close()
 
@@ -145,10 +148,12 @@ def test_what_is_no_generation_is_refused(session: ShmSession, client: Client, g
     assert stamps(client) == NOT_BEGUN
 
 
-def test_a_wrong_token_is_refused_and_not_called_gone(session: ShmSession, client: Client) -> None:
+def test_a_wrong_token_of_a_file_is_refused_and_not_called_gone(session: ShmSession, client: Client) -> None:
     parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
     parameters["shm_slot"] = str(SlotAddress("m", client.region.segment.key, "0" * 32, 0))
-    assert refusal(session, delivered(parameters, ["Y"])) == ("shm:refused", "INVALID_ARG")
+    is_sealed = parse_sealed_key(client.region.segment.key) is not None
+    told = ("shm:gone", "NOT_FOUND") if is_sealed else ("shm:refused", "INVALID_ARG")
+    assert refusal(session, delivered(parameters, ["Y"])) == told
     parameters["shm_slot"] = str(SlotAddress("m", "shmbu-none", "0" * 32, 0))
     assert refusal(session, delivered(parameters, ["Y"])) == ("shm:gone", "NOT_FOUND")
     assert stamps(client) == NOT_BEGUN
@@ -260,7 +265,21 @@ def test_results_that_do_not_fit_fail_the_request_after_it_ran(session: ShmSessi
     many.close()
 
 
-# The file, and the rest
+# The region, and the rest
+
+
+def test_a_model_that_can_open_a_region_says_stale_where_nothing_was_begun(session: ShmSession, client: Client) -> None:
+    parameters = {"shm_slot": client.address(), "shm_generation": 1}
+    assert refusal(session, delivered(parameters, ["Y"])) == ("shm:stale", "CANCELLED")
+    assert stamps(client) == NOT_BEGUN
+
+
+def test_a_region_that_was_removed_is_gone_for_a_model_that_has_it(session: ShmSession, client: Client) -> None:
+    assert answer(session, client.request({"X": X}, {"Y": 16})).error() is None
+    request = client.request({"X": X}, {"Y": 16})
+    client.region.segment.unlink()
+    assert refusal(session, request) == ("shm:gone", "NOT_FOUND")
+    assert stamps(client) == DONE
 
 
 def test_a_file_of_another_kind_is_refused(session: ShmSession, client: Client) -> None:

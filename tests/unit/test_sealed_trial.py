@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import InferenceError, PathUnavailableError, ShmClient
+from shm_backend_utils.client import CopyWarning, InferenceError, PathUnavailableError, ShmClient
 from shm_backend_utils.client.explanation import Check
 from shm_backend_utils.errors import RegionGoneError, RegionRefusedError, ShmError
 from shm_backend_utils.memory.pool.options import PoolOptions
@@ -135,7 +136,7 @@ def test_memory_that_is_refused_later_is_replaced_by_that_of_dev_shm(
 ) -> None:
     def refuse_sealed(order: Order) -> None:
         if is_sealed(order):
-            raise InferenceError(refusal(RegionRefusedError("regions[0]", "the server closes too much")))
+            raise InferenceError(refusal(RegionRefusedError(SLOT_PARAMETER, "the server closes too much")))
 
     with client_of(server) as client:
         infer(client)
@@ -147,6 +148,27 @@ def test_memory_that_is_refused_later_is_replaced_by_that_of_dev_shm(
         infer(client)
         assert [is_sealed(order) for order in server.orders[seen:]] == [False]
         assert client.stats().failures == 0
+
+
+def test_what_one_model_can_do_without_another_one_still_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither shares /dev/shm with the client, and one cannot fetch sealed memory."""
+
+    class Pod(FakeServer):
+        def register(self, name: str, key: str, byte_size: int) -> None:
+            raise InferenceError(f"Unable to open shared memory region: '{key}'", "StatusCode.INTERNAL")
+
+        def infer(self, order: Order) -> Any:
+            if order.model == "blind" and SLOT_PARAMETER in order.parameters:
+                raise InferenceError(refusal(RegionGoneError("regions[0] is handed over by nobody")), "400")
+            return super().infer(order)
+
+    server = Pod(config("sees"), config("blind"))
+    with server, client_of(server, inline_bytes=0) as client, warnings.catch_warnings():
+        warnings.simplefilter("ignore", CopyWarning)
+        assert client.infer("sees", {"IN0": X}).path == "direct"
+        assert client.infer("blind", {"IN0": X}).path == "inline"
+        assert client.explain("sees").path == "direct"
+        assert client.explain("blind").path == "inline"
 
 
 @pytest.mark.parametrize(

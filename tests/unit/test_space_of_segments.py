@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.errors import MachineError, RegionRefusedError
-from shm_backend_utils.memory import segment as module
+from shm_backend_utils.memory import mapped_segment as module
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.memory.shared_file import SharedFile
 

@@ -14,7 +14,7 @@ COMPLETE_S: Final = 60.0
 _BY_CLIENTS: Final = (
     *("ShmClient", "AsyncShmClient", "gRPC", "HTTP", "infer", "prepare", "submit", "split", "streams", "batches"),
     *("strings", "forward", "compat", "attach", "varying shapes", "parameters", "headers", "overflows", "forks"),
-    *("small calls", "tiny switch intervals", "signals at points"),
+    *("small calls", "tiny switch intervals", "signals at points", "sealed memory", "memory in /dev/shm"),
 )
 TWO_USERS: Final = "two users"
 SMALL_TMPFS: Final = "a small tmpfs"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from shm_backend_utils.cli.sealed_memory import find_sealed_memory
 from shm_backend_utils.memory import reaper
 
 from .client.board import Phase
@@ -75,6 +76,9 @@ class Saboteur:
             lambda: self._truncate("truncate between requests"),
             lambda: self._truncate("truncate in flight"),
             lambda: self._truncate("truncate everything"),
+            lambda: self._spoil_sealed_memory("punch holes"),
+            lambda: self._spoil_sealed_memory("die before handing over"),
+            lambda: self._spoil_sealed_memory("die after handing over"),
             *visits,
             *fills,
             self._kill_server,
@@ -109,7 +113,8 @@ class Saboteur:
 
     def _kill_stub(self) -> None:
         model = self._chance.choice(self._server.models)
-        executing = model == "halves" and _wait_until(_is_model_executing, step_s=0.001)
+        stubs = self._server.stubs(model)
+        executing = model == "halves" and _wait_until(lambda: _is_executing(stubs), step_s=0.001)
         for pid in self._server.stubs(model):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -136,6 +141,10 @@ class Saboteur:
         self._sacrifice(deed)
         time.sleep(DEAD_STUB_S)
         self.heal()
+
+    def _spoil_sealed_memory(self, deed: str) -> None:
+        self._tally.add("faults", f"sealed memory, {deed}")
+        self._sacrifice(deed)
 
     def _fill_shared_memory(self) -> None:
         filler = fill("soak-filler")
@@ -194,15 +203,17 @@ def _run(command: list[str], timeout_s: float) -> tuple[str, int]:
     return outcome.strip(), process.returncode
 
 
-def _is_model_executing() -> bool:
+def _is_executing(stubs: list[int]) -> bool:
     """Return whether some slot stays in use for longer than a model takes that does not sleep."""
-    before = _slots_in_use()
+    before = _in_use(stubs)
     time.sleep(0.004)
-    return bool(before & _slots_in_use())
+    return bool(before & _in_use(stubs))
 
 
-def _slots_in_use() -> set[str]:
-    return {report.key for report in reaper.scan() if report.slots_in_use}
+def _in_use(stubs: list[int]) -> set[str]:
+    """Return the regions in which a model executes, of those of ``/dev/shm`` and of the sealed ones that it has."""
+    sealed = {str(memory.inode) for memory in find_sealed_memory(stubs).found if memory.slots_in_use}
+    return sealed | {report.key for report in reaper.scan() if report.slots_in_use}
 
 
 def _wait_until(is_so: Callable[[], bool], step_s: float) -> bool:

@@ -9,9 +9,11 @@ import socket
 from pathlib import Path
 from typing import Final
 
+from shm_backend_utils.memory.sealed import LINK
+
 from ..common.processes import mappings, open_files
 
-__all__ = ["SHM", "fill", "free_bytes", "free_ports", "held_shared_memory"]
+__all__ = ["SHM", "fill", "free_bytes", "free_ports", "held_sealed_memory", "held_shared_memory"]
 
 SHM: Final = Path("/dev/shm")
 
@@ -44,9 +46,17 @@ def free_ports(chance: random.Random, count: int) -> list[int]:
 
 def held_shared_memory(pid: int | str, marker: str = "") -> list[str]:
     """Return what a process holds of /dev/shm, descriptors and mappings, where the name contains ``marker``."""
+    return [f"{kind} of {target}" for kind, target in _held(pid) if target.startswith(f"{SHM}/{marker}")]
+
+
+def held_sealed_memory(pid: int | str) -> list[str]:
+    """Return what a process holds of sealed memory of this package's, descriptors and mappings."""
+    return [f"{kind} of sealed memory" for kind, target in _held(pid) if target == LINK]
+
+
+def _held(pid: int | str) -> list[tuple[str, str]]:
     held = [("descriptor", target) for target in open_files(pid)]
-    held += [("mapping", line.split(maxsplit=5)[-1]) for line in mappings(pid)]
-    return [f"{kind} of {target}" for kind, target in held if target.startswith(f"{SHM}/{marker}")]
+    return held + [("mapping", line.split(maxsplit=5)[-1]) for line in mappings(pid)]
 
 
 def free_bytes() -> int:

@@ -25,7 +25,7 @@ from shm_backend_utils.server import EmbeddedServer, Installation, Ports, instal
 from ..common.processes import children, command_line
 from ..common.sample_models import REPOSITORY, copy_models, models_in
 from .client.tally import Tally
-from .machine import SHM, free_ports, held_shared_memory
+from .machine import SHM, free_ports, held_sealed_memory, held_shared_memory
 
 __all__ = ["ALLOWED_UID", "DISALLOWED_UID", "SoakServer"]
 
@@ -148,7 +148,8 @@ class SoakServer:
     def held_by_stubs(self) -> list[str]:
         """Return what the stubs hold of clients' regions. A model's own, which it lends to others, are no clients'."""
         stubs = self.stubs()
-        return [
+        sealed = [f"{command_line(pid)}: {held}" for pid in stubs for held in held_sealed_memory(pid)]
+        return sealed + [
             f"{command_line(pid)}: {held}"
             for pid in stubs
             for held in held_shared_memory(pid, KEY_PREFIX)

@@ -15,6 +15,7 @@ from ...memory.kinds import RegionKind
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
+from ...protocol.address import SLOT_PARAMETER
 from ...protocol.call_layout import obstacle_in_tensors
 from ...protocol.layout import PAGE_SIZE
 from ..errors import MemoryRefusedError, PathUnavailableError
@@ -25,8 +26,8 @@ from ..steps import Steps, offloaded
 from ..transports.messages import Codec
 from .direct import DirectExchange
 from .inline import InlineExchange
+from .sealed_trial import HUGE_PAGES, try_sealed
 from .sealed_trial import NAME as SEALED
-from .sealed_trial import try_sealed
 from .triton_shm import RegisteredExchange, Registrations
 
 __all__ = ["PathChooser"]
@@ -84,9 +85,10 @@ class PathChooser:
         of_server = self._of_server or (yield from self._check_server(deadline))
         of_model = (*_check_model(spec), *_refused(model))
         sealed = yield from self._check_sealed(model, of_server, of_model, deadline)
-        if sealed is not None and sealed.outcome is not False:
-            of_server = tuple([replace(check, needed_by=_without_direct(check)) for check in of_server])
-        checks = (*of_server, *of_model, *(() if sealed is None else (sealed,)))
+        is_sealed = sealed is not None and sealed.outcome is not False
+        of_shm = map(_without_direct, of_server) if is_sealed else of_server
+        of_memory = [check for check in (sealed, model.huge if is_sealed else None) if check is not None]
+        checks = (*of_shm, *of_model, *of_memory)
         unexplained = Explanation(spec.name, None, "", checks)
         path = next((path for path in _BY_PREFERENCE if unexplained.open(path)), None)
         better = _BY_PREFERENCE[: _BY_PREFERENCE.index(path)] if path else _BY_PREFERENCE
@@ -106,8 +108,7 @@ class PathChooser:
             self._of_server = of_server
             model.explanation = explanation
             model.path = path
-            is_sealed = sealed is not None and sealed.outcome is not False
-            model.kind = self._options.sealed_kind if is_sealed else RegionKind.SYSTEM
+            model.kind = self._sealed_kind(model) if is_sealed else RegionKind.SYSTEM
             model.inline_end = model.data_begin + self._inline_bytes if prefers_inline else 0
         return explanation
 
@@ -121,8 +122,14 @@ class PathChooser:
         return Check("small calls?", True, detail, ())
 
     def refuse(self, model: KnownModel, path: str, reason: str) -> None:
-        """Take note that a path turned out to be closed for a model; or sealed memory, where other memory may do."""
-        if path == _DIRECT and model.kind is not RegionKind.SYSTEM and self._options.region == "auto":
+        """Take note that a path turned out to be closed for a model; or sealed memory, where other memory may do.
+
+        What a call has sealed is its slot. So a refusal of another region, such as one on a GPU, does not speak of it.
+        """
+        may_choose = path == _DIRECT and self._options.region == "auto" and SLOT_PARAMETER in reason
+        if may_choose and model.kind is RegionKind.HUGE:
+            _do_without_huge_pages(model, f"it was tried: {reason}")
+        elif may_choose and model.kind is RegionKind.SEALED:
             _LOG.warning("calls of model %r take memory in /dev/shm from now on: %s", model.spec.name, reason)
             model.sealed = Check(SEALED, False, f"it was tried: {reason}", ())
         else:
@@ -141,14 +148,26 @@ class PathChooser:
         if self._options.region == "system" or _closes_direct(of_model):
             return None
         if model.sealed is None:
+            model.huge = None
             if of_server[0].outcome is False:
                 model.sealed = Check(SEALED, False, "it is fetched by a socket of this machine alone", ())
             else:
-                options = self._options
-                model.sealed = yield from try_sealed(self._codec, model, options.sealed_kind, options.access, deadline)
+                model.sealed = yield from self._try_sealed(model, deadline)
         if self._options.region == "sealed" and model.sealed.outcome is False:
             return replace(model.sealed, needed_by=(_DIRECT,))
         return model.sealed
+
+    def _try_sealed(self, model: KnownModel, deadline: float) -> Steps[Check]:
+        """Have a model fetch sealed memory, as it is wanted; of ordinary pages, where huge ones need not be."""
+        kind, access = self._options.sealed_kind, self._options.access
+        check = yield from try_sealed(self._codec, model, kind, access, deadline)
+        if kind is RegionKind.HUGE and self._options.region == "auto" and check.outcome is False:
+            _do_without_huge_pages(model, check.detail)
+            check = yield from try_sealed(self._codec, model, RegionKind.SEALED, access, deadline)
+        return check
+
+    def _sealed_kind(self, model: KnownModel) -> RegionKind:
+        return self._options.sealed_kind if model.huge is None else RegionKind.SEALED
 
     def _check_server(self, deadline: float) -> Steps[tuple[Check, ...]]:
         shared = (_DIRECT, _TRITON_SHM)
@@ -177,9 +196,15 @@ class PathChooser:
         )
 
 
-def _without_direct(check: Check) -> tuple[str, ...]:
-    """Return which paths need what was checked of /dev/shm, where the direct one needs none."""
-    return tuple([path for path in check.needed_by if path != _DIRECT])
+def _do_without_huge_pages(model: KnownModel, reason: str) -> None:
+    _LOG.warning("calls of model %r take sealed memory of ordinary pages: %s", model.spec.name, reason)
+    model.huge = Check(HUGE_PAGES, False, f"ordinary ones are taken instead: {reason}", ())
+
+
+def _without_direct(check: Check) -> Check:
+    """Return what was checked of /dev/shm, for a model whose direct path needs none."""
+    needed_by = tuple([path for path in check.needed_by if path != _DIRECT])
+    return replace(check, needed_by=needed_by, is_passing=False)
 
 
 def _closes_direct(checks: Iterable[Check]) -> bool:

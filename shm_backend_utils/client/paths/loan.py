@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ...memory import locks
 from ...memory.cuda.bank import DeviceBank
-from ...memory.descriptors import NO_DESCRIPTORS, no_descriptors
+from ...memory.descriptors import NO_DESCRIPTORS, Descriptor, no_descriptors
 from ...memory.pool.slot import Slot, SlotRegion
 from .exchange import is_answer
 
@@ -37,18 +37,18 @@ class Loan:
         self._generation = slot.generation
         self._record = slot.record_offset
         self._tensors = tensors
-        self._fds: list[int] = []  # one, until this is ended
+        self._own: list[Descriptor] = []  # one, until this is ended
         self._process = os.getpid()
-        self._fds.append(_duplicate(region.fd))  # the client may be closed before the request is over
+        self._own.append(_duplicate(region.fd))  # the client may be closed before the request is over
 
     def end_answered(self) -> bool:
         """End it after an answer. Return whether a model still uses the tensors, which are kept then."""
         record = self._record
-        is_in_use = locks.has_borrowers(self._fds[0], record)
+        is_in_use = locks.has_borrowers(self._own[0].fileno(), record)
         if is_in_use:
             self._keep_while(lambda fd: not locks.is_slot_free(fd, record))
         else:
-            os.close(self._fds.pop())
+            self._own.pop().close()
         return is_in_use
 
     def end_failed(self, error: BaseException) -> None:
@@ -64,16 +64,16 @@ class Loan:
 
     def _keep_while(self, is_in_use: Callable[[int], bool]) -> None:
         """Have the bank keep the tensors; it has the descriptor then, as there may be no other one."""
-        self._bank.keep_while(self._fds.pop(), is_in_use, self._tensors)
+        self._bank.keep_while(self._own.pop(), is_in_use, self._tensors)
 
     def __del__(self) -> None:
-        if self._process == os.getpid() and self._fds:
+        if self._process == os.getpid() and self._own:
             self._end_unanswered()
 
 
-def _duplicate(fd: int) -> int:
+def _duplicate(fd: int) -> Descriptor:
     try:
-        return os.dup(fd)
+        return Descriptor(os.dup, fd)
     except OSError as error:
         if error.errno not in NO_DESCRIPTORS:
             raise

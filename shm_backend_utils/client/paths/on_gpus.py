@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,6 @@ from .waiting import LostMemoryError, are_done, followed, models_are_done, worke
 __all__ = ["CallOnGpus", "PreparedOnGpus"]
 
 Memory = npt.NDArray[np.uint8]
-
-_NO_DESCRIPTOR: Final = -1
 
 
 class CallOnGpus:
@@ -252,7 +250,7 @@ class CallOnGpus:
             except CudaError:
                 return True  # nobody knows any more what they do
 
-        self._gpus.bank.keep_while(_NO_DESCRIPTOR, are_at_work, what)
+        self._gpus.bank.keep_while(None, are_at_work, what)
 
     def _models_are_done(self, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
         try:

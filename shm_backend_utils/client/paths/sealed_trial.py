@@ -19,9 +19,10 @@ from ..steps import Send, SendForStream, Steps
 from ..transports.messages import Codec, Request
 from .exchange import batch_carrier, is_answer
 
-__all__ = ["NAME", "try_sealed"]
+__all__ = ["HUGE_PAGES", "NAME", "try_sealed"]
 
 NAME: Final = "sealed memory?"
+HUGE_PAGES: Final = "huge pages?"
 _NOT_OPENED: Final = (RegionGoneError.code, RegionRefusedError.code)
 _NEVER_BEGUN: Final = 1
 

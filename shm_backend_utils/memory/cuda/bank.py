@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -11,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from ...errors import BudgetError, MachineError
 from ...forks import forsake_in_children
 from .. import locks
+from ..descriptors import Descriptor
 from ..pool.slot import SlotRegion
 from ..repeater import Repeater
 from ..rounding import roomy
@@ -39,25 +39,30 @@ class _GivenUp(NamedTuple):
 
     Attributes
     ----------
-    fd : int
-        Of the region by which its users are seen; closed when there are none. -1 where they are seen otherwise.
+    descriptor : Descriptor or None
+        Of the region by which its users are seen; closed when there are none. None where they are seen otherwise.
     is_in_use : callable
-        Takes the descriptor.
+        Takes its number, -1 for None.
     allocations : tuple of CudaAllocation
         Freed then.
     kept : object
         Let go of then.
     """
 
-    fd: int
+    descriptor: Descriptor | None
     is_in_use: Callable[[int], bool]
     allocations: tuple[CudaAllocation, ...]
     kept: object
 
+    @property
+    def has_users(self) -> bool:
+        """Whether somebody uses it."""
+        return self.is_in_use(-1 if self.descriptor is None else self.descriptor.fileno())
+
     def close(self) -> None:
         """Close the descriptor."""
-        if self.fd >= 0:
-            os.close(self.fd)
+        if self.descriptor is not None:
+            self.descriptor.close()
 
 
 class DeviceBank:
@@ -112,19 +117,19 @@ class DeviceBank:
         region.lent.append(what)
         self._take_care_of(region)
 
-    def keep_while(self, fd: int, is_in_use: Callable[[int], bool], what: object) -> None:
+    def keep_while(self, descriptor: Descriptor | None, is_in_use: Callable[[int], bool], what: object) -> None:
         """Keep something as long as a model, or a GPU, uses it.
 
         Parameters
         ----------
-        fd : int
-            Of the region whose lock shows that, and the bank's own from now on; -1 where none does.
+        descriptor : Descriptor or None
+            Of the region whose lock shows that, and the bank's own from now on; None where none does.
         is_in_use : callable
-            Takes the descriptor, and returns whether that is so. Asked from time to time.
+            Takes its number, -1 for None, and returns whether that is so. Asked from time to time.
         what : object
             Let go of then.
         """
-        self._given_up.append(_GivenUp(fd, is_in_use, (), what))
+        self._given_up.append(_GivenUp(descriptor, is_in_use, (), what))
         self._free_later()
 
     def collect(self) -> bool:
@@ -162,14 +167,14 @@ class DeviceBank:
         """Have a region hand over what it has on GPUs when it is destroyed."""
         held, lent = region.device_memory, region.lent
         self._in_regions[id(held)] = held, lent
-        region.on_destroy = lambda fd: self._give_up(fd, held, lent)
+        region.on_destroy = lambda descriptor: self._give_up(descriptor, held, lent)
 
-    def _give_up(self, fd: int, held: dict[int, CudaAllocation], lent: list[Any]) -> None:
+    def _give_up(self, descriptor: Descriptor, held: dict[int, CudaAllocation], lent: list[Any]) -> None:
         """Take over what a region that was destroyed had on GPUs, to be freed when nobody uses it.
 
-        ``fd`` is the region's, and is closed then. Waits for nothing: finalizers call this.
+        The descriptor is the region's, and is closed then. Waits for nothing: finalizers call this.
         """
-        self._given_up.append(_GivenUp(fd, locks.has_users, tuple(held.values()), lent[:]))
+        self._given_up.append(_GivenUp(descriptor, locks.has_users, tuple(held.values()), lent[:]))
         held.clear()
         lent.clear()
         self._in_regions.pop(id(held), None)
@@ -177,7 +182,7 @@ class DeviceBank:
     def _collect(self) -> None:
         for _ in range(len(self._given_up)):
             each = self._given_up[0]
-            if each.is_in_use(each.fd):
+            if each.has_users:
                 self._given_up.rotate(-1)
                 continue
             self._given_up.popleft()

@@ -35,8 +35,10 @@ class PoolOptions:
         containers of one pod are. ``"system"``: POSIX shared memory. ``"auto"``: sealed where the model can fetch it,
         else system; a client's ``explain()`` tells. Triton's own shared memory (path ``triton-shm``) is always system.
     huge_pages : bool
-        Whether sealed memory is of huge pages (2 MiB), which an administrator has set aside. It saves page faults and
-        address translations of large tensors; each slot takes 2 MiB at least.
+        Whether sealed memory is of huge pages (2 MiB), which an administrator has set aside (``vm.nr_hugepages``). It
+        saves page faults and address translations of large tensors; each region takes 2 MiB at least. The model's
+        ``SHM_HUGE_PAGES`` is to be ``true``. Where it is not, or the machine has none left, ``"auto"`` takes ordinary
+        pages, which a warning and ``explain()`` tell; ``"sealed"`` fails.
     max_device_bytes : int or None
         The budget on each GPU; None for all that it has.
     lend_bytes : int

@@ -274,13 +274,19 @@ class SlotPool(HoldingPool):
         need = ticket.need
         data_size = ticket.byte_size - data_offset(need.slot_count, need.record_byte_size)
         make = functools.partial(
-            SlotRegion, data_size, need.slot_count, need.record_byte_size, self.options.access, deadline, need.kind
+            SlotRegion, data_size, need.slot_count, need.record_byte_size, self.options.access, deadline
         )
         try:
-            return make()
+            return make(need.kind)
         except MachineError:  # somebody else has taken the room; what lies idle here may be enough
             self.drop_idle()
-            return make()
+        try:
+            return make(need.kind)
+        except NoSharedMemoryError as error:
+            if need.kind is not RegionKind.HUGE or self.options.region != "auto":
+                raise
+            _LOG.warning("sealed memory is taken in ordinary pages: %s", str(error))  # it would keep what has failed
+        return make(RegionKind.SEALED)
 
     def _keep_house(self) -> float:
         """Look after what is in quarantine, and let go of what nobody has used for long."""

@@ -13,6 +13,7 @@ from ...protocol.address import SlotAddress
 from ...protocol.layout import SlotRecord
 from .. import locks
 from ..access import Access
+from ..descriptors import Descriptor
 from ..kinds import RegionKind
 from ..managed import ManagedRegion
 
@@ -174,7 +175,7 @@ class SlotRegion:
         The streams of GPUs on which users of its memory said that they work with it, and may still read results; None
         among them where somebody did not say so.
     on_destroy : callable or None
-        Takes a descriptor of the region, which it then owns, when the region is destroyed.
+        Takes another descriptor of the region, which it then owns, when the region is destroyed.
     holder : object or None
         Who has it; None if nobody has.
     idle_since : float
@@ -223,7 +224,7 @@ class SlotRegion:
         self.device_memory: dict[int, Any] = {}
         self.lent: list[Any] = []
         self.worked_on: set[Any] = set()
-        self.on_destroy: Callable[[int], None] | None = None
+        self.on_destroy: Callable[[Descriptor], None] | None = None
         self.holder: object = None
         self.idle_since = 0.0
         self.shelf: deque[SlotRegion] | None = None
@@ -275,7 +276,7 @@ class SlotRegion:
         self._region.segment.unlink()
         on_destroy, self.on_destroy = self.on_destroy, None
         if on_destroy is not None:
-            on_destroy(os.dup(self._region.segment.fileno()))
+            on_destroy(Descriptor(os.dup, self._region.segment.fileno()))
         self._close()
 
     def _close(self) -> None:

@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ...dtypes import BY_NAME, BYTES, LENGTH_SIZE, from_config
+from ...dtypes import BY_NAME, BYTES, LENGTH_SIZE
+from .model_config import datatype_of
 from .requests import Delivery, Input, Request, ServerError
 
 __all__ = ["RequestChecks"]
@@ -39,12 +40,7 @@ class RequestChecks:
         self._reshapes = {
             name: tuple(tensor.reshape.shape) for name, tensor in self._inputs.items() if tensor.HasField("reshape")
         }
-        self._datatypes = {}
-        for name, tensor in self._inputs.items():
-            row = from_config(
-                type(tensor).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
-            )
-            self._datatypes[name] = "" if row is None else row.name
+        self._datatypes = {name: datatype_of(tensor) for name, tensor in self._inputs.items()}
         self._required = [name for name, tensor in self._inputs.items() if not tensor.optional]
         self._outputs = tuple(tensor.name for tensor in config.output)
         self._known_outputs = frozenset(self._outputs)

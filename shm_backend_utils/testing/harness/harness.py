@@ -18,6 +18,7 @@ from ...unclosed import Unclosed
 from ..emulator import MetricsRegistry
 from ..emulator.faults import Faults
 from .child import ChildInstance
+from .doubts import warn_of_outputs
 from .requests import Outcome, Request, ServerError, request_of_arrays
 from .server import EmulatedServer, InstanceKind
 from .stub import Stub
@@ -151,7 +152,9 @@ class ModelHarness:
                     f"model {target.name!r} is decoupled, and may answer any number of times; use stream()"
                 )
             target.run(pending)
-            return _arrays(pending.answer.only(self._patience_s))
+            outcome = pending.answer.only(self._patience_s)
+            warn_of_outputs(target.config, pending.delivery, outcome, stacklevel=3)
+            return _arrays(outcome)
         except ServerError as error:
             raise _told(error) from None
         except TimeoutError:
@@ -206,6 +209,8 @@ class ModelHarness:
             It would refuse one of them.
         """
         server = self._open()
+        if isinstance(requests, Mapping):
+            raise CallerError("execute() got one mapping; expected a sequence of requests: execute([inputs])")
         pending = []
         try:
             for each in requests:
@@ -226,7 +231,9 @@ class ModelHarness:
         answers: list[dict[str, npt.NDArray[Any]] | InferenceError] = []
         for one in pending:
             try:
-                answers.append(_arrays(one.answer.only(self._patience_s)))
+                outcome = one.answer.only(self._patience_s)
+                warn_of_outputs(model.config, one.delivery, outcome, stacklevel=3)
+                answers.append(_arrays(outcome))
             except ServerError as error:
                 answers.append(_told(error))
             except TimeoutError:

@@ -12,10 +12,11 @@ from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2
 
 from ...client.transports.grpc.codec import GrpcCodec
+from ...dtypes import from_config
 from ...errors import ModelError
 from .config_file import CONFIG_FILE
 
-__all__ = ["BACKEND", "MODEL_FILE", "as_json", "check_tensors", "complete", "with_auto_completed"]
+__all__ = ["BACKEND", "MODEL_FILE", "as_json", "check_tensors", "complete", "datatype_of", "with_auto_completed"]
 
 BACKEND: Final = "python"
 MODEL_FILE: Final = "model.py"
@@ -187,3 +188,10 @@ def _check(config: Any) -> None:
                 raise ModelError(
                     f"{what} must be <= max batch size for {config.name}: {size} is more than {config.max_batch_size}"
                 )
+
+
+def datatype_of(tensor: Any) -> str:
+    """Return the data type of a declared input or output as requests name it, ``"FP32"``; empty if it has none."""
+    values = type(tensor).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
+    row = from_config(values[tensor.data_type].name)
+    return "" if row is None else row.name

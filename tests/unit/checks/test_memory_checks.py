@@ -11,6 +11,7 @@ import pytest
 
 from shm_backend_utils.errors import CallerError, ClosedError
 from shm_backend_utils.memory.access import PRIVATE
+from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.locks import SharedLease
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool import pool as pool_module
@@ -111,20 +112,20 @@ def test_a_region_that_is_lost_takes_its_name_along() -> None:
 
 
 def test_a_destroyed_region_gives_its_descriptor_away_once() -> None:
-    region, given = region_of(), []  # type: ignore[var-annotated]
+    region = region_of()
+    given: list[Descriptor] = []
     region.on_destroy = given.append
     region.destroy()
     region.destroy()
-    (fd,) = given
-    assert os.fstat(fd).st_nlink == 0
-    os.close(fd)
+    (descriptor,) = given
+    assert os.fstat(descriptor.fileno()).st_nlink == 0
 
 
 def test_a_shared_lease_is_given_back_once_whatever_its_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
     monkeypatch.setattr(os, "close", closed.append)
     for fd in (0, 1_000_000):
-        lease = SharedLease(fd)
+        lease = SharedLease(Descriptor(int, fd))
         lease.give_back()
         lease.give_back()
     monkeypatch.undo()

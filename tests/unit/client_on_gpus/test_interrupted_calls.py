@@ -28,7 +28,7 @@ INTERRUPTED = tuple(
     )
 )
 TAKEN_OVER = {"_give_up", "keep_while", "<lambda>"}
-"""Where banks take a descriptor over: an interrupt there loses it; what it must not do is device_bank's to test."""
+"""Where banks take memory over: an interrupt there may lose it; what it must not do is device_bank's to test."""
 X = np.arange(600, dtype=np.float32)
 ON_GPU = {"OUT0": (X.shape, X.dtype, "cuda:0")}
 

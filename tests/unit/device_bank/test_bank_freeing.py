@@ -17,6 +17,7 @@ from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.bank import DeviceBank, ShortOfMemoryError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
@@ -259,7 +260,7 @@ def test_what_a_region_keeps_lives_until_no_model_uses_it(
 def test_what_is_kept_while_something_is_in_use_is_let_go_of_then(bank: DeviceBank, new_region: MakeRegion) -> None:
     in_use, kept = [True], [Kept()]
     is_alive = kept[0].watch()
-    bank.keep_while(os.dup(new_region()._region.segment.fileno()), lambda _: in_use[0], kept.pop())
+    bank.keep_while(Descriptor(os.dup, new_region()._region.segment.fileno()), lambda _: in_use[0], kept.pop())
     time.sleep(0.1)
     assert is_alive()
     in_use[0] = False
@@ -279,7 +280,7 @@ def test_threads_that_have_something_kept_share_one_collector_and_all_is_let_go_
             kept = Kept()
             with lock:
                 alive.append(kept.watch())
-            bank.keep_while(os.dup(fd), lambda _: in_use[0], kept)
+            bank.keep_while(Descriptor(os.dup, fd), lambda _: in_use[0], kept)
 
     for _ in range(3):
         in_use[0] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import CallerError, ClosedError, ShmClient
+from shm_backend_utils.client import CallerError, ClosedError, PoolOptions, ShmClient
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import async_client_of, client_of, connected
 
@@ -73,11 +74,11 @@ def test_a_client_in_two_event_loops(server: FakeServer) -> None:
 @pytest.mark.filterwarnings("ignore:.* was not closed:ResourceWarning")
 def test_a_cell_that_is_run_twice(server: FakeServer) -> None:
     def names() -> set[str]:
-        return {path.name for path in Path("/dev/shm").glob("shmbu-*")}
+        return {path.name for path in Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*")}
 
     before = names()
     for _ in range(2):
-        client = connected(server)
+        client = connected(server, pool=PoolOptions(region="system"))
         call = client.prepare("m", DESCRIBED)
         call.inputs["IN0"][...] = X
         result = call.infer()

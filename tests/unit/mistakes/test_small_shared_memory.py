@@ -22,6 +22,7 @@ TOTAL = 20 * PAGE
 X = np.ones(2**18, np.float32)
 NEEDED = 1056768
 WAYS_OUT = "give /dev/shm more room (docker: --shm-size; Kubernetes: an emptyDir of medium Memory mounted at /dev/shm)"
+SYSTEM = PoolOptions(region="system")
 SHARED_PATHS: list[Any] = ["direct", "triton-shm"]
 
 
@@ -39,7 +40,7 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.mark.parametrize("path", SHARED_PATHS)
 def test_a_call_that_it_is_too_small_for(server: FakeServer, path: Any) -> None:
-    with client_of(server) as client, pytest.raises(NoSharedMemoryError) as error:
+    with client_of(server, pool=SYSTEM) as client, pytest.raises(NoSharedMemoryError) as error:
         client.infer("m", {"IN0": X}, path=path)
     assert str(error.value) == (
         f"the call needs {NEEDED} bytes of shared memory, but /dev/shm has {TOTAL}, of which the pool may have "
@@ -48,14 +49,17 @@ def test_a_call_that_it_is_too_small_for(server: FakeServer, path: Any) -> None:
 
 
 def test_a_call_that_a_larger_part_of_it_is_enough_for(server: FakeServer) -> None:
-    with client_of(server) as client, pytest.raises(NoSharedMemoryError) as error:
+    with client_of(server, pool=SYSTEM) as client, pytest.raises(NoSharedMemoryError) as error:
         client.infer("m", {"IN0": X[:10240]}, path="direct")
     assert str(error.value).endswith(f"; {WAYS_OUT}, raise PoolOptions(max_bytes=...), or send less at once")
 
 
 @pytest.mark.parametrize("path", SHARED_PATHS)
 def test_a_budget_that_it_does_not_have(server: FakeServer, path: Any) -> None:
-    with client_of(server, pool=PoolOptions(max_bytes=2**30)) as client, pytest.raises(NoSharedMemoryError) as error:
+    with (
+        client_of(server, pool=PoolOptions(region="system", max_bytes=2**30)) as client,
+        pytest.raises(NoSharedMemoryError) as error,
+    ):
         client.infer("m", {"IN0": X}, path=path)
     assert str(error.value) == (
         f"shared memory of {NEEDED} bytes was asked for, but /dev/shm has {16 * PAGE} free of {TOTAL}; {WAYS_OUT}, or "
@@ -74,7 +78,7 @@ def test_a_budget_that_the_user_has_made_too_small_is_the_users(server: FakeServ
 
 def test_one_without_a_limit_has_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=0, f_blocks=0, f_frsize=PAGE))
-    pool = SlotPool(PoolOptions())
+    pool = SlotPool(SYSTEM)
     assert pool.status.max_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     pool.close()
 
@@ -98,7 +102,10 @@ def prepared(client: ShmClient) -> Result:
 def test_a_call_for_which_any_path_will_do_goes_inline(
     server: FakeServer, caplog: pytest.LogCaptureFixture, budget: int | None, call: Callable[[ShmClient], Result]
 ) -> None:
-    with client_of(server, pool=PoolOptions(max_bytes=budget)) as client, caplog.at_level(logging.WARNING):
+    with (
+        client_of(server, pool=PoolOptions(region="system", max_bytes=budget)) as client,
+        caplog.at_level(logging.WARNING),
+    ):
         for _ in range(2):
             result = call(client)
             assert result.path == "inline"
@@ -114,14 +121,14 @@ def test_a_call_for_which_any_path_will_do_goes_inline(
 
 def test_so_does_that_of_a_task(server: FakeServer) -> None:
     async def infer() -> str:
-        async with async_client_of(server) as client:
+        async with async_client_of(server, pool=SYSTEM) as client:
             return (await client.infer("m", {"IN0": X})).path
 
     assert asyncio.run(infer()) == "inline"
 
 
 def test_a_split_batch_goes_in_parts(server: FakeServer) -> None:
-    with client_of(server, pool=PoolOptions(max_bytes=2**30)) as client:
+    with client_of(server, pool=PoolOptions(region="system", max_bytes=2**30)) as client:
         result = client.infer("rows", {"IN0": np.ones((50, 1024), np.float32)}, split=True)
         assert (result["OUT0"] == 2).all()
         assert len(server.orders) >= 13
@@ -129,11 +136,11 @@ def test_a_split_batch_goes_in_parts(server: FakeServer) -> None:
 
 def test_a_model_that_takes_nothing_inline_gets_the_error(server: FakeServer) -> None:
     server.configs["m"]["parameters"]["SHM_PATHS"]["string_value"] = "direct,triton-shm"
-    with client_of(server) as client, pytest.raises(NoSharedMemoryError, match="but /dev/shm has"):
+    with client_of(server, pool=SYSTEM) as client, pytest.raises(NoSharedMemoryError, match="but /dev/shm has"):
         client.infer("m", {"IN0": X})
 
 
 def test_memory_for_calls_side_by_side_is_not_needed(server: FakeServer) -> None:
     server.configs["rows"] = config("rows", dims="2048", max_batch_size=8, dynamic_batching={})
-    with client_of(server) as client, client.prepare("rows", {"IN0": ((1, 2048), np.float32)}) as call:
+    with client_of(server, pool=SYSTEM) as client, client.prepare("rows", {"IN0": ((1, 2048), np.float32)}) as call:
         assert call.path == "direct"

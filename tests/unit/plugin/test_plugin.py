@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
+
+from tests.unit.plugin.outcomes import outcome_of
 
 CONFIG = """
 backend: "python"
@@ -37,21 +37,6 @@ def project(tmp_path: Path) -> Path:
     (model / "config.pbtxt").write_text(CONFIG)
     (model / "1" / "model.py").write_text(MODEL)
     return tmp_path
-
-
-def outcome_of(project: Path, tests: str, *options: str) -> tuple[int, str]:
-    """Run a file of tests, and return pytest's exit status and what it printed."""
-    (project / "test_it.py").write_text(textwrap.dedent(tests))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
-        cwd=project,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTEST_ADDOPTS": ""},
-    )
-    return done.returncode, done.stdout
 
 
 def test_a_model_is_tested_without_a_server(project: Path) -> None:

@@ -22,6 +22,7 @@ from .own_time import own_time
 from .parts import parts
 from .registered import registered
 from .round_trips import round_trips
+from .sealed import sealed
 from .sizes import sizes
 from .stock import infer_beside_stock, plain_clients
 from .streams import streams
@@ -35,6 +36,7 @@ GROUPS: Final[Mapping[str, Callable[[Bench], list[Figure]]]] = {
     "path": round_trips,
     "own-time": own_time,
     "client": client_time,
+    "sealed": sealed,
     "sizes": sizes,
     "stock": infer_beside_stock,
     "plain": plain_clients,

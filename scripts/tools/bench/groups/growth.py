@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...common.figures import Figure
-from ..memory import resident_bytes, shared_bytes
+from ..memory import resident_bytes, sealed_bytes, shared_bytes
 from ..rounds import Bench
 from ..server import stubs_of
 
@@ -94,6 +94,6 @@ def _held(bench: Bench, client_pid: int) -> dict[str, int]:
         "client": resident_bytes(client_pid),
         "server": resident_bytes(server.pid),
         "stubs": sum(map(resident_bytes, stubs_of(server))),
-        "client's regions": shared_bytes(f"shmbu-{client_pid}-"),
+        "client's regions": shared_bytes(f"shmbu-{client_pid}-") + sealed_bytes(client_pid),
         "Triton's pools": shared_bytes(server.shm_prefix),
     }

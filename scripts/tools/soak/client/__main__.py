@@ -14,7 +14,7 @@ from shm_backend_utils.client import CopyWarning, ServerUnavailableError
 from shm_backend_utils.errors import ShmError
 
 from ...common.processes import open_files
-from ..machine import held_shared_memory
+from ..machine import held_sealed_memory, held_shared_memory
 from .board import Board, Phase
 from .kit import Kit
 from .stopping import stop_event
@@ -73,9 +73,11 @@ class SoakClient:
         kit.tally.add("quarantine at the end", "slots", kit.connections.quarantined())
         kit.connections.close()
         gc.collect()
+        leaks = held_sealed_memory("self")
         for marker in ("shmbu-", ATTACHED_PREFIX):
-            for leak in held_shared_memory("self", marker):
-                kit.tally.add("leaked by clients", leak)
+            leaks += held_shared_memory("self", marker)
+        for leak in leaks:
+            kit.tally.add("leaked by clients", leak)
         grown = len(open_files("self")) - self._descriptors
         if grown > MOST_DESCRIPTORS_LEFT:
             kit.tally.add("leaked by clients", f"{grown} descriptors")

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Iterator
 from typing import Any, Final, TypeVar
 
 from shm_backend_utils.client import AsyncShmClient, Result, ShmClient
 from shm_backend_utils.client.stats import ClientStats
-from shm_backend_utils.memory.pool.options import PoolOptions
+from shm_backend_utils.memory.kinds import RegionKind
+from shm_backend_utils.memory.pool.options import PoolOptions, RegionName
 
 __all__ = ["Caller", "Connection", "Connections", "OnLoop", "OnLoopCall"]
 
 T = TypeVar("T")
-POOL: Final = PoolOptions(max_bytes=32 << 20)
+MAX_BYTES: Final = 32 << 20
 """All clients together are not to fill the soak's small /dev/shm by themselves."""
+REGIONS: Final[tuple[RegionName, ...]] = ("auto", "auto", "system")
+"""What memory connections have: sealed by default, and in ``/dev/shm`` for every third."""
 PROTOCOLS: Final = {"gRPC": "grpc", "HTTP": "http"}
 
 
@@ -145,12 +149,13 @@ class Connection:
         Whether the last call found no server.
     """
 
-    def __init__(self, kind: str, protocol: str, url: str, timeout_s: float) -> None:
+    def __init__(self, kind: str, protocol: str, url: str, timeout_s: float, region: RegionName = "auto") -> None:
         self.kind = kind
         self.protocol = protocol
         self.is_lost = False
         self._url = url
         self._timeout_s = timeout_s
+        self._pool = PoolOptions(max_bytes=MAX_BYTES, region=region)
         self._caller: Caller | None = None
 
     @property
@@ -167,8 +172,15 @@ class Connection:
         """Make the client, if there is none."""
         if self._caller is None:
             make: type[Caller] = ShmClient if self.kind == "ShmClient" else OnLoop
-            self._caller = make(self._url, timeout_s=self._timeout_s, path="direct", pool=POOL)
+            self._caller = make(self._url, timeout_s=self._timeout_s, path="direct", pool=self._pool)
         return self._caller
+
+    def has_sealed_memory(self, model: str) -> bool:
+        """Return whether calls of a model take sealed memory."""
+        client = self.client
+        core = client._core if isinstance(client, ShmClient) else client._opened and client._opened[1]
+        known = core and core.catalog.known.get((model, ""))
+        return bool(known and known.kind is RegionKind.SEALED)
 
     def quarantined(self) -> int:
         """Return how many slots wait for a model."""
@@ -200,9 +212,9 @@ class Connections:
     all : list of Connection
     """
 
-    def __init__(self, urls: dict[str, str], timeout_s: float) -> None:
+    def __init__(self, urls: dict[str, str], timeout_s: float, chance: random.Random) -> None:
         self.all = [
-            Connection(kind, protocol, urls[key], timeout_s)
+            Connection(kind, protocol, urls[key], timeout_s, chance.choice(REGIONS))
             for kind in ("ShmClient", "AsyncShmClient")
             for protocol, key in PROTOCOLS.items()
         ]

@@ -47,8 +47,8 @@ class Kit:
 
     def __init__(self, urls: dict[str, str], seed: int, board: Board) -> None:
         self.urls = urls
-        self.connections = Connections(urls, CALL_TIMEOUT_S)
         self.chance = random.Random(seed)
+        self.connections = Connections(urls, CALL_TIMEOUT_S, self.chance)
         self.noise = Noise(seed)
         self.board = board
         self.tally = Tally()
@@ -90,6 +90,8 @@ class Kit:
         words += ["parameters"] if said.has_parameters else []
         words += ["headers"] if said.headers else []
         words += ["small calls"] if result.path == "inline" else []
+        if result.path == "direct":
+            words += ["sealed memory" if connection.has_sealed_memory(model.name) else "memory in /dev/shm"]
         words += ["forward"] if model.name == "relay" else []
         words += ["varying shapes"] if self._last_shapes.get(model.name, payload.shape) != payload.shape else []
         self._last_shapes[model.name] = payload.shape

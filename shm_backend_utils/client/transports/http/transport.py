@@ -108,11 +108,13 @@ def _shown(address: str, tls: Tls | None) -> str:
 
 
 def _checked(answer: Answer, address: str) -> Answer:
-    if answer.status != 200:
-        error = answer.error(address)
-        assert error is not None
+    error = answer.error(address)
+    if error is None:
+        return answer
+    try:
         raise error
-    return answer
+    finally:
+        del error  # its traceback has this frame, and keeps those of all callers: a call's memory would stay in use
 
 
 def _refuse_streams(address: str) -> NoReturn:

@@ -8,11 +8,10 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Final
 
-import shm_backend_utils
+from shm_backend_utils.memory.descriptors import Descriptor
 
 from ..connections import Connection
 from ..kit import Kit
@@ -32,8 +31,8 @@ class Signals:
     """Handlers of SIGINT and SIGUSR1 that raise only within :meth:`raise_in`, and once.
 
     They do not raise where Python itself loses something: in the module threading, as an interrupt within
-    ``Condition.__enter__`` leaves the lock taken for ever, gRPC's too; and on the line of an ``os.open``, whose
-    descriptor nobody has yet.
+    ``Condition.__enter__`` leaves the lock taken for ever, gRPC's too; and in the finalizer that closes a descriptor
+    which an interrupt has taken from everybody: Python swallows what is raised there, and does not call it again.
 
     Attributes
     ----------
@@ -43,7 +42,6 @@ class Signals:
 
     def __init__(self) -> None:
         self._is_armed = False
-        self._opening_lines = _opening_lines()
         self._connection: Connection | None = None
         self.has_raised = False
         for number in (signal.SIGINT, signal.SIGUSR1):
@@ -88,19 +86,7 @@ class Signals:
             raise KeyboardInterrupt if number == signal.SIGINT else SoakSignalError
 
     def _loses_something(self, frame: FrameType) -> bool:
-        file = frame.f_code.co_filename
-        return file == threading.__file__ or (file, frame.f_lineno) in self._opening_lines
-
-
-def _opening_lines() -> frozenset[tuple[str, int]]:
-    """Return the lines of the package that open a descriptor. A handler must not read files itself."""
-    files = Path(shm_backend_utils.__file__).parent.rglob("*.py")
-    return frozenset(
-        (str(file), number)
-        for file in files
-        for number, line in enumerate(file.read_text().splitlines(), 1)
-        if "os.open(" in line
-    )
+        return frame.f_code.co_filename == threading.__file__ or frame.f_code is Descriptor.__del__.__code__
 
 
 def moment(kit: Kit) -> float:

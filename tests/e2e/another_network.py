@@ -1,0 +1,54 @@
+"""A client that reaches the server while its memory's socket is in another network. Tells what came of it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import threading
+
+import numpy as np
+
+from shm_backend_utils.client import PathUnavailableError, PoolOptions, ShmClient
+from shm_backend_utils.memory.handover.office import OFFICE
+from shm_backend_utils.protocol.handover import SealedKey
+
+_CLONE_NEWNET = 0x40000000
+_X = np.arange(1000, dtype=np.float32)
+
+
+def open_desk_elsewhere() -> SealedKey:
+    """Open the socket of this process' sealed regions in a network namespace that nobody else has.
+
+    It stays open as long as the returned key. A thread has the network of the one that has started it.
+    """
+    keys: list[SealedKey] = []
+
+    def leave() -> None:
+        if ctypes.CDLL(None).unshare(_CLONE_NEWNET) != 0:
+            raise OSError("unshare")
+        keys.append(OFFICE.new_key())
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    (key,) = keys
+    return key
+
+
+def main(url: str) -> None:
+    key = open_desk_elsewhere()
+    with ShmClient(url, inline_bytes=0) as client, client.infer("identity", {"INPUT0": _X}) as result:
+        told = {"path": result.path, "right": bool((result["OUTPUT0"] == _X).all())}
+        told["why"] = str(client.explain("identity"))
+    with ShmClient(url, inline_bytes=0, pool=PoolOptions(region="sealed")) as client:
+        try:
+            client.infer("identity", {"INPUT0": _X}, path="direct").close()
+        except PathUnavailableError as error:
+            told["refusal"] = str(error)
+    OFFICE.withdraw(key)
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,100 @@
+"""Client and server in two containers of a pod: of their own are processes and /dev/shm; the network is common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from scripts.tools.common.sample_models import REPOSITORY, copy_models
+from shm_backend_utils.server import EmbeddedServer
+
+from .container import OWN_CONTAINER, Program, obstacle, running
+from .flavours import url_of
+
+GIBIBYTE: Final = "256"
+LITTLE: Final = "1"
+"""Of rows of 4 MiB."""
+
+
+def needs(*namespaces: str) -> None:
+    reason = obstacle(namespaces)
+    if reason is not None:
+        pytest.skip(f"namespaces are not permitted here: {reason}")
+
+
+class Pod:
+    """A server in a container, and its addresses by protocol."""
+
+    def __init__(self, server: Program, urls: dict[str, str]) -> None:
+        self.server = server
+        self.urls = urls
+
+
+@pytest.fixture(scope="module")
+def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+    needs(*OWN_CONTAINER)
+    folder = tmp_path_factory.mktemp("pod")
+    models = copy_models([REPOSITORY / "identity", REPOSITORY / "multiply"], folder / "models")
+    words = str(models), str(folder / "server.log")
+    with running("pod_server.py", *words, namespaces=OWN_CONTAINER, folder=folder) as server:
+        yield Pod(server, server.told())
+
+
+@pytest.fixture(params=["grpc", "http"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def used_bytes(program: Program) -> int:
+    space = os.statvfs(program.shm)
+    return (space.f_blocks - space.f_bfree) * space.f_frsize
+
+
+def calls_in(pod: Pod, protocol: str, region: str, row_count: str, folder: Path) -> list[Any]:
+    """Return what a client in another container tells, after a look at what is in /dev/shm while its results live."""
+    before = used_bytes(pod.server)
+    words = pod.urls[protocol], region, row_count
+    told = []
+    with running("pod_client.py", *words, namespaces=OWN_CONTAINER, folder=folder) as client:
+        for _ in range(2):
+            told.append(client.told())
+            assert not client.shm.samefile(pod.server.shm)
+            assert used_bytes(client) == 0
+            assert used_bytes(pod.server) == before or told[-1]["path"] != "direct"
+            assert list(pod.server.shm.glob("shmbu-*")) == list(client.shm.iterdir()) == []
+            client.go_on()
+    return told
+
+
+def test_a_gibibyte_goes_through_sealed_memory(pod: Pod, protocol: str, tmp_path: Path) -> None:
+    computed, passed_on = calls_in(pod, protocol, "auto", GIBIBYTE, tmp_path)
+    assert computed == {"path": "direct", "right": True}
+    assert (passed_on["path"], passed_on["in place"], passed_on["right"]) == ("direct", True, True)
+    assert "model 'identity' takes the path direct" in passed_on["why"]
+    assert "sealed memory?" in passed_on["why"]
+    assert "the model has fetched some by a socket" in passed_on["why"]
+    assert "they do not share /dev/shm" in passed_on["why"]  # what the other paths lack
+
+
+def test_without_sealed_memory_there_is_another_path(pod: Pod, protocol: str, tmp_path: Path) -> None:
+    computed, passed_on = calls_in(pod, protocol, "system", LITTLE, tmp_path)
+    assert computed == {"path": "inline", "right": True}
+    assert (passed_on["path"], passed_on["in place"], passed_on["right"]) == ("inline", False, True)
+    assert "model 'identity' takes the path inline" in passed_on["why"]
+    assert "they do not share /dev/shm" in passed_on["why"]
+    assert "sealed memory?" not in passed_on["why"]
+
+
+def test_another_network_has_other_memory(triton_server: EmbeddedServer, protocol: str, tmp_path: Path) -> None:
+    needs("--net")
+    url = url_of(triton_server, protocol)
+    with running("another_network.py", url, namespaces=(), folder=tmp_path) as client:
+        told = client.told()
+    assert (told["path"], told["right"]) == ("direct", True)
+    assert "share a network namespace" in told["why"]
+    assert "share a network namespace" in told["refusal"]

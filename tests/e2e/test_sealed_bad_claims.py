@@ -1,0 +1,134 @@
+"""Sealed regions that a request names beside its own, and clients that are other users: what is refused of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from shm_backend_utils.memory.descriptors import Descriptor
+from shm_backend_utils.memory.kinds import RegionKind
+from shm_backend_utils.protocol.handover import SealedKey
+from shm_backend_utils.server import EmbeddedServer
+from tests.unit.fetching.scripted_desk import Script, ScriptedDesk, give, say_nothing
+
+from .eventually import eventually
+from .flavours import url_of
+from .hand_made import Claim, HandMade, hand_made
+from .sealed_by_hand import BYTE_SIZE, NAME, TOKEN, address, region
+from .sealed_stub import SealedStub, stub_of
+
+MODEL = "direct_only"
+X = np.arange(16, dtype=np.float32)
+PAGE = 4096
+NOBODY = 65534
+
+ANOTHER_USER = """
+import os, socket, sys
+os.setgid(65534)
+os.setuid(65534)
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind("\\0" + sys.argv[1])
+listener.listen()
+print("here", flush=True)
+connection, _ = listener.accept()
+print(len(connection.recv(100)), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def stub(triton_server: EmbeddedServer) -> SealedStub:
+    return stub_of(triton_server, MODEL)
+
+
+@pytest.fixture(params=["grpc", "http"])
+def request_by_hand(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[HandMade]:
+    """An honest one in sealed memory."""
+    url = url_of(triton_server, request.param)
+    with hand_made(url, MODEL, {"X": X}, {"Y": X.nbytes}, kind=RegionKind.SEALED) as made:
+        yield made
+
+
+def is_honoured(made: HandMade) -> None:
+    made.table.regions.clear()
+    made.next()
+    made.infer()
+    assert made.results()["Y"].shape == X.shape
+
+
+def test_an_honest_request_in_sealed_memory(request_by_hand: HandMade) -> None:
+    is_honoured(request_by_hand)
+
+
+def test_a_region_that_is_lent_twice_is_refused(request_by_hand: HandMade) -> None:
+    made = request_by_hand
+    header = made.region.header
+    made.table.regions.append(Claim(1, made.address.key.encode(), header.byte_size, header.token))
+    with pytest.raises(InferenceServerException, match="memory that the request names before"):
+        made.infer()
+    is_honoured(made)
+
+
+CLAIMS: dict[str, tuple[Callable[[], Script], int, str]] = {
+    "unsealed": (lambda: give(region(seals=0)), BYTE_SIZE, "shm:refused: .*regions.1.*without F_SEAL_SHRINK"),
+    "a directory": (lambda: give(Descriptor(os.open, "/", os.O_RDONLY)), BYTE_SIZE, "shm:refused: .*is no memfd"),
+    "two": (lambda: give(region(), region()), BYTE_SIZE, "shm:refused: .*more than one descriptor"),
+    "none": (give, BYTE_SIZE, "shm:refused: .*says otherwise"),
+    "silence": (lambda: say_nothing, BYTE_SIZE, "shm:refused: .*regions.1."),
+    "smaller than claimed": (lambda: give(region()), BYTE_SIZE + PAGE, "shm:table: .*regions.1.*byte_size"),
+    "with holes": (lambda: give(region(space=PAGE)), BYTE_SIZE, "shm:refused: .*holes"),
+}
+
+
+@pytest.mark.parametrize(("script", "byte_size", "complaint"), CLAIMS.values(), ids=list(CLAIMS))
+def test_what_is_no_region_is_refused_beside_one(
+    request_by_hand: HandMade, stub: SealedStub, script: Callable[[], Script], byte_size: int, complaint: str
+) -> None:
+    is_honoured(request_by_hand)
+    before = stub.descriptors()
+    with ScriptedDesk(script()) as desk:
+        request_by_hand.table.regions.append(Claim(1, str(desk.key).encode(), byte_size, TOKEN))
+        request_by_hand.next()
+        with pytest.raises(InferenceServerException, match=complaint) as refused:
+            request_by_hand.infer()
+        assert str(desk.key) not in str(refused.value)
+    is_honoured(request_by_hand)
+    eventually(lambda: stub.descriptors() <= before and not stub.inodes(NAME))  # what is honest goes with a sweep
+    assert stub.is_alive
+
+
+@contextlib.contextmanager
+def desk_of_another_user(key: SealedKey) -> Iterator[subprocess.Popen[str]]:
+    name = key.socket_address[1:].decode()
+    with subprocess.Popen(
+        [sys.executable, "-c", ANOTHER_USER, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_users_socket_is_asked_for_nothing_and_told_no_token(
+    triton_server: EmbeddedServer, stub: SealedStub
+) -> None:
+    key = SealedKey(secrets.token_hex(16), 1)
+    with hand_made(triton_server.grpc_url, MODEL, {"X": X}, {"Y": X.nbytes}) as made:
+        with desk_of_another_user(key) as process:
+            made.parameters = {"shm_slot": address(MODEL, key)}
+            with pytest.raises(InferenceServerException, match=f"it belongs to user {NOBODY}, whom the model's"):
+                made.infer()
+            assert process.stdout is not None
+            assert process.stdout.readline() == "0\n"
+        made.parameters = {}
+        is_honoured(made)
+    assert stub.is_alive

@@ -1,0 +1,238 @@
+"""What a client may say and hand over, at a real server: all of it is refused in time, and nothing is left of it.
+
+The model's process lives on, has nothing more mapped or open than before, and serves an honest client as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from shm_backend_utils.client import PoolOptions, ShmClient
+from shm_backend_utils.memory.descriptors import Descriptor
+from shm_backend_utils.memory.kinds import RegionKind
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.protocol.handover import SealedKey, encode_answer, parse_sealed_key
+from shm_backend_utils.protocol.layout import PAGE_SIZE
+from tests.unit.fetching.scripted_desk import Script, ScriptedDesk, give, say_nothing
+
+from .eventually import eventually
+from .loading_server import LoadingServer
+from .sealed_by_hand import BYTE_SIZE, NAME, SEALS, address, region
+from .sealed_stub import stub_of
+
+MODEL = "fetching"
+BOUND_S = 0.5
+CONFIG = (Path(__file__).resolve().parents[1] / "models" / "direct_only" / "config.pbtxt").read_text()
+BOUND = f'parameters {{ key: "SHM_HANDOVER_S" value: {{ string_value: "{BOUND_S}" }} }}\n'
+X = np.arange(64, dtype=np.float32)
+A_BUSY_MACHINE_S = 10.0
+
+
+class Fetching:
+    """A model, raw requests to it, and an honest client of it."""
+
+    def __init__(self, server: LoadingServer) -> None:
+        self.stub = stub_of(server.server, MODEL)
+        self._grpc: Any = tritonclient.grpc.InferenceServerClient(server.server.grpc_url)
+        self._http: Any = tritonclient.http.InferenceServerClient(server.server.http_url)
+        self._client = ShmClient(server.server.grpc_url, timeout_s=30, pool=PoolOptions(region="sealed"))
+        self._call = self._client.prepare(MODEL, {"X": (X.shape, X.dtype)}, outputs={"Y": X.nbytes})
+
+    def infer_honestly(self) -> None:
+        self._call.inputs["X"][:] = X
+        with self._call.infer() as result:
+            np.testing.assert_array_equal(result["Y"], X)
+
+    def refusal(self, slot: str, protocol: str = "grpc") -> str:
+        """Return what the model says of a request whose slot is this."""
+        client = {"grpc": self._grpc, "http": self._http}[protocol]
+        with pytest.raises(InferenceServerException) as refused:
+            client.infer(MODEL, [], parameters={"shm_slot": slot, "shm_generation": 5})
+        return refused.value.message() or ""
+
+    def close(self) -> None:
+        self._call.close()
+        self._client.close()
+        self._grpc.close()
+        self._http.close()
+
+
+@pytest.fixture(scope="module")
+def fetching(loading_server: LoadingServer) -> Iterator[Fetching]:
+    loading_server.load(MODEL, "direct_only", CONFIG + BOUND)
+    fetching = Fetching(loading_server)
+    fetching.infer_honestly()
+    yield fetching
+    fetching.close()
+    loading_server.unload(MODEL)
+
+
+@pytest.fixture(autouse=True)
+def _leaves_the_model_as_it_was(fetching: Fetching) -> Iterator[None]:
+    before = fetching.stub.inodes(), fetching.stub.descriptors()
+    yield
+    fetching.infer_honestly()
+    stub = fetching.stub
+    eventually(lambda: (stub.inodes(), stub.descriptors()) == before)  # a thread of its own closes what was handed over
+    assert not stub.inodes(NAME)
+    assert stub.is_alive
+
+
+def refused(fetching: Fetching, script: Script, protocol: str = "grpc") -> str:
+    """Return what the model says of a region that a desk hands over in this way."""
+    with ScriptedDesk(script) as desk:
+        begin = time.monotonic()
+        told = fetching.refusal(address(MODEL, desk.key), protocol)
+        assert time.monotonic() - begin < BOUND_S + A_BUSY_MACHINE_S
+    assert str(desk.key) not in told
+    return told
+
+
+@pytest.fixture
+def its_region() -> Iterator[ManagedRegion]:
+    """A region of this process, handed over by its own desk."""
+    made = ManagedRegion.create(4 * PAGE_SIZE, kind=RegionKind.SEALED)
+    with contextlib.closing(made):
+        yield made
+
+
+def key_of(made: ManagedRegion) -> SealedKey:
+    key = parse_sealed_key(made.segment.key)
+    assert key is not None
+    return key
+
+
+# What is asked for
+
+
+def test_another_token(fetching: Fetching, its_region: ManagedRegion) -> None:
+    told = fetching.refusal(address(MODEL, key_of(its_region), bytes(16)))
+    assert "shm:gone: shm_slot is handed over no longer; its owner closed it, or its token is another one" in told
+
+
+def test_a_number_that_no_region_has(fetching: Fetching, its_region: ManagedRegion) -> None:
+    key = key_of(its_region)._replace(number=10**17)
+    assert "shm:gone: " in fetching.refusal(address(MODEL, key, its_region.header.token))
+
+
+def test_a_slot_that_the_region_has_not(fetching: Fetching, its_region: ManagedRegion) -> None:
+    told = fetching.refusal(address(MODEL, key_of(its_region), its_region.header.token, slot=1))
+    assert "shm:table: " in told
+    its_region.close()  # it was mapped, and was honest: it goes with the next sweep
+
+
+def test_a_region_that_was_withdrawn(fetching: Fetching, its_region: ManagedRegion) -> None:
+    its_region.segment.unlink()
+    told = fetching.refusal(address(MODEL, key_of(its_region), its_region.header.token))
+    assert told.startswith("shm:gone: ") or ": shm:gone: " in told
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_socket_that_nobody_has(fetching: Fetching, protocol: str) -> None:
+    told = fetching.refusal(address(MODEL, SealedKey(secrets.token_hex(16), 1)), protocol)
+    assert "shm:gone: shm_slot is handed over by nobody on the server's machine" in told
+
+
+# How it is answered
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_desk_that_accepts_and_says_nothing(fetching: Fetching, protocol: str) -> None:
+    assert "shm:refused: shm_slot" in refused(fetching, say_nothing, protocol)
+
+
+def test_a_desk_with_a_full_backlog(fetching: Fetching) -> None:
+    key = SealedKey(secrets.token_hex(16), 1)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        listener.bind(key.socket_address)
+        listener.listen(0)
+        waiting = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        waiting.connect(key.socket_address)
+        told = fetching.refusal(address(MODEL, key))
+    assert "shm:refused: shm_slot" in told
+    assert "accepts no connections" in told
+
+
+ANSWERS: dict[str, bytes] = {
+    "nothing": b"",
+    "one byte": b"s",
+    "garbage": b"\xff" * 16,
+    "an answer and more": encode_answer(is_given=True) + b"\0",
+    "a long one": bytes(60_000),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=list(ANSWERS))
+def test_an_answer_that_is_none(fetching: Fetching, answer: bytes) -> None:
+    told = refused(fetching, give(region(), answer=answer))
+    assert "shm:refused: shm_slot" in told
+
+
+def test_an_answer_without_a_descriptor(fetching: Fetching) -> None:
+    assert "its client's answer says otherwise than what came with it" in refused(fetching, give())
+
+
+def test_two_descriptors(fetching: Fetching) -> None:
+    assert "its client has handed over more than one descriptor" in refused(fetching, give(region(), region()))
+
+
+def test_a_desk_that_hangs_up(fetching: Fetching) -> None:
+    assert "shm_slot" in refused(fetching, lambda connection: None)
+
+
+# What is handed over
+
+
+def pipe() -> Descriptor:
+    reads, writes = os.pipe()
+    os.close(writes)
+    try:
+        return Descriptor(os.dup, reads)
+    finally:
+        os.close(reads)
+
+
+NO_MEMFDS: dict[str, Callable[[], Descriptor]] = {
+    "regular file": lambda: Descriptor(os.open, __file__, os.O_RDONLY),
+    "directory": lambda: Descriptor(os.open, "/", os.O_RDONLY | os.O_DIRECTORY),
+    "pipe": pipe,
+    "device": lambda: Descriptor(os.open, "/dev/zero", os.O_RDWR),
+}
+MEMFDS: dict[str, tuple[Callable[[], Descriptor], str]] = {
+    "unsealed": (lambda: region(seals=0), "without F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL"),
+    "may grow": (lambda: region(seals=SEALS & ~4), "without F_SEAL_GROW"),
+    "may be sealed": (lambda: region(seals=SEALS & ~1), "without F_SEAL_SEAL"),
+    "smaller than its header says": (lambda: region(claimed=BYTE_SIZE + PAGE_SIZE), "has no header of a managed"),
+    "of half its memory": (lambda: region(space=BYTE_SIZE // 2), "and else holes"),
+    "for every user": (lambda: region(mode=0o666), "mode"),
+    "no header": (lambda: region(size=PAGE_SIZE, space=PAGE_SIZE, claimed=1), "has no header of a managed"),
+}
+
+
+@pytest.mark.parametrize("made", NO_MEMFDS.values(), ids=list(NO_MEMFDS))
+def test_what_is_no_memfd(fetching: Fetching, made: Callable[[], Descriptor]) -> None:
+    assert "is no memfd; expected a sealed one" in refused(fetching, give(made()))
+
+
+@pytest.mark.parametrize(("made", "complaint"), MEMFDS.values(), ids=list(MEMFDS))
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_memfd_that_is_no_region(
+    fetching: Fetching, made: Callable[[], Descriptor], complaint: str, protocol: str
+) -> None:
+    told = refused(fetching, give(made()), protocol)
+    assert "shm:refused: shm_slot" in told
+    assert complaint in told

@@ -1,0 +1,153 @@
+"""What is said of sealed memory where a model can fetch it, and where it cannot; and what is done then."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import Explanation, PathUnavailableError
+from shm_backend_utils.client.explanation import Check
+from shm_backend_utils.memory.pool.options import RegionName
+from shm_backend_utils.memory.sealed import SealedSegment
+from shm_backend_utils.memory.segment import SystemSegment
+from shm_backend_utils.protocol.handover import SealedKey
+
+from .flavours import AnyClient, Flavour
+from .own_regions import own_regions
+
+X = {"X": np.ones(4, np.float32)}
+ROOM = {"Y": 16}
+BY_NOBODY = "do not share a network namespace"
+
+PROGRAM = """
+import ctypes, sys
+import numpy as np
+from shm_backend_utils.client import PathUnavailableError, PoolOptions, ShmClient
+from shm_backend_utils.memory.handover import desk, office
+
+class Elsewhere(desk.Desk):
+    def _open(self):
+        if ctypes.CDLL(None).unshare(0x40000000) != 0:  # CLONE_NEWNET, of this thread alone
+            raise OSError("not permitted")
+        super()._open()
+
+office.Desk = Elsewhere
+with ShmClient(sys.argv[1], inline_bytes=0, pool=PoolOptions(region=sys.argv[2])) as client:
+    try:
+        with client.infer("direct_only", {"X": np.ones(4, np.float32)}, outputs={"Y": 16}) as result:
+            print(result.path)
+    except PathUnavailableError as error:
+        print(error)
+    print(client.explain("direct_only"))
+"""
+
+
+def sealed_check(explanation: Explanation) -> Check | None:
+    return next((check for check in explanation.checks if check.name == "sealed memory?"), None)
+
+
+def kinds() -> set[type]:
+    return {type(region) for region in own_regions()}
+
+
+def infer(client: AnyClient) -> set[type]:
+    """Infer, and return what the memory was made of."""
+    with client.infer("direct_only", X, outputs=ROOM) as result:
+        assert result.path == "direct"
+        assert result["Y"].tolist() == [1] * 4
+        return kinds()
+
+
+def name_a_socket_that_nobody_has(patch: pytest.MonkeyPatch) -> None:
+    """Have models look for this process' desk where none is, as in another network namespace."""
+    patch.setattr(SealedKey, "__str__", lambda key: f"shmbu-fd-{'0' * 32}-{key.number}")
+
+
+@pytest.mark.parametrize("region", ["auto", "sealed"])
+def test_where_it_can_be_fetched_it_is_taken(any_client: AnyClient) -> None:
+    check = sealed_check(any_client.explain("direct_only"))
+    assert check is not None
+    assert check.outcome is True
+    assert "the model has fetched some by a socket" in check.detail
+    assert infer(any_client) == {SealedSegment}
+
+
+@pytest.mark.parametrize("region", ["system"])
+def test_where_it_is_not_wanted_it_is_not_tried(any_client: AnyClient) -> None:
+    assert sealed_check(any_client.explain("direct_only")) is None
+    assert infer(any_client) == {SystemSegment}
+
+
+@pytest.mark.parametrize("region", ["auto", "sealed"])
+def test_tritons_own_shared_memory_is_always_in_dev_shm(any_client: AnyClient) -> None:
+    with any_client.infer("rows", {"X": np.ones((1, 4), np.float32)}, path="triton-shm") as result:
+        assert result["DOUBLED"].tolist() == [[2] * 4]
+        assert kinds() == {SystemSegment}
+
+
+@pytest.mark.parametrize("region", ["auto", "sealed"])
+def test_a_model_that_does_not_let_this_user_in_is_not_tried(any_client: AnyClient) -> None:
+    explanation = any_client.explain("strangers_only")
+    assert sealed_check(explanation) is None
+    assert explanation.path == "triton-shm"
+    assert "to the parameter SHM_ALLOWED_UIDS of model 'strangers_only'" in explanation.reason
+
+
+@pytest.mark.parametrize("region", ["auto"])
+def test_where_it_cannot_be_fetched_memory_in_dev_shm_is_taken(
+    any_client: AnyClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name_a_socket_that_nobody_has(monkeypatch)
+    explanation = any_client.explain("direct_only")
+    check = sealed_check(explanation)
+    assert check is not None
+    assert check.outcome is False
+    assert "the model could not fetch it" in check.detail
+    assert BY_NOBODY in check.detail
+    assert (explanation.path, explanation.reason) == ("direct", "nothing stands against it")
+    assert infer(any_client) == {SystemSegment}
+    assert any_client.stats().retries == 0
+
+
+@pytest.mark.parametrize("region", ["sealed"])
+def test_where_no_other_memory_may_be_taken_the_path_is_closed_and_it_is_said_why(
+    any_client: AnyClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name_a_socket_that_nobody_has(monkeypatch)
+    with pytest.raises(PathUnavailableError, match=rf'{BY_NOBODY} .*PoolOptions\(region="system"\)'):
+        any_client.infer("direct_only", X)
+    explanation = any_client.explain("rows")
+    assert explanation.path == "triton-shm"
+    assert BY_NOBODY in explanation.reason
+
+
+@pytest.mark.parametrize("region", ["auto"])
+def test_what_cannot_be_fetched_any_more_is_replaced_by_memory_in_dev_shm_with_a_warning(
+    any_client: AnyClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    any_client.explain("direct_only")
+    name_a_socket_that_nobody_has(monkeypatch)
+    with caplog.at_level(logging.WARNING):
+        assert SystemSegment in infer(any_client)
+    assert "calls of model 'direct_only' take memory in /dev/shm from now on" in caplog.text
+    assert "shm_slot is handed over by nobody" in caplog.text
+
+
+@pytest.mark.parametrize("flavour", ["grpc", "http"], indirect=True)
+@pytest.mark.parametrize("region", ["auto", "sealed"])
+def test_a_socket_in_another_network_namespace_is_out_of_reach(flavour: Flavour, region: RegionName) -> None:
+    command = [sys.executable, "-c", PROGRAM, flavour.url, region]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if "not permitted" in ran.stderr:
+        pytest.skip("network namespaces are not permitted here")
+    assert ran.returncode == 0, ran.stderr
+    assert BY_NOBODY in ran.stdout
+    first = ran.stdout.splitlines()[0]
+    if region == "auto":
+        assert first == "direct"
+    else:
+        assert "cannot be called on the path 'auto'" in first

@@ -1,0 +1,150 @@
+"""What a model's process keeps of its clients' sealed memory: as long as it is needed, and no longer."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import PoolOptions, ShmClient
+from shm_backend_utils.memory.handover.office import OFFICE
+from shm_backend_utils.protocol.handover import parse_sealed_key
+from shm_backend_utils.server import EmbeddedServer
+from tests.unit.forks.programs import run_program
+
+from ..crash.gate import Gate
+from .eventually import all_memory_comes_back, eventually
+from .own_regions import own_regions
+from .sealed_stub import SealedStub, stub_of
+
+X = np.arange(4, dtype=np.float32)
+ROOM = {"Y": X.nbytes}
+MANY = 300
+
+FORKS = """
+import numpy as np
+from shm_backend_utils.client import PoolOptions, ShmClient
+
+X = np.arange(1000, dtype=np.float32)
+POOL = PoolOptions(region="sealed")
+
+def check(client, n=1000):
+    with client.infer("identity", {"INPUT0": X[:n]}, path="direct") as result:
+        assert (result["OUTPUT0"] == X[:n]).all()
+
+def work():
+    with ShmClient(URL, pool=POOL, timeout_s=30) as own:
+        check(own)
+        check(own, 10)
+
+client = ShmClient(URL, pool=POOL, timeout_s=30)
+if BEFORE:
+    check(client)
+for _ in range(3):
+    in_child(work)
+    check(client)
+    big = np.zeros(1 << 20, np.float32)  # of a new region, which is fetched anew
+    client.infer("identity", {"INPUT0": big}, path="direct").release()
+with ShmClient(URL, pool=POOL) as other:
+    check(other)
+client.close()
+"""
+
+
+@pytest.fixture
+def client(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
+    with ShmClient(triton_server.grpc_url, timeout_s=30, inline_bytes=0, pool=PoolOptions(region="sealed")) as client:
+        yield client
+
+
+def inodes() -> list[int]:
+    """Return this process' regions."""
+    return [os.fstat(region.fileno()).st_ino for region in own_regions()]
+
+
+def held(stub: SealedStub, regions: list[int]) -> list[int]:
+    return [inode for inode in stub.inodes() if inode in regions]
+
+
+def test_a_region_is_mapped_once_however_often_it_is_used(triton_server: EmbeddedServer, client: ShmClient) -> None:
+    stub = stub_of(triton_server, "direct_only")
+    with client.prepare("direct_only", {"X": (X.shape, X.dtype)}, outputs=ROOM) as call:
+        for _ in range(10):
+            call.infer().release()
+        assert held(stub, inodes()) == inodes()
+
+
+def test_a_model_lets_go_of_what_its_client_closed(triton_server: EmbeddedServer, client: ShmClient) -> None:
+    stub = stub_of(triton_server, "direct_only")
+    client.infer("direct_only", {"X": X}, outputs=ROOM).release()
+    regions = inodes()
+    assert held(stub, regions) == regions
+    client.close()
+    eventually(lambda: not held(stub, regions))
+
+
+def test_a_client_that_is_closed_in_flight_leaves_the_model_whole(
+    triton_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """The model has it mapped until it has answered; nobody gets it any more."""
+    stub, gate = stub_of(triton_server, "crash_stages"), Gate(tmp_path)
+    gate.close()
+    client = ShmClient(triton_server.grpc_url, timeout_s=30, pool=PoolOptions(region="sealed"), inline_bytes=0)
+    parameters = gate.parameters("half written")
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(client.infer, "crash_stages", {"X": X}, outputs=ROOM, parameters=parameters)
+        gate.wait_for_model()
+        regions = inodes()
+        for region in own_regions():
+            key = parse_sealed_key(region.key)
+            assert key is not None
+            OFFICE.withdraw(key)
+        assert held(stub, regions) == regions
+        client.close()
+        gate.let_go()
+        answer.exception()  # an answer or an error: its connection was closed
+    del answer, region
+    eventually(lambda: not held(stub, regions))
+    assert stub.is_alive
+    with ShmClient(triton_server.grpc_url, timeout_s=30, inline_bytes=0) as other:
+        assert other.infer("crash_stages", {"X": X}, outputs=ROOM)["Y"].tolist() == (X + 1).tolist()
+
+
+def test_connections_that_say_nothing_keep_no_model_from_fetching(
+    triton_server: EmbeddedServer, client: ShmClient
+) -> None:
+    client.infer("direct_only", {"X": X}, outputs=ROOM).release()
+    key = parse_sealed_key(own_regions()[0].key)
+    assert key is not None
+    descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    silent = []
+    try:
+        for _ in range(MANY):
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            connection.setblocking(False)
+            silent.append(connection)
+            if connection.connect_ex(key.socket_address) != 0:
+                break  # its queue is full, for a moment
+        big = np.ones(1 << 18, np.float32)  # takes a region of its own
+        with client.infer("direct_only", {"X": big}, outputs={"Y": big.nbytes}) as result:
+            assert result.path == "direct"
+            np.testing.assert_array_equal(result["Y"], big)
+    finally:
+        for connection in silent:
+            connection.close()
+    del result
+    all_memory_comes_back(client)
+    eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors + 4)  # noqa: PTH208
+
+
+@pytest.mark.parametrize("ending", ["os._exit", "sys.exit"])
+@pytest.mark.parametrize("before", [True, False], ids=["with a desk", "without a desk"])
+def test_a_child_has_a_client_of_its_own_and_the_parents_goes_on(
+    triton_server: EmbeddedServer, ending: str, before: bool
+) -> None:
+    run_program(ending, f"URL = {triton_server.grpc_url!r}\nBEFORE = {before}", FORKS)

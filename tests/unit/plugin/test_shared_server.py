@@ -1,0 +1,237 @@
+"""A shared server that dies costs no test that has nothing to do with it, and says so; here, a server of two lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.plugin.outcomes import outcome_of
+
+# What the fixture needs of EmbeddedServer, without the seconds that a real one takes to start.
+SERVER = """
+import contextlib
+import itertools
+import time
+
+import shm_backend_utils.server
+import pytest
+
+starts = itertools.count(1)
+CRASH = "I1123 Started\\nSignal (11) received.\\n 0# 0x00 in tritonserver\\n"
+KILL = "I1123 Started\\n"
+
+
+class Mortal:
+    def __init__(self, folder):
+        self.number = next(starts)
+        self.is_running = True
+        self.shm_prefix = f"nobody-has-this-{self.number}"
+        self.log_file = folder / f"log{self.number}"
+
+    def is_ready(self):
+        return self.is_running
+
+    def die(self, log):
+        self.log_file.write_text(log)
+        self.is_running = False
+
+    def log_tail(self, line_count):
+        return self.log_file.read_text()
+
+
+@contextlib.contextmanager
+def start(repository, folder, seconds=0):
+    time.sleep(seconds)
+    server = Mortal(folder)
+    yield server
+    server.is_running = False
+
+
+@pytest.fixture(scope="session")
+def triton_server_options(tmp_path_factory):
+    return {"folder": tmp_path_factory.mktemp("logs")}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_triton():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shm_backend_utils.server.EmbeddedServer, "start", start)
+        yield
+
+
+@pytest.fixture(scope="module")
+def client(triton_server):
+    assert triton_server.is_running
+    return triton_server.number
+"""
+HEADING = "tritonserver died during these tests"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "conftest.py").write_text(SERVER)
+    return tmp_path
+
+
+def test_a_test_that_meets_a_crash_is_run_once_more_and_named(project: Path) -> None:
+    status, printed = outcome_of(
+        project,
+        """
+        from conftest import CRASH
+
+        def test_before(client, triton_server):
+            assert client == triton_server.number == 1
+
+        def test_it(client, triton_server):
+            if client == 1:
+                triton_server.die(CRASH)
+            assert triton_server.is_running
+
+        def test_after(client, triton_server):
+            assert client == triton_server.number == 2
+        """,
+    )
+    assert (status, "3 passed, 1 server died" in printed) == (0, True), printed
+    assert HEADING in printed
+    assert "test_it.py::test_it: failed as Triton itself crashed, and was run once more\nSignal (11)" in printed
+
+
+def test_a_test_that_meets_a_second_crash_fails(project: Path) -> None:
+    status, printed = outcome_of(
+        project,
+        """
+        from conftest import CRASH
+
+        def test_it(triton_server):
+            triton_server.die(CRASH)
+            assert triton_server.is_running
+
+        def test_after(triton_server):
+            assert triton_server.number == 3
+        """,
+    )
+    assert (status, "1 failed, 1 passed, 2 server died" in printed) == (1, True), printed
+    assert "test_it.py::test_it: failed\nSignal (11)" in printed
+
+
+def test_a_test_that_kills_its_server_fails_alone(project: Path) -> None:
+    status, printed = outcome_of(
+        project,
+        """
+        from conftest import KILL
+
+        def test_it(client, triton_server):
+            triton_server.die(KILL)
+            assert triton_server.is_running
+
+        def test_after(client, triton_server):
+            assert client == triton_server.number == 2
+        """,
+    )
+    assert (status, "1 failed, 1 passed, 1 server died" in printed) == (1, True), printed
+    assert "test_it.py::test_it: failed\nI1123 Started" in printed
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_death_that_no_test_met_is_told(project: Path, is_last: bool) -> None:
+    after = "assert client == triton_server.number == 2" if not is_last else "triton_server.die(KILL)"
+    status, printed = outcome_of(
+        project,
+        f"""
+        from conftest import KILL
+
+        def test_it(client, triton_server):
+            {"pass" if is_last else "triton_server.die(KILL)"}
+
+        def test_after(client, triton_server):
+            {after}
+        """,
+    )
+    assert (status, "2 passed, 1 server died" in printed) == (0, True), printed
+    name = "test_after" if is_last else "test_it"
+    assert f"test_it.py::{name}: passed, and the server was found dead after it" in printed
+
+
+def test_the_last_test_of_a_run_is_run_once_more_too(project: Path) -> None:
+    status, printed = outcome_of(
+        project,
+        """
+        from conftest import CRASH
+
+        def test_it(client, triton_server):
+            if client == 1:
+                triton_server.die(CRASH)
+            assert triton_server.is_running
+        """,
+    )
+    assert (status, "1 passed, 1 server died" in printed) == (0, True), printed
+
+
+def test_a_fixture_that_met_the_crash_is_made_once_more(project: Path) -> None:
+    status, printed = outcome_of(
+        project,
+        """
+        import pytest
+        from conftest import CRASH
+
+        @pytest.fixture(scope="module")
+        def report(triton_server):
+            if triton_server.number == 1:
+                triton_server.die(CRASH)
+            assert triton_server.is_running
+
+        def test_it(report):
+            pass
+
+        def test_after(report, triton_server):
+            assert triton_server.number == 2
+        """,
+    )
+    assert (status, "2 passed, 1 server died" in printed) == (0, True), printed
+
+
+def test_it_is_told_by_workers_too(project: Path) -> None:
+    status, printed = outcome_of(
+        project,
+        """
+        from conftest import CRASH
+
+        def test_it(client, triton_server):
+            if client == 1:
+                triton_server.die(CRASH)
+            assert triton_server.is_running
+        """,
+        "-n1",
+    )
+    assert (status, "1 passed, 1 server died" in printed) == (0, True), printed
+    assert "test_it.py::test_it: failed as Triton itself crashed, and was run once more\nSignal (11)" in printed
+
+
+def test_other_failures_are_failures(project: Path) -> None:
+    status, printed = outcome_of(project, "def test_it(triton_server):\n    assert triton_server.number == 2\n")
+    assert (status, HEADING in printed, "1 failed" in printed) == (1, False, True), printed
+
+
+def test_the_time_that_a_start_takes_is_not_the_tests(project: Path) -> None:
+    status, printed = outcome_of(
+        project,
+        """
+        import time
+
+        import pytest
+
+        @pytest.fixture(scope="session")
+        def triton_server_options(tmp_path_factory):
+            return {"folder": tmp_path_factory.mktemp("logs"), "seconds": 2}
+
+        @pytest.mark.timeout(1)
+        def test_it(triton_server):
+            pass
+
+        @pytest.mark.timeout(1)
+        def test_after(triton_server):
+            time.sleep(20)
+        """,
+    )
+    assert (status, "1 failed, 1 passed" in printed, "Timeout" in printed) == (1, True, True), printed
