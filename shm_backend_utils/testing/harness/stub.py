@@ -114,9 +114,10 @@ class Stub:
         self._name = args["model_instance_name"]
         self._is_decoupled = is_decoupled
         with _as_the_stub_tells():
-            self._model = self._class()
-            if hasattr(self._model, "initialize"):
-                self._model.initialize(dict(args))
+            model = self._class()
+            if hasattr(model, "initialize"):
+                model.initialize(dict(args))
+        self._model = model  # a server never calls finalize of one whose initialize raised
         self.is_executing = True
 
     def execute(self, deliveries: Sequence[Delivery], receivers: Sequence[Receiver]) -> None:

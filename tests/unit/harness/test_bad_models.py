@@ -103,3 +103,14 @@ def test_models_have_files_beside_them(tmp_path: Path) -> None:
     with ModelHarness(*folders):
         pass
     assert "other" not in sys.modules
+
+
+@pytest.mark.parametrize("make", [ModelHarness, ModelHarness.in_child])
+def test_a_model_that_did_not_initialize_is_not_finalized(tmp_path: Path, make: type[ModelHarness]) -> None:
+    code = """
+        class TritonPythonModel:
+            def initialize(self, args): raise ValueError('no weights')
+            def finalize(self): self.weights.close()
+    """
+    with pytest.raises(ModelError, match="ValueError: no weights"):
+        make(folder_of(tmp_path, code))
