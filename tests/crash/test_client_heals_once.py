@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import InferenceError
+from shm_backend_utils.client import InferenceError, PoolOptions
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
 
@@ -28,7 +28,8 @@ MESSAGES = {
 
 @pytest.fixture(params=TWO_FLAVOURS)
 def ours(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[EitherClient]:
-    with open_client(request.param, url_of(triton_server, request.param), timeout_s=30) as client:
+    pool = PoolOptions(region="system")  # whose files tests take away
+    with open_client(request.param, url_of(triton_server, request.param), timeout_s=30, pool=pool) as client:
         yield client
 
 

@@ -38,7 +38,8 @@ def address(flavour: str, triton_server: EmbeddedServer) -> str:
 
 @pytest.fixture
 def ours(flavour: str, address: str) -> Iterator[EitherClient]:
-    with open_client(flavour, address, timeout_s=30) as client:
+    pool = PoolOptions(region="system")  # whose files tests take away
+    with open_client(flavour, address, timeout_s=30, pool=pool) as client:
         yield client
 
 

@@ -20,11 +20,11 @@ from .processes import eventually, held_regions, region_of, regions_of, stub_of
 VICTIM = """
 import json, sys
 import numpy as np
-from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
 driver = FakeDriver.load()
-client = ShmClient(sys.argv[1])
+client = ShmClient(sys.argv[1], pool=PoolOptions(region="system"))  # whose names could be left behind
 place = ((1000,), np.float32, "cuda:0")
 call = client.prepare("fake_gpu", {"X": place}, outputs={"Y": place}, parameters=json.loads(sys.argv[2]), path="direct")
 x = call.inputs["X"]

@@ -64,6 +64,16 @@ def is_honoured(made: HandMade) -> None:
     assert made.results()["Y"].shape == X.shape
 
 
+def is_honoured_again(made: HandMade) -> bool:
+    """Return whether an honest request is honoured: who was silent before has used up the time of this user."""
+    try:
+        is_honoured(made)
+    except InferenceServerException as error:
+        assert "have had the server wait for too long" in str(error)
+        return False
+    return True
+
+
 def test_an_honest_request_in_sealed_memory(request_by_hand: HandMade) -> None:
     is_honoured(request_by_hand)
 
@@ -92,7 +102,7 @@ CLAIMS: dict[str, tuple[Callable[[], Script], int, str]] = {
 def test_what_is_no_region_is_refused_beside_one(
     request_by_hand: HandMade, stub: SealedStub, script: Callable[[], Script], byte_size: int, complaint: str
 ) -> None:
-    is_honoured(request_by_hand)
+    eventually(lambda: is_honoured_again(request_by_hand))
     before = stub.descriptors()
     with ScriptedDesk(script()) as desk:
         request_by_hand.table.regions.append(Claim(1, str(desk.key).encode(), byte_size, TOKEN))

@@ -168,7 +168,6 @@ def test_a_desk_with_a_full_backlog(fetching: Fetching) -> None:
 
 
 ANSWERS: dict[str, bytes] = {
-    "nothing": b"",
     "one byte": b"s",
     "garbage": b"\xff" * 16,
     "an answer and more": encode_answer(is_given=True) + b"\0",
@@ -192,6 +191,10 @@ def test_two_descriptors(fetching: Fetching) -> None:
 
 def test_a_desk_that_hangs_up(fetching: Fetching) -> None:
     assert "shm_slot" in refused(fetching, lambda connection: None)
+
+
+def test_an_empty_answer_is_that_of_a_desk_that_hangs_up(fetching: Fetching) -> None:
+    assert "shm:gone: shm_slot" in refused(fetching, give(region(), answer=b""))
 
 
 # What is handed over
