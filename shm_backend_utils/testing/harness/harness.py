@@ -151,8 +151,11 @@ class ModelHarness:
                 raise CallerError(
                     f"model {target.name!r} is decoupled, and may answer any number of times; use stream()"
                 )
-            target.run(pending)
-            outcome = pending.answer.only(self._patience_s)
+            try:
+                target.run(pending)
+                outcome = pending.answer.only(self._patience_s)
+            finally:
+                pending.answer.cancel()
             warn_of_outputs(target.config, pending.delivery, outcome, stacklevel=3)
             return _arrays(outcome)
         except ServerError as error:
@@ -179,8 +182,7 @@ class ModelHarness:
                     if not outcome.is_empty:
                         yield _arrays(outcome)
             finally:
-                if not answer.is_over:
-                    answer.cancel()
+                answer.cancel()
         except ServerError as error:
             raise _told(error) from None
         except TimeoutError:
@@ -238,6 +240,8 @@ class ModelHarness:
                 answers.append(_told(error))
             except TimeoutError:
                 answers.append(self._late())
+            finally:
+                one.answer.cancel()
         return answers
 
     @property
