@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from ..emulator import TritonModelException
 from ..emulator.faults import Faults
 from .requests import Delivery
 from .stub import Receiver, StubError
@@ -188,5 +187,5 @@ class ChildInstance:
                     self._send("told", number, True, outcome)
             else:
                 self._send("told", number, True, answer)
-        except TritonModelException as error:
+        except Exception as error:  # whatever it is: the child waits until it is told
             self._send("told", number, False, str(error))
