@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from shm_backend_utils.client import ShmClient
 from shm_backend_utils.client.errors import InferenceError
 from shm_backend_utils.errors import ModelError
 from shm_backend_utils.testing.harness import ModelHarness
+from tests.unit.fake_gpu import wait_until
 from tests.unit.harness.folders import TENSORS, folder_of
 
 DYING = """
@@ -26,6 +29,12 @@ DYING = """
                 os._exit(3)
             pb_utils.Logger.log_warn("executing")
             return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([os.getpid()], np.float32))])]
+"""
+PARENT = """
+import sys
+import numpy as np
+from shm_backend_utils.testing.harness import ModelHarness
+ModelHarness.in_child(*sys.argv[1:]).infer({"X": np.zeros(1, np.float32)})
 """
 X = {"X": np.zeros(1, np.float32)}
 DEATH = {"X": np.full(1, 7, np.float32)}
@@ -121,3 +130,29 @@ def test_a_model_is_told_that_another_one_did_not_finalize(tmp_path: Path, make:
         pytest.raises(InferenceError, match="finalize of a model raised: ValueError: still busy"),
     ):
         client.unload_model("worse")
+
+
+def test_a_child_that_waits_for_another_model_ends_with_its_parent(tmp_path: Path) -> None:
+    calling = """
+        import os
+        import pathlib
+        import triton_python_backend_utils as pb_utils
+        class TritonPythonModel:
+            def execute(self, requests):
+                pathlib.Path(__file__).with_name("pid").write_text(f"{os.getpid()} ")
+                pb_utils.InferenceRequest(
+                    model_name="keeping", requested_output_names=["Y"], inputs=requests[0].inputs()
+                ).exec()
+    """
+    keeping = """
+        class TritonPythonModel:
+            def execute(self, requests):
+                self.senders = [request.get_response_sender() for request in requests]
+    """
+    folders = [folder_of(tmp_path, calling), folder_of(tmp_path, keeping, name="keeping")]
+    told = folders[0] / "1" / "pid"
+    with subprocess.Popen([sys.executable, "-c", PARENT, *map(str, folders)]) as parent:
+        wait_until(lambda: told.exists() and told.read_text().endswith(" "))
+        parent.kill()
+    child = Path("/proc", told.read_text().strip(), "cmdline")
+    wait_until(lambda: not child.exists() or not child.read_bytes())  # or it is not reaped
