@@ -89,7 +89,8 @@ def test_a_request_that_nobody_can_answer_any_more_is_told(tmp_path: Path, make:
             list(harness.stream(X, model="many"))
 
 
-def test_a_model_that_waits_for_itself_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_model_that_waits_for_itself_is_told(tmp_path: Path, count: int) -> None:
     code = """
         import triton_python_backend_utils as pb_utils
         class TritonPythonModel:
@@ -100,7 +101,11 @@ def test_a_model_that_waits_for_itself_is_told(tmp_path: Path) -> None:
                 response = inner.exec()
                 return [pb_utils.InferenceResponse([], response.error())]
     """
-    with ModelHarness(folder_of(tmp_path, code)) as harness, pytest.raises(InferenceError, match="calls itself"):
+    config = f'backend: "python"\n{TENSORS}instance_group [ {{ count: {count} kind: KIND_CPU }} ]'
+    with (
+        ModelHarness(folder_of(tmp_path, code, config)) as harness,
+        pytest.raises(InferenceError, match="calls itself"),
+    ):
         harness.infer(X)
 
 
