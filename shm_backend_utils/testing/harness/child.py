@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+from ...forks import forsake_in_children, never_destroy
 from ..emulator.faults import Faults
 from .requests import Delivery
 from .stub import Receiver, StubError
@@ -59,9 +60,16 @@ class ChildInstance:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             )
         self._connection: Connection[Any, Any] = Connection(ours.detach())
+        forsake_in_children(self)
         self._reader = threading.Thread(target=self._read, name=f"{name} child", daemon=True)
         self._reader.start()
         self._ask("make", file, name, server_url, faults)
+
+    def forsake(self) -> None:
+        """Close the copy of the connection, in a forked child: the process is to end with its parent."""
+        self._is_dead = True
+        self._connection.close()
+        never_destroy(self._process)  # it would say that it still runs
 
     @property
     def pid(self) -> int:

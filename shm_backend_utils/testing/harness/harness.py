@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
-from ...client.errors import DeadlineExceededError, InferenceError
+from ...client.errors import DeadlineExceededError, ForkedError, InferenceError
 from ...client.transports.transport import AsyncTransport, Transport
 from ...errors import CallerError, ClosedError
+from ...forks import forsake_in_children, never_destroy
 from ...origin import Origin
 from ...unclosed import Unclosed
 from ..emulator import MetricsRegistry
@@ -59,6 +60,7 @@ class ModelHarness:
     """
 
     _server: EmulatedServer | None = None
+    _is_forked = False
 
     def __init__(
         self, *folders: str | PathLike[str], faults: Faults = _NO_FAULTS, patience_s: float = _PATIENCE_S
@@ -93,6 +95,7 @@ class ModelHarness:
         self._patience_s = patience_s
         self._name = paths[0].name
         self._server = EmulatedServer(paths, kind, faults)
+        forsake_in_children(self)
         self._unclosed = Unclosed(Origin.here("the ModelHarness made"), "call close(), or use it in a with statement")
 
     def infer(
@@ -275,6 +278,13 @@ class ModelHarness:
             self._unclosed.close()
             server.close()
 
+    def forsake(self) -> None:
+        """Leave the models alone, in a forked child: they are the parent's."""
+        if self._server is not None:
+            never_destroy(self._server)
+            self._server = None
+            self._is_forked = True
+
     def __repr__(self) -> str:
         state = "closed" if self._server is None else "open"
         return f"<{type(self).__name__} {vars(self).get('_name', '')!r} {state}>"
@@ -289,6 +299,8 @@ class ModelHarness:
         self.close()
 
     def _open(self) -> EmulatedServer:
+        if self._is_forked:
+            raise ForkedError("this ModelHarness")
         if self._server is None:
             raise ClosedError("this ModelHarness")
         return self._server
