@@ -177,8 +177,8 @@ class Batcher:
             sizes.append(total)
         return sizes
 
-    def _kind(self, pending: Pending) -> list[tuple[str, tuple[int, ...] | None]]:
-        return [(name, None if name in self._ragged else array.shape[1:]) for name, _, array in pending.delivery.inputs]
+    def _kind(self, pending: Pending) -> dict[str, tuple[int, ...] | None]:
+        return {name: None if name in self._ragged else array.shape[1:] for name, _, array in pending.delivery.inputs}
 
     def _taken(self) -> Pending:
         pending = self._queue.popleft()

@@ -75,6 +75,14 @@ def test_ragged_inputs_come_together(tmp_path: Path) -> None:
         assert [answer["Y"].tolist() for answer in answers if isinstance(answer, dict)] == [[[2, 3]]] * 2
 
 
+def test_the_order_of_inputs_is_no_matter(tmp_path: Path) -> None:
+    config = CONFIG % ("", "") + 'input [ { name: "Z" data_type: TYPE_FP32 dims: [ -1 ] } ]'
+    x, z = np.zeros((1, 3), np.float32), np.zeros((1, 5), np.float32)
+    with ModelHarness(folder_of(tmp_path, COUNTING, config)) as harness:
+        answers = harness.execute([{"X": x, "Z": z}, {"Z": z, "X": x}])
+        assert [answer["Y"].tolist() for answer in answers if isinstance(answer, dict)] == [[[2, 2]]] * 2
+
+
 def test_requests_that_wait_at_once_come_together(tmp_path: Path) -> None:
     delay = "max_queue_delay_microseconds: 60000000"  # nothing but a full batch ends the wait
     with ModelHarness(folder_of(tmp_path, COUNTING, CONFIG % (delay, ""))) as harness:
