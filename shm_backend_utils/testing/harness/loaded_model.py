@@ -151,7 +151,12 @@ class LoadedModel:
 
     def _execute(self, instance: Instance, batch: Sequence[Pending]) -> None:
         started = time.monotonic_ns()
-        instance.execute([pending.delivery for pending in batch], [pending.answer for pending in batch])
+        try:
+            instance.execute([pending.delivery for pending in batch], [pending.answer for pending in batch])
+        except BaseException:  # an interrupt, which only this thread gets
+            for pending in batch:
+                pending.answer.fail(f"execute of model {self.name!r} was interrupted")
+            raise
         self.statistics.executed(
             len(batch), sum(pending.batch_size for pending in batch), time.monotonic_ns() - started
         )

@@ -91,6 +91,20 @@ def test_requests_that_wait_at_once_come_together(tmp_path: Path) -> None:
         assert answers == [[[4, 8]]] * 4
 
 
+def test_an_interrupt_leaves_no_request_of_its_batch_behind(tmp_path: Path) -> None:
+    code = "class TritonPythonModel:\n    def execute(self, requests): raise KeyboardInterrupt\n"
+    delay = "max_queue_delay_microseconds: 60000000"
+    with ModelHarness(folder_of(tmp_path, code, CONFIG % (delay, "")), patience_s=10) as harness:
+        with ThreadPoolExecutor(2) as threads:
+            calls = [threads.submit(harness.infer, rows(4)) for _ in range(2)]
+        interrupted, other = sorted(
+            (call.exception() for call in calls), key=lambda error: type(error) is InferenceError
+        )
+        assert isinstance(interrupted, KeyboardInterrupt)
+        assert isinstance(other, InferenceError)
+        assert "execute of model 'm' was interrupted" in str(other)
+
+
 def test_a_preferred_size_is_not_exceeded(tmp_path: Path) -> None:
     preferred = "preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 60000000"
     with ModelHarness(folder_of(tmp_path, COUNTING, CONFIG % (preferred, ""))) as harness:
