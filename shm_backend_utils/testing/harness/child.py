@@ -63,7 +63,11 @@ class ChildInstance:
         forsake_in_children(self)
         self._reader = threading.Thread(target=self._read, name=f"{name} child", daemon=True)
         self._reader.start()
-        self._ask("make", file, name, server_url, faults)
+        try:
+            self._ask("make", file, name, server_url, faults)
+        except BaseException:
+            self._end()
+            raise
 
     def forsake(self) -> None:
         """Close the copy of the connection, in a forked child: the process is to end with its parent."""
@@ -114,13 +118,16 @@ class ChildInstance:
             if not self._is_dead:
                 raise
         finally:
-            self._send("end")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_EXIT_S)
-            self._process.kill()
-            self._process.wait()
-            self._reader.join()
-            self._connection.close()
+            self._end()
+
+    def _end(self) -> None:
+        self._send("end")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_EXIT_S)
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        self._connection.close()
 
     def _ask(self, what: str, *content: Any) -> Any:
         """Send a message, and return what it is answered with."""

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,6 +73,25 @@ def test_a_model_that_is_loaded_anew_has_a_new_process(tmp_path: Path) -> None:
 def test_a_child_that_dies_while_it_loads_is_told(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="Stub process 'm' is not healthy"):
         ModelHarness.in_child(folder_of(tmp_path, "import os\nos._exit(1)\n"))
+
+
+def test_a_child_that_does_not_start_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Started(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            started.append(self)
+
+    folder = folder_of(tmp_path, DYING)
+    monkeypatch.setattr(subprocess, "Popen", Started)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(ModelError, match="Stub process 'm' is not healthy"):
+        ModelHarness.in_child(folder)
+    (child,) = started
+    assert child.returncode == 1
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
 @pytest.mark.parametrize("make", [ModelHarness, ModelHarness.in_child])
