@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -199,7 +200,7 @@ class ModelHarness:
         Parameters
         ----------
         requests : sequence of Request, or of mappings of str to array
-            A mapping is a request of these inputs alone.
+            For one model. A mapping is a request of these inputs alone.
 
         Returns
         -------
@@ -216,19 +217,23 @@ class ModelHarness:
         server = self._open()
         if isinstance(requests, Mapping):
             raise CallerError("execute() got one mapping; expected a sequence of requests: execute([inputs])")
-        pending = []
+        pending, names = [], []
         try:
             for each in requests:
                 said = each if isinstance(each, Request) else Request(each)
-                request = request_of_arrays(said.inputs, said.outputs, said.parameters)
-                request.request_id, request.sequence_id = said.request_id, said.sequence_id
-                request.flags, request.timeout_us = said.flags, said.timeout_us
+                request = replace(said, inputs=request_of_arrays(said.inputs, None, None).inputs)
                 model, one = server.begin(request)
                 pending.append(one)
+                names.append(model.name)
         except ServerError as error:
             raise _told(error) from None
         if not pending:
             raise CallerError("execute() got no request; the server calls a model with one at least")
+        other = next((name for name in names if name != names[0]), None)
+        if other is not None:
+            raise CallerError(
+                f"execute() got requests for models {names[0]!r} and {other!r}; expected one model's: call it for each"
+            )
         obstacle = model.obstacle(pending)
         if obstacle is not None:
             raise CallerError(obstacle)

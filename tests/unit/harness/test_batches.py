@@ -60,6 +60,20 @@ def test_what_never_comes_together_is_refused(tmp_path: Path, requests: list[dic
             harness.execute([rows(9)])
 
 
+def test_requests_given_together_are_for_the_model_that_they_name(tmp_path: Path) -> None:
+    folders = [
+        folder_of(tmp_path, COUNTING, (CONFIG % ("", "")).replace("max_batch_size: 8", f"max_batch_size: {most}"), name)
+        for name, most in (("few", 2), ("many", 8))
+    ]
+    with ModelHarness(*folders) as harness:
+        answers = harness.execute([Request(rows(2), model="many"), Request(rows(3), model="many", version="1")])
+        assert [answer["Y"].tolist() for answer in answers if isinstance(answer, dict)] == [[[2, 5]]] * 2
+        with pytest.raises(CallerError, match="got requests for models 'few' and 'many'"):
+            harness.execute([rows(1), Request(rows(1), model="many")])
+        with pytest.raises(InferenceError, match="version 7 is not found"):
+            harness.execute([Request(rows(1), version="7")])
+
+
 def test_a_model_without_a_batcher_gets_one_request_at_a_time(tmp_path: Path) -> None:
     config = (CONFIG % ("", "")).replace("dynamic_batching {  }", "")
     with (
