@@ -80,10 +80,11 @@ class Failing:
         self._fault = fault
         self._left = fault.after
         self._module, self._name = CALLS[fault.call]
-        self._real: Any = getattr(self._module, self._name)
+        self._real: Any = None
         self.has_happened = False
 
     def __enter__(self) -> Failing:
+        self._real = getattr(self._module, self._name)  # maybe another fault's
         setattr(self._module, self._name, self._mapping() if self._fault.call == "madvise" else self._wrapped())
         return self
 

@@ -9,8 +9,10 @@ from typing import Final
 
 from .requests import Outcome
 
-__all__ = ["Answer"]
+__all__ = ["CANCELLED", "Answer"]
 
+CANCELLED: Final = "CANCELLED"
+"""Triton's code of a request that nobody waits for any more."""
 _FORSAKEN: Final = (
     "model '{}' has let go of the request without an answer: a server would never answer it, and its client would wait "
     "until its deadline; return an InferenceResponse for it, or send one by its response sender, the last with "
@@ -88,8 +90,11 @@ class Answer:
                 return found
 
     def cancel(self) -> None:
-        """Say that nobody waits any more."""
+        """Say that nobody waits any more; whoever still does is told."""
+        if self.is_over:
+            return
         self._is_cancelled = True
+        self.fail(f"the request to model {self._model!r} was cancelled", CANCELLED)
         if self._on_cancel is not None:
             self._on_cancel()
 

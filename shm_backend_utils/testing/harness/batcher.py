@@ -63,7 +63,7 @@ class Batcher:
         self._execute = execute
         self._changed = threading.Condition(threading.Lock())
         self._idle = list(reversed(instances))
-        self._busy: set[int] = set()
+        self._busy: list[int] = []
         self._all = len(instances)
         self._queue: deque[Pending] = deque()
 
@@ -130,16 +130,17 @@ class Batcher:
                 self._execute(instance, batch)
         finally:
             with self._changed:
-                self._busy.discard(threading.get_ident())
+                self._busy.remove(threading.get_ident())
                 self._idle.append(instance)
                 self._changed.notify_all()
 
     def _take_idle(self) -> Instance:
-        self._busy.add(threading.get_ident())
+        self._busy.append(threading.get_ident())
         return self._idle.pop()
 
     def _check_is_not_ours(self) -> None:
-        if threading.get_ident() in self._busy and len(self._busy) == self._all:
+        """Raise RecursionError if this thread, which finds no idle instance, is in ``execute`` of one."""
+        if threading.get_ident() in self._busy:
             raise RecursionError(
                 f"model {self._name!r} calls itself, and has no other instance that is idle: on a server this waits "
                 "for ever; give it one more in instance_group"
@@ -176,8 +177,8 @@ class Batcher:
             sizes.append(total)
         return sizes
 
-    def _kind(self, pending: Pending) -> list[tuple[str, tuple[int, ...] | None]]:
-        return [(name, None if name in self._ragged else array.shape[1:]) for name, _, array in pending.delivery.inputs]
+    def _kind(self, pending: Pending) -> dict[str, tuple[int, ...] | None]:
+        return {name: None if name in self._ragged else array.shape[1:] for name, _, array in pending.delivery.inputs}
 
     def _taken(self) -> Pending:
         pending = self._queue.popleft()

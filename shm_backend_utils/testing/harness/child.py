@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from ..emulator import TritonModelException
+from ...forks import forsake_in_children, never_destroy
 from ..emulator.faults import Faults
 from .requests import Delivery
 from .stub import Receiver, StubError
@@ -60,9 +60,20 @@ class ChildInstance:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             )
         self._connection: Connection[Any, Any] = Connection(ours.detach())
+        forsake_in_children(self)
         self._reader = threading.Thread(target=self._read, name=f"{name} child", daemon=True)
         self._reader.start()
-        self._ask("make", file, name, server_url, faults)
+        try:
+            self._ask("make", file, name, server_url, faults)
+        except BaseException:
+            self._end()
+            raise
+
+    def forsake(self) -> None:
+        """Close the copy of the connection, in a forked child: the process is to end with its parent."""
+        self._is_dead = True
+        self._connection.close()
+        never_destroy(self._process)  # it would say that it still runs
 
     @property
     def pid(self) -> int:
@@ -107,13 +118,16 @@ class ChildInstance:
             if not self._is_dead:
                 raise
         finally:
-            self._send("end")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_EXIT_S)
-            self._process.kill()
-            self._process.wait()
-            self._reader.join()
-            self._connection.close()
+            self._end()
+
+    def _end(self) -> None:
+        self._send("end")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_EXIT_S)
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        self._connection.close()
 
     def _ask(self, what: str, *content: Any) -> Any:
         """Send a message, and return what it is answered with."""
@@ -188,5 +202,5 @@ class ChildInstance:
                     self._send("told", number, True, outcome)
             else:
                 self._send("told", number, True, answer)
-        except TritonModelException as error:
+        except Exception as error:  # whatever it is: the child waits until it is told
             self._send("told", number, False, str(error))

@@ -146,10 +146,11 @@ class _Process:
                 elif what == "cancel":
                     self._cancelled.update(content)
                 elif what == "end":
-                    break
+                    self._work.put(None)
+                    return
                 else:
                     self._work.put((what, *content))
-        self._work.put(None)
+        os._exit(1)  # the server is gone, and the main thread may wait for its answer
 
 
 if __name__ == "__main__":

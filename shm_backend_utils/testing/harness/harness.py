@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -10,9 +11,10 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
-from ...client.errors import DeadlineExceededError, InferenceError
+from ...client.errors import DeadlineExceededError, ForkedError, InferenceError
 from ...client.transports.transport import AsyncTransport, Transport
 from ...errors import CallerError, ClosedError
+from ...forks import forsake_in_children, never_destroy
 from ...origin import Origin
 from ...unclosed import Unclosed
 from ..emulator import MetricsRegistry
@@ -59,6 +61,7 @@ class ModelHarness:
     """
 
     _server: EmulatedServer | None = None
+    _is_forked = False
 
     def __init__(
         self, *folders: str | PathLike[str], faults: Faults = _NO_FAULTS, patience_s: float = _PATIENCE_S
@@ -93,6 +96,7 @@ class ModelHarness:
         self._patience_s = patience_s
         self._name = paths[0].name
         self._server = EmulatedServer(paths, kind, faults)
+        forsake_in_children(self)
         self._unclosed = Unclosed(Origin.here("the ModelHarness made"), "call close(), or use it in a with statement")
 
     def infer(
@@ -151,8 +155,11 @@ class ModelHarness:
                 raise CallerError(
                     f"model {target.name!r} is decoupled, and may answer any number of times; use stream()"
                 )
-            target.run(pending)
-            outcome = pending.answer.only(self._patience_s)
+            try:
+                target.run(pending)
+                outcome = pending.answer.only(self._patience_s)
+            finally:
+                pending.answer.cancel()
             warn_of_outputs(target.config, pending.delivery, outcome, stacklevel=3)
             return _arrays(outcome)
         except ServerError as error:
@@ -179,8 +186,7 @@ class ModelHarness:
                     if not outcome.is_empty:
                         yield _arrays(outcome)
             finally:
-                if not answer.is_over:
-                    answer.cancel()
+                answer.cancel()
         except ServerError as error:
             raise _told(error) from None
         except TimeoutError:
@@ -194,7 +200,7 @@ class ModelHarness:
         Parameters
         ----------
         requests : sequence of Request, or of mappings of str to array
-            A mapping is a request of these inputs alone.
+            For one model. A mapping is a request of these inputs alone.
 
         Returns
         -------
@@ -211,19 +217,23 @@ class ModelHarness:
         server = self._open()
         if isinstance(requests, Mapping):
             raise CallerError("execute() got one mapping; expected a sequence of requests: execute([inputs])")
-        pending = []
+        pending, names = [], []
         try:
             for each in requests:
                 said = each if isinstance(each, Request) else Request(each)
-                request = request_of_arrays(said.inputs, said.outputs, said.parameters)
-                request.request_id, request.sequence_id = said.request_id, said.sequence_id
-                request.flags, request.timeout_us = said.flags, said.timeout_us
+                request = replace(said, inputs=request_of_arrays(said.inputs, None, None).inputs)
                 model, one = server.begin(request)
                 pending.append(one)
+                names.append(model.name)
         except ServerError as error:
             raise _told(error) from None
         if not pending:
             raise CallerError("execute() got no request; the server calls a model with one at least")
+        other = next((name for name in names if name != names[0]), None)
+        if other is not None:
+            raise CallerError(
+                f"execute() got requests for models {names[0]!r} and {other!r}; expected one model's: call it for each"
+            )
         obstacle = model.obstacle(pending)
         if obstacle is not None:
             raise CallerError(obstacle)
@@ -238,6 +248,8 @@ class ModelHarness:
                 answers.append(_told(error))
             except TimeoutError:
                 answers.append(self._late())
+            finally:
+                one.answer.cancel()
         return answers
 
     @property
@@ -271,6 +283,13 @@ class ModelHarness:
             self._unclosed.close()
             server.close()
 
+    def forsake(self) -> None:
+        """Leave the models alone, in a forked child: they are the parent's."""
+        if self._server is not None:
+            never_destroy(self._server)
+            self._server = None
+            self._is_forked = True
+
     def __repr__(self) -> str:
         state = "closed" if self._server is None else "open"
         return f"<{type(self).__name__} {vars(self).get('_name', '')!r} {state}>"
@@ -285,6 +304,8 @@ class ModelHarness:
         self.close()
 
     def _open(self) -> EmulatedServer:
+        if self._is_forked:
+            raise ForkedError("this ModelHarness")
         if self._server is None:
             raise ClosedError("this ModelHarness")
         return self._server

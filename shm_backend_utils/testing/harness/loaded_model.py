@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -80,6 +82,8 @@ class LoadedModel:
             self._end()
             raise
         self.statistics = ModelStatistics()
+        self._lock = threading.Lock()
+        self._answers: weakref.WeakSet[Answer] = weakref.WeakSet()
         self._checks = RequestChecks(self.config)
         self._batcher = Batcher(self.config, self._instances, self._execute)
 
@@ -102,7 +106,10 @@ class LoadedModel:
             The server refuses it.
         """
         delivery, batch_size = self._checks.check(request)
-        return Pending(delivery, batch_size, Answer(self.name))
+        answer = Answer(self.name)
+        with self._lock:
+            self._answers.add(answer)
+        return Pending(delivery, batch_size, answer)
 
     def run(self, pending: Pending) -> None:
         """Have it executed, maybe together with others; return when its ``execute`` has returned.
@@ -134,11 +141,22 @@ class LoadedModel:
             A model's ``finalize`` raised.
         """
         self._batcher.drain()
-        self._end()
+        try:
+            self._end()
+        finally:
+            with self._lock:
+                answers = list(self._answers)
+            for answer in answers:
+                answer.fail(f"model {self.name!r} was unloaded before it answered", "UNAVAILABLE")
 
     def _execute(self, instance: Instance, batch: Sequence[Pending]) -> None:
         started = time.monotonic_ns()
-        instance.execute([pending.delivery for pending in batch], [pending.answer for pending in batch])
+        try:
+            instance.execute([pending.delivery for pending in batch], [pending.answer for pending in batch])
+        except BaseException:  # an interrupt, which only this thread gets
+            for pending in batch:
+                pending.answer.fail(f"execute of model {self.name!r} was interrupted")
+            raise
         self.statistics.executed(
             len(batch), sum(pending.batch_size for pending in batch), time.monotonic_ns() - started
         )

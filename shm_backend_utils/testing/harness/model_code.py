@@ -52,6 +52,7 @@ class ModelCode:
         self._package = f"_{file.parent.parent.name}_{id(self):x}"
         self._replaced = sys.modules.get(NAME)
         self._modules: dict[str, ModuleType] = {}
+        self._entries = [_Folder(self._folder), _Folder(self._folder.parent)]
 
     def load(self) -> Any:
         """Import it, and return its ``TritonPythonModel``."""
@@ -60,7 +61,7 @@ class ModelCode:
         }
         sys.modules[NAME] = self.backend
         first = next((place for place, each in enumerate(sys.path) if isinstance(each, _Folder)), len(sys.path))
-        sys.path[first:first] = [_Folder(self._folder), _Folder(self._folder.parent)]
+        sys.path[first:first] = self._entries
         try:
             module = self._import()
         finally:
@@ -77,9 +78,7 @@ class ModelCode:
         for name in self._modules:
             sys.modules.pop(name, None)
         self._modules = {}
-        for folder in (self._folder, self._folder.parent):
-            with contextlib.suppress(ValueError):
-                sys.path.remove(str(folder))
+        sys.path[:] = [each for each in sys.path if all(each is not entry for entry in self._entries)]
         vars(self.backend)["__is_over__"] = True
         if sys.modules.get(NAME) is self.backend:
             previous = self._replaced

@@ -9,12 +9,13 @@ from google.protobuf.descriptor import EnumValueDescriptor
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from ...dtypes import from_config
+from .answer import Answer
 from .loaded_model import LoadedModel
 from .messages import FINAL, read_request, write_response
 from .requests import ServerError
 from .server import EmulatedServer
 
-__all__ = ["PROCEDURES", "STREAM", "Procedure", "stream_infer"]
+__all__ = ["PROCEDURES", "STREAM", "Procedure", "infer", "stream_infer"]
 
 Procedure = Callable[[EmulatedServer, Any], Any]
 """Takes a request message, and returns the answer; raises ServerError."""
@@ -30,6 +31,33 @@ _EXTENSIONS: Final = (
     "parameters",
     "statistics",
 )
+
+
+def infer(server: EmulatedServer, message: Any, began: Callable[[Answer], object]) -> Any:
+    """Return the ``ModelInferResponse`` that answers a request.
+
+    Parameters
+    ----------
+    server : EmulatedServer
+        That is asked.
+    message : ModelInferRequest
+        The request.
+    began : callable
+        Gets the answer before the model does anything: cancelling it ends the wait.
+
+    Raises
+    ------
+    ServerError
+        The server refuses it, or the model failed it.
+    """
+    with read_request(message, server.regions) as (request, places, _):
+        model = server.model(request.model, request.version)
+        if model.is_decoupled:
+            raise ServerError("ModelInfer RPC doesn't support models with decoupled transaction policy", "UNSUPPORTED")
+        pending = model.pending(request)
+        began(pending.answer)
+        model.run(pending)
+        return write_response(model, request, pending.answer.only(), places)
 
 
 def stream_infer(server: EmulatedServer, message: Any, patience_s: float) -> Iterator[Any]:
@@ -56,18 +84,9 @@ def stream_infer(server: EmulatedServer, message: Any, patience_s: float) -> Ite
                     told.infer_response.parameters[FINAL].bool_param = outcome.is_final
                     yield told
             finally:
-                if not answer.is_over:
-                    answer.cancel()
+                answer.cancel()
     except ServerError as error:
         yield answered(error_message=error.message)
-
-
-def _infer(server: EmulatedServer, message: Any) -> Any:
-    with read_request(message, server.regions) as (request, places, _):
-        model = server.model(request.model, request.version)
-        if model.is_decoupled:
-            raise ServerError("ModelInfer RPC doesn't support models with decoupled transaction policy", "UNSUPPORTED")
-        return write_response(model, request, server.execute(request).only(), places)
 
 
 def _server_live(server: EmulatedServer, message: Any) -> Any:
@@ -158,7 +177,6 @@ def _cuda_register(server: EmulatedServer, message: Any) -> Any:
 
 
 PROCEDURES: Final[Mapping[str, Procedure]] = {
-    "ModelInfer": _infer,
     "ServerLive": _server_live,
     "ServerReady": _server_ready,
     "ServerMetadata": _server_metadata,
@@ -175,7 +193,7 @@ PROCEDURES: Final[Mapping[str, Procedure]] = {
     "CudaSharedMemoryStatus": _cuda_status,
     "CudaSharedMemoryRegister": _cuda_register,
 }
-"""Every procedure that answers with one message, by its name in the service."""
+"""Every procedure that answers with one message and waits for no model, by its name in the service."""
 
 
 def _statistics(model: LoadedModel) -> Any:

@@ -83,7 +83,7 @@ class EmulatedServer:
         Raises
         ------
         ModelError
-            It does not load; one that was loaded before goes on.
+            It does not load, and one that was loaded before goes on; or the ``finalize`` of that one raised.
         """
         with self._loading:
             model = LoadedModel(ModelFolder.read(folder), self._make)
@@ -91,14 +91,23 @@ class EmulatedServer:
             self._models[model.name] = model
             self._folders[model.name] = folder
         if previous is not None:
-            previous.close()
+            _finalize(previous)
 
     def unload(self, name: str) -> None:
-        """Unload a model; one that is not there is fine."""
+        """Unload a model; one that is not there is fine.
+
+        Raises
+        ------
+        ServerError
+            Its ``finalize`` raised; it is unloaded all the same.
+        """
         with self._loading:
             model = self._models.pop(name, None)
         if model is not None:
-            model.close()
+            try:
+                _finalize(model)
+            except ModelError as error:
+                raise ServerError(str(error), "INTERNAL") from error
 
     def load_by_name(self, name: str) -> None:
         """Load a model of a folder that was loaded before, or lies beside one that was.
@@ -211,7 +220,10 @@ class EmulatedServer:
     def unload_model(self, name: str, *, with_dependents: bool) -> None:
         """Unload a model for a model; no model here depends on another."""
         del with_dependents
-        self.unload(name)
+        try:
+            self.unload(name)
+        except ServerError as error:
+            raise TritonModelException(error.message) from None
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Return whether a model can execute requests."""
@@ -229,11 +241,11 @@ class EmulatedServer:
         ModelError
             A model's ``finalize`` raised; all others were called.
         """
-        failures: list[StubError] = []
+        failures: list[ModelError] = []
         for model in reversed(list(self._models.values())):
             try:
-                model.close()
-            except StubError as error:
+                _finalize(model)
+            except ModelError as error:
                 failures.append(error)
         self._models = {}
         for thread in self._streams:
@@ -244,10 +256,17 @@ class EmulatedServer:
             self._is_closed = True
             self._http.close()
         if failures:
-            raise ModelError(f"finalize of a model raised: {failures[0]}")
+            raise failures[0]
 
     def _make(self, file: Path, name: str) -> Instance:
         return self._kind(file, name, self, self._http.url, self._faults)
+
+
+def _finalize(model: LoadedModel) -> None:
+    try:
+        model.close()
+    except StubError as error:
+        raise ModelError(f"finalize of a model raised: {error}") from error
 
 
 def _run(model: LoadedModel, pending: Pending) -> None:

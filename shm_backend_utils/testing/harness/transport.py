@@ -6,14 +6,16 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Generator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ...client.errors import deadline_exceeded, translated
 from ...client.transports.grpc.codec import GrpcCodec, GrpcMessage
 from ...client.transports.transport import AsyncTransport, Transport
 from ...errors import ClosedError
-from .procedures import PROCEDURES, stream_infer
+from .answer import CANCELLED, Answer
+from .procedures import PROCEDURES, infer, stream_infer
 from .requests import ServerError
 from .server import EmulatedServer
 
@@ -41,19 +43,23 @@ class _Answering:
     def __init__(self, server: EmulatedServer) -> None:
         self._server = server
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, "shm harness")
+        self._answers: weakref.WeakSet[Answer] = weakref.WeakSet()
+        self._lock = threading.Lock()
         self._is_closed = False
 
-    def send(self, message: GrpcMessage) -> concurrent.futures.Future[Any]:
+    def send(self, message: GrpcMessage) -> _Call:
         """Have a message answered."""
         self.check_open()
+        began: concurrent.futures.Future[Answer] = concurrent.futures.Future()
         if message.procedure == _INFER:
-            return self._threads.submit(self._answer, message)
+            return _Call(self._threads.submit(self._infer, message, began), began)
         done: concurrent.futures.Future[Any] = concurrent.futures.Future()
         try:
-            done.set_result(self._answer(message))
+            with self._translating():
+                done.set_result(PROCEDURES[message.procedure](self._server, message.request))
         except Exception as error:
             done.set_exception(error)
-        return done
+        return _Call(done, began)
 
     def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
         """Yield the responses to a request, as they come."""
@@ -73,16 +79,55 @@ class _Answering:
             raise ClosedError("this client")
 
     def close(self) -> None:
-        """Wait for what is under way, and end. Twice is fine."""
-        self._is_closed = True
+        """Cancel what no model has answered, wait for what is executed, and end. Twice is fine."""
+        with self._lock:
+            self._is_closed = True
+            answers = list(self._answers)
+        for answer in answers:
+            answer.cancel()
         self._threads.shutdown()
 
-    def _answer(self, message: GrpcMessage) -> Any:
+    def _infer(self, message: GrpcMessage, began: concurrent.futures.Future[Answer]) -> Any:
+        def begin(answer: Answer) -> None:
+            with self._lock:
+                self.check_open()
+                self._answers.add(answer)
+            began.set_result(answer)
+
+        with self._translating():
+            return infer(self._server, message.request, begin)
+
+    @contextlib.contextmanager
+    def _translating(self) -> Generator[None, None, None]:
+        """Raise what the server refuses as clients know it."""
         try:
-            return PROCEDURES[message.procedure](self._server, message.request)
+            yield
         except ServerError as error:
+            if error.code == CANCELLED:
+                self.check_open()
             status = _STATUSES.get(error.code, error.code)
             raise translated(f"StatusCode.{status}", error.message, _ADDRESS) from None
+
+
+class _Call(NamedTuple):
+    """A message under way.
+
+    Attributes
+    ----------
+    done : concurrent.futures.Future
+        Of the answering message.
+    began : concurrent.futures.Future
+        Of a model's answer, as soon as it is asked for one.
+    """
+
+    done: concurrent.futures.Future[Any]
+    began: concurrent.futures.Future[Answer]
+
+    def give_up(self) -> None:
+        """Wait no more; no thread does either. Nothing happens if it is answered."""
+        if not self.done.done():
+            self.done.cancel()
+            self.began.add_done_callback(lambda began: began.result().cancel())
 
 
 class HarnessTransport(Transport):
@@ -100,10 +145,13 @@ class HarnessTransport(Transport):
         self._answering = _Answering(server)
 
     def send(self, message: GrpcMessage, timeout_s: float) -> Any:
+        call = self._answering.send(message)
         try:
-            return self._answering.send(message).result(timeout_s)
+            return call.done.result(timeout_s)
         except concurrent.futures.TimeoutError:
             raise deadline_exceeded() from None
+        finally:
+            call.give_up()
 
     def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
         return self._answering.stream(message, patience_s)
@@ -127,10 +175,13 @@ class AsyncHarnessTransport(AsyncTransport):
         self._answering = _Answering(server)
 
     async def send(self, message: GrpcMessage, timeout_s: float) -> Any:
+        call = self._answering.send(message)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(self._answering.send(message)), timeout_s)
+            return await asyncio.wait_for(asyncio.wrap_future(call.done), timeout_s)
         except asyncio.TimeoutError:
             raise deadline_exceeded() from None
+        finally:
+            call.give_up()
 
     async def stream(self, message: GrpcMessage, patience_s: float) -> AsyncGenerator[Any, None]:
         loop = asyncio.get_running_loop()

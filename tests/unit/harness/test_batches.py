@@ -60,6 +60,20 @@ def test_what_never_comes_together_is_refused(tmp_path: Path, requests: list[dic
             harness.execute([rows(9)])
 
 
+def test_requests_given_together_are_for_the_model_that_they_name(tmp_path: Path) -> None:
+    folders = [
+        folder_of(tmp_path, COUNTING, (CONFIG % ("", "")).replace("max_batch_size: 8", f"max_batch_size: {most}"), name)
+        for name, most in (("few", 2), ("many", 8))
+    ]
+    with ModelHarness(*folders) as harness:
+        answers = harness.execute([Request(rows(2), model="many"), Request(rows(3), model="many", version="1")])
+        assert [answer["Y"].tolist() for answer in answers if isinstance(answer, dict)] == [[[2, 5]]] * 2
+        with pytest.raises(CallerError, match="got requests for models 'few' and 'many'"):
+            harness.execute([rows(1), Request(rows(1), model="many")])
+        with pytest.raises(InferenceError, match="version 7 is not found"):
+            harness.execute([Request(rows(1), version="7")])
+
+
 def test_a_model_without_a_batcher_gets_one_request_at_a_time(tmp_path: Path) -> None:
     config = (CONFIG % ("", "")).replace("dynamic_batching {  }", "")
     with (
@@ -75,12 +89,34 @@ def test_ragged_inputs_come_together(tmp_path: Path) -> None:
         assert [answer["Y"].tolist() for answer in answers if isinstance(answer, dict)] == [[[2, 3]]] * 2
 
 
+def test_the_order_of_inputs_is_no_matter(tmp_path: Path) -> None:
+    config = CONFIG % ("", "") + 'input [ { name: "Z" data_type: TYPE_FP32 dims: [ -1 ] } ]'
+    x, z = np.zeros((1, 3), np.float32), np.zeros((1, 5), np.float32)
+    with ModelHarness(folder_of(tmp_path, COUNTING, config)) as harness:
+        answers = harness.execute([{"X": x, "Z": z}, {"Z": z, "X": x}])
+        assert [answer["Y"].tolist() for answer in answers if isinstance(answer, dict)] == [[[2, 2]]] * 2
+
+
 def test_requests_that_wait_at_once_come_together(tmp_path: Path) -> None:
     delay = "max_queue_delay_microseconds: 60000000"  # nothing but a full batch ends the wait
     with ModelHarness(folder_of(tmp_path, COUNTING, CONFIG % (delay, ""))) as harness:
         with ThreadPoolExecutor(4) as threads:
             answers = list(threads.map(lambda _: harness.infer(rows(2))["Y"].tolist(), range(4)))
         assert answers == [[[4, 8]]] * 4
+
+
+def test_an_interrupt_leaves_no_request_of_its_batch_behind(tmp_path: Path) -> None:
+    code = "class TritonPythonModel:\n    def execute(self, requests): raise KeyboardInterrupt\n"
+    delay = "max_queue_delay_microseconds: 60000000"
+    with ModelHarness(folder_of(tmp_path, code, CONFIG % (delay, "")), patience_s=10) as harness:
+        with ThreadPoolExecutor(2) as threads:
+            calls = [threads.submit(harness.infer, rows(4)) for _ in range(2)]
+        interrupted, other = sorted(
+            (call.exception() for call in calls), key=lambda error: type(error) is InferenceError
+        )
+        assert isinstance(interrupted, KeyboardInterrupt)
+        assert isinstance(other, InferenceError)
+        assert "execute of model 'm' was interrupted" in str(other)
 
 
 def test_a_preferred_size_is_not_exceeded(tmp_path: Path) -> None:

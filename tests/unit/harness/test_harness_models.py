@@ -15,6 +15,7 @@ import pytest
 from shm_backend_utils.client import AsyncShmClient, ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.testing.harness import ModelHarness
+from tests.unit.harness.folders import folder_of
 
 MODELS = Path(__file__).resolve().parents[3] / "model_repository"
 NAMES = ("identity", "multiply", "add_sub", "text_upper", "batch_statistics", "frames")
@@ -151,3 +152,12 @@ def test_harnesses_leave_the_process_as_it_was() -> None:
     assert gone == set()
     assert "triton_python_backend_utils" not in sys.modules or "triton_python_backend_utils" in before[0]
     assert sys.path == before[1]
+
+
+def test_the_users_own_entry_of_the_path_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_of(tmp_path, "class TritonPythonModel: pass\n")
+    own = [str(folder), str(folder / "1"), *sys.path]
+    monkeypatch.setattr(sys, "path", list(own))
+    with ModelHarness(folder):
+        assert len(sys.path) == len(own) + 2
+    assert sys.path == own
