@@ -69,6 +69,7 @@ class EmulatedServer:
         self._loading = threading.RLock()
         self._streams: list[threading.Thread] = []
         self._is_closed = False
+        self._not_finalized: list[ModelError] = []
         self.first = folders[0].name
         try:
             for folder in folders:
@@ -83,7 +84,7 @@ class EmulatedServer:
         Raises
         ------
         ModelError
-            It does not load, and one that was loaded before goes on; or the ``finalize`` of that one raised.
+            It does not load, and one that was loaded before goes on.
         """
         with self._loading:
             model = LoadedModel(ModelFolder.read(folder), self._make)
@@ -91,23 +92,14 @@ class EmulatedServer:
             self._models[model.name] = model
             self._folders[model.name] = folder
         if previous is not None:
-            _finalize(previous)
+            self._finalize(previous)
 
     def unload(self, name: str) -> None:
-        """Unload a model; one that is not there is fine.
-
-        Raises
-        ------
-        ServerError
-            Its ``finalize`` raised; it is unloaded all the same.
-        """
+        """Unload a model; one that is not there is fine."""
         with self._loading:
             model = self._models.pop(name, None)
         if model is not None:
-            try:
-                _finalize(model)
-            except ModelError as error:
-                raise ServerError(str(error), "INTERNAL") from error
+            self._finalize(model)
 
     def load_by_name(self, name: str) -> None:
         """Load a model of a folder that was loaded before, or lies beside one that was.
@@ -220,10 +212,7 @@ class EmulatedServer:
     def unload_model(self, name: str, *, with_dependents: bool) -> None:
         """Unload a model for a model; no model here depends on another."""
         del with_dependents
-        try:
-            self.unload(name)
-        except ServerError as error:
-            raise TritonModelException(error.message) from None
+        self.unload(name)
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Return whether a model can execute requests."""
@@ -239,14 +228,10 @@ class EmulatedServer:
         Raises
         ------
         ModelError
-            A model's ``finalize`` raised; all others were called.
+            A model's ``finalize`` raised, now or when it was unloaded; all others were called.
         """
-        failures: list[ModelError] = []
         for model in reversed(list(self._models.values())):
-            try:
-                _finalize(model)
-            except ModelError as error:
-                failures.append(error)
+            self._finalize(model)
         self._models = {}
         for thread in self._streams:
             thread.join(1)
@@ -255,18 +240,19 @@ class EmulatedServer:
         if not self._is_closed:
             self._is_closed = True
             self._http.close()
-        if failures:
-            raise failures[0]
+        if self._not_finalized:
+            error, self._not_finalized = self._not_finalized[0], []
+            raise error
+
+    def _finalize(self, model: LoadedModel) -> None:
+        """Close a model. A ``finalize`` that raises, a server logs and nothing more; here it is told in the end."""
+        try:
+            model.close()
+        except StubError as error:
+            self._not_finalized.append(ModelError(f"finalize of a model raised: {error}"))
 
     def _make(self, file: Path, name: str) -> Instance:
         return self._kind(file, name, self, self._http.url, self._faults)
-
-
-def _finalize(model: LoadedModel) -> None:
-    try:
-        model.close()
-    except StubError as error:
-        raise ModelError(f"finalize of a model raised: {error}") from error
 
 
 def _run(model: LoadedModel, pending: Pending) -> None:
