@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,8 @@ UTIL_PREFIX: Final = "shm_util-"
 
 _SHM: Final = Path("/dev/shm")
 _OWN_PREFIXES: Final = (MANAGED_PREFIX, UTIL_PREFIX)
+_PATIENCE_S: Final = 1.0  # a thread that hands sealed memory over may be just about to close its copy
+_PAUSE_S: Final = 0.01
 _DELETED: Final = " (deleted)"  # an object that has lost its name meanwhile is held as before
 
 
@@ -61,6 +64,10 @@ class ShmLeakProbe:
             return
         gc.collect()  # what only waits for the collector is no leak
         grown = self.growth()
+        deadline = time.monotonic() + _PATIENCE_S
+        while grown and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+            grown = self.growth()
         if grown:
             what = "; ".join(f"{name}: {count} more" for name, count in sorted(grown.items()))
             raise AssertionError(f"shared memory was left behind: {what}")
