@@ -22,8 +22,10 @@ from ...errors import (
     TableError,
 )
 from ...memory.cuda.mappings import CudaMapping
+from ...memory.locks import is_owner_alive
 from ...memory.managed import ManagedRegion
 from ...memory.mapped_segment import MappedSegment
+from ...memory.sealed import SealedSegment
 from ...memory.shared_file import BLOCK_SIZE
 from ...protocol import table
 from ...protocol.claims import LentRegionClaim
@@ -155,7 +157,18 @@ class Slot:
         Held from :meth:`claim` on, until the request ends.
     """
 
-    __slots__ = ("_block_count", "_byte_size", "_data_begin", "_fd", "lease", "memory", "number", "record", "region")
+    __slots__ = (
+        "_block_count",
+        "_byte_size",
+        "_data_begin",
+        "_fd",
+        "_is_sealed",
+        "lease",
+        "memory",
+        "number",
+        "record",
+        "region",
+    )
 
     def __init__(self, region: MappedRegion, number: int) -> None:
         managed, memory = region.managed, region.memory
@@ -167,6 +180,7 @@ class Slot:
         self.record: SlotRecord = managed.record(number)
         self.lease = managed.lease(number)
         self._fd = managed.segment.fileno()
+        self._is_sealed = isinstance(managed.segment, SealedSegment)  # it never has a name: its owner's lease tells
         self._byte_size = managed.header.byte_size
         self._block_count = -(-self._byte_size // BLOCK_SIZE)
         self._data_begin = managed.data_offset
@@ -195,7 +209,7 @@ class Slot:
             The table breaks the protocol.
         """
         status = os.fstat(self._fd)
-        if not status.st_nlink and self.region.segment.is_unlinked:  # sealed memory never has a name
+        if not status.st_nlink and not (self._is_sealed and is_owner_alive(self._fd)):
             raise RegionGoneError("the request's region was removed by its owner")
         if status.st_size < self._byte_size or status.st_blocks < self._block_count:
             raise RegionRefusedError(
