@@ -55,45 +55,14 @@ class Kind(ABC):
         """Take from the region what others find it by. Twice is fine."""
 
 
-class SystemKind(Kind):
-    """POSIX shared memory: found by its key."""
+class MadeOf(Kind):
+    """What this package makes itself, of whatever memory; a peer opens it as a model does."""
+
+    def __init__(self, kind: RegionKind) -> None:
+        self._kind = kind
 
     def create(self) -> ManagedRegion:
-        return ManagedRegion.create(1000, SLOTS)
-
-    def open(self, region: ManagedRegion, token: str) -> ManagedRegion:
-        return ManagedRegion.open(region.segment.key, token, FIELD)
-
-    def start_peer(self, region: ManagedRegion, program: str) -> subprocess.Popen[str]:
-        return start_python(
-            "import sys\n"
-            "from shm_backend_utils.memory.managed import ManagedRegion\n"
-            "region = ManagedRegion.open(sys.argv[1], sys.argv[2], 'regions[0]')\n" + program,
-            region.segment.key,
-            region.header.token.hex(),
-        )
-
-    def start_owner(self) -> tuple[subprocess.Popen[str], ManagedRegion]:
-        process = start_python(
-            "import os, sys\n"
-            "from shm_backend_utils.memory.managed import ManagedRegion\n"
-            f"region = ManagedRegion.create(1000, {SLOTS})\n"
-            "print(region.segment.key, region.header.token.hex(), flush=True)\n"
-            "sys.stdin.read()\n"
-            "os._exit(1)\n"
-        )
-        key, token = line_of(process).split()
-        return process, ManagedRegion.open(key, token, FIELD)
-
-    def remove(self, region: ManagedRegion) -> None:
-        region.segment.unlink()
-
-
-class SealedKind(Kind):
-    """A sealed memfd: fetched by a socket."""
-
-    def create(self) -> ManagedRegion:
-        return ManagedRegion.create(1000, SLOTS, kind=RegionKind.SEALED)
+        return ManagedRegion.create(1000, SLOTS, kind=self._kind)
 
     def open(self, region: ManagedRegion, token: str) -> ManagedRegion:
         return open_region(region.segment.key, token, FIELD)
@@ -112,7 +81,7 @@ class SealedKind(Kind):
             "import os, sys\n"
             "from shm_backend_utils.memory.kinds import RegionKind\n"
             "from shm_backend_utils.memory.managed import ManagedRegion\n"
-            f"region = ManagedRegion.create(1000, {SLOTS}, kind=RegionKind.SEALED)\n"
+            f"region = ManagedRegion.create(1000, {SLOTS}, kind=RegionKind.{self._kind.name})\n"
             "print(region.segment.key, region.header.token.hex(), flush=True)\n"
             "sys.stdin.read()\n"
             "os._exit(1)\n"
@@ -124,7 +93,7 @@ class SealedKind(Kind):
         region.segment.unlink()
 
 
-KINDS: Final = {"system": SystemKind(), "sealed": SealedKind()}
+KINDS: Final = {"system": MadeOf(RegionKind.SYSTEM), "sealed": MadeOf(RegionKind.SEALED)}
 
 
 def start_python(program: str, *arguments: str) -> subprocess.Popen[str]:
@@ -204,6 +173,19 @@ def test_a_region_opens_with_its_token_alone(kind: Kind, region: ManagedRegion, 
     with pytest.raises((RegionRefusedError, RegionGoneError)) as refusal:
         kind.open(region, token)
     assert region.header.token.hex() not in str(refusal.value)
+
+
+@pytest.mark.parametrize("token", ["", "f" * 31, "0" * 64])
+def test_a_region_in_dev_shm_opens_with_nothing_that_is_no_token(token: str) -> None:
+    """Of sealed ones the protocol's own check has to do: a question has room for a token alone."""
+    kind = KINDS["system"]
+    region = kind.create()
+    try:
+        with pytest.raises(RegionRefusedError):
+            kind.open(region, token)
+    finally:
+        kind.remove(region)
+        region.close()
 
 
 def test_the_peer_sees_the_owners_bytes(region: ManagedRegion, peer: ManagedRegion) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -145,7 +145,7 @@ class PathChooser:
         self, model: KnownModel, of_server: tuple[Check, ...], of_model: tuple[Check, ...], deadline: float
     ) -> Steps[Check | None]:
         """Find out whether a model can fetch sealed memory; None where it is not wanted, or would not be used."""
-        if self._options.region == "system" or _closes_direct(of_model):
+        if self._options.region == "system" or not Explanation(model.spec.name, None, "", of_model).open(_DIRECT):
             return None
         if model.sealed is None:
             model.huge = None
@@ -205,10 +205,6 @@ def _without_direct(check: Check) -> Check:
     """Return what was checked of /dev/shm, for a model whose direct path needs none."""
     needed_by = tuple([path for path in check.needed_by if path != _DIRECT])
     return replace(check, needed_by=needed_by, is_passing=False)
-
-
-def _closes_direct(checks: Iterable[Check]) -> bool:
-    return any(check.outcome is False and _DIRECT in check.needed_by for check in checks)
 
 
 def is_this_machine(host: str) -> bool:
