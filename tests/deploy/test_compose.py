@@ -1,0 +1,61 @@
+"""docs/deploy/compose: held against the Compose specification, and against what memory can be shared in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import compose_spec
+import pytest
+import yaml
+
+FILE = Path(__file__).parents[2] / "docs" / "deploy" / "compose" / "compose.yaml"
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    services: dict[str, Any] = yaml.safe_load(FILE.read_text())["services"]
+    return services
+
+
+def test_it_is_as_the_specification_wants_it() -> None:
+    compose_spec.PyCompose.from_yaml(FILE.read_text()).validate()
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("shm_size:", "shm_sise:"),
+        ("shm_size: 1gb", "shm_size: much"),
+        ("condition: service_healthy", "condition: fine"),
+    ],
+)
+def test_the_specification_refuses_what_is_wrong(right: str, wrong: str) -> None:
+    text = FILE.read_text()
+    assert right in text
+    with pytest.raises(ValueError, match=":"):
+        compose_spec.PyCompose.from_yaml(text.replace(right, wrong)).validate()
+
+
+def test_what_is_built_is_a_stage_of_the_dockerfile(services: dict[str, Any]) -> None:
+    for service in services.values():
+        if "build" in service:
+            context = (FILE.parent / service["build"]["context"]).resolve()
+            dockerfile = context / service["build"]["dockerfile"]
+            assert f" AS {service['build']['target']}\n" in dockerfile.read_text()
+
+
+def test_sealed_memory_needs_the_servers_network(services: dict[str, Any]) -> None:
+    application = services["application"]
+    assert application["network_mode"] == "service:triton"
+    assert application["environment"]["REGION"] == "sealed"
+    assert "ipc" not in application
+    assert application["environment"]["TRITON_URL"].startswith("localhost:")
+
+
+def test_system_regions_need_the_servers_shared_memory(services: dict[str, Any]) -> None:
+    application = services["application-system"]
+    assert application["ipc"] == "service:triton"
+    assert application["environment"]["REGION"] == "system"
+    assert services["triton"]["ipc"] == "shareable"
+    assert "network_mode" not in application

@@ -1,0 +1,204 @@
+"""EXECUTION_ENV_PATH, for real: environments that docs/deploy/execution_env/pack has packed serve the direct path."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import ShmClient
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.server import EmbeddedServer, Installation, install
+from shm_backend_utils.server.stub_numpy import is_there_another
+
+pytestmark = pytest.mark.timeout(300)  # the first test waits for pip, and for a server that unpacks archives
+
+ROOT = Path(__file__).parents[2]
+PACK = ROOT / "docs" / "deploy" / "execution_env" / "pack"
+FURTHER = "sortedcontainers"
+"""A package that the server's own Python has not, nor the library needs."""
+
+CONFIG = """
+backend: "python"
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] optional: true } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+parameters { key: "SHM_PATHS" value: { string_value: "direct" } }
+instance_group [ { kind: KIND_CPU } ]
+"""
+MODEL = """
+import numpy as np
+from shm_backend_utils.model import ShmSession
+from sortedcontainers import SortedList
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.session = ShmSession.from_args(args)
+
+    def execute(self, requests):
+        return self.session.serve(requests, self.infer)
+
+    def infer(self, call):
+        x = call.input("INPUT0")
+        call.output("OUTPUT0", x.shape, x.dtype).numpy()[:] = SortedList(x.numpy())
+
+    def finalize(self):
+        self.session.close()
+"""
+
+
+@dataclass(frozen=True)
+class BareServer(Installation):
+    """A server whose stubs run a Python that has nothing but its standard library, as far as the server says."""
+
+    python_environment: Path = Path()
+
+    def environment(self, python_environment: Path | None = None) -> dict[str, str]:
+        return super().environment(python_environment or self.python_environment)
+
+
+def packed(*words: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHON": python}
+    return subprocess.run([PACK, *words], env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def archive(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the command of docs/deployment.md makes, in a folder with the wheel."""
+    folder = tmp_path_factory.mktemp("packed")
+    shutil.copy(wheel, folder)
+    (folder / "docs").symlink_to(ROOT / "docs")
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    (command,) = re.findall(r"^docs/deploy/execution_env/pack .*$", page, re.MULTILINE)
+    assert command.endswith(f" {FURTHER}")
+    if not is_there_another():  # no NumPy 1 for this Python
+        command = command.replace("numpy<2", "numpy")
+    environment = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "environment.tar.gz"
+
+
+@pytest.fixture(scope="module")
+def bare_server(tmp_path_factory: pytest.TempPathFactory) -> BareServer:
+    environment = tmp_path_factory.mktemp("bare")
+    venv.create(environment, symlinks=True)
+    return BareServer(install().folder, environment)
+
+
+def add_model(repository: Path, name: str, environment: str | None) -> Path:
+    """Put a model that needs the packed packages into a repository, and return its folder."""
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(MODEL)
+    named = f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{environment}" }} }}\n'
+    (folder / "config.pbtxt").write_text(CONFIG + (named if environment is not None else ""))
+    return folder
+
+
+def started(installation: Installation, repository: Path, log_file: Path) -> EmbeddedServer:
+    return EmbeddedServer.start(repository, installation=installation, log_file=log_file, numpy="own")
+
+
+@pytest.fixture(scope="module")
+def server(
+    archive: Path, bare_server: BareServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EmbeddedServer]:
+    folder = tmp_path_factory.mktemp("server")
+    models = folder / "models"
+    shutil.copy(archive, add_model(models, "beside", "$$TRITON_MODEL_DIRECTORY/environment.tar.gz"))
+    add_model(models, "common", str(archive))
+    add_model(models, "also_common", str(archive))
+    unpacked = add_model(models, "unpacked", "$$TRITON_MODEL_DIRECTORY/environment") / "environment"
+    unpacked.mkdir()
+    subprocess.run(["tar", "-xzf", archive, "-C", unpacked], check=True)
+    with started(bare_server, models, folder / "server.log") as server:
+        yield server
+
+
+@pytest.mark.parametrize("model", ["beside", "common", "also_common", "unpacked"])
+def test_a_model_is_served_from_its_packed_environment(server: EmbeddedServer, model: str) -> None:
+    with ShmClient(server.grpc_url, path="direct") as client:
+        result = client.infer(model, {"INPUT0": np.array([3, 1, 2], np.float32)})
+        assert result["OUTPUT0"].tolist() == [1, 2, 3]
+
+
+def test_without_it_the_same_server_has_none_of_the_packages(bare_server: BareServer, tmp_path: Path) -> None:
+    add_model(tmp_path / "models", "forgotten", None)
+    with pytest.raises(MachineError, match="No module named"):
+        started(bare_server, tmp_path / "models", tmp_path / "server.log")
+
+
+def test_a_folder_without_an_activate_script_is_refused(bare_server: BareServer, tmp_path: Path) -> None:
+    (tmp_path / "environment" / "bin").mkdir(parents=True)
+    add_model(tmp_path / "models", "inactive", str(tmp_path / "environment"))
+    with pytest.raises(MachineError, match="should contain an 'activate' script"):
+        started(bare_server, tmp_path / "models", tmp_path / "server.log")
+
+
+def test_packages_of_another_python_are_not_found(bare_server: BareServer, archive: Path, tmp_path: Path) -> None:
+    """What a stub sees of an environment that was packed by a Python of another version than its own."""
+    environment = tmp_path / "environment"
+    environment.mkdir()
+    subprocess.run(["tar", "-xzf", archive, "-C", environment], check=True)
+    (library,) = environment.glob("lib/python3.*")
+    library.rename(library.with_name("python3.99"))
+    add_model(tmp_path / "models", "foreign", str(environment))
+    with pytest.raises(MachineError, match="No module named"):
+        started(bare_server, tmp_path / "models", tmp_path / "server.log")
+
+
+def test_an_archive_names_nothing_of_where_it_was_packed(archive: Path) -> None:
+    with tarfile.open(archive) as members:
+        names = members.getnames()
+        assert not [name for name in names if name.startswith("/") or ".." in name.split("/")]
+        assert {name for name in names if name.startswith("./bin/")} >= {"./bin/python3", "./bin/activate"}
+        for name in ("./bin/activate", "./pyvenv.cfg"):
+            file = members.extractfile(name)
+            assert file is not None
+            assert b"environment" not in file.read()
+
+
+@pytest.mark.parametrize(
+    ("words", "python", "said"),
+    [
+        ([], sys.executable, "usage: pack ARCHIVE"),
+        (["environment.tar.gz"], sys.executable, "usage: pack ARCHIVE"),
+        (["environment.zip", "numpy"], sys.executable, "expected a name that ends with .tar.gz"),
+        (["nowhere/environment.tar.gz", "numpy"], sys.executable, "'nowhere' is no folder that may be written to"),
+        (["environment.tar.gz", "numpy"], "/bin/false", "has no pip; set PYTHON"),
+        (["environment.tar.gz", "./no such file.whl"], sys.executable, "no such file.whl"),
+    ],
+)
+def test_what_cannot_be_packed_is_told_and_leaves_nothing(
+    words: list[str], python: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done = packed(*words, python=python)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,231 @@
+"""docs/deploy/kubernetes: built as kubectl builds it, held against Kubernetes' schemas, and against itself."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from .schemas import Schemas
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "deploy" / "kubernetes"
+BUILT = ["base", "overlays/system", "overlays/two-users", "overlays/scaled-keda", "overlays/scaled-adapter"]
+VERSIONS = ["1.29", "1.33", "1.37"]
+WITHOUT_SCHEMA: Final = {"ScaledObject"}  # KEDA's own
+UNITS: Final = {"Mi": 2**20, "Gi": 2**30}
+SERVERS_OWN_BYTES: Final = 2**30
+"""What docs/deployment.md reckons for the server and the processes of two small models."""
+CLIENTS_OWN_BYTES: Final = 2**29
+
+
+@pytest.fixture(scope="module")
+def schemas() -> Iterator[Schemas]:
+    schemas = Schemas()
+    yield schemas
+    schemas.close()
+
+
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which builds them, is not here")
+
+
+def built(name: str) -> list[dict[str, Any]]:
+    done = subprocess.run(["kubectl", "kustomize", FOLDER / name], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def written() -> list[tuple[str, dict[str, Any]]]:
+    """Return all that stands in files, each with the file's name."""
+    found = []
+    for file in sorted(FOLDER.rglob("*.yaml")):
+        for item in yaml.safe_load_all(file.read_text()):
+            found.append((str(file.relative_to(FOLDER)), item))
+    return found
+
+
+def of_kind(items: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (item,) = [item for item in items if item["kind"] == kind]
+    return item
+
+
+def pod_of(items: list[dict[str, Any]]) -> dict[str, Any]:
+    pod: dict[str, Any] = of_kind(items, "Deployment")["spec"]["template"]["spec"]
+    return pod
+
+
+def containers_of(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {container["name"]: container for container in pod["containers"]}
+
+
+def variables_of(container: dict[str, Any]) -> dict[str, str]:
+    return {variable["name"]: variable["value"] for variable in container["env"]}
+
+
+def byte_count(quantity: str) -> int:
+    return int(quantity[:-2]) * UNITS[quantity[-2:]]
+
+
+def memory_limit(container: dict[str, Any]) -> int:
+    return byte_count(container["resources"]["limits"]["memory"])
+
+
+def shm_bytes(pod: dict[str, Any]) -> int:
+    (size,) = [volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"] if volume["name"] == "shm"]
+    return byte_count(size)
+
+
+def mounts_shm(container: dict[str, Any]) -> bool:
+    return any(mount["mountPath"] == "/dev/shm" for mount in container.get("volumeMounts", []))
+
+
+def whole(kind: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return what there is of a kind in all files, each with the file's name."""
+    return [(name, item) for name, item in written() if item.get("kind") == kind]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("kind", ["Service", "PodDisruptionBudget", "HorizontalPodAutoscaler"])
+def test_what_stands_alone_is_as_kubernetes_wants_it(schemas: Schemas, kind: str, version: str) -> None:
+    for _, item in whole(kind):
+        assert schemas.faults(item, version) == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_base_is_as_kubernetes_wants_it(schemas: Schemas, version: str) -> None:
+    base = yaml.safe_load((FOLDER / "base" / "deployment.yaml").read_text())
+    assert schemas.faults(base, version) == []
+
+
+@needs_kubectl
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", BUILT)
+def test_all_that_kubectl_builds_is_as_kubernetes_wants_it(schemas: Schemas, name: str, version: str) -> None:
+    items = built(name)
+    for item in items:
+        if item["kind"] not in WITHOUT_SCHEMA:
+            assert schemas.faults(item, version) == []
+
+
+def test_the_schemas_refuse_what_is_wrong(schemas: Schemas) -> None:
+    base = yaml.safe_load((FOLDER / "base" / "deployment.yaml").read_text())
+    breaks: list[Callable[[dict[str, Any]], object]] = [
+        lambda pod: pod["volumes"][0]["emptyDir"].update(sizeLimitt="1Gi"),
+        lambda pod: pod["containers"][0]["livenessProbe"].update(periodSeconds="thirty"),
+        lambda pod: pod["containers"][0].pop("name"),
+    ]
+    for break_it in breaks:
+        broken = copy.deepcopy(base)
+        break_it(broken["spec"]["template"]["spec"])
+        assert schemas.faults(broken, VERSIONS[-1]) != []
+
+
+@needs_kubectl
+@pytest.mark.parametrize("name", BUILT)
+def test_whatever_selects_pods_selects_these(name: str) -> None:
+    items = built(name)
+    labels = of_kind(items, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    for item in items:
+        selector = item["spec"].get("selector")
+        if selector is not None:
+            assert selector.get("matchLabels", selector) == labels, item["kind"]
+
+
+@needs_kubectl
+@pytest.mark.parametrize("name", BUILT)
+def test_every_mount_has_its_volume_and_every_port_its_name(name: str) -> None:
+    items = built(name)
+    pod = pod_of(items)
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    ports = {port["name"] for container in pod["containers"] for port in container.get("ports", [])}
+    for container in pod["containers"]:
+        assert {mount["name"] for mount in container.get("volumeMounts", [])} <= volumes
+        assert container.get("startupProbe", {"httpGet": {"port": "http"}})["httpGet"]["port"] in ports
+    targets = {port["targetPort"] for item in items if item["kind"] == "Service" for port in item["spec"]["ports"]}
+    assert targets <= ports
+
+
+@needs_kubectl
+def test_in_the_base_the_containers_share_the_network_and_no_memory() -> None:
+    containers = containers_of(pod_of(built("base")))
+    assert mounts_shm(containers["triton"])
+    assert not mounts_shm(containers["application"])
+    assert variables_of(containers["application"])["REGION"] == "sealed"
+    assert variables_of(containers["application"])["TRITON_URL"].startswith("localhost:")
+
+
+@needs_kubectl
+def test_for_system_regions_both_have_one_volume() -> None:
+    containers = containers_of(pod_of(built("overlays/system")))
+    mounts = [mount for container in containers.values() for mount in container["volumeMounts"]]
+    assert [mount["name"] for mount in mounts if mount["mountPath"] == "/dev/shm"] == ["shm", "shm"]
+    assert variables_of(containers["application"])["REGION"] == "system"
+    assert "--allow-client-shm=true" in containers["triton"]["command"][-1]
+
+
+@needs_kubectl
+@pytest.mark.parametrize("name", BUILT)
+def test_limits_count_shared_memory(name: str) -> None:
+    """As the formula of docs/deployment.md has it: who touches a page first is charged for it."""
+    pod = pod_of(built(name))
+    containers = containers_of(pod)
+    pool = int(variables_of(containers["application"])["POOL_BYTES"])
+    assert memory_limit(containers["application"]) >= CLIENTS_OWN_BYTES + pool
+    pools = shm_bytes(pod) - (pool if mounts_shm(containers["application"]) else 0)
+    assert pools >= 512 * 2**20
+    # What the client has in /dev/shm may be charged to the server, where that is restarted and reads it first.
+    assert memory_limit(containers["triton"]) >= SERVERS_OWN_BYTES + shm_bytes(pod) + pool
+
+
+@needs_kubectl
+@pytest.mark.parametrize("name", BUILT)
+def test_a_polite_stop_has_its_time(name: str) -> None:
+    pod = pod_of(built(name))
+    triton = containers_of(pod)["triton"]
+    (exit_s,) = re.findall(r"--exit-timeout-secs=(\d+)", triton["command"][-1])
+    before_s = int(triton["lifecycle"]["preStop"]["exec"]["command"][-1])
+    assert pod["terminationGracePeriodSeconds"] > before_s + int(exit_s) + 10
+
+
+@needs_kubectl
+def test_two_users_have_one_group() -> None:
+    pod = pod_of(built("overlays/two-users"))
+    application = containers_of(pod)["application"]
+    assert application["securityContext"]["runAsUser"] != pod["securityContext"]["runAsUser"]
+    assert int(variables_of(application)["GROUP_ID"]) in pod["securityContext"]["supplementalGroups"]
+
+
+def test_the_scaled_object_has_what_keda_wants() -> None:
+    """KEDA's schema is nowhere to be had here; these are its fields as its documentation of 2.15 has them."""
+    ((_, item),) = whole("ScaledObject")
+    assert item["apiVersion"] == "keda.sh/v1alpha1"
+    spec = item["spec"]
+    fields = "scaleTargetRef pollingInterval cooldownPeriod minReplicaCount maxReplicaCount fallback advanced triggers"
+    assert set(spec) <= set(fields.split())
+    assert spec["scaleTargetRef"]["name"] == "shm-triton"
+    assert set(spec["fallback"]) == {"failureThreshold", "replicas"}
+    (trigger,) = spec["triggers"]
+    assert trigger["type"] == "prometheus"
+    assert {"serverAddress", "query", "threshold"} <= set(trigger["metadata"])
+    assert all(isinstance(value, str) for value in trigger["metadata"].values())  # of anything else KEDA makes nothing
+    behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    ((_, autoscaler),) = whole("HorizontalPodAutoscaler")
+    assert behavior == autoscaler["spec"]["behavior"]
+
+
+def test_the_adapters_rule_makes_the_metric_that_the_autoscaler_asks_for() -> None:
+    values = yaml.safe_load((FOLDER / "overlays" / "scaled-adapter" / "adapter-values.yaml").read_text())
+    (rule,) = values["rules"]["custom"]
+    ((_, autoscaler),) = whole("HorizontalPodAutoscaler")
+    (metric,) = autoscaler["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
+    assert set(rule["resources"]["overrides"]) == {"namespace", "pod"}
+    for placeholder in ("<<.Series>>", "<<.LabelMatchers>>", "<<.GroupBy>>"):
+        assert placeholder in rule["metricsQuery"]
