@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         TensorView,
     )
 
-__version__: Final = "0.1.0"
+__version__: Final = "0.2.0"
 
 __all__ = [
     "Access",

@@ -17,6 +17,7 @@
     │   ├── StaleRequestError  the client gave this request up
     │   ├── SlotInUseError     somebody else holds the slot's lock
     │   ├── ReplayedRequestError  this request was executed before
+    │   ├── ProbedError        this request was a probe, which was answered
     │   ├── ForwardError       another model, called on behalf of this request, failed
     │   ├── RequestCancelledError  the client does not want the answer any more
     │   └── StalledStreamError the client reads its stream no further
@@ -39,8 +40,6 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final
 
-import numpy as np
-
 __all__ = [
     "BatchSizeError",
     "BudgetError",
@@ -54,6 +53,7 @@ __all__ = [
     "NoSharedMemoryError",
     "PeerError",
     "PoolExhaustedError",
+    "ProbedError",
     "RegionGoneError",
     "RegionRefusedError",
     "ReplayedRequestError",
@@ -106,6 +106,8 @@ def shown(value: object) -> str:
 
 
 def _is_literal(value: object) -> bool:
+    import numpy as np  # noqa: PLC0415  # where the server is installed before NumPy is, too, these errors are raised
+
     return isinstance(value, str | bytes | numbers.Number | np.generic | None)
 
 
@@ -260,6 +262,12 @@ class ReplayedRequestError(PeerError):
     """This request was executed before. A generation of a slot is executed at most once. Nothing was written."""
 
     code = "shm:replayed"
+
+
+class ProbedError(PeerError):
+    """The request was a probe: the session has answered it in the client's memory. ``model.py`` has not seen it."""
+
+    code = "shm:probed"
 
 
 class ForwardError(PeerError):

@@ -11,7 +11,7 @@ from . import dtypes
 from .dtypes import DType
 from .errors import ModelError, TensorNameError, TensorShapeError, TensorTypeError, names_told
 
-__all__ = ["BATCH_CARRIER", "PATHS_PARAMETER", "UIDS_PARAMETER", "ModelSpec", "TensorSpec"]
+__all__ = ["BATCH_CARRIER", "PATHS", "PATHS_PARAMETER", "UIDS_PARAMETER", "ModelSpec", "TensorSpec"]
 
 BATCH_CARRIER: Final = "SHM"
 """The optional input whose shape ``[B, 0]`` tells Triton's batcher the batch size in zero bytes.
@@ -25,7 +25,8 @@ PATHS_PARAMETER: Final = "SHM_PATHS"
 UIDS_PARAMETER: Final = "SHM_ALLOWED_UIDS"
 """The parameter in ``config.pbtxt`` that says whose regions the model opens."""
 
-_PATHS: Final = frozenset({"direct", "triton-shm", "inline"})
+PATHS: Final = frozenset({"direct", "triton-shm", "inline"})
+"""The paths that the parameter may name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ class ModelSpec:
             max_batch_size=max_batch_size,
             inputs=inputs,
             outputs={tensor["name"]: _tensor_spec(tensor, batched) for tensor in config.get("output", ())},
-            paths=_PATHS if declared is None and has_carrier else declared,
+            paths=PATHS if declared is None and has_carrier else declared,
             has_batch_carrier=has_carrier,
             has_batcher=batched and ("dynamic_batching" in config or "sequence_batching" in config),
             is_decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
@@ -256,10 +257,10 @@ def _declared_paths(config: Mapping[str, Any]) -> frozenset[str] | None:
     if declared is None:
         return None
     paths = frozenset(word.strip() for word in declared.get("string_value", "").split(",") if word.strip())
-    unknown = sorted(paths - _PATHS)
+    unknown = sorted(paths - PATHS)
     if unknown or not paths:
         raise ModelError(
             f"parameter {PATHS_PARAMETER} of model {config['name']!r} is {', '.join(sorted(paths)) or 'empty'}; "
-            f"expected some of {', '.join(sorted(_PATHS))}, separated by commas"
+            f"expected some of {', '.join(sorted(PATHS))}, separated by commas"
         )
     return paths

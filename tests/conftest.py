@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from scripts.tools.common.sample_models import copy_models, copy_sample_models, models_in
+from shm_backend_utils.cli.common.sample_models import copy_models, copy_sample_models, models_in
+from shm_backend_utils.server import find_release
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 
@@ -52,10 +53,24 @@ class Herald:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Have failures told at once, where there is somebody to tell them: workers have not."""
+    """Declare markers; have failures told at once, where there is somebody to tell them: workers have not."""
+    config.addinivalue_line(
+        "markers", "needs_triton(version, why): skipped where the suite's server is of an older Triton"
+    )
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
         config.pluginmanager.register(Herald(terminal))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what the suite's server cannot do; a server in a folder of one's own is taken for one that can."""
+    release = find_release()
+    for item in items:
+        for marker in item.iter_markers("needs_triton"):
+            version, why = marker.args
+            if not release.is_at_least(version):
+                reason = f"needs Triton {version}, and this is {release.triton}: {why}"
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,6 +1,7 @@
-"""What the commands in ``scripts`` start: a package for each tool, or a module; :mod:`.common` has what several use.
+"""What the commands in ``scripts`` start: a package for each tool, or a module; ``processes`` is for several of them.
 
-Run from the root of the checkout, ``python -m scripts.tools.NAME`` starts a tool without setting anything up.
+What users run, too, is in :mod:`shm_backend_utils.cli`; its ``common`` serves the tools as well. Run from the root of
+the checkout, ``python -m scripts.tools.NAME`` starts a tool without setting anything up.
 """
 
 from __future__ import annotations

@@ -1,24 +1,120 @@
-"""The command ``shm-backend-utils``."""
+"""The command ``shm-backend-utils``: a module or a package of this folder for each of its commands.
+
+A command's module is imported only when it is asked for, and has two functions: ``add_arguments(parser)``, and
+``run(arguments)``, which returns the exit status. So ``regions`` works beside Triton, where there is NumPy alone.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Final
+import importlib
+import io
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 from .. import __version__
-from . import regions
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "DISTRIBUTION", "Command", "main"]
 
-_DISTRIBUTION: Final = "triton-shm-backend-utils"
+DISTRIBUTION: Final = "triton-shm-backend-utils"
+_INTERRUPTED: Final = 130  # what shells say of a program that Ctrl-C has ended
 
 
-def main(arguments: list[str] | None = None) -> int:
+class Command(NamedTuple):
+    """One command.
+
+    Attributes
+    ----------
+    name : str
+        As it is typed; its module has the same name.
+    summary : str
+        One line for ``--help``.
+    extra : str
+        The extra of the distribution that has what it needs; empty if it needs none.
+    """
+
+    name: str
+    summary: str
+    extra: str = ""
+
+
+COMMANDS: Final = (
+    Command("serve", "run a Triton server without Docker, for development", "server"),
+    Command("demo", "send photographs through a server on every path", "demo"),
+    Command("bench", "measure what this library costs on this machine", "bench"),
+    Command("doctor", "find out what keeps requests from the direct path", "client"),
+    Command("regions", "list our shared-memory regions"),
+    Command("top", "watch shared memory, who maps it, and requests by path", "cli"),
+    Command("vendor", "put the model half into a model's folder"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    parser = argparse.ArgumentParser(prog="shm-backend-utils", description=__doc__)
-    parser.add_argument("--version", action="version", version=f"{_DISTRIBUTION} {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    regions.add_command(commands)
-    chosen = parser.parse_args(arguments)
-    status: int = chosen.run(chosen)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(prog="shm-backend-utils", description="What comes with shm_backend_utils.")
+    parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {__version__}")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    asked_for = next((word for word in given if not word.startswith("-")), None)
+    for command in COMMANDS:
+        subparser = subparsers.add_parser(command.name, help=command.summary)
+        if command.name == asked_for:
+            _prepare(command, subparser)
+    chosen = parser.parse_args(given)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # others may have chosen names that a terminal has no letters for
+        sys.stdout.reconfigure(errors="backslashreplace")
+    _tell_what_is_fetched()
+    try:
+        status: int = chosen.run(chosen)
+        sys.stdout.flush()  # what cannot be written must be known before the status is
+    except OSError as error:
+        _let_go_of_output()
+        if not isinstance(error, BrokenPipeError):  # there, who reads has read enough
+            print(f"{parser.prog} {chosen.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     return status
+
+
+def _let_go_of_output() -> None:
+    """Write what can be written; of what is left Python would complain once more as it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+class _StandardError(logging.Handler):
+    """Writes to what is standard error then: while a bar is drawn, that is something else."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
+def _tell_what_is_fetched() -> None:
+    """Have it told on standard error that the server is fetched at its first use, which takes a while."""
+    logger = logging.getLogger("shm_backend_utils.server")
+    logger.setLevel(logging.INFO)
+    if not logger.handlers:
+        logger.addHandler(_StandardError())
+
+
+def _prepare(command: Command, parser: argparse.ArgumentParser) -> None:
+    """Give a command's parser its description, its arguments and what it runs."""
+    try:
+        module: Any = importlib.import_module(f".{command.name}", __name__)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if not command.extra or missing == __name__.partition(".")[0]:
+            raise
+        parser.exit(
+            1, f"{parser.prog} needs {missing}, which is not installed: pip install '{DISTRIBUTION}[{command.extra}]'\n"
+        )
+    parser.description = module.__doc__
+    module.add_arguments(parser)
+    parser.set_defaults(run=module.run)

@@ -11,11 +11,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from ..errors import ModelError
+from ..memory.backend_pools import USUAL_PREFIX, prefix_of_pools
 from ..model_spec import PATHS_PARAMETER, UIDS_PARAMETER
-from .backend_pools import USUAL_PREFIX, prefix_of_pools
 from .server_address import url_of_server
 
-__all__ = ["PARAMETERS", "Config"]
+__all__ = ["PARAMETERS", "PREFIX", "Config"]
 
 PARAMETERS: Final = frozenset(
     {
@@ -37,8 +37,11 @@ PARAMETERS: Final = frozenset(
 )
 """All that this package reads of a model's ``config.pbtxt``."""
 
-_PREFIX: Final = "SHM_"
+PREFIX: Final = "SHM_"
+"""What the names of all of them begin with: a model with another one of such a name does not load."""
+
 _ROOT: Final = 0
+_MOST_DIGITS: Final = 10  # of a user id, which has 32 bits; Python refuses to read thousands
 _LONGEST_HANDOVER_S: Final = 60.0  # a client that waits for longer than that has given up
 
 
@@ -146,7 +149,7 @@ class Config:
 def _check_names(names: Iterable[str]) -> None:
     """Raise ModelError for a name that begins as ours do and is none: what was meant would go without a word."""
     for name in names:
-        if name.upper().startswith(_PREFIX) and name not in PARAMETERS:
+        if name.upper().startswith(PREFIX) and name not in PARAMETERS:
             close = difflib.get_close_matches(name.upper(), PARAMETERS, n=1)
             expected = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(sorted(PARAMETERS))}"
             raise ModelError(f"config.pbtxt has a parameter {name}, which means nothing; {expected}")
@@ -173,7 +176,7 @@ def _allowed_uids(texts: Mapping[str, str]) -> frozenset[int] | None:
     if text.strip() == "any":
         return None
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
+    if not all(word.isdecimal() and len(word) <= _MOST_DIGITS for word in words):
         raise ModelError(f"parameter {UIDS_PARAMETER} is {text!r}; expected user ids, separated by commas, or any")
     return frozenset(int(word) for word in words)
 

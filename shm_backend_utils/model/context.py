@@ -63,6 +63,8 @@ class Context:
         How long a stream waits for its client to release a frame, and how long for all frames together.
     pinning : Pinning or None
         For memory that is copied to a GPU; None if it is not to be pinned.
+    server_url : str
+        Where the server tells what names stand for; empty if that is not known.
     """
 
     spec: ModelSpec
@@ -75,6 +77,7 @@ class Context:
     stream_patience_s: float
     stream_total_patience_s: float
     pinning: Pinning | None
+    server_url: str
 
     @classmethod
     def of_session(cls, spec: ModelSpec, config: Config, cuda: CudaAccess, device: int) -> Context:
@@ -103,6 +106,7 @@ class Context:
             config.stream_patience_s,
             config.stream_total_patience_s,
             pinning,
+            config.server_url,
         )
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 from ..dtypes import BYTES
-from ..errors import ShmError
+from ..errors import ProbedError, ShmError
 from ..memory.repeater import Repeater
 from ..tensors.view import DIRECT, TRITON
 from .call import Call
@@ -130,8 +130,11 @@ class Metrics:
             counts["copied_bytes_total", ""] += copied_bytes
 
     def refused(self, error: BaseException) -> None:
-        """Count a request that ends with this error, if it is one of the library's. Triton itself counts failures."""
-        if isinstance(error, ShmError):
+        """Count a request that ends with this error, if it is one of the library's. Triton itself counts failures.
+
+        A probe was answered, and is neither: who asks often how a model is must not look like trouble.
+        """
+        if isinstance(error, ShmError) and not isinstance(error, ProbedError):
             with self._lock:
                 self._sums.counts["refusals_total", type(error).__name__] += 1
 

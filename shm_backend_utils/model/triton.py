@@ -14,6 +14,7 @@ from ..errors import (
     ClosedError,
     MachineError,
     ModelError,
+    ProbedError,
     RegionGoneError,
     ReplayedRequestError,
     RequestCancelledError,
@@ -37,6 +38,7 @@ _CODES: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (StaleRequestError, "CANCELLED"),
     (SlotInUseError, "CANCELLED"),
     (RequestCancelledError, "CANCELLED"),
+    (ProbedError, "CANCELLED"),
     (StalledStreamError, "CANCELLED"),
     (ReplayedRequestError, "ALREADY_EXISTS"),
     (RegionGoneError, "NOT_FOUND"),
@@ -90,7 +92,7 @@ class TritonBackend:
         Raises
         ------
         ModelError
-            It holds strings, which this stub cannot take.
+            It holds strings or BF16, which this stub cannot take.
         """
         if array.dtype == BYTES.numpy and not self.reads_numpy:
             raise ModelError(
@@ -99,7 +101,16 @@ class TritonBackend:
             )
         if self.reads_numpy and array.dtype != BF16.numpy:
             return self._pb_utils.Tensor(name, array)
-        return self._from_dlpack(name, dlpack.export(dlpack.writable_alias(array)))
+        try:
+            return self._from_dlpack(name, dlpack.export(dlpack.writable_alias(array)))
+        except Exception as error:
+            if array.dtype != BF16.numpy:
+                raise
+            raise ModelError(
+                f"output {name!r} holds BF16, which the Python backend of this Triton refuses ({error}): a response "
+                "carries it from Triton 2.49 (24.08) on; before, the caller must have room for it: "
+                f'outputs={{"{name}": {array.nbytes}}}'
+            ) from None
 
     def device_output(self, name: str, capsule: object) -> Any:
         """Return memory of a GPU as a tensor for a response."""

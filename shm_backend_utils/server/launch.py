@@ -17,11 +17,10 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPException
+from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal
-
-import numpy as np
 
 from ..errors import CallerError, ClosedError, MachineError
 from .install import Installation, install
@@ -41,6 +40,7 @@ _STOP_S: Final = 60.0
 _ATTEMPTS: Final = 3
 _ERROR_LINE: Final = re.compile(r'E\d{4} \S+ \d+ \S+\] "?(.*?)"?$')
 _ABOUT_GPUS: Final = re.compile("GPU|CUDA|cuda")
+_DEAD_STUB: Final = re.compile(r"I\d{4} \S+ \d+ pb_stub\.cc:\d+\] *(Failed to preinitialize Python stub: .*)")
 _TELLING: Final = ("failed to load", "failed to start", "Poll failed", "in use")
 _EXIT_TIMEOUT_S: Final = 5  # not 30: a model whose process died, or a request that never ends, is waited for so long
 _CLIENT_SHM_FLAG: Final = "--allow-client-shm"
@@ -248,6 +248,8 @@ class EmbeddedServer:
                 raise MachineError(f"tritonserver did not start: {self._failure()}")
             if time.monotonic() > deadline:
                 raise MachineError(f"tritonserver was not ready after {timeout_s:g} s: {self._failure()}")
+            if _DEAD_STUB.search(self._log()):  # such a process ends, and the server waits for it for ever
+                raise MachineError(f"tritonserver did not start: {self._failure()}")
             time.sleep(_POLL_S)
 
     def _log(self) -> str:
@@ -269,6 +271,8 @@ def _reasons(log: str) -> Iterator[str]:
             yield error[1].replace("\\n", "\n")
         elif line.startswith("[libprotobuf ERROR"):
             yield line.partition("] ")[2]
+        elif dead := _DEAD_STUB.match(line):
+            yield dead[1]
     for line in lines:
         if line.startswith(("error:", "The server cannot")) or "unrecognized option" in line:
             yield line
@@ -293,7 +297,7 @@ def _python_environment(installation: Installation) -> Path | None:
         _LOG.warning(
             "the server's stub was built for NumPy 1, which this Python has not: models without a ShmSession get NumPy "
             "%s's arrays filled with their first element, and give them without contents; use Python 3.12 or older",
-            np.__version__,
+            metadata.version("numpy"),
         )
         return None
     folder = _temporary_folder() / "environment"

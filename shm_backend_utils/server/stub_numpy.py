@@ -11,10 +11,9 @@ import site
 import sys
 import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 from typing import Final
-
-import numpy as np
 
 from ..errors import MachineError
 from .fetching import appear_whole, fetch_wheel
@@ -27,7 +26,7 @@ _FIRST_PYTHON_WITHOUT: Final = (3, 13)  # NumPy has made no wheels of this versi
 
 def reads_own() -> bool:
     """Return whether the stub was built for the NumPy of this interpreter."""
-    return np.lib.NumpyVersion(np.__version__) < "2.0.0"
+    return int(metadata.version("numpy").partition(".")[0]) < 2
 
 
 def is_there_another() -> bool:
@@ -46,7 +45,7 @@ def install_numpy(folder: Path) -> Path:
 
     def fill(scratch: Path, fresh: Path) -> None:
         wheel = fetch_wheel(
-            WHEEL, 'the NumPy for models that the stub was built for (numpy="own" does without)', scratch
+            WHEEL, 'the NumPy for models that the stub was built for (18 MB; numpy="own" does without)', scratch
         )
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(fresh)

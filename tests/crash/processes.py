@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from scripts.tools.common.processes import children, command_line, mappings
+from scripts.tools.processes import children, command_line, mappings
 from shm_backend_utils.client import PreparedCall, Result
 from shm_backend_utils.errors import MachineError, PeerError
 from shm_backend_utils.memory import reaper

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.tools.common.processes import read_if_there
+from scripts.tools.processes import read_if_there
 from shm_backend_utils.client import DeadlineExceededError, ServerUnavailableError
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import TensorError

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.tools.common.processes import open_files
+from scripts.tools.processes import open_files
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer
 

@@ -17,6 +17,7 @@ __all__ = ["OWN_CONTAINER", "Program", "obstacle", "running"]
 OWN_CONTAINER: Final = ("--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc")
 """What a container has of its own in a pod: processes, and a /dev/shm of 64 MB. The network is common."""
 
+_ROOT: Final = Path(__file__).resolve().parents[2]
 _AS_ROOT: Final = ("--user", "--map-root-user")  # so that anybody may have the other namespaces
 _SHM_OF_64_MB: Final = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
 _PATIENCE_S: Final = 60.0
@@ -56,7 +57,7 @@ def running(program: str, *words: str, namespaces: tuple[str, ...], folder: Path
     Parameters
     ----------
     program : str
-        Its file in this folder.
+        Its module in this folder.
     *words : str
         Its arguments.
     namespaces : tuple of str
@@ -64,12 +65,13 @@ def running(program: str, *words: str, namespaces: tuple[str, ...], folder: Path
     folder : pathlib.Path
         For its temporary files.
     """
-    command = [sys.executable, str(Path(__file__).with_name(program)), *words]
+    command = [sys.executable, "-m", f"{__package__}.{program}", *words]
     process = subprocess.Popen(
         _in_namespaces(command, namespaces),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        cwd=_ROOT,
         env={**os.environ, "TMPDIR": str(folder)},
     )
     with process:

@@ -109,7 +109,7 @@ class Table:
     frame_count: int = 0
     frame_slot: int = 0
     frame_stride: int = 0
-    reserved: int = 0
+    probe: int = 0
     length: int | None = None
     input_count: int | None = None
     output_count: int | None = None
@@ -131,7 +131,7 @@ class Table:
             len(self.regions) if self.region_count is None else self.region_count,
             self.frame_count,
             self.frame_slot,
-            self.reserved,
+            self.probe,
             self.frame_stride,
         )
         return _packed(_HEAD, *head) + body

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.tools.common.processes import children, command_line, mappings, open_files
+from scripts.tools.processes import children, command_line, mappings, open_files
 from shm_backend_utils.server import EmbeddedServer
 
 __all__ = ["SealedStub", "stub_of"]

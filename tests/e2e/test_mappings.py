@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
-from scripts.tools.common.processes import children, mappings, open_files
+from scripts.tools.processes import children, mappings, open_files
 from shm_backend_utils.client import InferenceError, PoolOptions, ShmClient
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory import reaper

@@ -44,6 +44,13 @@ def test_every_step_has_three_columns() -> None:
     assert [len(step) for step in steps()] == [3] * 7
 
 
+def test_the_other_clients_class_has_its_name_here() -> None:
+    line = re.findall(r"^```python\n(.*?)```", DOCUMENT, re.DOTALL | re.MULTILINE)[0]
+    names: dict[str, Any] = {}
+    exec(line, names)
+    assert names["TritonSHMClient"].__module__.startswith("shm_backend_utils.client.compat")
+
+
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tritonclient wait for a server that has answered, but is still in the region."""

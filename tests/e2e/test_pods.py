@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from scripts.tools.common.sample_models import REPOSITORY, copy_models
+from shm_backend_utils.cli.common.sample_models import REPOSITORY, copy_models
 from shm_backend_utils.server import EmbeddedServer
 
 from .container import OWN_CONTAINER, Program, obstacle, running
@@ -40,7 +40,7 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
     folder = tmp_path_factory.mktemp("pod")
     models = copy_models([REPOSITORY / "identity", REPOSITORY / "multiply"], folder / "models")
     words = str(models), str(folder / "server.log")
-    with running("pod_server.py", *words, namespaces=OWN_CONTAINER, folder=folder) as server:
+    with running("pod_server", *words, namespaces=OWN_CONTAINER, folder=folder) as server:
         yield Pod(server, server.told())
 
 
@@ -60,7 +60,7 @@ def calls_in(pod: Pod, protocol: str, region: str, row_count: str, folder: Path)
     before = used_bytes(pod.server)
     words = pod.urls[protocol], region, row_count
     told = []
-    with running("pod_client.py", *words, namespaces=OWN_CONTAINER, folder=folder) as client:
+    with running("pod_client", *words, namespaces=OWN_CONTAINER, folder=folder) as client:
         for _ in range(2):
             told.append(client.told())
             assert not client.shm.samefile(pod.server.shm)
@@ -93,7 +93,7 @@ def test_without_sealed_memory_there_is_another_path(pod: Pod, protocol: str, tm
 def test_another_network_has_other_memory(triton_server: EmbeddedServer, protocol: str, tmp_path: Path) -> None:
     needs("--net")
     url = url_of(triton_server, protocol)
-    with running("another_network.py", url, namespaces=(), folder=tmp_path) as client:
+    with running("another_network", url, namespaces=(), folder=tmp_path) as client:
         told = client.told()
     assert (told["path"], told["right"]) == ("direct", True)
     assert "share a network namespace" in told["why"]

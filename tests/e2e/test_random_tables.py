@@ -32,9 +32,7 @@ from tests.property.fuzz_tables import mutated
 FP32: Final = dtypes.BY_NAME["FP32"]
 DATA_SIZE: Final = 65536
 EXPECTED: Final = {"", "shm:table", "shm:tensor", "shm:missing", "shm:gone", "shm:refused", "shm:stale"}
-NAMES_THE_FIELD: Final = re.compile(
-    r"shm:table: (length|reserved|\w+_count|frame_|inputs|outputs|regions)[^:]*: found "
-)
+NAMES_THE_FIELD: Final = re.compile(r"shm:table: (length|probe|\w+_count|frame_|inputs|outputs|regions)[^:]*: found ")
 
 
 @pytest.fixture

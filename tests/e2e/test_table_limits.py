@@ -100,8 +100,8 @@ def lent(byte_size: int) -> Break:
     return lambda made: made.table.regions.append(Claim(1, b"shmbu-0-0", byte_size))
 
 
-def reserved(value: int) -> Break:
-    return lambda made: setattr(made.table, "reserved", value)
+def probe(value: int) -> Break:
+    return lambda made: setattr(made.table, "probe", value)
 
 
 def flags_of_region(value: int) -> Break:
@@ -160,7 +160,7 @@ LIMITS: Final[dict[str, tuple[Break, str, Break, str]]] = {
         "regions[1].byte_size: found 92233720368547758",
     ),
     "least size of a lent region": (lent(1), "shm:gone", lent(0), "regions[1].byte_size: found 0"),
-    "reserved": (reserved(0), "", reserved(1), "reserved: found 1, expected 0"),
+    "probe": (probe(0), "", probe(3), "probe: found 3, expected 0"),
     "flags of a region": (flags_of_region(0), "shm:gone", flags_of_region(1), "regions[1].flags: found 1"),
     "begin of an input": (x(offset=BEGIN), "", x(offset=BEGIN - 4), "inputs[0]: found 16 bytes at offset"),
     "begin of an output": (y(offset=BEGIN + ROOM), "", y(offset=BEGIN - 4), "outputs[0]: found 64 bytes at offset"),

@@ -25,7 +25,7 @@ MOST_CHECKED: Final = 50  # the check takes its time
 LONGEST_S: Final = 0.001
 
 FIELDS: Final = {
-    *("length", "reserved", "generation", "region_count", "frame_count", "frame_slot", "frame_stride"),
+    *("length", "probe", "generation", "region_count", "frame_count", "frame_slot", "frame_stride"),
     *("input_count and output_count", "inputs or outputs", "outputs.NAME"),
     *("inputs[N]", "inputs[N].name", "inputs[N].datatype", "inputs[N].byte_size", "inputs[N].shape"),
     *("outputs[N]", "outputs[N].name"),

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 
 from scripts.tools import ROOT
-from scripts.tools.bench.amounts import FULL
-from scripts.tools.bench.document import document_of
-from scripts.tools.bench.figures import COLUMNS, MEASURED_ELSEWHERE, as_json, cells_of
-from scripts.tools.bench.groups.functions import functions_called
-from scripts.tools.bench.memory import resident_bytes, sealed_bytes, shared_bytes
-from scripts.tools.bench.payloads import endless, uploads_of, varying
-from scripts.tools.bench.random_requests import RandomRequests
-from scripts.tools.bench.rates import rate_of_threads, rate_ratio
-from scripts.tools.common.figures import Figure
+from shm_backend_utils.cli.bench.amounts import FULL
+from shm_backend_utils.cli.bench.groups.functions import functions_called
+from shm_backend_utils.cli.bench.memory import resident_bytes, sealed_bytes, shared_bytes
+from shm_backend_utils.cli.bench.payloads import endless, uploads_of, varying
+from shm_backend_utils.cli.bench.random_requests import RandomRequests
+from shm_backend_utils.cli.bench.rates import rate_of_threads, rate_ratio
+from shm_backend_utils.cli.bench.reports.document import document_of
+from shm_backend_utils.cli.bench.reports.figure_rows import COLUMNS, MEASURED_ELSEWHERE, as_json, cells_of
+from shm_backend_utils.cli.common.figures import Figure
 from shm_backend_utils.client import Result
 from shm_backend_utils.dtypes import from_numpy
 from shm_backend_utils.memory.kinds import RegionKind
@@ -45,7 +45,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         options += ["--only", group]
     subprocess.run(
         [
-            *(sys.executable, "-m", "scripts.tools.bench", *options),
+            *(sys.executable, "-m", "shm_backend_utils", "bench", *options),
             *("--json", str(folder / "bench.json"), "--document", str(folder / "bench.md")),
         ],
         cwd=ROOT,

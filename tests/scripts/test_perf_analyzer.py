@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from scripts.tools import ROOT
-from scripts.tools.common.processes import children, command_line
 from scripts.tools.perf_analyzer.cases import CASES
 from scripts.tools.perf_analyzer.install import PerfAnalyzer, default_folder, install_perf_analyzer
 from scripts.tools.perf_analyzer.runs import SHM, own_names
+from scripts.tools.processes import children, command_line
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import Installation
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from scripts.tools.common.processes import children, command_line, mappings, open_files
+from scripts.tools.processes import children, command_line, mappings, open_files
 
 
 def test_a_process_is_found_with_all_that_it_holds() -> None:

@@ -18,23 +18,26 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from scripts.tools import ROOT
-from scripts.tools.common.processes import children, command_line
+from scripts.tools.processes import children, command_line
 
 SHARED_MEMORY = Path("/dev/shm")
 DEADLINE_S = 60.0
 
 
 COMMANDS = {
-    command.name: re.findall(r'/tools/start" (\w+) "\$@"', command.read_text())
+    command.name: re.findall(r'/tools/(start|command)" (\w+) "\$@"', command.read_text())
     for command in (ROOT / "scripts").iterdir()
     if command.is_file() and not command.suffix
 }
 
+STARTED_FROM = {"start": "scripts.tools", "command": "shm_backend_utils.cli"}
+
 
 @pytest.mark.parametrize("command", [name for name, tools in COMMANDS.items() if tools])
 def test_a_command_starts_the_tool_of_its_name(command: str) -> None:
-    assert COMMANDS[command] == [command]
-    assert importlib.util.find_spec(f"scripts.tools.{command}") is not None
+    ((starter, tool),) = COMMANDS[command]
+    assert tool == command
+    assert importlib.util.find_spec(f"{STARTED_FROM[starter]}.{command}") is not None
 
 
 def test_only_three_commands_are_more_than_one_line() -> None:
@@ -46,7 +49,7 @@ class Program:
 
     def __init__(self, *command: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"scripts.tools.{command[0]}", *command[1:]],
+            [sys.executable, "-m", "shm_backend_utils", *command],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -263,3 +266,9 @@ def test_a_demo_without_a_server_says_what_to_do(start: Callable[..., Program]) 
     assert (status, out) == (1, "")
     assert "no Triton server answers at grpc://127.0.0.1:1; is it running" in error
     assert "Traceback" not in error
+
+
+def test_a_server_that_there_is_none_of_is_refused_in_one_line() -> None:
+    program = Program("serve", "--server", "9.9.9")
+    expected = "expected nvidia-pytriton's 0.5.0 (Triton 2.41.0) or 0.7.0 (Triton 2.51.0)"
+    assert program.finish() == (1, "", f"there is no server '9.9.9' to install; {expected}\n")

@@ -203,6 +203,13 @@ def test_a_model_that_raises_is_named_with_its_reason(tmp_path: Path) -> None:
         EmbeddedServer.start(make_repository(tmp_path, model=model), log_file=tmp_path / "server.log")
 
 
+def test_a_model_without_code_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    repository = make_repository(tmp_path)
+    (repository / "idle" / "1" / "model.py").rename(repository / "idle" / "1" / "code.py")
+    with pytest.raises(MachineError, match=r"did not start: .*model file not found in '.*/idle/1/model\.py'"):
+        EmbeddedServer.start(repository, log_file=tmp_path / "server.log")
+
+
 def test_a_broken_configuration_is_named_with_its_reason(tmp_path: Path) -> None:
     broken = make_repository(tmp_path, config=CONFIG + "nonsense: 1\n")
     with pytest.raises(MachineError, match='has no field named "nonsense"'):

@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
 import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.server import Installation, install
+from shm_backend_utils.server import Installation, install, releases
 from shm_backend_utils.server.install import FOLDER_VARIABLE, default_folder
+from shm_backend_utils.server.releases import DEFAULT, RELEASES, VERSION_VARIABLE, find_release
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+TRITONS = [release.triton for release in RELEASES.values()]
 STUBS = "pytriton/tritonserver/python_backend_stubs"
 
 
-def make_wheel(folder: Path, *files: str) -> None:
+def make_wheel(folder: Path, *files: str, version: str = DEFAULT) -> Path:
     """Make a wheel of the server's name that holds these files, each with its own path as its content."""
-    folder.mkdir()
-    about = "nvidia_pytriton-0.7.0.dist-info"
-    with zipfile.ZipFile(folder / "nvidia_pytriton-0.7.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: nvidia-pytriton\nVersion: 0.7.0\n")
+    folder.mkdir(exist_ok=True)
+    about = f"nvidia_pytriton-{version}.dist-info"
+    path = folder / f"nvidia_pytriton-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: nvidia-pytriton\nVersion: {version}\n")
         wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{about}/RECORD", "")
         for file in files:
             wheel.writestr(file, file)
+    return path
+
+
+def expect(monkeypatch: pytest.MonkeyPatch, *wheels: Path) -> None:
+    """Have these be the wheels that the releases are known by."""
+    digests = frozenset(hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels)
+    expected = {version: replace(release, digests=digests) for version, release in RELEASES.items()}
+    monkeypatch.setattr(releases, "RELEASES", expected)
 
 
 @pytest.fixture
@@ -38,6 +51,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "wheels"
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
+    monkeypatch.delenv(VERSION_VARIABLE, raising=False)  # of the server that the suite is run on
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
@@ -45,18 +59,23 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+SMALL = (
+    "pytriton/__init__.py",
+    "pytriton/tritonserver/bin/tritonserver",
+    "pytriton/tritonserver/backends/python/libtriton_python.so",
+    "pytriton/tritonserver/backends/python/triton_python_backend_utils.py",
+    f"{STUBS}/{PYTHON}/triton_python_backend_stub",
+    f"{STUBS}/2.7/triton_python_backend_stub",
+    "nvidia_pytriton.libs/libb64.so",
+)
+
+
 @pytest.fixture
-def small_wheel(wheels: Path) -> None:
-    make_wheel(
-        wheels,
-        "pytriton/__init__.py",
-        "pytriton/tritonserver/bin/tritonserver",
-        "pytriton/tritonserver/backends/python/libtriton_python.so",
-        "pytriton/tritonserver/backends/python/triton_python_backend_utils.py",
-        f"{STUBS}/{PYTHON}/triton_python_backend_stub",
-        f"{STUBS}/2.7/triton_python_backend_stub",
-        "nvidia_pytriton.libs/libb64.so",
-    )
+def small_wheel(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only wheel, and the one that is expected."""
+    wheel = make_wheel(wheels, *SMALL)
+    expect(monkeypatch, wheel)
+    return wheel
 
 
 def test_the_environment_variable_names_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -134,16 +153,63 @@ def test_a_complete_installation_is_returned_as_it_is(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("wheels")
 def test_a_wheel_that_cannot_be_fetched_is_an_error_of_the_machine_with_pips_reason(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match=r"cannot fetch the wheel nvidia-pytriton==0.7.0, .*: ERROR: "):
+    with pytest.raises(
+        MachineError, match=f"cannot fetch the wheel nvidia-pytriton=={find_release().version}, .*: ERROR: "
+    ):
         install(tmp_path / "a" / "server")
     assert list((tmp_path / "a").iterdir()) == []
 
 
-def test_a_wheel_without_a_stub_for_this_python_is_an_error_of_the_machine(wheels: Path, tmp_path: Path) -> None:
-    make_wheel(wheels, "pytriton/tritonserver/bin/tritonserver", f"{STUBS}/2.7/triton_python_backend_stub")
-    with pytest.raises(MachineError, match=re.escape(f"no stub for Python {PYTHON}; use Python 3.10 to 3.13")):
+def test_a_wheel_without_a_stub_for_this_python_is_an_error_that_names_those_it_has(
+    wheels: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stubs = [f"{STUBS}/{python}/triton_python_backend_stub" for python in ("3.100", "2.7", "3.8")]
+    expect(monkeypatch, make_wheel(wheels, "pytriton/tritonserver/bin/tritonserver", f"{STUBS}/", *stubs))
+    with pytest.raises(MachineError, match=re.escape(f"no stub for Python {PYTHON}; it has them for 2.7, 3.8, 3.100:")):
         install(tmp_path / "a" / "server")
     assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_a_wheel_that_is_not_the_one_that_was_tested_is_refused(wheels: Path, tmp_path: Path) -> None:
+    make_wheel(wheels, *SMALL)
+    digest = hashlib.sha256((wheels / f"nvidia_pytriton-{DEFAULT}-py3-none-any.whl").read_bytes()).hexdigest()
+    with pytest.raises(MachineError, match=f"is not the one .* its SHA-256 is {digest}, expected .* or .*; see which"):
+        install(tmp_path / "a" / "server")
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_versions_are_installed_side_by_side(wheels: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    expect(monkeypatch, *[make_wheel(wheels, *SMALL, version=version) for version in RELEASES])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "elsewhere"))
+    folders = [install(version=version).folder for version in RELEASES]
+    assert [folder.name for folder in folders] == [f"tritonserver-{triton}-py{PYTHON}" for triton in TRITONS]
+    assert sorted(folders) == sorted((tmp_path / "shm-backend-utils").iterdir())
+
+
+def test_the_environment_variable_names_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    monkeypatch.setenv(VERSION_VARIABLE, "0.5.0")
+    assert default_folder() == default_folder("0.5.0")
+    assert find_release().triton == "2.41.0"
+
+
+def test_without_it_the_version_is_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VERSION_VARIABLE, raising=False)
+    assert find_release() == find_release(DEFAULT) == list(RELEASES.values())[-1]
+
+
+def test_an_unknown_version_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    expected = (
+        "no server '2.51.0' to install; expected nvidia-pytriton's 0.5.0 (Triton 2.41.0) or 0.7.0 (Triton 2.51.0)"
+    )
+    with pytest.raises(MachineError, match=re.escape(expected)):
+        install(tmp_path / "server", version="2.51.0")
+
+
+@pytest.mark.parametrize(("triton", "is_there"), [("2.41", True), ("2.9", True), ("2.41.1", False), ("2.46", False)])
+def test_a_release_has_what_its_triton_and_older_ones_have(triton: str, is_there: bool) -> None:
+    assert find_release("0.5.0").is_at_least(triton) is is_there
 
 
 def test_an_empty_folder_is_no_complete_installation(tmp_path: Path) -> None:

@@ -44,6 +44,10 @@ def _unload(server: FakeServer, request: Any) -> Any:
     return service_pb2.RepositoryModelUnloadResponse()
 
 
+def _index(server: FakeServer) -> list[dict[str, str]]:
+    return [{"name": name, "version": "1", "state": "READY", "reason": ""} for name in server.configs]
+
+
 GRPC_ANSWERS: Final[Mapping[str, Callable[[FakeServer, Any], Any]]] = {
     "ServerLive": lambda server, _: service_pb2.ServerLiveResponse(live=server.is_live),
     "ServerReady": lambda server, _: service_pb2.ServerReadyResponse(ready=server.is_ready),
@@ -53,6 +57,9 @@ GRPC_ANSWERS: Final[Mapping[str, Callable[[FakeServer, Any], Any]]] = {
     "ModelConfig": _config,
     "ModelStatistics": lambda server, request: json_format.ParseDict(
         server.statistics(request.name), service_pb2.ModelStatisticsResponse()
+    ),
+    "RepositoryIndex": lambda server, _: json_format.ParseDict(
+        {"models": _index(server)}, service_pb2.RepositoryIndexResponse()
     ),
     "RepositoryModelLoad": _load,
     "RepositoryModelUnload": _unload,
@@ -77,6 +84,8 @@ def http_answer(server: FakeServer, message: HttpMessage) -> Answer:
             server.register(unquote(name), body["key"], body["byte_size"])
         case ["systemsharedmemory", "region", name, "unregister"]:
             server.unregister(unquote(name))
+        case ["repository", "index"]:
+            return _json(_index(server))
         case ["repository", "models", name, "load"]:
             server.loads.append((unquote(name), body["parameters"]))
         case ["repository", "models", name, "unload"]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from shm_backend_utils import cli
-from shm_backend_utils.cli import regions, sealed_memory
+from shm_backend_utils.cli import regions
+from shm_backend_utils.cli.shared_memory import pools, processes
 from shm_backend_utils.memory import reaper
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.protocol import layout
@@ -21,7 +22,8 @@ from shm_backend_utils.protocol.layout import Header
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="regions-", dir="/dev/shm"))
     monkeypatch.setattr(reaper, "_DIRECTORY", folder)
-    monkeypatch.setattr(sealed_memory, "_PROC", folder)  # nor are there other processes
+    monkeypatch.setattr(pools, "_DIRECTORY", folder)
+    monkeypatch.setattr(processes, "_PROC", folder)  # nor are there other processes
     yield folder
     shutil.rmtree(folder)
 

@@ -8,21 +8,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shm_backend_utils import cli
-from shm_backend_utils.cli import sealed_memory
+from shm_backend_utils.cli.shared_memory import pools, processes
 from shm_backend_utils.memory import reaper, shared_file
 from shm_backend_utils.memory import segment as system
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.layout import Header
+from tests.unit.answering_server import telling_registrations
 
 
 @pytest.fixture
@@ -30,7 +29,8 @@ def shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in the real /dev/shm for this test alone: clients of other processes reap in /dev/shm itself."""
     folder = Path(tempfile.mkdtemp(prefix="regions-", dir="/dev/shm"))
     monkeypatch.setattr(reaper, "_DIRECTORY", folder)
-    monkeypatch.setattr(sealed_memory, "_PROC", folder)  # nor are there other processes
+    monkeypatch.setattr(pools, "_DIRECTORY", folder)
+    monkeypatch.setattr(processes, "_PROC", folder)  # nor are there other processes
     for module in (system, shared_file):
         monkeypatch.setattr(module, "DIRECTORY", folder)
     yield folder
@@ -65,23 +65,8 @@ def answer() -> list[Any]:
 @pytest.fixture
 def url(answer: list[Any]) -> Iterator[str]:
     """A server that speaks the one endpoint which the command asks."""
-
-    class Status(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            known = self.path == "/v2/systemsharedmemory/status"
-            self.send_response(200 if known else 404)
-            self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Status) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with telling_registrations(answer) as url:
+        yield url
 
 
 def line_of(region: ManagedRegion, output: str) -> str:
@@ -101,7 +86,7 @@ def test_the_table_has_a_line_for_a_region(region: ManagedRegion, capsys: pytest
     assert line_of(region, output).split()[1:3] == ["20", "KiB"]
     assert line_of(region, output).split()[-3:] == ["s", "0/3", "-"]
     assert " alive " in line_of(region, output)
-    assert summary == "1 regions, 0 with a dead owner"
+    assert summary == "1 region in /dev/shm, 0 with a dead owner"
 
 
 def test_the_table_counts_slots_in_use(region: ManagedRegion, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,13 +115,15 @@ def test_json_has_an_object_for_a_region(region: ManagedRegion, capsys: pytest.C
 def test_the_table_ends_with_advice_on_what_the_dead_left(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["regions"])
     summary = capsys.readouterr().out.splitlines()[-1]
-    assert summary == "2 regions, 1 with a dead owner; `shm-backend-utils regions --reap` removes this user's"
+    assert (
+        summary == "2 regions in /dev/shm, 1 with a dead owner; `shm-backend-utils regions --reap` removes this user's"
+    )
 
 
 @pytest.mark.usefixtures("shared_memory")
 def test_the_table_of_no_regions_is_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["regions"]) == 0
-    assert capsys.readouterr().out == "0 regions, 0 with a dead owner\n"
+    assert capsys.readouterr().out == "0 regions in /dev/shm, 0 with a dead owner\n"
 
 
 def test_looking_removes_nothing(dead: Path) -> None:

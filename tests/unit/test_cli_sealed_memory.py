@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from shm_backend_utils import cli
-from shm_backend_utils.cli import sealed_memory
-from shm_backend_utils.cli.sealed_memory import Holder, SealedMemory, find_sealed_memory
+from shm_backend_utils.cli.shared_memory import pools, processes
+from shm_backend_utils.cli.shared_memory.processes import Holder
+from shm_backend_utils.cli.shared_memory.sealed_memory import SealedMemory, find_sealed_memory
 from shm_backend_utils.memory import locks, reaper
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
@@ -35,6 +36,7 @@ sys.stdin.read()
 def _no_other_regions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     folder = Path(tempfile.mkdtemp(prefix="regions-", dir="/dev/shm"))
     monkeypatch.setattr(reaper, "_DIRECTORY", folder)
+    monkeypatch.setattr(pools, "_DIRECTORY", folder)
     yield
     shutil.rmtree(folder)
 
@@ -45,7 +47,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "proc"
     folder.mkdir()
     show(folder, os.getpid())
-    monkeypatch.setattr(sealed_memory, "_PROC", folder)
+    monkeypatch.setattr(processes, "_PROC", folder)
     return folder
 
 
@@ -184,6 +186,7 @@ def test_processes_that_may_not_be_looked_into_are_told_of(
 ) -> None:
     (proc / "1" / "fd").mkdir(parents=True)
     (proc / "1" / "maps").touch()
+    (proc / "1" / "comm").touch()
     listdir = os.listdir
 
     def list_own(path: Path) -> list[str]:
@@ -194,7 +197,10 @@ def test_processes_that_may_not_be_looked_into_are_told_of(
     monkeypatch.setattr(os, "listdir", list_own)
     assert not find_sealed_memory().is_complete
     cli.main(["regions"])
-    assert "1 sealed, 0 with a dead owner; other users' processes may hold more" in capsys.readouterr().out
+    assert (
+        "1 sealed, 0 with a dead owner; processes that this user may not look into may hold more"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_process_that_ends_meanwhile_is_passed_over(region: ManagedRegion, proc: Path) -> None:

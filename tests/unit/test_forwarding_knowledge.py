@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
@@ -13,6 +11,7 @@ import pytest
 from shm_backend_utils.errors import ForwardError, ModelError
 from shm_backend_utils.model.forward import Forwarder
 from shm_backend_utils.model.forward.model_specs import ModelSpecs
+from tests.unit.answering_server import answering
 
 MANY: Final = 200
 
@@ -28,38 +27,20 @@ class Server:
     def __init__(self) -> None:
         self.configs: dict[str, Any] = {}
         self.asked: list[str] = []
-        server = self
+        self.url = ""
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                place = self.path.removeprefix("/v2/models/").removesuffix("/config")
-                server.asked.append(place)
-                found = server.configs.get(place)
-                body = b"{}" if found is None else json.dumps(found).encode()
-                self.send_response(400 if found is None else 200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.01])
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def answer(self, path: str) -> tuple[int, bytes]:
+        place = path.removeprefix("/v2/models/").removesuffix("/config")
+        self.asked.append(place)
+        found = self.configs.get(place)
+        return (400, b"{}") if found is None else (200, json.dumps(found).encode())
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     server = Server()
-    yield server
-    server.close()
+    with answering(server.answer) as server.url:
+        yield server
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def connections_to(
 
 
 def get(connections: HttpConnections, timeout_s: float = 10) -> Answer:
-    return connections.send("GET", "/v2", None, {}, timeout_s)
+    return connections.send("GET", "/v2", None, {}, timeout_s=timeout_s)
 
 
 def answer_ten(stream: socket.socket) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.errors import ModelError, TableError, TensorShapeError
+from shm_backend_utils.errors import ModelError, ProbedError, TableError, TensorShapeError
 from shm_backend_utils.model.metrics import Metrics
 from tests.unit.metrics_port import MetricsPort
 
@@ -69,8 +69,8 @@ def test_refusals_are_counted_by_the_errors_class(session: Session) -> None:
     }
 
 
-@pytest.mark.parametrize("error", [ValueError("the model's own"), KeyboardInterrupt()])
-def test_errors_that_are_not_the_librarys_are_no_refusals(session: Session, error: BaseException) -> None:
+@pytest.mark.parametrize("error", [ValueError("the model's own"), KeyboardInterrupt(), ProbedError("the report is …")])
+def test_other_errors_are_no_refusals(session: Session, error: BaseException) -> None:
     session.metrics.refused(error)
     assert session.published("reason") == {}
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +24,7 @@ from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.claims import NamedRegionClaim
+from tests.unit.answering_server import telling_registrations
 from tests.unit.claims_of import claim_of_region, resolved, slot_of
 
 SHM = Path("/dev/shm")
@@ -65,23 +63,8 @@ def registered() -> list[Any]:
 @pytest.fixture
 def config(registered: list[Any]) -> Iterator[Config]:
     """Config with a server that speaks the one endpoint which gives names a meaning."""
-
-    class Status(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            known = self.path == "/v2/systemsharedmemory/status"
-            self.send_response(200 if known else 404)
-            self.end_headers()
-            self.wfile.write(json.dumps(registered).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Status) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield Config(server_url=f"http://127.0.0.1:{server.server_port}")
-        server.shutdown()
-        thread.join()
+    with telling_registrations(registered) as url:
+        yield Config(server_url=url)
 
 
 def any_size(file: SharedFile) -> None:

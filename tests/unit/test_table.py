@@ -39,7 +39,7 @@ def record(inputs: list[bytes], outputs: list[bytes], regions: list[bytes] | Non
         "region_count": len(regions or []),
         "frame_count": 0,
         "frame_slot": 0,
-        "reserved": 0,
+        "probe": 0,
         "frame_stride": 0,
         **changes,
     }
@@ -161,8 +161,8 @@ def test_a_table_that_is_longer_than_its_tensors_is_refused(excess: int) -> None
     assert refusal(data).expected == f"{32 + len(IMAGE)}, where the last of its tensors ends"
 
 
-def test_reserved_bytes_are_zero() -> None:
-    assert refusal(record([], [], reserved=1)).field == "reserved"
+def test_a_probe_is_no_table() -> None:
+    assert refusal(record([], [], probe=1)).field == "probe"
 
 
 def test_a_table_may_fill_its_record() -> None:

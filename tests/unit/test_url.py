@@ -20,7 +20,7 @@ from shm_backend_utils.errors import CallerError
         ("https://host.example:443", ("http", True, "host.example:443", "host.example")),
         ("http://localhost:8000/", ("http", False, "localhost:8000", "localhost")),
         ("http://localhost:8000/triton", ("http", False, "localhost:8000/triton", "localhost")),
-        ("localhost", ("grpc", False, "localhost", "localhost")),
+        ("grpcs://localhost", ("grpc", True, "localhost", "localhost")),
         ("http://host.example", ("http", False, "host.example", "host.example")),
         ("[::1]:8001", ("grpc", False, "[::1]:8001", "::1")),
         ("https://[fe80::1]:8000/x", ("http", True, "[fe80::1]:8000/x", "fe80::1")),
@@ -43,11 +43,20 @@ def test_a_url_is_taken_apart(url: str, expected: tuple[str, bool, str, str]) ->
         "grpcss://localhost:1",
         "unix:///tmp/socket",
         "s://x",
+        "grpc://\udcff:1",
+        "http://localhost:8000/\ud800",
     ],
 )
 def test_what_is_no_url_of_a_server_is_refused_with_the_forms_that_are(url: str) -> None:
     with pytest.raises(CallerError, match="is not one of a server; expected HOST:PORT or grpc://HOST:PORT for gRPC"):
         split_url(url)
+
+
+@pytest.mark.parametrize("url", ["localhost", "grpc://localhost"])
+def test_grpc_without_tls_needs_a_port(url: str) -> None:
+    with pytest.raises(CallerError) as error:
+        split_url(url)
+    assert str(error.value) == f"URL {url!r} names no port; Triton's gRPC is on 8001 by default: 'localhost:8001'"
 
 
 @pytest.mark.parametrize("url", ["localhost:8000/v2", "grpcs://localhost:8001/triton"])

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..common.rounds import Times, shuffled
+from shm_backend_utils.cli.common.rounds import Times, shuffled
+
 from .report import Figure
 
 __all__ = ["FULL", "SMALL", "Amounts", "identity_figures", "kernel_figure", "medians_ms", "name_of"]

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from shm_backend_utils.cli.common import figures as common
+
 from .. import ROOT
-from ..common import figures as common
 
 __all__ = ["CheckFailedError", "Figure", "NotOnAFakeError", "Outcome", "Report", "require"]
 

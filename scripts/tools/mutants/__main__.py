@@ -18,10 +18,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
+from shm_backend_utils.cli.common.command_line import exit_status, positive
 from shm_backend_utils.testing.faults.memory import take_private_shm
 
 from .. import ROOT
-from ..common.command_line import exit_status, positive
 from .checks import UNCHANGED, Mutant, find
 from .covering import Covering, NotRunError
 from .trial import Verdict, try_mutant

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.progress import Progress
 from tritonclient.utils import InferenceServerException
 
+from shm_backend_utils.cli.common.command_line import exit_status, positive
+from shm_backend_utils.cli.common.server import temporary_server
 from shm_backend_utils.errors import ShmError
 from shm_backend_utils.server import install
 
-from ..common.command_line import exit_status, positive
-from ..common.server import temporary_server
 from .cases import CASES, Case
 from .install import VERSION, install_perf_analyzer
 from .region import expected_output, prepared_region

@@ -1,1 +1,1 @@
-"""Set up the checkout. The standard library alone, but for the server's installation, which runs in what was set up."""
+"""Set up the checkout. Nothing of it needs more than the standard library: there is nothing else yet."""

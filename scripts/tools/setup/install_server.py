@@ -1,4 +1,4 @@
-"""Install the embedded server for the Python that runs this, and the NumPy that its models need."""
+"""Install the embedded server for the Python that runs this, and the NumPy that its models need. No packages needed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sys
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import install
-from shm_backend_utils.server.stub_numpy import install_numpy, is_there_another, reads_own
+from shm_backend_utils.server.stub_numpy import install_numpy, is_there_another
 
 if __name__ == "__main__":
     try:
         installation = install()
-        if not reads_own() and is_there_another():
+        if is_there_another():
             install_numpy(installation.numpy)
     except MachineError as error:
         sys.exit(str(error))

@@ -25,10 +25,10 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from shm_backend_utils.cli.common.command_line import exit_status, positive_float
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.testing.faults.memory import take_private_shm
 
-from ..common.command_line import exit_status, positive_float
 from .hostile.assault import Assault
 from .hostile.attacks import ATTACKS
 from .hostile.report import HostileReport

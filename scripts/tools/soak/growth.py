@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from ..common.processes import read_if_there
+from ..processes import read_if_there
 
 __all__ = ["MOST_GROWTH", "Growth"]
 

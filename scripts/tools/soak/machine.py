@@ -11,7 +11,7 @@ from typing import Final
 
 from shm_backend_utils.memory.sealed import LINK
 
-from ..common.processes import mappings, open_files
+from ..processes import mappings, open_files
 
 __all__ = ["SHM", "fill", "free_bytes", "free_ports", "held_sealed_memory", "held_shared_memory"]
 

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from shm_backend_utils.cli.common.sample_models import REPOSITORY, copy_models, models_in
 from shm_backend_utils.errors import ClosedError, MachineError
 from shm_backend_utils.memory.managed import KEY_PREFIX
 from shm_backend_utils.memory.registrations import Registration, fetch_registrations
 from shm_backend_utils.server import EmbeddedServer, Installation, Ports, install
 
-from ..common.processes import children, command_line
-from ..common.sample_models import REPOSITORY, copy_models, models_in
+from ..processes import children, command_line
 from .client.tally import Tally
 from .machine import SHM, free_ports, held_sealed_memory, held_shared_memory
 

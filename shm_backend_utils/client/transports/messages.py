@@ -18,6 +18,7 @@ Question = Literal[
     "server live",
     "server ready",
     "server metadata",
+    "repository index",
     "model ready",
     "model metadata",
     "model config",
@@ -144,9 +145,10 @@ def split_url(url: str) -> tuple[str, bool, str, str]:
     address = address.rstrip("/")
     try:
         parts = urllib.parse.urlsplit(f"//{address}")
-        host, _ = parts.hostname, parts.port
-    except ValueError:  # no number, or too large a one
-        host = None
+        host, port = parts.hostname, parts.port
+        address.encode()
+    except ValueError:  # no number, or too large a one; or what is no text
+        host, port = None, None
     if protocol not in ("grpc", "http") or not host:
         raise CallerError(
             f"URL {url!r} is not one of a server; expected HOST:PORT or grpc://HOST:PORT for gRPC, http://HOST:PORT "
@@ -156,4 +158,7 @@ def split_url(url: str) -> tuple[str, bool, str, str]:
         raise CallerError(
             f"URL {url!r} has a path, which gRPC has not; expected HOST:PORT, or http://HOST:PORT for HTTP"
         )
-    return protocol, scheme.endswith("s"), address, host
+    has_tls = scheme.endswith("s")
+    if protocol == "grpc" and port is None and not has_tls:  # gRPC would take 443, where nothing is without TLS
+        raise CallerError(f"URL {url!r} names no port; Triton's gRPC is on 8001 by default: {f'{address}:8001'!r}")
+    return protocol, has_tls, address, host

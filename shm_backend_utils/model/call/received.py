@@ -28,10 +28,11 @@ from ..delivered import DeliveredView, view_of
 from ..devices.uses import DeviceUses
 from ..forward import Forwarding
 from ..mapping.further_regions import FurtherRegions
-from ..mapping.mapped import Slot, replayed, stale
+from ..mapping.mapped import Probed, Slot, replayed, stale
 from ..mapping.memory import HostMemory, Memory
 from .admission import check_batch_size, check_direct_is_served, check_table, shares_no_memory
 from .outputs import Output, view_at
+from .probed import answer_probe
 
 __all__ = ["ReceivedRequest"]
 
@@ -99,7 +100,7 @@ class ReceivedRequest:
         self.devices: DeviceUses | None = None
         self.response: Any = None
 
-    def begin(self) -> None:
+    def begin(self) -> None:  # noqa: PLR0912  # one function: every call of one costs each request
         """Take the request in: from here on its slot, if it names one, is this call's. Waits for nobody.
 
         Raises
@@ -119,10 +120,13 @@ class ReceivedRequest:
                 if type(generation) is not int or generation < 1:
                     parse_generation(generation)
                 try:
-                    table = slot.claim(generation)
-                except RegionGoneError:
-                    slot = context.resolver.reopen_slot(address, slot)
-                    table = slot.claim(generation)
+                    try:
+                        table = slot.claim(generation)
+                    except RegionGoneError:
+                        slot = context.resolver.reopen_slot(address, slot)
+                        table = slot.claim(generation)
+                except Probed as probed:
+                    answer_probe(context, slot, probed.probe)
                 self._slot = slot
                 self._generation = generation
                 self._memories = (slot.memory,)

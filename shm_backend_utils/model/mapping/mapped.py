@@ -30,12 +30,21 @@ from ...memory.shared_file import BLOCK_SIZE
 from ...protocol import table
 from ...protocol.claims import LentRegionClaim
 from ...protocol.layout import SlotRecord
+from ...protocol.probe import Probe, decode_probe, is_probe
 from ...protocol.spans import Table
 from ...tensors.attributes import MemoryType
 from .memory import DeviceMemory, HostMemory, Memory
 from .pinning import Pin, Pinning
 
-__all__ = ["MappedRegion", "Slot", "replayed", "stale"]
+__all__ = ["MappedRegion", "Probed", "Slot", "replayed", "stale"]
+
+
+class Probed(Exception):  # noqa: N818  # no error: it goes to where the probe is answered, and no further
+    """The request is a probe. Its slot's lease is held, and is for who catches this to give back."""
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self.probe = probe
 
 
 class MappedRegion:
@@ -207,6 +216,8 @@ class Slot:
             The client has raised the slot's generation since: it gave this request up.
         TableError
             The table breaks the protocol.
+        Probed
+            It is none that ``model.py`` is to see. The lease is held then.
         """
         status = os.fstat(self._fd)
         if not status.st_nlink and not (self._is_sealed and is_owner_alive(self._fd)):
@@ -228,11 +239,23 @@ class Slot:
             if found != generation:
                 raise stale()
         except BaseException as error:
+            try:
+                if isinstance(error, TableError):
+                    self._look_again(data, generation)
+            except BaseException as found:
+                if not isinstance(found, Probed):
+                    self.lease.give_back()
+                raise found from None
             self.lease.give_back()
-            if isinstance(error, TableError) and int.from_bytes(data[:8], "little") != generation:
-                raise stale() from None  # it is another request's
             raise
         return said
+
+    def _look_again(self, data: bytes, generation: int) -> None:
+        """Raise what is told better than that a table breaks the protocol: it is another request's, or a probe."""
+        if int.from_bytes(data[:8], "little") != generation:
+            raise stale()
+        if is_probe(data):
+            raise Probed(decode_probe(data, self._data_begin, self._byte_size))
 
     def lent_claim(self) -> LentRegionClaim:
         """Return what a request to another model says of this slot's region, while this one's is executed."""

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...errors import MachineError, RegionGoneError, RegionRefusedError, StaleRequestError, TableError
+from ...memory.backend_pools import is_pool
 from ...memory.cuda.access import CudaAccess
 from ...memory.cuda.mappings import CudaMapping, device_with
 from ...memory.handover.fetching import Fetcher
@@ -37,7 +38,6 @@ from ...memory.shared_file import SharedFile, owner_refused
 from ...protocol.claims import CudaRegionClaim, NamedRegionClaim
 from ...protocol.handover import parse_sealed_key
 from ...protocol.layout import PAGE_SIZE
-from ..backend_pools import is_pool
 from ..config import Config
 
 __all__ = ["Fence", "ask", "check_slot", "open_cuda", "open_managed", "open_registered", "resolve"]

@@ -11,6 +11,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from ...errors import ModelError
+from ...source_files import read_source
 
 __all__ = ["CONFIG_FILE", "read_config"]
 
@@ -27,13 +28,15 @@ def read_config(folder: Path) -> Any:
     ------
     ModelError
         It is none; the message has file, line and column, what protobuf says, and what to write.
+    OSError
+        It cannot be read, or is no file.
     """
     file = folder / CONFIG_FILE
     config = model_config_pb2.ModelConfig()
     if not file.exists():
         return config
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_source(file).decode()
     except UnicodeDecodeError as error:
         raise ModelError(f"{file}: byte {error.start} is no UTF-8; save the file as UTF-8") from None
     try:

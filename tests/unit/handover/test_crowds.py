@@ -127,6 +127,7 @@ before = time.process_time()
 sys.stdin.readline()
 print(time.process_time() - before, flush=True)
 sys.stdin.readline()
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))  # glibc opens a library for a thread that ends with Python
 office.withdraw(region.key)
 """
 

@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from shm_backend_utils.cli.common.sample_models import REPOSITORY
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.model import BatchCall, Call, ShmSession
 from shm_backend_utils.tensors.attributes import MemoryType
 from shm_backend_utils.testing.emulator import NAME
 from shm_backend_utils.testing.emulator.alone import KeptAnswers, LoneServer, deliver_alone
 
-from ...common.sample_models import REPOSITORY
 from ..gpu import Gpu, LoadGpu
 from .consumers import hand_over, library_arrays
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import tritonclient.grpc as grpcclient
 
+from shm_backend_utils.cli.common.server import temporary_server
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer, Installation
 
-from ...common.server import temporary_server
 from ..gpu import Gpu
 from .repository import work_model, write_repository
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 import shm_backend_utils
+from shm_backend_utils.cli.common.sample_models import REPOSITORY, copy_models, models_in
 
 from ... import ROOT
-from ...common.sample_models import REPOSITORY, copy_models, models_in
 
 __all__ = ["work_model", "write_repository"]
 

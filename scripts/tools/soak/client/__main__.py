@@ -13,7 +13,7 @@ from typing import Any, Final
 from shm_backend_utils.client import CopyWarning, ServerUnavailableError
 from shm_backend_utils.errors import ShmError
 
-from ...common.processes import open_files
+from ...processes import open_files
 from ..machine import held_sealed_memory, held_shared_memory
 from .board import Board, Phase
 from .kit import Kit

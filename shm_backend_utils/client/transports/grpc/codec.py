@@ -25,6 +25,7 @@ _PROCEDURES: Final[Mapping[Question, str]] = {
     "server live": "ServerLive",
     "server ready": "ServerReady",
     "server metadata": "ServerMetadata",
+    "repository index": "RepositoryIndex",
     "model ready": "ModelReady",
     "model metadata": "ModelMetadata",
     "model config": "ModelConfig",
@@ -145,7 +146,8 @@ def _plain_value(field: Any, value: Any) -> Any:
     if isinstance(value, MutableSequence):
         return [_plain_value(field, each) for each in value]
     if field.enum_type is not None:
-        return field.enum_type.values_by_number[value].name
+        known = field.enum_type.values_by_number.get(value)  # later servers may have more
+        return str(value) if known is None else known.name
     return _plain(value) if isinstance(value, Message) else value
 
 

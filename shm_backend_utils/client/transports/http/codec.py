@@ -28,12 +28,14 @@ _JSON_SIZE: Final = "Inference-Header-Content-Length"
 _COMPRESS: Final[Mapping[str, Callable[[bytes], bytes]]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _MAX_INT64: Final = 2**63 - 1
+_MOST_TOLD: Final = 1 << 25  # bytes of an answer in JSON alone: the index of thousands of models
 _BY_THE_SERVER: Final = 500
 _IS_THIS_HTTP: Final = "is this Triton's HTTP port? By default HTTP is on 8000, and metrics are on 8002"
 _PATHS: Final[Mapping[Question, str]] = {
     "server live": "/v2/health/live",
     "server ready": "/v2/health/ready",
     "server metadata": "/v2",
+    "repository index": "/v2/repository/index",
 }
 _PATHS_OF_MODELS: Final[Mapping[Question, str]] = {
     "model ready": "/ready",
@@ -52,12 +54,15 @@ class HttpMessage(NamedTuple):
     method, path : str
     body : bytes or None
     headers : mapping of str to str
+    most_bytes : int or None
+        Of the answer's body: a longer one is not read. None where it carries tensors, which may have any size.
     """
 
     method: str
     path: str
     body: bytes | None = None
     headers: Mapping[str, str] = _NO_HEADERS
+    most_bytes: int | None = None
 
 
 class Answer(NamedTuple):
@@ -68,8 +73,11 @@ class Answer(NamedTuple):
     body: bytes
 
     def json(self) -> Any:
-        """Return what the body says."""
-        return json.loads(self.body)
+        """Return what the body says; raises ValueError if it is no JSON, or nested deeper than any of Triton's."""
+        try:
+            return json.loads(self.body)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
 
     def error(self, address: str) -> ShmError | None:
         """Return the error, if the answer is one; ``address`` is for the message."""
@@ -125,7 +133,9 @@ class HttpCodec(Codec):
         if path is None:
             named = _path_of("models", model, version) if model else "/v2/models"
             path = f"{named}{_PATHS_OF_MODELS[question]}"
-        return HttpMessage("GET", path)
+        if question == "repository index":  # which Triton has by POST alone
+            return HttpMessage("POST", path, b"{}", most_bytes=_MOST_TOLD)
+        return HttpMessage("GET", path, most_bytes=_MOST_TOLD)
 
     def load(self, model: str, parameters: Mapping[str, str | bytes]) -> HttpMessage:
         told = {
@@ -152,13 +162,17 @@ class HttpCodec(Codec):
 
     def told(self, answer: Answer) -> dict[str, Any]:
         try:
-            told: dict[str, Any] = answer.json()
+            told: Any = answer.json()
         except ValueError:
             text = answer.body[:50].decode(errors="replace").strip()
             raise InferenceError(
                 f"the server answers {text!r}, which is not JSON; {_IS_THIS_HTTP}",
                 str(answer.status),
             ) from None
+        if isinstance(told, list):  # of the repository index, which over gRPC has a name for it
+            return {"models": told}
+        if not isinstance(told, dict):
+            raise InferenceError(f"the server answers {str(told)[:50]!r}; {_IS_THIS_HTTP}", str(answer.status))
         return told
 
     def says_so(self, answer: Answer) -> bool:

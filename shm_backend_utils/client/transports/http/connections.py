@@ -46,15 +46,24 @@ class HttpConnections:
         self._in_use: set[socket.socket] = set()
         self._is_closed = False
 
-    def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float) -> Answer:
-        """Send one request and return the answer, whatever it says.
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        most_bytes: int | None = None,
+        *,
+        timeout_s: float,
+    ) -> Answer:
+        """Send one request, as :class:`.codec.HttpMessage` has it, and return the answer, whatever it says.
 
         Raises
         ------
         DeadlineExceededError
             There was none in time.
         ServerUnavailableError
-            The server cannot be reached, or not any more.
+            The server cannot be reached, or not any more; or it says more than it was asked for.
         ClosedError
             The client was closed, before or meanwhile.
         """
@@ -79,7 +88,7 @@ class HttpConnections:
             answer = Answer(
                 response.status,
                 {name.lower(): value for name, value in response.getheaders()},
-                _read(response),
+                _read(response, most_bytes),
             )
             self._check_is_open()  # without a length, an answer seems to be whole when somebody hangs up
         except TimeoutError:
@@ -151,13 +160,23 @@ def _wait_at_most_until(deadline: float, connection: HTTPConnection) -> None:
         sock.settimeout(left_s)
 
 
-def _read(response: HTTPResponse) -> bytes:
+def _read(response: HTTPResponse, most_bytes: int | None) -> bytes:
+    if most_bytes is not None and (response.length or 0) > most_bytes:
+        raise _too_long(most_bytes)
     if response.length is not None and response.length <= _PIECE:
         return response.read()
     pieces = []
+    received = 0
     while piece := response.read1(_PIECE):
         pieces.append(piece)
+        received += len(piece)
+        if most_bytes is not None and received > most_bytes:
+            raise _too_long(most_bytes)
     if response.length:  # read1 takes what there is for all
         raise IncompleteRead(b"", response.length)
     response.close()  # which read1 forgets before Python 3.11.8, and then the connection takes no other request
     return b"".join(pieces)
+
+
+def _too_long(most_bytes: int) -> HTTPException:
+    return HTTPException(f"an answer of more than {most_bytes} bytes")

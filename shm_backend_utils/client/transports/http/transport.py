@@ -36,8 +36,7 @@ class HttpTransport(Transport):
         self._connections = HttpConnections(address, self.address, None if tls is None else _context(tls))
 
     def send(self, message: HttpMessage, timeout_s: float) -> Answer:
-        method, path, body, headers = message
-        return _checked(self._connections.send(method, path, body, headers, timeout_s), self.address)
+        return _checked(self._connections.send(*message, timeout_s=timeout_s), self.address)
 
     def stream(self, message: Any, patience_s: float) -> Generator[Any, None, None]:
         _refuse_streams(self.address)
@@ -96,11 +95,22 @@ class AsyncHttpTransport(AsyncTransport):
             raise ClosedError("this client")
 
     async def _exchange(self, message: HttpMessage) -> Answer:
-        method, path, body, headers = message
+        method, path, body, headers, most_bytes = message
         content = io.BytesIO(body) if body is not None and len(body) > _LARGE else body
         async with self._session.request(method, f"{self.address}{path}", data=content, headers=headers) as response:
             names = {name.lower(): value for name, value in response.headers.items()}
-            return Answer(response.status, names, await response.read())
+            return Answer(response.status, names, await _read(response, most_bytes))
+
+
+async def _read(response: aiohttp.ClientResponse, most_bytes: int | None) -> bytes:
+    if most_bytes is None:
+        return await response.read()
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > most_bytes:
+            raise aiohttp.ClientPayloadError(f"an answer of more than {most_bytes} bytes")
+    return bytes(body)
 
 
 def _shown(address: str, tls: Tls | None) -> str:

@@ -1,1 +1,0 @@
-"""Measure what this library costs, and hold the figures to their limits."""

@@ -1,1 +1,0 @@
-"""Send photographs through a model on every path, compare and measure."""

@@ -1,0 +1,126 @@
+"""A virtual environment in the checkout, and what can be in it. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import re
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from .. import ROOT
+from .subprocesses import StepFailedError, ignore, run
+
+__all__ = ["COMMANDS", "EVERYTHING", "EVERYTHING_WITH_NUMPY_1", "Contents", "Environment"]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What an environment is for.
+
+    Attributes
+    ----------
+    extras : str
+        Those of this distribution, which is installed as it lies in the checkout.
+    requirements : tuple of str
+        Further ones.
+    alone : tuple of str
+        Requirements that are installed without what they require in turn.
+    where_found : tuple of str
+        Requirements that are done without where pip does not find them.
+    includes : tuple of Contents
+        What it is for as well. An environment that has these is extended.
+    """
+
+    extras: str
+    requirements: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
+    where_found: tuple[str, ...] = ()
+    includes: tuple[Contents, ...] = ()
+
+    def fingerprint(self) -> str:
+        """Return what tells it from any other one, of this checkout and this Python."""
+        version = re.search(r"^__version__.*$", (ROOT / "shm_backend_utils" / "__init__.py").read_text(), re.MULTILINE)
+        packages = [self.extras, *self.requirements, *self.alone, *self.where_found]
+        made_of = [(ROOT / "pyproject.toml").read_text(), version and version[0], sys.version, sys.base_prefix]
+        return hashlib.sha256("\0".join(map(str, [*made_of, *packages])).encode()).hexdigest()
+
+
+# What scripts/bench and tests compare with. It requires all of tritonclient's extras, CUDA's packages among them, and
+# another NumPy; it uses none of that.
+OTHER_CLIENT: Final = "triton-shm-client==0.1.0"
+# What tests exchange tensors with. Only where pip finds the build for CPUs: the others bring gigabytes for GPUs.
+TORCH: Final = "torch==2.13.0+cpu"
+# What tests of GPU memory compare with: it describes arrays and streams without a GPU as well.
+CUPY: Final = "cupy-cuda12x==14.2.0"
+# NVIDIA's bindings of the driver in both forms, as both are supported, and differ in names and types.
+BINDINGS_OF_CUDA_12: Final = "cuda-bindings<13"
+BINDINGS_OF_CUDA_13: Final = "cuda-bindings>=13"
+
+COMMANDS: Final = Contents("demo,bench", ("numpy>=2",), alone=(OTHER_CLIENT,))
+"""What ``scripts/demo``, ``serve`` and ``bench`` need: whoever tries the demo is not to wait for PyTorch."""
+EVERYTHING: Final = Contents(
+    "dev", ("numpy>=2", BINDINGS_OF_CUDA_13), (OTHER_CLIENT,), (TORCH, CUPY), includes=(COMMANDS,)
+)
+EVERYTHING_WITH_NUMPY_1: Final = Contents("dev", ("numpy==1.26.4", BINDINGS_OF_CUDA_12), (OTHER_CLIENT,))
+
+
+class Environment:
+    """A virtual environment in the checkout. What it has been made for is in its stamp, which is written last."""
+
+    def __init__(self, name: str) -> None:
+        self.folder = ROOT / name
+        self.python = self.folder / "bin" / "python"
+        self._stamp = self.folder / "made-by-scripts-setup"
+
+    def has(self, contents: Contents) -> bool:
+        """Return whether it was made for this, as that is now."""
+        return self._stamp.is_file() and contents.fingerprint() in self._stamp.read_text().splitlines()
+
+    def stamp(self, contents: Contents) -> None:
+        """Declare it made."""
+        self._stamp.write_text("".join(f"{each.fingerprint()}\n" for each in (contents, *contents.includes)))
+
+    def create(self) -> None:
+        """Make it anew, with a new pip and nothing else.
+
+        Raises
+        ------
+        StepFailedError
+            It is a link: what it leads to may be another checkout's, and stays as it is. Or it cannot be made.
+        """
+        if self.folder.is_symlink():
+            raise StepFailedError(
+                f"{self.folder} is a link to {self.folder.resolve()}, and making it anew would empty that folder: "
+                "remove the link first"
+            )
+        self._stamp.unlink(missing_ok=True)
+        has_ensurepip = importlib.util.find_spec("ensurepip") is not None  # Debian has it in a package of its own
+        try:
+            venv.create(self.folder, clear=True, symlinks=True, with_pip=has_ensurepip)
+        except subprocess.CalledProcessError as error:
+            raise StepFailedError(f"{error}\n{(error.output or b'').decode(errors='replace')}") from None
+        if has_ensurepip:  # that one is as old as Python's release, and needs three times as long to choose packages
+            run(self._pip_install("--upgrade", "pip"), ignore)
+        else:
+            run([sys.executable, "-m", "pip", "--python", str(self.python), "install", "pip"], ignore)
+
+    def install(self, contents: Contents, on_line: Callable[[str], None]) -> None:
+        """Install packages, and pass on pip's lines. It counts as made for nothing meanwhile."""
+        self._stamp.unlink(missing_ok=True)
+        run(self._pip_install("--editable", f"{ROOT}[{contents.extras}]", *contents.requirements), on_line)
+        if contents.alone:
+            run(self._pip_install("--no-deps", *contents.alone), on_line)
+        for requirement in contents.where_found:
+            with contextlib.suppress(StepFailedError):
+                run(self._pip_install(requirement), on_line)
+
+    def _pip_install(self, *arguments: str) -> list[str]:
+        # --no-compile: Python compiles what it imports when it does, and that is a fraction of what is installed.
+        options = ["--no-input", "--no-compile", "--disable-pip-version-check", "--progress-bar", "off"]
+        return [str(self.python), "-m", "pip", "install", *options, *arguments]

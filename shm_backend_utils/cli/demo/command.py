@@ -1,0 +1,109 @@
+"""Send photographs through a model on all paths; compare the results to the byte, measure, draw."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from tritonclient.utils import InferenceServerException
+
+from ...errors import ShmError
+from ..common.command_line import exit_status, positive
+from ..common.photographs import load_photographs
+from ..common.server import temporary_server
+from .measurement import WARM_UP_ROUNDS, Measurement, measure, measure_wire_bytes
+from .paths import PATHS
+from .picture import draw
+
+__all__ = ["add_arguments", "run"]
+
+
+def _run(url: str | None, rounds: int, picture: Path) -> int:
+    _require_folder_for(picture)
+    photographs = load_photographs()
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(bar)
+        task = bar.add_task("starting the server", total=None)
+        if url is None:
+            url = stack.enter_context(temporary_server("demo")).grpc_url
+        bar.update(task, description="measuring, all paths in every round", total=WARM_UP_ROUNDS + rounds)
+        measurement = measure(url, photographs, rounds, lambda: bar.advance(task))
+        bar.update(task, description="counting bytes")
+        wire_bytes = measure_wire_bytes(url, photographs)
+    _report(measurement, wire_bytes)
+    draw(picture, photographs, measurement)
+    if measurement.differing:
+        print(f"the paths' results differ for: {', '.join(sorted(measurement.differing))}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _require_folder_for(picture: Path) -> None:
+    """Raise OSError where no picture can be written: to hear of it after all the measuring would be late."""
+    if picture.is_dir() or not os.access(picture if picture.exists() else picture.absolute().parent, os.W_OK):
+        raise PermissionError(f"no picture can be written to {picture}; --picture FILE names another file")
+
+
+def _report(measurement: Measurement, wire_bytes: dict[str, dict[str, int]]) -> None:
+    """Print the table, and one line of JSON."""
+    table = Table(
+        title=f"{len(measurement.outputs)} photographs, one per request, over gRPC; copies of the tensors' data",
+        title_justify="left",
+    )
+    table.add_column("path")
+    for column in ("bytes over the wire", "median ms", "p99 ms"):
+        table.add_column(column, justify="right")
+    table.add_column("copies")
+    for path in PATHS:
+        counts = wire_bytes[path.name].values()
+        table.add_row(
+            path.name,
+            f"{min(counts):,} to {max(counts):,}" if min(counts) != max(counts) else f"{min(counts):,}",
+            f"{measurement.percentile(path.name, 50):.2f}",
+            f"{measurement.percentile(path.name, 99):.2f}",
+            path.copies,
+        )
+    Console().print(table)
+    medians = {path.name: round(measurement.percentile(path.name, 50), 4) for path in PATHS}
+    summary = {
+        "identical": not measurement.differing,
+        "direct_ms": medians["direct"],
+        "triton_shm_ms": medians["triton-shm"],
+        "inline_ms": medians["inline"],
+        "empty_ms": medians["empty"],
+        "wire_bytes": {
+            key: round(statistics.median(wire_bytes[path].values()))
+            for key, path in (("direct", "direct"), ("triton_shm", "triton-shm"), ("inline", "inline"))
+        },
+    }
+    print(json.dumps(summary), flush=True)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what may be asked for."""
+    parser.add_argument("--url", metavar="HOST:PORT", help="gRPC address of a running server; starts one if not given")
+    parser.add_argument("--rounds", type=positive, metavar="N", default=50, help="default: %(default)s")
+    parser.add_argument("--picture", type=Path, metavar="FILE", default=Path("demo.png"), help="default: %(default)s")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the demo; return its exit status."""
+    return exit_status(
+        lambda: _run(arguments.url, arguments.rounds, arguments.picture), ShmError, InferenceServerException
+    )

@@ -1,0 +1,176 @@
+"""The ways that a photograph can take to the model and back, all over gRPC and all in one shape.
+
+``place`` puts a photograph where its path wants it; the request that it returns can be made again and again, and is
+what is timed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import shared_memory
+
+from ...client import ShmClient
+from ...testing.unregistering import unregister_when_free
+from ..common.photographs import Photograph
+
+__all__ = ["PATHS", "DirectPath", "EmptyRequest", "InlinePath", "Request", "RequestPath", "TritonShmPath"]
+
+MODEL: Final = "image_resize_normalize"
+OUTPUT_SHAPE: Final = (3, 224, 224)
+OUTPUT_NBYTES: Final = 3 * 224 * 224 * 4
+TIMEOUT_S: Final = 30.0
+
+Request = Callable[[], npt.NDArray[np.float32]]
+"""Makes one request and returns the normalized photograph."""
+
+
+class RequestPath(ABC):
+    """One way to the model and back. A context manager, which removes what it put anywhere.
+
+    Attributes
+    ----------
+    name : str
+    copies : str
+        Of the tensors' data, between the client's memory and the model's.
+    """
+
+    name: str
+    copies: str
+
+    def __init__(self, url: str) -> None:
+        self._cleanup = contextlib.ExitStack()
+        self._open(url)
+
+    @abstractmethod
+    def place(self, photograph: Photograph) -> Request:
+        """Put a photograph in place and return the request for it."""
+
+    @abstractmethod
+    def _open(self, url: str) -> None: ...
+
+    def __enter__(self) -> RequestPath:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cleanup.close()
+
+
+class DirectPath(RequestPath):
+    """Our client: the model reads the photograph and writes its output where the client has them."""
+
+    name = "direct"
+    copies = "0 in, 0 out"
+
+    def place(self, photograph: Photograph) -> Request:
+        """Fill a prepared call."""
+        shapes = {"IMAGE": (photograph.shape, photograph.dtype)}
+        call = self._cleanup.enter_context(self._client.prepare(MODEL, shapes))
+        call.inputs["IMAGE"][:] = photograph
+        return lambda: call.infer(timeout_s=TIMEOUT_S)["NORMALIZED"]
+
+    def _open(self, url: str) -> None:
+        self._client = self._cleanup.enter_context(ShmClient(url))
+
+
+class TritonShmPath(RequestPath):
+    """Plain tritonclient with Triton's own shared memory, registered once."""
+
+    name = "triton-shm"
+    copies = "1 in, 2 out"
+
+    def place(self, photograph: Photograph) -> Request:
+        """Fill a region, and make one for the output."""
+        source_name, source = self._cleanup.enter_context(self._region(photograph.nbytes))
+        sink_name, sink = self._cleanup.enter_context(self._region(OUTPUT_NBYTES))
+        shared_memory.set_shared_memory_region(source, [photograph])
+        image = grpcclient.InferInput("IMAGE", photograph.shape, "UINT8")
+        image.set_shared_memory(source_name, photograph.nbytes)
+        normalized = grpcclient.InferRequestedOutput("NORMALIZED")
+        normalized.set_shared_memory(sink_name, OUTPUT_NBYTES)
+
+        def request() -> npt.NDArray[np.float32]:
+            self._client.infer(MODEL, [image], outputs=[normalized], client_timeout=TIMEOUT_S)
+            view: npt.NDArray[np.float32] = shared_memory.get_contents_as_numpy(sink, np.float32, OUTPUT_SHAPE)
+            return view
+
+        return request
+
+    def _open(self, url: str) -> None:
+        self._client = self._cleanup.enter_context(grpcclient.InferenceServerClient(url))
+
+    @contextlib.contextmanager
+    def _region(self, byte_size: int) -> Iterator[tuple[str, Any]]:
+        name = f"demo-{os.getpid()}-{secrets.token_hex(4)}"
+        handle = shared_memory.create_shared_memory_region(name, name, byte_size, create_only=True)
+        try:
+            self._client.register_system_shared_memory(name, name, byte_size, client_timeout=TIMEOUT_S)
+            yield name, handle
+        finally:
+            try:
+                unregister = partial(self._client.unregister_system_shared_memory, name, client_timeout=TIMEOUT_S)
+                unregister_when_free(unregister)
+            finally:
+                shared_memory.destroy_shared_memory_region(handle)
+
+
+class InlinePath(RequestPath):
+    """Plain tritonclient, with the tensors in the messages."""
+
+    name = "inline"
+    copies = "several"
+
+    def place(self, photograph: Photograph) -> Request:
+        """Do nothing: there is no place but the message, so filling that is part of the request."""
+
+        def request() -> npt.NDArray[np.float32]:
+            image = grpcclient.InferInput("IMAGE", photograph.shape, "UINT8")
+            image.set_data_from_numpy(photograph)
+            result = self._client.infer(MODEL, [image], client_timeout=TIMEOUT_S)
+            array: npt.NDArray[np.float32] = result.as_numpy("NORMALIZED")
+            return array
+
+        return request
+
+    def _open(self, url: str) -> None:
+        self._client = self._cleanup.enter_context(grpcclient.InferenceServerClient(url))
+
+
+class EmptyRequest(RequestPath):
+    """What any request costs: a tensor of no elements, to the model that does nothing."""
+
+    # Plain tritonclient on purpose: with our client, the floor would rise with every microsecond that we waste, and
+    # `direct` would look the better for it.
+
+    name = "empty"
+    copies = "none"
+
+    def place(self, photograph: Photograph) -> Request:
+        """Ignore the photograph."""
+        nothing = grpcclient.InferInput("INPUT0", [0], "FP32")
+        nothing.set_data_from_numpy(np.empty(0, np.float32))
+
+        def request() -> npt.NDArray[np.float32]:
+            result = self._client.infer("identity", [nothing], client_timeout=TIMEOUT_S)
+            array: npt.NDArray[np.float32] = result.as_numpy("OUTPUT0")
+            return array
+
+        return request
+
+    def _open(self, url: str) -> None:
+        self._client = self._cleanup.enter_context(grpcclient.InferenceServerClient(url))
+
+
+PATHS: Final[tuple[type[RequestPath], ...]] = (DirectPath, TritonShmPath, InlinePath, EmptyRequest)

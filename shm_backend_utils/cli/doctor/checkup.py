@@ -1,0 +1,67 @@
+"""What a run of the doctor has: what is fine, what is wrong, and how long it may take."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from .findings import Finding
+
+__all__ = ["BUDGET_S", "Checkup"]
+
+BUDGET_S: Final = 3.5
+"""Seconds for all that is asked of the server: the command ends within five."""
+
+
+@dataclass
+class Checkup:
+    """Fills up as things are examined.
+
+    Attributes
+    ----------
+    fine : list of (str, str)
+        What was checked and is as it should be: the model's name, or none, and one line.
+    findings : list of Finding
+    deadline : float
+        When the server is asked nothing more, by ``time.monotonic()``.
+    """
+
+    fine: list[tuple[str, str]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    deadline: float = math.inf
+
+    def start_time(self) -> None:
+        """Have the time begin in which the server is asked: what comes before waits for nobody."""
+        self.deadline = time.monotonic() + BUDGET_S
+
+    def good(self, line: str, model: str = "") -> None:
+        """Take note of something that is as it should be."""
+        self.fine.append((model, line))
+
+    def bad(self, *findings: Finding) -> None:
+        """Take note of findings."""
+        self.findings += findings
+
+    def add(self, findings: Iterable[Finding], otherwise: str, model: str = "") -> None:
+        """Take note of findings, or, if there is none, of what is fine."""
+        found = list(findings)
+        self.findings += found
+        if not found:
+            self.good(otherwise, model)
+
+    def until(self, most_s: float) -> float:
+        """Return the moment, by ``time.monotonic()``, until which one question may take."""
+        return min(self.deadline, time.monotonic() + most_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() >= self.deadline
+
+    @property
+    def exit_status(self) -> int:
+        """0 if nothing fatal was found, else 1."""
+        return int(any(finding.trouble.is_fatal for finding in self.findings))

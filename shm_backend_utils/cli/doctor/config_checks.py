@@ -1,0 +1,142 @@
+"""What a model's configuration says against the direct path."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from ...errors import ModelError
+from ...model.config import PARAMETERS, PREFIX, Config
+from ...model_spec import BATCH_CARRIER, PATHS, PATHS_PARAMETER, ModelSpec
+from .findings import Finding
+from .troubles.config import (
+    BAD_PARAMETER,
+    DIRECT_NOT_DECLARED,
+    INPUTS_NOT_OPTIONAL,
+    NO_SHM_INPUT,
+    NO_SHM_PATHS,
+    RESPONSE_CACHE,
+    UNKNOWN_PARAMETER,
+    UNKNOWN_PATH,
+)
+
+__all__ = [
+    "findings_in_config",
+    "is_of_python_backend",
+    "mentions_shared_memory",
+]
+
+_DIRECT: Final = "direct"
+_BACKEND: Final = "python"
+
+
+def findings_in_config(config: Mapping[str, Any], model: str) -> list[Finding]:
+    """Return what in a model's configuration keeps its requests from the direct path.
+
+    Parameters
+    ----------
+    config : mapping
+        In the server's JSON form, as from ``GET v2/models/M/config``.
+    model : str
+        The model's name, for the findings.
+
+    Returns
+    -------
+    list of Finding
+        Empty also for ensembles and models of other backends, which cannot have that path.
+    """
+    if not is_of_python_backend(config):
+        return []
+    return [*_cache(config, model), *_parameters(config, model), *_declaration(config, model)]
+
+
+def is_of_python_backend(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration is that of a model in Python; of one that names no backend it may be."""
+    return bool(config.get("backend", "") == _BACKEND or not (config.get("backend") or config.get("platform")))
+
+
+def mentions_shared_memory(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration has anything that is written for this library: a parameter, or the input SHM.
+
+    Of a model that has neither, nobody may want more than Triton's own paths.
+    """
+    return (
+        any(name.upper().startswith(PREFIX) for name in config.get("parameters", {}))
+        or any(tensor.get("name") == BATCH_CARRIER for tensor in config.get("input", ()))
+        or bool(_misspelt_declaration(config))
+    )
+
+
+def _cache(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
+    if config.get("response_cache", {}).get("enable"):
+        yield Finding(RESPONSE_CACHE, "found response_cache { enable: true }; expected none", model)
+
+
+def _parameters(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
+    """Yield what the model half says of each parameter by itself, as it stops at the first one that is wrong."""
+    for name, value in sorted(config.get("parameters", {}).items()):
+        try:
+            Config.from_config({"name": model, "parameters": {name: value}})
+        except ModelError as error:
+            yield Finding(BAD_PARAMETER if name in PARAMETERS else UNKNOWN_PARAMETER, str(error), model)
+
+
+def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
+    declared = _declared(config)
+    wrong = sorted(declared - PATHS) if declared is not None else []
+    if declared is not None and (wrong or not declared):
+        yield Finding(UNKNOWN_PATH, _said_of_words(wrong), model)
+        config = {**config, "parameters": {PATHS_PARAMETER: {"string_value": _DIRECT}}}  # it was meant to have paths
+    named = [tensor for tensor in config.get("input", ()) if tensor.get("name")]
+    spec = ModelSpec.from_config({**config, "name": model, "input": named, "output": []})
+    if spec.paths is None:
+        misspelt = _misspelt_declaration(config)
+        if not misspelt.startswith(PREFIX):  # else that is what is wrong, and it has been told
+            said = f", but {misspelt}, which may be meant to be it" if misspelt else ""
+            yield Finding(NO_SHM_PATHS, f"found no parameter {PATHS_PARAMETER}{said}", model)
+    elif _DIRECT not in spec.paths:
+        found = ",".join(sorted(spec.paths))
+        yield Finding(
+            DIRECT_NOT_DECLARED, f"found {PATHS_PARAMETER} {found!r}; expected {_DIRECT} among its words", model
+        )
+        return
+    required = [name for name, tensor in spec.inputs.items() if not tensor.optional]
+    if required:
+        verb = "is" if len(required) == 1 else "are"
+        yield Finding(INPUTS_NOT_OPTIONAL, f"{', '.join(required)} {verb} not optional", model)
+    if spec.max_batch_size > 0 and not spec.has_batch_carrier:
+        yield Finding(NO_SHM_INPUT, f"max_batch_size is {spec.max_batch_size}, and {_said_of_carrier(config)}", model)
+
+
+def _misspelt_declaration(config: Mapping[str, Any]) -> str:
+    """Return the name of the parameter that may be meant to be SHM_PATHS; empty where there is that, or none."""
+    if PATHS_PARAMETER in config.get("parameters", {}):
+        return ""
+    return "".join(difflib.get_close_matches(PATHS_PARAMETER, config.get("parameters", {}), n=1, cutoff=0.8))
+
+
+def _declared(config: Mapping[str, Any]) -> frozenset[str] | None:
+    parameter = config.get("parameters", {}).get(PATHS_PARAMETER)
+    if parameter is None:
+        return None
+    return frozenset(word.strip() for word in parameter.get("string_value", "").split(",") if word.strip())
+
+
+def _said_of_words(wrong: list[str]) -> str:
+    if not wrong:
+        return f"{PATHS_PARAMETER} is empty; expected some of {', '.join(sorted(PATHS))}"
+    said = []
+    for word in wrong:
+        close = difflib.get_close_matches(word.lower(), PATHS, n=1)
+        said.append(f"{word!r}{f' (did you mean {close[0]!r}?)' if close else ''}")
+    return f"{PATHS_PARAMETER} has {', '.join(said)}; expected some of {', '.join(sorted(PATHS))}"
+
+
+def _said_of_carrier(config: Mapping[str, Any]) -> str:
+    for tensor in config.get("input", ()):
+        if tensor.get("name") == BATCH_CARRIER:
+            optional = "optional" if tensor.get("optional") else "not optional"
+            found = f"{tensor.get('data_type')}, {optional}"
+            return f"the input {BATCH_CARRIER} is {found}; expected TYPE_UINT8, optional"
+    return f"there is no input {BATCH_CARRIER}"

@@ -1,0 +1,211 @@
+"""What is wrong in a model's folder, without a server: its configuration, its code, and the copy of the model half."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf import json_format
+
+from ...errors import ModelError
+from ...testing.harness.config_file import CONFIG_FILE, read_config
+from ...testing.harness.model_config import check_tensors
+from ..vendored_copy import PACKAGE, flaws
+from .config_checks import findings_in_config, is_of_python_backend, mentions_shared_memory
+from .findings import Finding
+from .model_code import ModelCode
+from .troubles.config import NO_SHM_INPUT, NO_SHM_PATHS
+from .troubles.folder import (
+    BAD_TENSOR,
+    CODE_DOES_NOT_PARSE,
+    CONFIG_NOT_READ,
+    FOREIGN_PACKAGE,
+    HALF_VENDORED,
+    NO_CODE,
+    NO_CONFIG,
+    NO_MODEL_CLASS,
+    NO_VERSION,
+    NOT_A_MODEL,
+    NOT_RETURNED,
+    ORDINARY_MODEL,
+    OTHER_NAME,
+    OTHER_VERSION_VENDORED,
+    OWNER_ONLY,
+    UNREADABLE,
+    VENDORED_MODIFIED,
+)
+from .troubles.model import NO_SESSION
+
+__all__ = ["findings_in_folder"]
+
+_CODE_FILE: Final = "model.py"
+_CLASS: Final = "TritonPythonModel"
+
+_OF_COPIES: Final = {
+    "added": VENDORED_MODIFIED,
+    "foreign": FOREIGN_PACKAGE,
+    "incomplete": HALF_VENDORED,
+    "modified": VENDORED_MODIFIED,
+    "other-version": OTHER_VERSION_VENDORED,
+    "unfinished": HALF_VENDORED,
+}
+
+
+def findings_in_folder(folder: Path) -> list[Finding]:
+    """Return what is wrong in a model's folder, or in each one of a repository of models.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Of a model or of a repository.
+
+    Returns
+    -------
+    list of Finding
+        With the models' names; none for models of other backends.
+    """
+    folder = folder.absolute()
+    try:
+        if not folder.is_dir():
+            found = "is no folder" if folder.exists() else "is not there"
+            return [Finding(NOT_A_MODEL, f"{folder} {found}")]
+        if _is_model(folder):
+            return _findings_in_model(folder)
+        models = [each for each in sorted(folder.iterdir()) if each.is_dir() and _is_model(each)]
+    except OSError as error:
+        return [_unreadable(error, folder)]
+    if not models:
+        return [Finding(NOT_A_MODEL, f"{folder} has no {CONFIG_FILE}, no version and no such folders")]
+    return [finding for model in models for finding in _findings_in_model(model)]
+
+
+def _is_model(folder: Path) -> bool:
+    try:
+        return (folder / CONFIG_FILE).exists() or bool(_versions(folder))
+    except PermissionError:
+        return True  # whatever it is, that is what has to be said of it
+
+
+def _findings_in_model(folder: Path) -> list[Finding]:
+    name = folder.name
+    try:
+        message = read_config(folder)
+    except ModelError as error:
+        return [Finding(CONFIG_NOT_READ, " ".join(str(error).split()), name), *_of_copies(folder)]
+    except OSError as error:
+        return [_unreadable(error, folder)]
+    config: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    if not is_of_python_backend(config):
+        return []
+    try:
+        codes = _codes(folder, config.get("default_model_filename") or _CODE_FILE)
+        if not (config.get("backend") or codes) and _has_other_code(folder):
+            return []
+        return [
+            *_of_folder(folder, config, codes),
+            *(finding for code in codes for finding in _of_code(code, name)),
+            *(_of_tensors(message, name) if not _completes(codes) else []),
+            *(_of_declaration(config, codes, name) if _has_config(folder, codes) else []),
+            *_of_copies(folder),
+            *_owner_only(folder, codes),
+        ]
+    except OSError as error:
+        return [_unreadable(error, folder)]
+
+
+def _completes(codes: list[ModelCode]) -> bool:
+    return any(code.mentions("auto_complete_config") for code in codes)
+
+
+def _has_config(folder: Path, codes: list[ModelCode]) -> bool:
+    return (folder / CONFIG_FILE).exists() or _completes(codes)
+
+
+def _codes(folder: Path, file: str) -> list[ModelCode]:
+    return [ModelCode.read(version / file) for version in _versions(folder) if (version / file).is_file()]
+
+
+def _versions(folder: Path) -> list[Path]:
+    return sorted(
+        (each for each in folder.iterdir() if each.name.isdecimal() and each.is_dir()), key=lambda each: int(each.name)
+    )
+
+
+def _has_other_code(folder: Path) -> bool:
+    """Return whether a version has what Triton tells another backend by, as ``model.onnx``."""
+    return any(each.suffix != ".py" for version in _versions(folder) for each in version.glob("model.*"))
+
+
+def _of_folder(folder: Path, config: dict[str, Any], codes: list[ModelCode]) -> Iterator[Finding]:
+    name = folder.name
+    if config.get("name", name) != name:
+        yield Finding(OTHER_NAME, f"{folder / CONFIG_FILE} has name {config['name']!r}; expected {name!r}", name)
+    versions = _versions(folder)
+    if not versions:
+        yield Finding(NO_VERSION, f"{folder} has no folder whose name is a number", name)
+    file = config.get("default_model_filename") or _CODE_FILE
+    for version in versions:
+        if all(code.file.parent != version for code in codes):
+            yield Finding(NO_CODE, f"there is no {version / file}", name)
+    if not _has_config(folder, codes):
+        yield Finding(NO_CONFIG, f"there is no {folder / CONFIG_FILE}, and no auto_complete_config", name)
+
+
+def _of_code(code: ModelCode, model: str) -> Iterator[Finding]:
+    if code.error:
+        yield Finding(CODE_DOES_NOT_PARSE, code.error, model)
+    elif not code.defines(_CLASS):
+        yield Finding(NO_MODEL_CLASS, f"{code.file} has no class {_CLASS}", model)
+    for line, name in code.dropped:
+        yield Finding(NOT_RETURNED, f"{code.file}:{line}: nothing is done with what {name} returns", model)
+
+
+def _of_tensors(message: Any, model: str) -> Iterator[Finding]:
+    try:
+        check_tensors(message)
+    except ModelError as error:
+        yield Finding(BAD_TENSOR, str(error), model)
+
+
+def _of_declaration(config: dict[str, Any], codes: list[ModelCode], model: str) -> Iterator[Finding]:
+    """Yield what the configuration and the code say of each other."""
+    names_it = any(code.mentions("ShmSession") for code in codes)
+    may_hide_it = not codes or any(code.error or code.inherits for code in codes)
+    if not names_it and not may_hide_it:
+        found = f"{', '.join(str(code.file) for code in codes)}: no ShmSession"
+        if not mentions_shared_memory(config):
+            yield Finding(ORDINARY_MODEL, found, model)
+            return
+        yield Finding(NO_SESSION, found, model)
+    for finding in findings_in_config(config, model):
+        if not (_completes(codes) and finding.trouble in (NO_SHM_INPUT, NO_SHM_PATHS)):  # which it may add at load
+            yield finding
+
+
+def _of_copies(folder: Path) -> Iterator[Finding]:
+    """Yield what is wrong with the copy; a version may have one, too, which goes first."""
+    for place in (folder, *_versions(folder)):
+        for flaw in flaws(place):
+            if flaw.kind in _OF_COPIES:
+                yield Finding(_OF_COPIES[flaw.kind], flaw.text, folder.name)
+
+
+def _owner_only(folder: Path, codes: list[ModelCode]) -> Iterator[Finding]:
+    places = [folder, folder / CONFIG_FILE, *(code.file.parent for code in codes), *(code.file for code in codes)]
+    places += [folder / PACKAGE, *sorted((folder / PACKAGE).rglob("*"))]
+    closed = [place for place in places if place.exists() and not _is_open(place)]
+    if closed:
+        more = f" and {len(closed) - 1} more" if closed[1:] else ""
+        yield Finding(OWNER_ONLY, f"{closed[0]}{more} cannot be read by every user", folder.name)
+
+
+def _is_open(place: Path) -> bool:
+    wanted = 0o005 if place.is_dir() else 0o004
+    return place.stat().st_mode & wanted == wanted
+
+
+def _unreadable(error: OSError, folder: Path) -> Finding:
+    place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(folder)
+    return Finding(UNREADABLE, f"{place}: {error.strerror or error}", folder.name)

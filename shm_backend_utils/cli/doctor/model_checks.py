@@ -1,0 +1,140 @@
+"""Can this process share memory with a model, and what runs there? A probe of the direct path, and what it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from ...client import server_calls
+from ...client.errors import DeadlineExceededError, InferenceError
+from ...client.paths.probe import ProbeAnswer, probe_model
+from ...client.steps import BlockingDriver
+from ...errors import CallerError, MachineError, PeerError, ShmError
+from ...memory.kinds import RegionKind
+from ...model_spec import ModelSpec
+from .budget import examine_budget
+from .checkup import Checkup
+from .comparison import compare
+from .findings import Finding
+from .gpus import ClientGpus, compare_gpus, has_gpus
+from .refusals import NOT_OPENED, refused
+from .server_checks import not_reached
+from .told import as_config, as_report
+from .troubles.model import MODEL_BUSY, NEEDS_GRPC, NO_SEALED_MEMORY, REFUSED, WRONG_REPORT
+
+__all__ = ["Probes", "config_of", "examine_model"]
+
+_ANSWER_S: Final = 1.5
+_FAILURES: Final = (
+    (DeadlineExceededError, MODEL_BUSY),
+    (PeerError, WRONG_REPORT),
+    (CallerError, NEEDS_GRPC),
+)
+
+
+class Probes(NamedTuple):
+    """What came of the probes of a model.
+
+    Attributes
+    ----------
+    sealed, system : ProbeAnswer or MachineError or None
+        Each kind of memory was tried; None if it needed not be.
+    """
+
+    sealed: ProbeAnswer | MachineError
+    system: ProbeAnswer | MachineError | None
+
+    @property
+    def report(self) -> Mapping[str, Any] | None:
+        """The model's report, if one of them has had one."""
+        for answer in (self.sealed, self.system):
+            if isinstance(answer, ProbeAnswer) and answer.report is not None:
+                return as_report(answer.report)
+        return None
+
+    @property
+    def kind(self) -> RegionKind:
+        """What memory the model could open."""
+        is_sealed = isinstance(self.sealed, ProbeAnswer) and self.sealed.report is not None
+        return RegionKind.SEALED if is_sealed else RegionKind.SYSTEM
+
+
+def examine_model(
+    driver: BlockingDriver, checkup: Checkup, config: Mapping[str, Any], here: Mapping[str, Any], gpus: ClientGpus
+) -> bool:
+    """Probe a model whose configuration has nothing against the direct path; return whether it shares memory.
+
+    Parameters
+    ----------
+    driver : BlockingDriver
+        The connection.
+    checkup : Checkup
+        For what is found.
+    config : mapping
+        The model's configuration, as the server has it.
+    here : mapping
+        What :func:`.process_facts` says of this process.
+    gpus : ClientGpus
+        What this process sees of GPUs.
+    """
+    name = str(config.get("name"))
+    try:
+        spec = ModelSpec.from_config(config)
+        if spec.obstacle_to_direct() is not None:
+            return False  # a finding of the configuration
+        looks_for_gpus = has_gpus(config) or bool(gpus.uuids)
+        probes = _probe(driver, checkup, spec, with_gpus=looks_for_gpus)
+    except ShmError as error:
+        trouble = next((trouble for kind, trouble in _FAILURES if isinstance(error, kind)), None)
+        checkup.bad(not_reached(error) if trouble is None else Finding(trouble, str(error), name))
+        return False
+    report = probes.report
+    if report is None:
+        checkup.bad(refused(probes.sealed, probes.system, driver.transport.host, spec.name))
+        return False
+    checkup.good(f"it has read a nonce in {probes.kind.value} memory of this process, and written back", name)
+    if probes.kind is RegionKind.SYSTEM and not isinstance(probes.sealed, MachineError):
+        checkup.bad(Finding(NO_SEALED_MEMORY, f"{_apart(report, here)}: {probes.sealed.refusal}", name))
+    checkup.add(compare(spec, report), f"library {report.get('version')}, as here; NumPy {report.get('numpy')}", name)
+    if looks_for_gpus:
+        checkup.add(compare_gpus(config, gpus, report, here), "client and model see the same GPUs", name)
+    examine_budget(checkup, spec, config, probes.kind)
+    return True
+
+
+def _probe(driver: BlockingDriver, checkup: Checkup, spec: ModelSpec, *, with_gpus: bool) -> Probes:
+    def of(kind: RegionKind) -> ProbeAnswer | MachineError:
+        deadline = checkup.until(_ANSWER_S)
+        try:
+            return driver.run(probe_model(driver.transport.codec, spec, kind, deadline, with_gpus=with_gpus))
+        except ConnectionError:  # it is a MachineError, too, and not of this machine
+            raise
+        except MachineError as error:
+            return error
+
+    sealed = of(RegionKind.SEALED)
+    needs_other = isinstance(sealed, MachineError) or sealed.code in NOT_OPENED
+    return Probes(sealed, of(RegionKind.SYSTEM) if needs_other else None)
+
+
+def _apart(report: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Return which namespaces of client and model differ."""
+    mine, others = here["namespaces"], report.get("namespaces") or {}
+    apart = [name for name, inode in mine.items() if inode is not None and others.get(name) not in (None, inode)]
+    return f"other namespaces: {', '.join(apart)}" if apart else "the namespaces are the same"
+
+
+def config_of(driver: BlockingDriver, checkup: Checkup, model: str) -> dict[str, Any] | None:
+    """Return a model's configuration; None where the server does not tell, which is a finding."""
+    codec = driver.transport.codec
+    try:
+        told = driver.run(server_calls.ask(codec, checkup.until(_ANSWER_S), "model config", model))
+        return {**as_config(told), "name": model}
+    except ValueError as error:
+        checkup.bad(Finding(REFUSED, f"what the server tells is no configuration: {error}", model))
+    except InferenceError as error:
+        trouble = MODEL_BUSY if isinstance(error, DeadlineExceededError) else REFUSED
+        checkup.bad(Finding(trouble, f"the server does not tell its configuration: {error.message()}", model))
+    except ShmError as error:
+        checkup.bad(not_reached(error))
+    return None

@@ -1,0 +1,136 @@
+"""A model's code, looked at without running it."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ...source_files import NoSourceError, read_source
+from ..vendored_copy import PACKAGE
+
+__all__ = ["ModelCode"]
+
+_ANSWERING: Final = {"serve", "serve_async", "serve_batch"}
+"""Those of a session's calls whose result ``execute`` is to return."""
+
+
+@dataclass(frozen=True)
+class ModelCode:
+    """What is known of a model's code by its syntax.
+
+    Attributes
+    ----------
+    file : pathlib.Path
+        With the model's class.
+    error : str
+        Why it cannot be parsed, with the line; empty if it can.
+    names : frozenset of str
+        All names that it binds at its top; ``*`` if it takes all of another module.
+    mentioned : frozenset of str
+        All names and attributes in it, and in the modules beside it.
+    inherits : bool
+        Whether one of its classes at the top has a base, which may do what is not seen here.
+    dropped : tuple of (int, str)
+        The lines in ``execute`` where a session serves requests and its answers go nowhere, and what is called there.
+    """
+
+    file: Path
+    error: str
+    names: frozenset[str]
+    mentioned: frozenset[str]
+    inherits: bool = False
+    dropped: tuple[tuple[int, str], ...] = ()
+
+    @classmethod
+    def read(cls, file: Path) -> ModelCode:
+        """Read a file.
+
+        Raises
+        ------
+        OSError
+            It cannot be read, or one beside it.
+        """
+        try:
+            tree = _parsed(file)
+        except SyntaxError as error:
+            return cls(file, f"{file}:{error.lineno or 1}: {error.msg}", frozenset(), frozenset())
+        except (ValueError, RecursionError, MemoryError) as error:
+            return cls(file, f"{file}: {str(error) or 'it is nested too deeply'}", frozenset(), frozenset())
+        names = frozenset(name for node in tree.body for name in _bound_by(node))
+        mentioned = frozenset[str]().union(_mentioned_in(tree), *map(_mentioned_beside, _beside(file)))
+        inherits = any(isinstance(node, ast.ClassDef) and bool(node.bases) for node in tree.body)
+        return cls(file, "", names, mentioned, inherits, tuple(_dropped_in(tree)))
+
+    def defines(self, name: str) -> bool:
+        """Return whether the module has a name, as far as its syntax tells."""
+        return bool({name, "*"} & self.names)
+
+    def mentions(self, name: str) -> bool:
+        """Return whether a name stands anywhere in the code, or in that of the modules beside it."""
+        return name in self.mentioned
+
+
+def _parsed(file: Path) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they would be printed with the line, as it is
+        return ast.parse(read_source(file), str(file))
+
+
+def _beside(file: Path) -> list[Path]:
+    """Return the other modules that a model's code may import: in the version's folder and in the model's."""
+    of_version = [each for each in file.parent.rglob("*.py") if PACKAGE not in each.relative_to(file.parent).parts]
+    return sorted({*of_version, *file.parents[1].glob("*.py")} - {file})
+
+
+def _mentioned_beside(file: Path) -> frozenset[str]:
+    try:
+        return _mentioned_in(_parsed(file))
+    except (SyntaxError, ValueError, RecursionError, MemoryError, NoSourceError):  # it may never be imported
+        return frozenset()
+
+
+def _mentioned_in(tree: ast.AST) -> frozenset[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.alias):
+            found.add(node.name.rpartition(".")[2])
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+    return frozenset(found)
+
+
+def _dropped_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name == "execute":
+            for node in ast.walk(function):
+                call = node.value if isinstance(node, ast.Expr) else None
+                call = call.value if isinstance(call, ast.Await) else call
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _ANSWERING:
+                    yield call.lineno, ast.unparse(call.func)
+
+
+def _bound_by(node: ast.stmt) -> list[str]:
+    """Return the names that a statement at the top of a module binds; those inside ``if`` and ``try``, too."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return [node.name]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    return [
+        name
+        for each in ast.walk(node)
+        for name in (
+            [each.id]
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            else _bound_by(each)
+            if isinstance(each, ast.ClassDef | ast.Import | ast.ImportFrom)
+            else []
+        )
+    ]

@@ -1,0 +1,65 @@
+"""What a model has said in place of a report, and what that means."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ...client.paths.choice import is_this_machine
+from ...client.paths.probe import ProbeAnswer
+from ...errors import MachineError, RegionGoneError, RegionRefusedError, VersionError
+from .findings import Finding, Trouble
+from .troubles.model import DEAD_STUB, NO_SESSION, OTHER_NAMESPACE, OTHER_PROTOCOL, OTHER_USER, REFUSED, TOO_OLD
+from .troubles.server import OTHER_MACHINE
+
+__all__ = ["NOT_OPENED", "refused"]
+
+NOT_OPENED: Final = (RegionGoneError.code, RegionRefusedError.code)
+"""Codes of models that could not open the memory: other memory may do."""
+
+_LONGEST: Final = 300
+_BY_TEXT: Final = (
+    (re.compile(rf"^(\[.*?\] )?{re.escape(VersionError.code)}: "), OTHER_PROTOCOL),
+    (re.compile(r"shm:table: reserved: "), TOO_OLD),
+    (re.compile(r"(?i)stub process .*(not healthy|unhealthy)"), DEAD_STUB),
+)
+_OF_ANOTHER_USER: Final = re.compile(r"(?i)belongs to user|permission denied|SHM_ALLOWED_UIDS|its mode")
+
+
+def refused(
+    sealed: ProbeAnswer | MachineError, system: ProbeAnswer | MachineError | None, host: str, model: str
+) -> Finding:
+    """Return the finding for a model that has written no report.
+
+    Parameters
+    ----------
+    sealed, system : ProbeAnswer or MachineError
+        What came of each kind of memory: its report is None, or this process has no such memory. None for one that was
+        not tried.
+    host : str
+        The server's, as in the URL.
+    model : str
+        The model's name.
+    """
+    last = sealed if system is None else system
+    if isinstance(last, MachineError):
+        return Finding(REFUSED, f"this process has no memory to share: {last}", model)
+    found = " ".join(last.refusal.split())[:_LONGEST]
+    trouble = next((trouble for pattern, trouble in _BY_TEXT if pattern.search(last.refusal)), None)
+    if trouble is not None:
+        return Finding(trouble, found, model)
+    if last.code in NOT_OPENED:
+        said = [each.refusal for each in (sealed, system) if isinstance(each, ProbeAnswer)]
+        return Finding(_trouble_of_memory(last.code, said, host), found, model)
+    if last.code:
+        return Finding(REFUSED, found, model)
+    return Finding(NO_SESSION, f"it has taken the probe for a request: {found or 'and answered it'}", model)
+
+
+def _trouble_of_memory(code: str, said: list[str], host: str) -> Trouble:
+    """Return why a model opens no memory of this process, by what it said of each kind."""
+    if any(map(_OF_ANOTHER_USER.search, said)):
+        return OTHER_USER
+    if not is_this_machine(host):
+        return OTHER_MACHINE
+    return OTHER_NAMESPACE if code == RegionGoneError.code else REFUSED

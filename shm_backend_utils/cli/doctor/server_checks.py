@@ -1,0 +1,188 @@
+"""Is there a server, is it Triton, is it ready, and does it register memory of this process?"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+from ...client import server_calls
+from ...client.errors import (
+    DeadlineExceededError,
+    InferenceError,
+    MemoryRefusedError,
+    ServerUnavailableError,
+    TlsError,
+    UnknownHostError,
+)
+from ...client.paths.choice import is_this_machine
+from ...client.paths.triton_shm import Registrations
+from ...client.steps import BlockingDriver, Steps
+from ...errors import MachineError, ShmError
+from ...memory.access import PRIVATE
+from ...memory.pool.slot import SlotRegion
+from ...protocol.layout import PAGE_SIZE
+from .checkup import Checkup
+from .findings import Finding
+from .troubles.server import (
+    CLIENT_SHM_DISABLED,
+    LIBRARY_MISSING,
+    MODEL_NOT_LOADED,
+    NO_ANSWER,
+    NO_SUCH_MODEL,
+    NOT_TRITON,
+    REQUIRED_INPUTS,
+    SERVER_NOT_REACHABLE,
+    SERVER_NOT_READY,
+    TLS_MISMATCH,
+    UNKNOWN_HOST,
+    WRONG_PORT,
+)
+
+__all__ = ["examine_registering", "examine_server", "finding_of_host", "models_of", "not_reached"]
+
+_FIRST_S: Final = 2.0
+_QUESTION_S: Final = 1.5
+_LOOK_UP_S: Final = 2.0
+_OTHER_PROTOCOL: Final = ("speaks HTTP, and not gRPC", "does not speak HTTP", "as it should")
+_READY: Final = "READY"
+_UNLOADED: Final = "unloaded"
+_LIBRARY: Final = "shm_backend_utils"
+
+
+def finding_of_host(host: str) -> Finding | None:
+    """Return the finding for a host name that means nothing, or that nobody explains in time; None if it is known."""
+    found: list[BaseException | None] = []
+
+    def look_up() -> None:
+        try:
+            socket.getaddrinfo(host, None)
+        except (OSError, UnicodeError) as error:
+            found.append(error)
+        else:
+            found.append(None)
+
+    thread = threading.Thread(target=look_up, name="doctor look-up", daemon=True)
+    thread.start()
+    thread.join(_LOOK_UP_S)
+    if not found:
+        return Finding(UNKNOWN_HOST, f"nobody has said within {_LOOK_UP_S:.0f} s what {host} is")
+    return None if found[0] is None else Finding(UNKNOWN_HOST, f"{host}: {found[0]}")
+
+
+def not_reached(error: ShmError) -> Finding:
+    """Return the finding for a server that does not answer, or not as Triton does."""
+    text = str(error.message()) if isinstance(error, InferenceError | ServerUnavailableError) else str(error)
+    if isinstance(error, UnknownHostError):
+        return Finding(UNKNOWN_HOST, text)
+    if isinstance(error, TlsError):
+        return Finding(TLS_MISMATCH, text)
+    if isinstance(error, DeadlineExceededError):
+        return Finding(NO_ANSWER, text)
+    if isinstance(error, InferenceError):
+        return Finding(NOT_TRITON, text)
+    if any(sign in text for sign in _OTHER_PROTOCOL):
+        return Finding(WRONG_PORT, text)
+    return Finding(SERVER_NOT_REACHABLE, text)
+
+
+def examine_server(driver: BlockingDriver, checkup: Checkup) -> bool:
+    """Find out whether Triton answers; return whether it makes sense to go on."""
+    codec, address = driver.transport.codec, driver.transport.address
+    try:
+        told = driver.run(server_calls.ask(codec, checkup.until(_FIRST_S), "server metadata"))
+        is_ready = driver.run(server_calls.is_so(codec, checkup.until(_QUESTION_S), "server ready"))
+    except ShmError as error:
+        checkup.bad(not_reached(error))
+        return False
+    name, version, extensions = (told.get(key) for key in ("name", "version", "extensions"))
+    if not isinstance(name, str) or not isinstance(version, str) or not isinstance(extensions, list):
+        checkup.bad(Finding(NOT_TRITON, f"{address} answers, and names no server, version and extensions"))
+        return False
+    checkup.good(f"{name} {version} answers at {address}")
+    if is_ready:
+        checkup.good("it is ready")
+    else:
+        checkup.bad(Finding(SERVER_NOT_READY, "the server says that it is not ready"))
+    return True
+
+
+def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> list[str]:
+    """Return the models that are to be examined; what keeps others from being loaded are findings."""
+    codec = driver.transport.codec
+    try:
+        told = driver.run(server_calls.ask(codec, checkup.until(_QUESTION_S), "repository index"))
+    except DeadlineExceededError as error:
+        checkup.bad(not_reached(error))
+        return []
+    except ShmError:  # a proxy that lets nobody ask for it, or an old server
+        return [] if wanted is None else [wanted]
+    models = told.get("models")
+    index = [each for each in models if _is_of_model(each)] if isinstance(models, list) else []
+    named = [each for each in index if wanted is None or each["name"] == wanted]
+    if wanted is not None and not named:
+        there = ", ".join(sorted({each["name"] for each in index})[:8]) or "none"
+        checkup.bad(Finding(NO_SUCH_MODEL, f"there is no model {wanted!r}; there are: {there}", wanted))
+    ready = {each["name"] for each in named if each.get("state") == _READY}
+    checkup.bad(*_not_loaded(named, ready, wanted))
+    return sorted(ready)
+
+
+def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
+    """Have the server register a page of this process; return why it could not open it, or None."""
+    try:
+        page = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, PRIVATE)
+    except MachineError as error:
+        return str(error)
+    registrations = Registrations(driver.transport.codec)
+
+    def tried() -> Steps[None]:
+        try:
+            yield from registrations.add(page, checkup.until(_QUESTION_S))
+        finally:  # it may have it, whoever interrupts this
+            yield from registrations.drop([page.key], checkup.until(_QUESTION_S))
+
+    try:
+        driver.run(tried())
+    except MemoryRefusedError as error:
+        text = str(error.message())
+        if "Unable to open" in text or not is_this_machine(driver.transport.host):
+            return text
+        checkup.bad(Finding(CLIENT_SHM_DISABLED, text))
+        return None
+    except ShmError as error:
+        return str(error)
+    finally:
+        page.destroy()
+    checkup.good("the server registers memory of this process")
+    return None
+
+
+def _is_of_model(entry: Any) -> bool:
+    """Return whether an entry of the index has a name that can be asked for."""
+    name = entry.get("name") if isinstance(entry, Mapping) else None
+    if not isinstance(name, str) or not name:
+        return False
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # JSON may have half of a surrogate pair
+        return False
+    return True
+
+
+def _not_loaded(index: Iterable[Mapping[str, Any]], ready: Collection[str], wanted: str | None) -> list[Finding]:
+    findings = []
+    for each in index:
+        name, reason = each["name"], str(each.get("reason") or "")
+        if name in ready or (wanted is None and reason in ("", _UNLOADED)):
+            continue
+        line = " ".join(reason.split())
+        trouble = MODEL_NOT_LOADED
+        if "ModuleNotFoundError" in line and _LIBRARY in line:
+            trouble = LIBRARY_MISSING
+        elif ("is not optional" in line and _LIBRARY in line) or "optional: true" in line:
+            trouble = REQUIRED_INPUTS
+        state = str(each.get("state") or "not loaded")
+        findings.append(Finding(trouble, f"{state}: {line or 'the server gives no reason'}", name))
+    return findings

@@ -1,0 +1,119 @@
+"""What can be wrong in a model's folder."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ....testing.harness.config_file import CONFIG_FILE
+from ...vendored_copy import PACKAGE
+from ..findings import Trouble
+
+__all__ = [
+    "BAD_TENSOR",
+    "CODE_DOES_NOT_PARSE",
+    "CONFIG_NOT_READ",
+    "FOREIGN_PACKAGE",
+    "HALF_VENDORED",
+    "NOT_A_MODEL",
+    "NOT_RETURNED",
+    "NO_CODE",
+    "NO_CONFIG",
+    "NO_MODEL_CLASS",
+    "NO_VERSION",
+    "ORDINARY_MODEL",
+    "OTHER_NAME",
+    "OTHER_VERSION_VENDORED",
+    "OWNER_ONLY",
+    "UNREADABLE",
+    "VENDORED_MODIFIED",
+]
+
+_VENDOR: Final = "shm-backend-utils vendor MODEL_DIR"
+
+NOT_A_MODEL: Final = Trouble(
+    "not-a-model",
+    "The folder is no model's and no repository of models, so there is nothing to examine.",
+    f"Name a folder with {CONFIG_FILE} or 1/model.py, or one that has such folders.",
+)
+UNREADABLE: Final = Trouble(
+    "unreadable",
+    "A file or folder of the model cannot be read.",
+    "Let this user and the server's user read it: chmod a+rX, or change its owner.",
+)
+OWNER_ONLY: Final = Trouble(
+    "owner-only",
+    "A file or folder of the model can be read by some users only, and a server often runs as another one.",
+    "If the server runs as another user, let it read them: chmod -R a+rX MODEL_DIR.",
+    is_fatal=False,
+)
+CONFIG_NOT_READ: Final = Trouble(
+    "config-not-read",
+    f"{CONFIG_FILE} is not a model's configuration in protobuf's text format, and Triton does not load the model.",
+    "Correct the line that is named.",
+)
+BAD_TENSOR: Final = Trouble(
+    "bad-tensor",
+    f"An input or output in {CONFIG_FILE} lacks something, or has what cannot be, and Triton does not load the model.",
+    f"Correct it in {CONFIG_FILE}.",
+)
+NO_CONFIG: Final = Trouble(
+    "no-config",
+    f"There is no {CONFIG_FILE}, and model.py does not complete the configuration by itself.",
+    f"Add {CONFIG_FILE}, or auto_complete_config to model.py that ends with shm_backend_utils.model.auto_complete.",
+)
+OTHER_NAME: Final = Trouble(
+    "other-name",
+    f"{CONFIG_FILE} gives the model another name than its folder has, and Triton does not load it.",
+    "Rename one of them, or leave `name` out.",
+)
+NO_VERSION: Final = Trouble(
+    "no-version-folder",
+    "The model has no folder of a version, and Triton does not load it.",
+    "Put the model's code into 1/model.py in its folder.",
+)
+NO_CODE: Final = Trouble(
+    "no-model-code",
+    "A folder of a version lacks the model's code, and Triton does not load that version.",
+    "Put model.py, or what default_model_filename names, into it.",
+)
+NOT_RETURNED: Final = Trouble(
+    "not-returned",
+    "A call of the session answers requests, and execute drops the answers: clients wait until their time is over.",
+    "Write `return` before it: `return self.session.serve(requests, self.infer)`.",
+)
+CODE_DOES_NOT_PARSE: Final = Trouble(
+    "code-does-not-parse",
+    "The model's code is no Python that this interpreter can parse, and the model does not load.",
+    "Correct the line that is named.",
+)
+NO_MODEL_CLASS: Final = Trouble(
+    "no-model-class",
+    "The model's code defines no TritonPythonModel, and Triton does not load it.",
+    "Name the model's class TritonPythonModel.",
+)
+ORDINARY_MODEL: Final = Trouble(
+    "ordinary-model",
+    "The model uses nothing of this library: its requests take Triton's own paths.",
+    "Nothing, if that is what you want; else use ShmSession in model.py, and set SHM_PATHS in config.pbtxt.",
+    is_fatal=False,
+)
+HALF_VENDORED: Final = Trouble(
+    "half-vendored",
+    "The copy of the model half in the model's folder is not complete, as after a copy that was broken off.",
+    f"Run {_VENDOR}.",
+)
+VENDORED_MODIFIED: Final = Trouble(
+    "vendored-modified",
+    "The copy of the model half in the model's folder is not as vendor has made it.",
+    f"Move away what was added to it, and run {_VENDOR}.",
+)
+OTHER_VERSION_VENDORED: Final = Trouble(
+    "other-version-vendored",
+    "The copy of the model half in the model's folder is of another version than this library.",
+    f"Run {_VENDOR} with the version that your clients have, and load the model again.",
+)
+FOREIGN_PACKAGE: Final = Trouble(
+    "foreign-package",
+    f"The model's folder has a {PACKAGE} that vendor has not made, and model.py may import it.",
+    f"Move it away, and run {_VENDOR} if the server's Python does not have the package.",
+)

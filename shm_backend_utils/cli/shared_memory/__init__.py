@@ -1,0 +1,1 @@
+"""What shared memory there is on this machine, and who has it."""

@@ -1,0 +1,118 @@
+"""Ask a model's session for its report: it reads a nonce in memory of this process, and writes what it makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, NamedTuple
+
+from ...dtypes import BY_NAME
+from ...errors import PeerError, ProbedError
+from ...memory.access import PRIVATE
+from ...memory.kinds import RegionKind
+from ...memory.pool.slot import SlotRegion
+from ...model_spec import ModelSpec
+from ...protocol.layout import PAGE_SIZE
+from ...protocol.probe import NONCE_LENGTH, digest_of, encode_probe
+from ...protocol.refusals import code_in
+from ...protocol.spans import InputSpan, OutputSpan
+from ..errors import InferenceError
+from ..options import RequestOptions
+from ..settings import left_until
+from ..steps import Send, SendForStream, Steps
+from ..transports.messages import Codec, Request
+from .exchange import batch_carrier, is_answer
+
+__all__ = ["ProbeAnswer", "probe_model"]
+
+_REPORT_ROOM = 4 * PAGE_SIZE
+
+
+class ProbeAnswer(NamedTuple):
+    """What came of a probe.
+
+    Attributes
+    ----------
+    report : dict or None
+        What the session says of itself, in JSON's types; ``docs/protocol.md`` lists it. None if there is none.
+    refusal : str
+        What the model, or the server, said instead; empty where the request was executed as if it were no probe.
+    """
+
+    report: dict[str, Any] | None
+    refusal: str
+
+    @property
+    def code(self) -> str:
+        """The refusal's code, such as ``shm:gone``; empty if it has none of this package's."""
+        return code_in(self.refusal) or ""
+
+
+def probe_model(
+    codec: Codec, spec: ModelSpec, kind: RegionKind, deadline: float, *, with_gpus: bool
+) -> Steps[ProbeAnswer]:
+    """Have a model read a nonce in new memory, and write its report there. ``model.py`` does not see the request.
+
+    Parameters
+    ----------
+    codec : Codec
+        The connection's.
+    spec : ModelSpec
+        The model declares the direct path, and takes requests without tensors: so it is likely to have a session. One
+        that has none executes the request.
+    kind : RegionKind
+        What the memory is made of.
+    deadline : float
+        By ``time.monotonic()``.
+    with_gpus : bool
+        Whether the model is to look for GPUs.
+
+    Raises
+    ------
+    MachineError
+        There is no such memory here.
+    DeadlineExceededError, ServerUnavailableError
+        There was no answer.
+    CallerError
+        The model is decoupled, and HTTP has no streams.
+    PeerError
+        The model has answered, and what it has written is no report on this nonce.
+    """
+    region = SlotRegion(PAGE_SIZE + _REPORT_ROOM, 1, PAGE_SIZE, PRIVATE, kind=kind)
+    try:
+        nonce = os.urandom(NONCE_LENGTH)
+        begin, slot = region.data_offset, region.slots[0]
+        report = begin + PAGE_SIZE
+        room = region.byte_size - report
+        region.buffer[begin : begin + NONCE_LENGTH] = nonce
+        place = InputSpan(BY_NAME["UINT8"], (NONCE_LENGTH,), 0, begin, NONCE_LENGTH)
+        generation = slot.begin(encode_probe(place, OutputSpan(0, report, room), with_gpus=with_gpus))
+        carrier = (batch_carrier(1),) if spec.max_batch_size else ()
+        address = slot.address_pattern % spec.name
+        message = codec.infer(Request(spec.name, carrier, None, RequestOptions(), (address, generation)))
+        timeout_s = left_until(deadline)
+        try:
+            yield SendForStream(message, timeout_s) if spec.is_decoupled else Send(message, timeout_s)
+        except InferenceError as error:
+            if not is_answer(error):
+                raise
+            answer = ProbeAnswer(None, str(error.message()))
+        else:
+            return ProbeAnswer(None, "")
+        if answer.code != ProbedError.code:
+            return answer
+        if not slot.is_completed:
+            raise PeerError(f"model {spec.name!r} says that it has answered a probe, and has not written to its memory")
+        return ProbeAnswer(_read(bytes(region.buffer[report : report + room]), nonce, spec.name), answer.refusal)
+    finally:
+        region.destroy()
+
+
+def _read(data: bytes, nonce: bytes, model: str) -> dict[str, Any]:
+    try:
+        said: Any = json.loads(data.partition(b"\0")[0])
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict) or said.get("digest") != digest_of(nonce):
+        raise PeerError(f"model {model!r} has answered a probe with something that is no report on its nonce")
+    return said

@@ -1,0 +1,40 @@
+"""What the Python backend calls its own shared memory, which no request may reach by name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePath
+from typing import Final
+
+__all__ = ["STUB", "USUAL_PREFIX", "is_pool", "prefix_of_pools"]
+
+USUAL_PREFIX: Final = "triton_python_backend_shm_region_"
+STUB: Final = "triton_python_backend_stub"
+"""The program that executes a model instance."""
+
+_SUFFIX: Final = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+)"
+"""What the backend adds for each model instance: a UUID; in old releases, a number."""
+
+
+def prefix_of_pools() -> str:
+    """Return what the names of the backend's pools begin with.
+
+    The server's operator may have chosen it (``--backend-config=python,shm-region-prefix-name=…``). A stub is told its
+    own pool's name, by its command line; the other models' pools are called alike.
+    """
+    try:
+        words = Path("/proc/self/cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
+    except OSError:
+        return USUAL_PREFIX
+    if PurePath(words[0]).name != STUB or len(words) < 3:
+        return USUAL_PREFIX
+    found = re.fullmatch(f"(.*?){_SUFFIX}", words[2], re.DOTALL)
+    return USUAL_PREFIX if found is None else found[1]
+
+
+def is_pool(key: str, prefix: str) -> bool:
+    """Return whether an object of such a name, without a leading slash, is one of the backend's pools.
+
+    With ``prefix`` as of :func:`prefix_of_pools`.
+    """
+    return key.startswith(USUAL_PREFIX) or re.fullmatch(re.escape(prefix) + _SUFFIX, key) is not None

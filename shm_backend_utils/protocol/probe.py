@@ -1,0 +1,95 @@
+"""The probe: a request that a session answers by itself, in the client's memory. Pure: bytes in, bytes out.
+
+Its table is like any other (:mod:`.table`), but for the word ``probe``, which is 1 or 2. It has one input, a nonce of
+UINT8, and room for one output, both in the slot's own region; their names mean nothing. The session writes its report
+there, a JSON object in UTF-8 whose ``digest`` is the SHA-256 of the nonce: so whoever reads that knows that the model
+has read this memory, and has written to it. ``model.py`` does not see the request, which is refused in the end
+(``shm:probed``), so that a request that is none of these pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import Final, NamedTuple
+
+from ..errors import TableError
+from . import table
+from .spans import InputSpan, OutputSpan, Table
+
+__all__ = ["NONCE_LENGTH", "Probe", "decode_probe", "digest_of", "encode_probe", "is_probe"]
+
+NONCE_LENGTH: Final = 32
+"""Bytes of the nonce that this package's clients send; a model takes 16 to 64."""
+
+_WORD: Final = struct.Struct("<H")
+_GENERATION_LENGTH: Final = 8
+_PLAIN: Final = 1
+_WITH_GPUS: Final = 2
+_NONCE_LENGTHS: Final = range(16, 65)
+_NONCE, _REPORT = "nonce", "report"
+
+
+class Probe(NamedTuple):
+    """What a probe says, checked.
+
+    Attributes
+    ----------
+    generation : int
+        The slot's.
+    nonce : InputSpan
+        In the slot's own region.
+    report : OutputSpan
+        Room for the report, in the slot's own region.
+    with_gpus : bool
+        Whether the report is to tell of GPUs, too: to look for them loads the driver.
+    """
+
+    generation: int
+    nonce: InputSpan
+    report: OutputSpan
+    with_gpus: bool
+
+
+def digest_of(nonce: bytes) -> str:
+    """Return what the report of a model says that has read the nonce: 64 hexadecimal digits."""
+    return hashlib.sha256(nonce).hexdigest()
+
+
+def encode_probe(nonce: InputSpan, report: OutputSpan, *, with_gpus: bool) -> bytes:
+    """Return a probe's table in its binary form, without the generation that stands in front of it."""
+    encoded = bytearray(table.encode(Table({_NONCE: nonce}, {_REPORT: report})))
+    _WORD.pack_into(encoded, table.PROBE_OFFSET - _GENERATION_LENGTH, _WITH_GPUS if with_gpus else _PLAIN)
+    return bytes(encoded)
+
+
+def is_probe(data: bytes) -> bool:
+    """Return whether the client's half of a record, copied out, has a word ``probe`` that means something."""
+    return _WORD.unpack_from(data, table.PROBE_OFFSET)[0] in (_PLAIN, _WITH_GPUS)
+
+
+def decode_probe(data: bytes, data_begin: int, byte_size: int) -> Probe:
+    """Check a probe that was copied out of a slot's record, and of which :func:`is_probe` is true.
+
+    Parameters
+    ----------
+    data : bytes
+        The client's half of the record, the whole of it.
+    data_begin, byte_size : int
+        Where the data of the slot's own region begins, and how large that region is.
+
+    Raises
+    ------
+    TableError
+        It breaks the protocol. The message names the field.
+    """
+    (word,) = _WORD.unpack_from(data, table.PROBE_OFFSET)
+    plain = data[: table.PROBE_OFFSET] + _WORD.pack(0) + data[table.PROBE_OFFSET + _WORD.size :]
+    generation, said = table.decode(plain, data_begin, byte_size)
+    if len(said.inputs) != 1 or len(said.outputs) != 1 or said.regions or said.ring is not None:
+        raise TableError("probe", "other tensors, regions or frames", "one input and one output in the slot's region")
+    (nonce,), (report,) = said.inputs.values(), said.outputs.values()
+    if nonce.dtype.name != "UINT8" or nonce.byte_size not in _NONCE_LENGTHS:
+        expected = f"{_NONCE_LENGTHS[0]} to {_NONCE_LENGTHS[-1]} bytes of UINT8"
+        raise TableError("probe", f"an input of {nonce.byte_size} bytes of {nonce.dtype.name}", expected)
+    return Probe(generation, nonce, report, word == _WITH_GPUS)

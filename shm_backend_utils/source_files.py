@@ -1,0 +1,44 @@
+"""Files of a folder that may hold anything: what is no file, or has no end, is not read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+__all__ = ["MOST_BYTES", "NoSourceError", "read_source"]
+
+MOST_BYTES: Final = 1 << 24
+"""More than any source, configuration or list of files has."""
+
+
+class NoSourceError(OSError):
+    """It is no regular file, or larger than any source is."""
+
+
+def read_source(file: Path) -> bytes:
+    """Return what a file holds. Waits for nobody: a pipe or a device is no source, whoever has put it there.
+
+    Raises
+    ------
+    NoSourceError
+        It is no regular file, or larger than :data:`MOST_BYTES`.
+    OSError
+        It cannot be read.
+    """
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            raise NoSourceError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+        if not stat.S_ISREG(mode):
+            raise NoSourceError(errno.EINVAL, "it is no regular file", str(file))
+        with open(fd, "rb", closefd=False) as opened:
+            data = opened.read(MOST_BYTES + 1)
+    finally:
+        os.close(fd)
+    if len(data) > MOST_BYTES:
+        raise NoSourceError(errno.EFBIG, f"it is larger than {MOST_BYTES >> 20} MiB", str(file))
+    return data

@@ -1,0 +1,211 @@
+"""The doctor on a real server: each thing that is broken is found, by its code; and what is well is told, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from shm_backend_utils.cli import main
+from shm_backend_utils.cli.doctor.examination import examine
+from shm_backend_utils.testing.faults.servers import free_ports
+from tests.crash.processes import stub_of
+from tests.unit.answering_server import answering
+from tests.unit.harness.folders import folder_of
+
+from .container import OWN_CONTAINER, obstacle, running
+from .flavours import url_of
+from .loading_server import LoadingServer
+
+MODELS: Final = Path(__file__).resolve().parents[1] / "models"
+HEALTHY: Final = {"numpy-2-old-stub"}
+"""What may be found where all is well: the shared environment may have NumPy 2 on a stub that was built for 1."""
+OF_THE_MACHINE: Final = {
+    *("dev-shm-small", "dev-shm-full", "stale-regions", "leftover-pools", "memory-limit", "little-memory"),
+}
+PATHS: Final = 'parameters { key: "SHM_PATHS" value: { string_value: "direct,triton-shm,inline" } }\n'
+X: Final = 'input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] optional: true } ]\n'
+Y: Final = 'output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]\n'
+CPU: Final = 'backend: "python"\ninstance_group [ { kind: KIND_CPU } ]\n'
+WITH_SESSION: Final = """
+from shm_backend_utils.model import ShmSession
+class TritonPythonModel:
+    def initialize(self, args): self.session = ShmSession.from_args(args)
+    def execute(self, requests): return self.session.serve(requests, self.infer)
+    def infer(self, call): call.put("Y", call.input("X").numpy())
+    def finalize(self): self.session.close()
+"""
+WITHOUT_SESSION: Final = """
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests): return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+
+
+class Server:
+    """The server, with models of this file's tests."""
+
+    def __init__(self, loading: LoadingServer) -> None:
+        self.loading = loading
+
+    def url(self, protocol: str) -> str:
+        return url_of(self.loading.server, protocol)
+
+    def has(self, name: str, code: str, config: str) -> None:
+        """Have it load a model; whether it can is for the test."""
+        folder_of(self.loading.models, code, CPU + config, name)
+        try:
+            self.loading.grpc.load_model(name)
+        except InferenceServerException as error:
+            assert "failed" in str(error)  # noqa: PT017  # it may load, and may not
+
+    def codes(self, name: str, protocol: str = "grpc") -> set[str]:
+        return codes_of(examine(self.url(protocol), name))
+
+
+def codes_of(checkup: Any) -> set[str]:
+    return {finding.trouble.code for finding in checkup.findings} - OF_THE_MACHINE
+
+
+@pytest.fixture
+def server(loading_server: LoadingServer) -> Server:
+    return Server(loading_server)
+
+
+@pytest.fixture(params=["grpc", "http"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def test_a_model_that_is_well(server: Server, protocol: str) -> None:
+    name = f"well_{protocol}"
+    server.has(name, WITH_SESSION, X + Y + PATHS)
+    checkup = examine(server.url(protocol), name)
+    assert codes_of(checkup) - {"server-not-ready"} <= HEALTHY
+    assert any("has read a nonce in sealed memory" in line for _, line in checkup.fine)
+    assert any("only calls tell what they take" in line for _, line in checkup.fine)
+
+
+def test_models_with_batches_and_streams_are_probed(server: Server) -> None:
+    for name in ("rows", "frames_of"):
+        shutil.copytree(MODELS / name, server.loading.models / name, ignore=shutil.ignore_patterns("__pycache__"))
+        server.loading.grpc.load_model(name)
+        told = [line for _, line in examine(server.url("grpc"), name).fine]
+        assert any("has read a nonce" in line for line in told)
+    assert "needs-grpc" in server.codes("frames_of", "http")
+
+
+BROKEN: Final = {
+    "library-missing": ("import shm_backend_utils.nothing_such\n", X + Y + PATHS),
+    "model-not-loaded": ("raise ValueError('no weights')\n", X + Y + PATHS),
+    "required-inputs": (WITH_SESSION, X.replace("true", "false") + Y + PATHS),
+    "no-session": (WITHOUT_SESSION, X + Y + PATHS),
+    "no-shm-paths": (WITH_SESSION, X + Y),
+    "no-shm-input": (WITHOUT_SESSION, "max_batch_size: 4\n" + X + Y + PATHS),
+    "inputs-not-optional": (WITHOUT_SESSION, X.replace("true", "false") + Y + PATHS),
+    "unknown-path": (WITHOUT_SESSION, X + Y + PATHS.replace("direct", "drect")),
+    "unknown-parameter": (WITHOUT_SESSION, X + Y + PATHS + PATHS.replace("SHM_PATHS", "SHM_PATH")),
+    "other-user": (
+        WITH_SESSION,
+        X + Y + PATHS + 'parameters { key: "SHM_ALLOWED_UIDS" value: { string_value: "65533" } }\n',
+    ),
+    "shm-too-small": (WITH_SESSION, X.replace("-1", "4000000000") + Y.replace("-1", "4000000000") + PATHS),
+}
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_what_is_broken_is_found(server: Server, code: str) -> None:
+    name = code.replace("-", "_")
+    server.has(name, *BROKEN[code])
+    assert code in server.codes(name)
+
+
+def test_a_model_that_is_not_there(server: Server, protocol: str) -> None:
+    assert server.codes("nowhere", protocol) - {"server-not-ready"} == {"no-such-model"}
+
+
+def test_an_ordinary_model_that_nobody_has_asked_for_is_a_line_of_advice(server: Server) -> None:
+    server.has("ordinary_one", WITHOUT_SESSION, X + Y)
+    found = [each for each in examine(server.url("grpc")).findings if each.model == "ordinary_one"]
+    assert [(each.trouble.code, each.trouble.is_fatal) for each in found] == [("ordinary-model", False)]
+
+
+def test_a_dead_stub_that_the_server_calls_ready(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.has("mortal", WITH_SESSION, X + Y + PATHS)
+    victim = stub_of(server.loading.server, "mortal")
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    for _ in range(20):
+        codes = server.codes("mortal")
+        if "dead-stub" in codes:
+            break
+    assert "dead-stub" in codes
+
+
+@pytest.fixture
+def nonsense() -> Iterator[str]:
+    """A server that answers whatever it is asked with a page."""
+    with answering(lambda _: (200, b"<html>\x1b[31mwelcome</html>")) as url:
+        yield url
+
+
+def test_a_server_that_is_not_triton(nonsense: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert codes_of(examine(nonsense)) == {"not-triton"}
+    assert main(["doctor", nonsense]) == 1
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_the_other_protocols_port(server: Server) -> None:
+    grpc, http = server.url("grpc"), server.url("http").removeprefix("http://")
+    assert codes_of(examine(f"http://{grpc}")) == {"wrong-port"}
+    assert codes_of(examine(f"grpc://{http}")) == {"wrong-port"}
+    assert codes_of(examine(f"http://{server.loading.server.metrics_url}")) == {"not-triton"}
+
+
+def test_nobody_there(protocol: str) -> None:
+    port = free_ports().http
+    assert codes_of(examine(f"{protocol}://127.0.0.1:{port}")) == {"server-not-reachable"}
+
+
+def test_one_json_object(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", server.url("grpc"), "--model", "nowhere", "--json"]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    told = json.loads(line)
+    assert told["healthy"] is False
+    assert {"code", "model", "fatal", "what", "found", "remedy"} == told["findings"][-1].keys()
+
+
+def elsewhere(server: Server, model: str, desk: str, namespaces: tuple[str, ...], folder: Path) -> Any:
+    reason = obstacle(namespaces or ("--net",))
+    if reason is not None:
+        pytest.skip(f"namespaces are not permitted here: {reason}")
+    server.has(model, WITH_SESSION, X + Y + PATHS)
+    words = server.url("grpc"), model, desk
+    with running("doctor_elsewhere", *words, namespaces=namespaces, folder=folder) as program:
+        return program.told()
+
+
+def test_another_container_of_the_pod_is_well(server: Server, tmp_path: Path) -> None:
+    told = elsewhere(server, "in_pod", "here", OWN_CONTAINER, tmp_path)
+    assert set(told["codes"]) - OF_THE_MACHINE - {"server-not-ready"} <= HEALTHY
+    assert any("has a /dev/shm of its own" in line for line in told["fine"])
+
+
+def test_another_network_has_no_sealed_memory(server: Server, tmp_path: Path) -> None:
+    told = elsewhere(server, "no_network", "elsewhere", (), tmp_path)
+    assert "no-sealed-memory" in told["codes"]
+    assert any("has read a nonce in system memory" in line for line in told["fine"])
+
+
+def test_another_network_and_another_dev_shm(server: Server, tmp_path: Path) -> None:
+    told = elsewhere(server, "far_away", "elsewhere", OWN_CONTAINER, tmp_path)
+    assert "other-namespace" in told["codes"]
+    assert told["status"] == 1

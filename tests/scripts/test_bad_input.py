@@ -1,0 +1,140 @@
+"""What ``serve`` and ``demo`` say of what is wrong: a line, a status, and never a traceback."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.cli import main
+from shm_backend_utils.cli.common import sample_models
+from shm_backend_utils.cli.demo.picture import draw
+from shm_backend_utils.server import fetching
+
+OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+
+
+def told(*arguments: str, cwd: Path, **environment: str) -> str:
+    """Run a command that fails, and return what it says on standard error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "shm_backend_utils", *arguments],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr.strip()
+
+
+@pytest.mark.parametrize("command", ["serve", "demo"])
+def test_a_server_that_cannot_be_fetched_is_told_with_what_was_tried(command: str, tmp_path: Path) -> None:
+    server = str(tmp_path / "server")
+    lines = told(command, cwd=tmp_path, SHM_BACKEND_UTILS_SERVER=server, **OFFLINE).splitlines()
+    assert re.match(r"fetching the wheel nvidia-pytriton==0\.7\.0, which carries the server \(.* MB\)", lines[0])
+    assert re.match(r"cannot fetch the wheel nvidia-pytriton==0\.7\.0, .*: ERROR: Could not find", lines[-1])
+    assert len([line for line in lines if line]) == 2
+
+
+def test_a_place_where_no_server_can_be_installed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = told("serve", cwd=tmp_path, SHM_BACKEND_UTILS_SERVER=str(tmp_path / "file" / "server"))
+    assert re.fullmatch("the server cannot be installed in .*/file/server: .* SHM_BACKEND_UTILS_SERVER", words)
+
+
+def test_models_that_are_not_there_are_named(tmp_path: Path) -> None:
+    words = told("serve", "--model-repository", "nowhere", cwd=tmp_path)
+    assert re.fullmatch("tritonserver did not start: .*failed to stat file .*/nowhere", words)
+
+
+@pytest.mark.parametrize("file", ["config.pbtxt", "1/model.py"])
+def test_a_models_folder_in_place_of_the_repository_is_told(file: str, tmp_path: Path) -> None:
+    made = tmp_path / "models" / "mine" / file
+    made.parent.mkdir(parents=True)
+    made.touch()
+    words = told("serve", "--model-repository", "models/mine", cwd=tmp_path)
+    assert words == f"models/mine is a model's folder; give the one that it lies in: {tmp_path / 'models'}"
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        number = other.getsockname()[1]
+        (tmp_path / "models").mkdir()
+        words = told("serve", "--model-repository", "models", "--grpc-port", str(number), cwd=tmp_path)
+    assert f"'127.0.0.1:{number}' already in use" in words
+    assert words.startswith("models has no models; each is a folder NAME with config.pbtxt and 1/model.py\n")
+
+
+@pytest.mark.parametrize("number", ["0", "-4", "65536", "99999", "x"])
+def test_what_is_no_port_is_refused(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["serve", f"--http-port={number}"])
+    assert end.value.code == 2
+    assert "argument --http-port: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("picture", ["nowhere/demo.png", "."])
+def test_a_picture_that_cannot_be_written_is_told_before_anything_is_measured(picture: str, tmp_path: Path) -> None:
+    words = told("demo", "--url", "127.0.0.1:1", "--picture", picture, cwd=tmp_path)
+    assert words == f"no picture can be written to {Path(picture)}; --picture FILE names another file"
+
+
+def test_a_picture_that_cannot_be_written_in_the_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shm_backend_utils.cli.demo import picture
+    from shm_backend_utils.cli.demo.measurement import Measurement
+
+    (tmp_path / "demo.png").mkdir()
+    monkeypatch.setattr(picture, "_caption", lambda measurement: "")
+    with pytest.raises(OSError, match=r"the picture cannot be written to .*: .*Is a directory"):
+        draw(
+            tmp_path / "demo.png",
+            {"grey": np.zeros((4, 4, 3), np.uint8)},
+            Measurement({}, outputs={"grey": np.zeros((3, 4, 4), np.float32)}),
+        )
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("WARNING: a\nERROR: why\nERROR: No matching distribution", "ERROR: why"),
+        ("ERROR: Exception:\nTraceback\nOSError: [Errno 28] No space left", "OSError: [Errno 28] No space left"),
+        ("python: No module named pip\n", "python: No module named pip"),
+        ("", "pip said nothing"),
+    ],
+)
+def test_of_what_pip_says_the_line_with_the_reason_is_passed_on(said: str, reason: str) -> None:
+    assert fetching._reason(said) == reason
+
+
+@pytest.mark.parametrize("missing", ["rich", "matplotlib", "skimage"])
+def test_a_package_that_is_missing_is_named_with_the_extra_that_has_it(missing: str, tmp_path: Path) -> None:
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None; from shm_backend_utils.cli import main; sys.exit(main(['demo']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"shm-backend-utils demo needs {missing}, which is not installed: "
+        "pip install 'triton-shm-backend-utils[demo]'\n"
+    )
+
+
+def test_a_sample_model_whose_package_is_missing_is_named_and_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sample_models, "_PACKAGES", {"identity": "nothing_of_this_name"})
+    names = {model.name for model in sample_models.sample_models()}
+    assert "multiply" in names
+    assert "identity" not in names
+    assert capsys.readouterr().err == "the model identity is left out, as nothing_of_this_name is not installed\n"

@@ -1,0 +1,204 @@
+"""What a model or a server says in place of what was asked for, and what the doctor makes of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from shm_backend_utils import __version__
+from shm_backend_utils.cli import main
+from shm_backend_utils.cli.doctor import budget, checkup, comparison, gpus, model_checks, server_checks
+from shm_backend_utils.cli.doctor.examination import examine
+from shm_backend_utils.cli.doctor.findings import Finding
+from shm_backend_utils.cli.doctor.refusals import refused
+from shm_backend_utils.client.errors import (
+    DeadlineExceededError,
+    InferenceError,
+    ServerUnavailableError,
+    TlsError,
+    UnknownHostError,
+)
+from shm_backend_utils.client.paths.probe import ProbeAnswer
+from shm_backend_utils.errors import MachineError, RegionGoneError, RegionRefusedError, VersionError
+from shm_backend_utils.memory.kinds import RegionKind
+from shm_backend_utils.memory.process_facts import process_facts
+from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.protocol.refusals import refusal
+from tests.unit.fake_server import config
+
+GONE: Final = refusal(RegionGoneError("shm_slot is handed over by nobody"))
+NOT_MINE: Final = refusal(RegionRefusedError("shm_slot", "it belongs to user 4711; add it to SHM_ALLOWED_UIDS"))
+ELSEWHERE: Final = "192.0.2.1"
+SAID: Final = {
+    "other-protocol": (refusal(VersionError("1", 2)), "localhost"),
+    "library-too-old": ("shm:table: reserved: found 1, expected 0", "localhost"),
+    "dead-stub": ("Failed to process the request(s) for model 'm_0': Stub process 'm_0' is not healthy.", "localhost"),
+    "other-machine": (GONE, ELSEWHERE),
+    "other-namespace": (GONE, "localhost"),
+    "other-user": (NOT_MINE, "localhost"),
+    "refused": (refusal(RegionRefusedError("shm_slot", "it has holes")), "localhost"),
+    "no-session": ("KeyError: 'X'", "localhost"),
+}
+UUID: Final = "ab" * 16
+ANOTHER: Final = "cd" * 16
+
+
+@pytest.mark.parametrize("code", SAID)
+def test_a_refusal_has_one_meaning(code: str) -> None:
+    text, host = SAID[code]
+    found = refused(ProbeAnswer(None, text), ProbeAnswer(None, text), host, "m")
+    assert (found.trouble.code, found.model) == (code, "m")
+
+
+def test_a_process_without_memory_says_so() -> None:
+    found = refused(MachineError("no file descriptor is left"), None, "localhost", "m")
+    assert (found.trouble.code, "no file descriptor" in found.found) == ("refused", True)
+
+
+def test_memory_of_dev_shm_may_be_another_users_where_sealed_memory_is_only_gone() -> None:
+    assert refused(ProbeAnswer(None, NOT_MINE), ProbeAnswer(None, GONE), "localhost", "m").trouble.code == "other-user"
+
+
+NOT_REACHED: Final = {
+    "unknown-host": UnknownHostError("the host of x is not known"),
+    "tls": TlsError("no TLS connection"),
+    "no-answer": DeadlineExceededError("the server did not answer before the deadline"),
+    "not-triton": InferenceError("x answered '<html>', which is not Triton's way", "404"),
+    "wrong-port": ServerUnavailableError("what listens at x speaks HTTP, and not gRPC"),
+    "server-not-reachable": ServerUnavailableError("no Triton server answers at x"),
+}
+
+
+@pytest.mark.parametrize("code", NOT_REACHED)
+def test_a_server_that_is_not_reached(code: str) -> None:
+    assert server_checks.not_reached(NOT_REACHED[code]).trouble.code == code
+
+
+INDEX: Final = {
+    "library-missing": "Internal: ModuleNotFoundError: No module named 'shm_backend_utils'\n\nAt:\n  /1/model.py",
+    "required-inputs": "shm_backend_utils.errors.ModelError: input 'X' of model 'm' is not optional, so Triton refuses",
+    "model-not-loaded": "Internal: ValueError: no weights",
+}
+
+
+@pytest.mark.parametrize("code", INDEX)
+def test_the_servers_reason_is_recognised(code: str) -> None:
+    index = [{"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": INDEX[code]}]
+    (found,) = server_checks._not_loaded(index, [], None)
+    assert (found.trouble.code, found.model, "\n" in found.found) == (code, "m", False)
+
+
+def test_a_model_that_was_unloaded_is_nobodys_trouble_but_his_who_asks_for_it() -> None:
+    index = [{"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}]
+    assert server_checks._not_loaded(index, [], None) == []
+    assert len(server_checks._not_loaded(index, [], "m")) == 1
+
+
+def codes(findings: Iterator[Finding]) -> list[str]:
+    return [finding.trouble.code for finding in findings]
+
+
+def spec_of(**more: Any) -> ModelSpec:
+    return ModelSpec.from_config(config("m", **more))
+
+
+REPORTS: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "other-version": ({"version": "0.0.1"}, {}),
+    "numpy-2-old-stub": ({"stub_reads_numpy": False}, {}),
+    "numpy-2-strings": ({"stub_reads_numpy": False}, {"dtype": "TYPE_STRING"}),
+    "names-unusable": ({"knows_server": False}, {}),
+}
+
+
+@pytest.mark.parametrize("code", REPORTS)
+def test_a_report_is_compared(code: str) -> None:
+    told, more = REPORTS[code]
+    report = {"version": __version__, "stub_reads_numpy": True, "knows_server": True, "numpy": "2.1"}
+    assert codes(comparison.compare(spec_of(**more), report)) == []
+    assert codes(comparison.compare(spec_of(**more), {**report, **told})) == [code]
+
+
+HERE: Final = process_facts()
+ANOTHER_PID: Final[dict[str, Any]] = {"namespaces": {**HERE["namespaces"], "pid": 1}}
+SEES: Final[dict[str, Any]] = {"gpus": {"uuids": [UUID], "obstacle": ""}}
+GPUS: Final[dict[str, tuple[gpus.ClientGpus, dict[str, Any], list[str]]]] = {
+    "nothing": (gpus.ClientGpus((UUID,)), SEES, []),
+    "no client of GPUs": (gpus.ClientGpus(), SEES, []),
+    "model": (gpus.ClientGpus((UUID,)), {"gpus": {"uuids": [], "obstacle": "libcuda.so.1"}}, ["driver-not-seen"]),
+    "client": (gpus.ClientGpus((), "libcuda.so.1 was not found"), SEES, ["driver-not-seen"]),
+    "another": (gpus.ClientGpus((ANOTHER,)), SEES, ["gpu-not-seen"]),
+    "instances": (
+        gpus.ClientGpus((ANOTHER,), "", {"CUDA_VISIBLE_DEVICES": f"MIG-{ANOTHER}"}),
+        {**SEES, "visible_devices": {"CUDA_VISIBLE_DEVICES": f"MIG-{UUID}"}},
+        ["mig"],
+    ),
+    "processes": (gpus.ClientGpus((UUID,)), {**SEES, **ANOTHER_PID}, ["pid-namespace"]),
+}
+
+
+@pytest.mark.parametrize("case", GPUS)
+def test_gpus_are_compared(case: str) -> None:
+    client, report, expected = GPUS[case]
+    assert codes(gpus.compare_gpus(config("m"), client, report, HERE)) == expected
+
+
+def test_a_client_without_the_device_of_a_driver_loads_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr(gpus, "_DEVICE", tmp_path / "none")
+    assert gpus.find_client_gpus()[:2] == ((), "")
+
+
+def test_the_budget_counts_rows_and_instances() -> None:
+    more: dict[str, Any] = {"instance_group": [{"kind": "KIND_CPU", "count": 2}], "max_batch_size": 8}
+    found = budget.budget_of(spec_of(dims="256", **more), config("m", dims="256", **more))
+    assert found == budget.Budget(2 * 8 * 256 * 4, 3, ())
+    assert budget.budget_of(spec_of(), config("m")).open_sizes == ("IN0", "OUT0")
+
+
+@pytest.mark.parametrize("kind", [RegionKind.SEALED, RegionKind.SYSTEM])
+def test_a_model_that_is_larger_than_memory(kind: RegionKind) -> None:
+    large = config("m", dims=str(2**50))
+    examined = checkup.Checkup()
+    budget.examine_budget(examined, ModelSpec.from_config(large), large, kind)
+    assert codes(iter(examined.findings)) == ["shm-too-small"]
+
+
+def test_a_dev_shm_without_a_limit_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel says of such a one that it has no blocks, of which none are free."""
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result([4096, 4096, *[0] * 8]))
+    examined = checkup.Checkup()
+    budget.examine_budget(examined, spec_of(dims="256"), config("m", dims="256"), RegionKind.SYSTEM)
+    assert examined.findings == []
+
+
+def test_which_namespaces_differ_is_told() -> None:
+    assert model_checks._apart({"namespaces": {**HERE["namespaces"], "net": 1}}, HERE) == "other namespaces: net"
+    assert model_checks._apart({}, HERE) == "the namespaces are the same"
+
+
+@pytest.mark.parametrize("url", ["", "http://", "localhost:none", "ftp://localhost:1", "localhost:8001/path", "a b"])
+def test_a_url_that_is_none(url: str) -> None:
+    found = [each.trouble.code for each in examine(url).findings]
+    assert {"bad-url", "unknown-host"} & set(found)
+
+
+def test_a_server_that_hangs_is_waited_for_a_bounded_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for protocol in ("http", "grpc"):
+            begin = time.process_time()
+            found = [
+                each.trouble.code for each in examine(f"{protocol}://127.0.0.1:{silent.getsockname()[1]}").findings
+            ]
+            assert {"no-answer", "wrong-port", "server-not-reachable"} & set(found)
+            assert time.process_time() - begin < 5
+
+
+def test_a_folder_needs_no_url(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    assert main(["doctor", "localhost:8001", "--model-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["doctor", "--model-dir", str(tmp_path / "none")]) == 1
+    assert "not-a-model" in capsys.readouterr().out

@@ -1,0 +1,159 @@
+"""What the doctor makes of servers and models that behave in ways that a real one can hardly be brought to."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.cli.doctor import checkup
+from shm_backend_utils.cli.doctor.examination import examine
+from shm_backend_utils.cli.doctor.findings import Finding
+from shm_backend_utils.client.errors import DeadlineExceededError, InferenceError, ServerUnavailableError
+from shm_backend_utils.client.transports.transport import AsyncTransport, Transport
+from shm_backend_utils.errors import MachineError, ProbedError
+from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
+from shm_backend_utils.protocol.probe import decode_probe, is_probe
+from shm_backend_utils.protocol.refusals import refusal
+from tests.opened import open_region
+from tests.unit.fake_server import FakeServer, Order, config
+from tests.unit.fake_wires import FakeTransport
+
+ANSWERED: Final = InferenceError(refusal(ProbedError("the report is in the client's memory")), "400")
+
+
+class Server(FakeServer):
+    """A fake server that the doctor connects to, and what it does with a probe."""
+
+    def __init__(self, *configs: dict[str, Any], protocol: str = "grpc") -> None:
+        super().__init__(*configs)
+        self.protocol = protocol
+        self.probed: Callable[[Order], Any] = lambda order: None
+
+    def __enter__(self) -> Server:
+        return self
+
+    def infer(self, order: Order) -> Any:
+        return self.probed(order)
+
+    def connect(self) -> Transport:
+        """Return a transport for threads."""
+        return FakeTransport(self, self.protocol)
+
+    def connect_async(self) -> AsyncTransport:
+        """Not called."""
+        raise AssertionError
+
+
+def codes(server: Server, model: str | None = None) -> set[str]:
+    return {each.trouble.code for each in examine(server, model).findings if each.model or not of_machine(each)}
+
+
+def of_machine(finding: Finding) -> bool:
+    return finding.trouble.code.startswith(("dev-shm", "stale", "leftover", "memory-", "little-"))
+
+
+def writes(report: bytes, *, completes: bool = True) -> Callable[[Order], Any]:
+    """Return what claims to answer a probe, and writes this."""
+
+    def answer(order: Order) -> Any:
+        address = parse_address(order.parameters[SLOT_PARAMETER])
+        region = open_region(address.key, address.token)
+        try:
+            data = bytes(region.record(0).request)
+            assert is_probe(data)
+            found = decode_probe(data, region.data_offset, region.header.byte_size)
+            region.bytes()[found.report.offset : found.report.offset + len(report)] = np.frombuffer(report, np.uint8)
+            if completes:
+                region.record(0).complete(order.parameters[GENERATION_PARAMETER], bytes(8))
+        finally:
+            region.close()
+        raise ANSWERED
+
+    return answer
+
+
+def raises(error: Exception) -> Callable[[Order], Any]:
+    def answer(order: Order) -> Any:
+        raise error
+
+    return answer
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize(
+    "report",
+    [b"no JSON", b"[]", b'{"version": "0.1.0"}', b'{"digest": "00", "version": "0.1.0"}'],
+    ids=["no JSON", "no object", "no digest", "another digest"],
+)
+def test_a_report_on_another_nonce_is_none(protocol: str, report: bytes) -> None:
+    with Server(config("m"), protocol=protocol) as server:
+        server.probed = writes(report)
+        assert codes(server) == {"wrong-report"}
+
+
+def test_a_model_that_only_says_that_it_has_answered() -> None:
+    with Server(config("m")) as server:
+        server.probed = writes(b"", completes=False)
+        assert codes(server) == {"wrong-report"}
+
+
+def test_a_model_that_answers_as_if_it_were_a_request() -> None:
+    with Server(config("m")) as server:
+        server.probed = lambda order: {}
+        assert codes(server) == {"no-session"}
+
+
+def test_a_model_that_is_busy() -> None:
+    with Server(config("m")) as server:
+        server.probed = raises(DeadlineExceededError("no answer", "StatusCode.DEADLINE_EXCEEDED"))
+        assert codes(server) == {"model-busy"}
+
+
+def test_a_server_that_goes_meanwhile() -> None:
+    with Server(config("m")) as server:
+        server.probed = raises(ServerUnavailableError("the connection broke"))
+        assert codes(server) == {"server-not-reachable"}
+
+
+def test_a_server_that_registers_no_clients_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(config("m")) as server:
+        server.probed = lambda order: {}
+        error = InferenceError("client shared memory is not allowed; start with --allow-client-shm=true", "400")
+        monkeypatch.setattr(server, "register", lambda *_: (_ for _ in ()).throw(error))
+        assert "client-shm-disabled" in codes(server)
+
+
+def test_a_server_that_is_not_ready() -> None:
+    with Server() as server:
+        server.is_ready = False
+        assert codes(server) == {"server-not-ready"}
+
+
+@pytest.mark.parametrize("told", [{"name": "x"}, {"name": 1, "version": "2", "extensions": []}, {}])
+def test_a_server_that_is_not_triton(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(protocol="http") as server:
+        monkeypatch.setattr(server, "metadata", lambda name: told)
+        assert codes(server) == {"not-triton"}
+
+
+def test_what_is_not_examined_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(config("m"), config("n")) as server:
+        server.probed = lambda order: {}
+        over = itertools.chain([False], itertools.repeat(True))
+        monkeypatch.setattr(checkup.Checkup, "is_over", property(lambda _: next(over)))
+        (late,) = [each for each in examine(server).findings if each.trouble.code == "out-of-time"]
+        assert late.found == "not examined: n"
+
+
+def test_a_process_that_has_no_memory_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise MachineError("no space is left")
+
+    with Server(config("m")) as server:
+        monkeypatch.setattr(SlotRegion, "__init__", fail)
+        assert "refused" in codes(server)

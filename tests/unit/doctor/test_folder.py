@@ -1,0 +1,358 @@
+"""A model's folder without a server: each thing is broken in it, and found."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shm_backend_utils.cli import main
+from shm_backend_utils.cli.doctor.findings import Finding, Trouble
+from shm_backend_utils.cli.doctor.folder_checks import findings_in_folder
+from shm_backend_utils.cli.doctor.troubles import config as config_troubles
+from shm_backend_utils.cli.doctor.troubles import folder as troubles
+from shm_backend_utils.cli.doctor.troubles.model import NO_SESSION
+from shm_backend_utils.cli.vendored_copy import MANIFEST
+
+SAMPLES = Path(__file__).parents[3] / "model_repository"
+CONFIG = """
+backend: "python"
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] optional: true } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+parameters { key: "SHM_PATHS" value: { string_value: "direct,triton-shm,inline" } }
+"""
+CODE = """
+from shm_backend_utils.model import ShmSession
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.session = ShmSession.from_args(args)
+"""
+STOCK = "class TritonPythonModel:\n    def execute(self, requests): return []\n"
+COMPLETING = (
+    CODE
+    + """
+    @staticmethod
+    def auto_complete_config(config):
+        return config
+"""
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with which nothing is wrong."""
+    folder = tmp_path / "m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(CODE)
+    (folder / "config.pbtxt").write_text(CONFIG)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the model half, which is made once."""
+    folder = tmp_path_factory.mktemp("vendored")
+    folder.chmod(0o755)  # which the copy takes over
+    (folder / "config.pbtxt").touch()
+    assert main(["vendor", str(folder)]) == 0
+    return folder / "shm_backend_utils"
+
+
+@pytest.fixture
+def vendored(model: Path, whole_copy: Path) -> Path:
+    """The copy of the model half in it."""
+    return Path(shutil.copytree(whole_copy, model / "shm_backend_utils"))
+
+
+def only(findings: list[Finding], trouble: Trouble) -> str:
+    """Return what was found, if that is the only trouble."""
+    assert [(finding.trouble.code, finding.model) for finding in findings] == [(trouble.code, "m")]
+    assert "\n" not in findings[0].found
+    return findings[0].found
+
+
+def test_nothing_is_wrong_with_a_fine_one(model: Path) -> None:
+    assert findings_in_folder(model) == []
+
+
+def test_nor_with_one_that_has_a_copy(vendored: Path) -> None:
+    assert findings_in_folder(vendored.parent) == []
+
+
+def test_nor_with_any_of_our_samples() -> None:
+    assert [finding for finding in findings_in_folder(SAMPLES) if finding.trouble is not troubles.OWNER_ONLY] == []
+
+
+def test_a_relative_path_has_the_models_name(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(model)
+    (model / "1" / "model.py").unlink()
+    assert only(findings_in_folder(Path()), troubles.NO_CODE)
+
+
+@pytest.mark.parametrize("place", ["nothing", "m/config.pbtxt", "empty"])
+def test_what_is_no_model_and_no_repository(model: Path, place: str) -> None:
+    (model.parent / "empty").mkdir()
+    ((trouble, found, name),) = [
+        (each.trouble, each.found, each.model) for each in findings_in_folder(model.parent / place)
+    ]
+    assert (trouble, name) == (troubles.NOT_A_MODEL, "")
+    assert found.startswith(str(model.parent / place))
+
+
+def test_of_a_repository_each_model_is_examined(model: Path) -> None:
+    shutil.copytree(model, model.parent / "n")
+    (model.parent / "no model").mkdir()
+    for name in "mn":
+        (model.parent / name / "config.pbtxt").write_text(CONFIG.replace("direct", "driect"))
+    found = [(finding.trouble, finding.model) for finding in findings_in_folder(model.parent)]
+    assert found == [(config_troubles.UNKNOWN_PATH, "m"), (config_troubles.UNKNOWN_PATH, "n")]
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "said"),
+    [
+        (CONFIG.replace("input [", "inputt ["), "3:1:", 'no field named "inputt". Did you mean input?'),
+        (CONFIG.replace("TYPE_FP32", "TYPE_FLOAT"), "3:32:", "no value named TYPE_FLOAT"),
+        (CONFIG + "input [ {", "6:", ""),
+        ("\x00", "1:1:", ""),
+    ],
+)
+def test_a_configuration_that_cannot_be_parsed_has_its_line_and_column(
+    model: Path, text: str, place: str, said: str
+) -> None:
+    (model / "config.pbtxt").write_text(text)
+    found = only(findings_in_folder(model), troubles.CONFIG_NOT_READ)
+    assert found.startswith(f"{model / 'config.pbtxt'}:{place}")
+    assert said in found
+
+
+def test_a_configuration_that_is_no_text(model: Path) -> None:
+    (model / "config.pbtxt").write_bytes(b"\xff\xfe")
+    assert "no UTF-8" in only(findings_in_folder(model), troubles.CONFIG_NOT_READ)
+
+
+def test_a_configuration_that_is_a_folder(model: Path) -> None:
+    (model / "config.pbtxt").unlink()
+    (model / "config.pbtxt").mkdir()
+    assert only(findings_in_folder(model), troubles.UNREADABLE) == f"{model / 'config.pbtxt'}: Is a directory"
+
+
+def test_what_the_configuration_has_against_the_direct_path(model: Path) -> None:
+    (model / "config.pbtxt").write_text(CONFIG.replace("optional: true", ""))
+    assert only(findings_in_folder(model), config_troubles.INPUTS_NOT_OPTIONAL) == "X is not optional"
+
+
+def test_a_tensor_that_lacks_something(model: Path) -> None:
+    (model / "config.pbtxt").write_text(CONFIG + "input [ { data_type: TYPE_FP32 dims: [ 1 ] optional: true } ]")
+    assert "must specify 'name'" in only(findings_in_folder(model), troubles.BAD_TENSOR)
+
+
+def test_another_name_than_the_folders(model: Path) -> None:
+    (model / "config.pbtxt").write_text(CONFIG + 'name: "other"')
+    assert "has name 'other'; expected 'm'" in only(findings_in_folder(model), troubles.OTHER_NAME)
+
+
+def test_no_configuration_where_the_model_completes_none(model: Path) -> None:
+    (model / "config.pbtxt").unlink()
+    assert "there is no" in only(findings_in_folder(model), troubles.NO_CONFIG)
+
+
+def test_no_configuration_is_fine_where_the_model_completes_it(model: Path) -> None:
+    (model / "config.pbtxt").unlink()
+    (model / "1" / "model.py").write_text(COMPLETING)
+    assert findings_in_folder(model) == []
+
+
+def test_what_a_model_completes_need_not_be_there(model: Path) -> None:
+    (model / "config.pbtxt").write_text("max_batch_size: 4\ninput [ { name: 'X' optional: true } ]")
+    (model / "1" / "model.py").write_text(COMPLETING)
+    assert findings_in_folder(model) == []
+
+
+def test_no_version(model: Path) -> None:
+    shutil.rmtree(model / "1")
+    assert "no folder whose name is a number" in only(findings_in_folder(model), troubles.NO_VERSION)
+
+
+def test_a_version_without_code(model: Path) -> None:
+    (model / "2").mkdir()
+    assert only(findings_in_folder(model), troubles.NO_CODE) == f"there is no {model / '2' / 'model.py'}"
+
+
+def test_code_in_the_file_that_the_configuration_names(model: Path) -> None:
+    (model / "1" / "model.py").rename(model / "1" / "my.py")
+    (model / "config.pbtxt").write_text(CONFIG + 'default_model_filename: "my.py"')
+    assert findings_in_folder(model) == []
+
+
+@pytest.mark.parametrize("code", ["def f(:\n", "x = 1\n  y = 2\n", "x = '\x00'\n", "(" * 100_000])
+def test_code_that_does_not_parse(model: Path, code: str) -> None:
+    (model / "1" / "model.py").write_text(code)
+    found = only(findings_in_folder(model), troubles.CODE_DOES_NOT_PARSE)
+    assert found.startswith(f"{model / '1' / 'model.py'}:")
+
+
+def test_the_line_of_a_syntax_error(model: Path) -> None:
+    (model / "1" / "model.py").write_text("x = 1\ndef f(:\n")
+    assert f"{model / '1' / 'model.py'}:2: " in only(findings_in_folder(model), troubles.CODE_DOES_NOT_PARSE)
+
+
+def test_code_without_the_class(model: Path) -> None:
+    (model / "1" / "model.py").write_text(CODE.replace("TritonPythonModel", "Model"))
+    assert "has no class TritonPythonModel" in only(findings_in_folder(model), troubles.NO_MODEL_CLASS)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from .mine import TritonPythonModel",
+        "from .mine import *",
+        "from .mine import Model as TritonPythonModel",
+        "import mine\nTritonPythonModel = mine.Model",
+        "try:\n    from .mine import TritonPythonModel\nexcept ImportError:\n    raise",
+        "if True:\n    class TritonPythonModel:\n        pass",
+    ],
+)
+def test_the_class_may_come_from_elsewhere(model: Path, code: str) -> None:
+    (model / "1" / "model.py").write_text(code)
+    (model / "1" / "mine.py").write_text(CODE)
+    assert findings_in_folder(model) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("    def execute(self, requests):\n        self.session.serve(requests, print)\n", "self.session.serve"),
+        (
+            "    async def execute(self, rs):\n        await self.session.serve_async(rs, 0)\n",
+            "self.session.serve_async",
+        ),
+    ],
+)
+def test_answers_that_execute_drops(model: Path, code: str, name: str) -> None:
+    file = model / "1" / "model.py"
+    file.write_text(CODE + code)
+    found = only(findings_in_folder(model), troubles.NOT_RETURNED)
+    assert found == f"{file}:8: nothing is done with what {name} returns"
+
+
+@pytest.mark.parametrize("answer", ["return self.session.serve(rs, 0)", "self.session.serve_streams(rs, 0)"])
+def test_answers_that_execute_does_not_drop(model: Path, answer: str) -> None:
+    (model / "1" / "model.py").write_text(f"{CODE}    def execute(self, rs):\n        {answer}\n")
+    assert findings_in_folder(model) == []
+
+
+def test_declared_and_without_a_session(model: Path) -> None:
+    (model / "1" / "model.py").write_text(STOCK)
+    assert only(findings_in_folder(model), NO_SESSION) == f"{model / '1' / 'model.py'}: no ShmSession"
+
+
+def test_neither_declared_nor_with_a_session(model: Path) -> None:
+    (model / "1" / "model.py").write_text(STOCK)
+    (model / "config.pbtxt").write_text(CONFIG.partition("parameters")[0].replace("optional: true", ""))
+    only(findings_in_folder(model), troubles.ORDINARY_MODEL)
+    assert not troubles.ORDINARY_MODEL.is_fatal
+
+
+def test_with_a_session_and_not_declared(model: Path) -> None:
+    (model / "config.pbtxt").write_text(CONFIG.partition("parameters")[0])
+    only(findings_in_folder(model), config_troubles.NO_SHM_PATHS)
+
+
+def test_a_base_class_from_elsewhere_may_have_the_session(model: Path) -> None:
+    (model / "1" / "model.py").write_text("from company import Base\nclass TritonPythonModel(Base):\n    pass")
+    assert findings_in_folder(model) == []
+
+
+@pytest.mark.parametrize("place", ["mine.py", "1/mine.py", "1/mine/inner.py"])
+def test_a_module_beside_it_may_have_the_session(model: Path, place: str) -> None:
+    (model / "1" / "model.py").write_text(STOCK)
+    (model / place).parent.mkdir(exist_ok=True)
+    (model / place).write_text(CODE)
+    (model / "1" / "broken.py").write_text("def f(:")  # which nobody imports
+    assert findings_in_folder(model) == []
+
+
+@pytest.mark.parametrize(
+    "config", ['backend: "onnxruntime"', 'platform: "ensemble"', 'platform: "tensorflow_graphdef"']
+)
+def test_what_is_of_another_backend_is_passed_over(model: Path, config: str) -> None:
+    (model / "config.pbtxt").write_text(config)
+    shutil.rmtree(model / "1")
+    assert findings_in_folder(model) == []
+
+
+def test_what_triton_tells_another_backend_by(model: Path) -> None:
+    (model / "1" / "model.py").rename(model / "1" / "model.onnx")
+    (model / "config.pbtxt").write_text("max_batch_size: 4")
+    assert findings_in_folder(model) == []
+
+
+def left_behind(copy: Path) -> None:
+    (copy.parent / ".shm_backend_utils-abc").mkdir()
+
+
+def of_another_version(copy: Path) -> None:
+    manifest = json.loads((copy / MANIFEST).read_text())
+    (copy / MANIFEST).write_text(json.dumps({**manifest, "version": "0.0.1"}))
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], Trouble]] = {
+    "a file is missing": (lambda copy: (copy / "errors.py").unlink(), troubles.HALF_VENDORED),
+    "a copy was broken off": (left_behind, troubles.HALF_VENDORED),
+    "a file has other contents": (
+        lambda copy: (copy / "errors.py").write_text("x = 1"),
+        troubles.VENDORED_MODIFIED,
+    ),
+    "a file was added": (lambda copy: (copy / "mine.py").touch(), troubles.VENDORED_MODIFIED),
+    "of another version": (of_another_version, troubles.OTHER_VERSION_VENDORED),
+    "nobody knows whose": (lambda copy: (copy / MANIFEST).unlink(), troubles.FOREIGN_PACKAGE),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_copy_that_is_not_whole(vendored: Path, what: str) -> None:
+    harm, trouble = BROKEN[what]
+    harm(vendored)
+    only(findings_in_folder(vendored.parent), trouble)
+
+
+def test_a_copy_is_examined_though_the_configuration_cannot_be_read(vendored: Path) -> None:
+    (vendored / "errors.py").unlink()
+    (vendored.parent / "config.pbtxt").write_text("{")
+    found = [finding.trouble for finding in findings_in_folder(vendored.parent)]
+    assert found == [troubles.CONFIG_NOT_READ, troubles.HALF_VENDORED]
+
+
+def test_a_package_in_the_folder_of_a_version_goes_first(vendored: Path) -> None:
+    (vendored.parent / "1" / "shm_backend_utils").mkdir()
+    assert "1/shm_backend_utils has no" in only(findings_in_folder(vendored.parent), troubles.FOREIGN_PACKAGE)
+
+
+@pytest.mark.parametrize("place", ["", "config.pbtxt", "1", "1/model.py", "shm_backend_utils/memory/segment.py"])
+def test_what_not_everybody_may_read_is_told(vendored: Path, place: str) -> None:
+    (vendored.parent / place).chmod(0o750 if (vendored.parent / place).is_dir() else 0o640)
+    found = only(findings_in_folder(vendored.parent), troubles.OWNER_ONLY)
+    assert found == f"{vendored.parent / place} cannot be read by every user"
+    assert not troubles.OWNER_ONLY.is_fatal
+
+
+@pytest.mark.parametrize("place", ["config.pbtxt", "model.py", "vendored.json"])
+def test_what_this_user_may_not_read(vendored: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in for the system's refusal, as tests may run as root."""
+
+    really_open = os.open
+
+    def refuse(path: str | Path, *arguments: int, **options: int) -> int:
+        if Path(path).name == place:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return really_open(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert only(findings_in_folder(vendored.parent), troubles.UNREADABLE).endswith(f"{place}: Permission denied")

@@ -1,0 +1,217 @@
+"""Whoever answers the doctor may be anybody: he gets findings on the terminal and nothing else, soon."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import shm_backend_utils
+from shm_backend_utils.cli.doctor import examination
+from shm_backend_utils.cli.doctor.output import as_json, as_text
+from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
+from shm_backend_utils.protocol.probe import decode_probe, digest_of
+from tests.opened import open_region
+from tests.unit.doctor.test_examined import ANSWERED, Server
+from tests.unit.fake_server import Order, config
+
+VALUES: Final[list[Any]] = [None, 5, "x", [1], {"a": 1}, True, 1.5, "\x1b[31m", "\ud800", [["a"]], {}, 10**400]
+ON_GPUS: Final = config("m", instance_group=[{"kind": "KIND_GPU", "count": 1}])
+METADATA: Final = b'{"name":"triton","version":"2","extensions":[]}'
+
+
+@pytest.fixture(autouse=True)
+def no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this machine not be looked at, which takes longer than all else."""
+    monkeypatch.setattr(examination, "findings_on_machine", list)
+
+
+def reports(told: dict[str, Any] | bytes) -> Callable[[Order], Any]:
+    """Return what answers a probe with a report on its nonce, and with whatever else; or with these bytes."""
+
+    def answer(order: Order) -> Any:
+        address = parse_address(order.parameters[SLOT_PARAMETER])
+        region = open_region(address.key, address.token)
+        try:
+            found = decode_probe(bytes(region.record(0).request), region.data_offset, region.header.byte_size)
+            nonce = region.bytes()[found.nonce.offset : found.nonce.offset + found.nonce.byte_size].tobytes()
+            text = told if isinstance(told, bytes) else json.dumps({"digest": digest_of(nonce), **told}).encode()
+            region.bytes()[found.report.offset : found.report.offset + len(text)] = np.frombuffer(text, np.uint8)
+            region.record(0).complete(order.parameters[GENERATION_PARAMETER], bytes(8))
+        finally:
+            region.close()
+        raise ANSWERED
+
+    return answer
+
+
+def text_of(*configs: dict[str, Any], report: dict[str, Any] | bytes) -> str:
+    """Examine a server; return what is printed, which must be fit for a terminal."""
+    with Server(*configs, protocol="http") as server:
+        server.probed = reports(report)
+        checkup = examination.examine(server)
+    text = as_text(checkup)
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
+    json.loads(as_json(checkup, "x"))
+    return text
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("member", ["version", "numpy", "namespaces", "gpus", "visible_devices", "knows_server"])
+def test_a_report_with_anything_in_it(member: str, value: Any) -> None:
+    told = {"version": shm_backend_utils.__version__, member: value}
+    assert "model m" in text_of(ON_GPUS, report=told)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_a_report_with_anything_for_gpus(value: Any) -> None:
+    assert "model m" in text_of(ON_GPUS, report={"gpus": {"uuids": value, "obstacle": value}})
+
+
+@pytest.mark.parametrize("report", [b"[" * 16000, b"1" * 16000, b"\xff" * 16000], ids=["deep", "long", "no UTF-8"])
+def test_a_report_that_no_parser_likes(report: bytes) -> None:
+    assert "wrong-report" in text_of(config("m"), report=report)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("field", ["input", "output", "parameters", "instance_group", "platform", "response_cache"])
+def test_a_configuration_with_anything_in_it(field: str, value: Any) -> None:
+    text_of({**config("m"), field: value}, report={})
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("field", ["name", "dims", "data_type", "optional"])
+def test_an_input_with_anything_in_it(field: str, value: Any) -> None:
+    made = config("m")
+    text_of({**made, "input": [{**made["input"][0], field: value}]}, report={})
+
+
+def test_a_tensor_that_is_larger_than_any_float() -> None:
+    text = text_of(config("m", dims=",".join(["4000000000000000000"] * 40)), report={})
+    assert "more than any machine has" in text
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "a/b", "%s", "a\nb", "x" * 300])
+def test_a_model_with_any_name(name: str) -> None:
+    text_of(config(name), report={})
+
+
+@pytest.mark.parametrize("told", [5, None, [5], [{"name": "\ud800", "state": "READY"}, {"name": {}}, {}], {"a": 1}])
+def test_an_index_with_anything_in_it(told: Any) -> None:
+    index = json.dumps({"models": told}).encode()
+    with answering({"/v2": METADATA, "/v2/repository/index": index}) as url:
+        assert "model " not in as_text(examination.examine(url))
+
+
+@pytest.mark.parametrize("size", ["told", "not told"])
+def test_an_answer_without_an_end_is_not_read(size: str) -> None:
+    head = f"HTTP/1.1 200 OK\r\n{'Content-Length: 1073741824' if size == 'told' else 'X: y'}\r\n\r\n".encode()
+    with answering({}, otherwise=[head, *[b"[" * 2**20] * 1024]) as url:
+        findings = {each.trouble.code: each.found for each in examination.examine(url).findings}
+    assert "more than 33554432 bytes" in findings["server-not-reachable"]
+
+
+@pytest.mark.parametrize("status", ["200 OK", "400 Bad Request"])
+def test_an_answer_that_is_nested_too_deeply(status: str) -> None:
+    body = b"[" * 100_000
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with answering({}, otherwise=[head, body]) as url:
+        assert "not-triton" in {each.trouble.code for each in examination.examine(url).findings}
+
+
+def test_a_hundred_thousand_models_are_not_all_named() -> None:
+    models = [{"name": f"m{number}", "state": "READY"} for number in range(100_000)]
+    with answering({"/v2": METADATA, "/v2/repository/index": json.dumps(models).encode()}) as url:
+        text = as_text(examination.examine(url))
+    assert "more" in text
+    assert len(text) < 2**20
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("at", ["register", "infer"])
+def test_a_signal_leaves_nothing_behind(number: signal.Signals, at: str) -> None:
+    asked = threading.Event()
+    keys: list[str] = []
+
+    def wait(path: str, body: bytes) -> bool:
+        if path.endswith("/register"):
+            keys.append(json.loads(body)["key"])
+        if path.endswith("/infer"):
+            keys.append(json.loads(body)["parameters"][SLOT_PARAMETER])
+        if path.endswith(f"/{at}"):
+            asked.set()
+        return path.endswith(f"/{at}")
+
+    found = config("m", backend="python")
+    pages = {
+        "/v2": METADATA,
+        "/v2/repository/index": b'[{"name":"m","state":"READY"}]',
+        "/v2/models/m/config": json.dumps(found).encode(),
+    }
+    with answering(pages, waits=wait) as url:
+        words = [sys.executable, "-m", "shm_backend_utils", "doctor", url]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert asked.wait(60)
+            process.send_signal(number)
+            _, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert error == ""
+    assert keys
+    assert [file.name for file in Path("/dev/shm").iterdir() if file.name in "".join(keys)] == []
+
+
+@contextlib.contextmanager
+def answering(
+    pages: dict[str, bytes],
+    *,
+    otherwise: list[bytes] | None = None,
+    waits: Callable[[str, bytes], bool] = lambda *_: False,
+) -> Iterator[str]:
+    """Serve pages over HTTP; to all else, ``{}`` or these pieces as they are. Nobody is answered where it waits."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    over = threading.Event()
+
+    def serve(stream: socket.socket) -> None:
+        with contextlib.suppress(OSError, ValueError), stream, stream.makefile("rb") as reader:
+            while line := reader.readline():
+                length = 0
+                while (header := reader.readline()).strip():
+                    if header.lower().startswith(b"content-length:"):
+                        length = int(header.partition(b":")[2])
+                path, body = line.split()[1].decode(), reader.read(length)
+                if waits(path, body):
+                    over.wait(60)
+                page = pages.get(path, b"{}")
+                whole = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(page), page]
+                for piece in whole if otherwise is None else otherwise:
+                    stream.sendall(piece)
+                if otherwise is not None:
+                    return
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                stream, _ = listener.accept()
+                threads.append(threading.Thread(target=serve, args=(stream,)))
+                threads[-1].start()
+
+    threads = [threading.Thread(target=accept)]
+    threads[0].start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        over.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        for thread in threads:
+            thread.join(10)

@@ -1,0 +1,208 @@
+"""What the doctor finds on a machine: each trouble is made, and found with its figures."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shm_backend_utils.cli.doctor import machine_checks
+from shm_backend_utils.cli.doctor.findings import Finding, Trouble
+from shm_backend_utils.cli.doctor.machine_checks import findings_on_machine
+from shm_backend_utils.cli.doctor.troubles import machine as troubles
+from shm_backend_utils.cli.shared_memory import pools, processes
+from shm_backend_utils.memory import reaper
+from shm_backend_utils.memory.pool import options
+from shm_backend_utils.protocol import layout
+from shm_backend_utils.protocol.layout import Header
+
+MIB = 2**20
+GIB = 2**30
+POOL = "triton_python_backend_shm_region_0123"
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in the real /dev/shm that stands for it, and no processes."""
+    folder = Path(tempfile.mkdtemp(prefix="doctor-", dir="/dev/shm"))
+    (folder / "no processes").mkdir()
+    for module in (pools, reaper):
+        monkeypatch.setattr(module, "_DIRECTORY", folder)
+    monkeypatch.setattr(machine_checks, "DIRECTORY", folder)
+    monkeypatch.setattr(processes, "_PROC", folder / "no processes")
+    give_memory(monkeypatch)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def give_memory(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    shm: int = 8 * GIB,
+    free: float = 8 * GIB,
+    most: int = 16 * GIB,
+    left: float = 8 * GIB,
+) -> None:
+    """Have a machine with so much memory."""
+    for module in (machine_checks, options):
+        monkeypatch.setattr(module, "total_bytes", lambda: shm)
+        monkeypatch.setattr(module, "memory_bytes", lambda: most)
+    monkeypatch.setattr(machine_checks, "free_bytes", lambda: free)
+    monkeypatch.setattr(machine_checks, "available_bytes", lambda: left)
+
+
+def only(trouble: Trouble) -> str:
+    """Examine the machine; return what was found of this trouble, and see that there is no other."""
+    (found,) = findings_on_machine()
+    assert found.trouble is trouble
+    assert "\n" not in found.found
+    return found.found
+
+
+def leave_region(folder: Path) -> None:
+    """Leave the region of a process that is gone."""
+    size = layout.data_offset(1, layout.PAGE_SIZE)
+    memory = bytearray(size)
+    layout.write_header(memoryview(memory), Header(1, size, bytes(16)))
+    (folder / "shmbu-1-0123456789abcdef").write_bytes(memory)
+
+
+def show_process(folder: Path, pid: int, command: str, maps: str | None) -> None:
+    """Have a process; without what it has mapped, it may not be looked into."""
+    process = folder / "no processes" / str(pid)
+    (process / "fd").mkdir(parents=True)
+    (process / "comm").write_text(f"{command}\n")
+    (process / "maps").write_text(maps or "")
+
+
+def test_a_machine_without_troubles_has_no_findings() -> None:
+    assert findings_on_machine() == []
+
+
+def test_this_machine_can_be_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert all(isinstance(each, Finding) for each in findings_on_machine())
+
+
+def test_no_dev_shm(folder: Path) -> None:
+    shutil.rmtree(folder)
+    assert only(troubles.NO_DEV_SHM) == f"{folder} is not there, or no folder"
+
+
+def test_a_file_in_its_place(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.touch()
+    try:
+        only(troubles.NO_DEV_SHM)
+    finally:
+        folder.unlink()
+
+
+def test_dev_shm_on_a_disk(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "24 1 0:22 / / rw,relatime shared:1 - overlay overlay rw\n"
+        f"25 24 0:23 / {folder.parent} rw,relatime - tmpfs tmpfs rw\n"
+        f"26 25 8:1 /shm {folder} rw,relatime shared:2 master:1 - ext4 /dev/sda1 rw\n"
+        f"27 25 8:1 / {folder}-beside rw - xfs /dev/sdb1 rw\n"
+    )
+    monkeypatch.setattr(machine_checks, "_MOUNTS", mounts)
+    assert only(troubles.DEV_SHM_NOT_TMPFS).endswith("of type ext4; expected tmpfs")
+
+
+@pytest.mark.parametrize("odd", ["\r", "\x0c", "\x1c", "\x85", "\u2028", "\xa0"], ids=ascii)
+def test_a_mount_whose_name_has_what_seems_to_end_a_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        f"25 1 0:22 / / rw - overlay overlay rw\n26 25 0:9 / /home/a{odd}b rw - fuse sshfs rw\n"
+        f"27 25 8:1 /shm {folder} rw - ext4 /dev/sda1 rw\n",
+        newline="",
+    )
+    monkeypatch.setattr(machine_checks, "_MOUNTS", mounts)
+    assert only(troubles.DEV_SHM_NOT_TMPFS).endswith("of type ext4; expected tmpfs")
+
+
+@pytest.mark.parametrize("text", [None, ""])
+def test_mounts_of_which_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
+    mounts = tmp_path / "mountinfo"
+    if text is not None:
+        mounts.write_text(text)
+    monkeypatch.setattr(machine_checks, "_MOUNTS", mounts)
+    assert findings_on_machine() == []
+
+
+def test_dev_shm_that_cannot_be_written_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder)  # root may write anywhere
+    assert only(troubles.DEV_SHM_NOT_WRITABLE) == f"user {os.geteuid()} may not write to {folder}"
+
+
+def test_dockers_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_memory(monkeypatch, shm=64 * MIB, free=60 * MIB)
+    assert only(troubles.DEV_SHM_SMALL).endswith("has 64 MiB; expected 256 MiB or more")
+
+
+@pytest.mark.parametrize(("shm", "free"), [(GIB, 50 * MIB), (64 * GIB, GIB - 1), (GIB, 0)])
+def test_dev_shm_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, shm: int, free: int) -> None:
+    give_memory(monkeypatch, shm=shm, free=free, most=64 * GIB)
+    assert " left of " in only(troubles.DEV_SHM_FULL)
+
+
+@pytest.mark.parametrize(("shm", "free"), [(GIB, 200 * MIB), (64 * GIB, 2 * GIB)])
+def test_dev_shm_that_is_not(monkeypatch: pytest.MonkeyPatch, shm: int, free: int) -> None:
+    give_memory(monkeypatch, shm=shm, free=free, most=64 * GIB)
+    assert findings_on_machine() == []
+
+
+def test_a_region_of_a_dead_owner(folder: Path) -> None:
+    leave_region(folder)
+    assert only(troubles.STALE_REGIONS) == "1 with 8 KiB, the oldest of them 0 s old"
+
+
+def test_a_pool_that_nobody_has_mapped(folder: Path) -> None:
+    (folder / POOL).write_bytes(bytes(2 * MIB))
+    show_process(folder, 7, "python3", "7f0000000000-7f0000001000 r--p 00000000 fe:00 1234       /usr/bin/python3\n")
+    assert only(troubles.LEFTOVER_POOLS) == "1 of 1, with 2 MiB"
+
+
+def test_a_pool_that_a_server_has_mapped(folder: Path) -> None:
+    (folder / POOL).write_bytes(bytes(MIB))
+    status = (folder / POOL).stat()
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x} {status.st_ino}"
+    show_process(folder, 7, "tritonserver", f"7f0000000000-7f0000100000 rw-s 00000000 {place}       {folder / POOL}\n")
+    assert findings_on_machine() == []
+
+
+@pytest.mark.parametrize(
+    ("hidden", "codes"),
+    [("triton_python_b", []), ("tritonserver", []), ("systemd", ["leftover-pools"])],
+)
+def test_a_pool_that_a_server_of_another_user_may_have_mapped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, hidden: str, codes: list[str]
+) -> None:
+    (folder / POOL).write_bytes(bytes(MIB))
+    show_process(folder, 7, hidden, None)
+    refuse = PermissionError("another user's")
+
+    def fail(_: Path) -> list[processes.MappedObject]:
+        raise refuse
+
+    monkeypatch.setattr(processes, "_mapped", fail)
+    assert [found.trouble.code for found in findings_on_machine()] == codes
+
+
+def test_a_container_that_may_have_less_than_its_clients_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_memory(monkeypatch, shm=8 * GIB, most=2 * GIB, left=GIB)
+    found = only(troubles.MEMORY_LIMIT)
+    assert found == "regions of /dev/shm may take 4 GiB, half of it, but there may be 2 GiB of memory"
+
+
+@pytest.mark.parametrize("left", [100 * MIB, 0, -5])
+def test_hardly_any_memory_left(monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+    give_memory(monkeypatch, left=left)
+    assert only(troubles.LITTLE_MEMORY).endswith("of 16 GiB can still be had")

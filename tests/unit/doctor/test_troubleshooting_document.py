@@ -1,0 +1,56 @@
+"""docs/troubleshooting.md has every trouble that the doctor knows, in its words; each has one name and one remedy."""
+
+from __future__ import annotations
+
+import collections
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from shm_backend_utils.cli.doctor.findings import Trouble
+from shm_backend_utils.cli.doctor.troubles import TROUBLES, config, folder, machine, model, server
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+DOCUMENT: Final = (ROOT / "docs" / "troubleshooting.md").read_text()
+ALL: Final = [trouble for troubles in TROUBLES.values() for trouble in troubles]
+TESTS: Final = [
+    *(ROOT / "tests" / "unit" / "doctor").glob("test_*.py"),
+    ROOT / "tests" / "e2e" / "test_doctor.py",
+]
+
+
+def row_of(trouble: Trouble) -> str:
+    cells = (f"`{trouble.code}`", "yes" if trouble.is_fatal else "no", trouble.what, trouble.remedy)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+@pytest.mark.parametrize("heading", TROUBLES)
+def test_the_page_has_each_trouble_under_its_heading(heading: str) -> None:
+    section = DOCUMENT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert rows == [row_of(trouble) for trouble in TROUBLES[heading]]
+
+
+def test_a_code_is_a_name_and_belongs_to_one_trouble() -> None:
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", trouble.code) for trouble in ALL)
+    assert [code for code, count in collections.Counter(each.code for each in ALL).items() if count > 1] == []
+
+
+def test_what_is_wrong_and_what_to_do_are_sentences() -> None:
+    assert [each.code for each in ALL if not (each.what.endswith(".") and each.remedy.endswith("."))] == []
+
+
+def test_each_is_broken_by_a_test() -> None:
+    said = "\n".join(file.read_text() for file in TESTS if file != Path(__file__))
+    constants = {
+        trouble.code: name
+        for part in (config, folder, machine, model, server)
+        for name in part.__all__
+        if isinstance(trouble := getattr(part, name), Trouble)
+    }
+    lacking = [
+        code for code, name in constants.items() if f'"{code}"' not in said and not re.search(rf"\b{name}\b", said)
+    ]
+    assert lacking == []
