@@ -1,0 +1,79 @@
+"""Build the distributions of what is committed, twice; check what is in them; say what they are to the byte."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import shm_backend_utils
+
+from .. import ROOT
+from .build import BuildError, build, export, unpack
+from .checks import findings_in_changelog, findings_in_wheel, findings_of_smoke_test
+
+
+def release(repository: Path, dist: Path) -> int:
+    """Put the distributions into a folder, which is emptied; return the exit status."""
+    with tempfile.TemporaryDirectory(prefix="shm-backend-utils-release-") as name:
+        folder = Path(name)
+        wheel, sdist = _built_twice(repository, folder)
+        version = shm_backend_utils.__version__
+        findings = [
+            *findings_in_wheel(wheel, version),
+            *findings_in_changelog((repository / "CHANGELOG.md").read_text(), version),
+            *findings_of_smoke_test(wheel),
+        ]
+        if findings:
+            print("\n".join(findings), file=sys.stderr)
+            return 1
+        shutil.rmtree(dist, ignore_errors=True)
+        dist.mkdir(parents=True)
+        sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" for file in (sdist, wheel)]
+        for file in (sdist, wheel):
+            shutil.copy(file, dist)
+    (dist / "SHA256SUMS").write_text("\n".join([*sums, ""]))
+    print("\n".join(sums))
+    return 0
+
+
+def _built_twice(repository: Path, folder: Path) -> tuple[Path, Path]:
+    """Return the wheel and the source distribution, out of which the same wheel is built, elsewhere and later."""
+    seconds = export(repository, folder / "checkout")
+    sdist, wheel = sorted(build(folder / "checkout", folder / "first", ("sdist", "wheel"), seconds), key=_is_wheel)
+    (again,) = build(unpack(sdist, folder / "unpacked"), folder / "second", ("wheel",), seconds, umask=0o077)
+    if wheel.read_bytes() != again.read_bytes():
+        raise BuildError("the wheel that is built of the source distribution is not the wheel of the checkout")
+    return wheel, sdist
+
+
+def _is_wheel(file: Path) -> bool:
+    return file.suffix == ".whl"
+
+
+def main() -> int:
+    """Run the program; return its exit status."""
+    parser = argparse.ArgumentParser(prog="scripts/release", description=__doc__)
+    parser.add_argument(
+        "--dist", type=Path, metavar="DIR", default=ROOT / "dist", help="where to; it is emptied (default: dist)"
+    )
+    arguments = parser.parse_args()
+    try:
+        changed = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
+        if changed:
+            print(f"not committed, and so not released:\n{changed.rstrip()}", file=sys.stderr)
+            return 1
+        return release(ROOT, arguments.dist)
+    except (BuildError, OSError, subprocess.CalledProcessError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""What must hold for the distributions before anybody gets them."""
+
+from __future__ import annotations
+
+import email
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Final
+
+__all__ = ["findings_in_changelog", "findings_in_wheel", "findings_of_smoke_test"]
+
+_PACKAGES: Final = {"shm_backend_utils", "triton_python_backend_utils-stubs", "c_python_backend_utils-stubs"}
+_MARKERS: Final = {
+    "shm_backend_utils/py.typed",
+    "triton_python_backend_utils-stubs/__init__.pyi",
+    "c_python_backend_utils-stubs/__init__.pyi",
+}
+_SAME_CODE: Final = {"timed_identity_8", "trusting_identity"}  # another model's, which is put there with its server
+_FIELDS: Final = (
+    "Name",
+    "Summary",
+    "Description-Content-Type",
+    "License-Expression",
+    "Requires-Python",
+    "Requires-Dist",
+)
+_SMOKE_TEST: Final = "import shm_backend_utils.model, shm_backend_utils.server, shm_backend_utils.cli.regions"
+
+
+def findings_in_wheel(wheel: Path, version: str) -> list[str]:
+    """Return what is wrong with a wheel's files and metadata; nothing if all is right."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (metadata_file,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(archive.read(metadata_file))
+    roots = {name.split("/")[0] for name in names}
+    findings = [f"{root} is in the wheel, and is none of its packages" for root in sorted(_strange(roots))]
+    findings += [f"{name} is missing in the wheel" for name in sorted(_MARKERS - set(names))]
+    findings += [f"{name} has no place in a wheel" for name in names if "__pycache__" in name]
+    models = {name.rpartition("/")[0] for name in names if name.endswith("/config.pbtxt")}
+    findings += [
+        f"the model {model} has no code in the wheel"
+        for model in sorted(models)
+        if f"{model}/1/model.py" not in names and not _is_ensemble(model) and Path(model).name not in _SAME_CODE
+    ]
+    if not models:
+        findings.append("there are no models in the wheel")
+    if metadata["Version"] != version:
+        findings.append(f"the wheel is of version {metadata['Version']}, and the package of {version}")
+    findings += [f"the wheel's metadata have no {field}" for field in _FIELDS if not metadata[field]]
+    return findings
+
+
+def findings_in_changelog(text: str, version: str) -> list[str]:
+    """Return what is wrong with the changelog: the version's own section needs a date and something in it."""
+    section = re.search(rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    if section is None:
+        return [f"CHANGELOG.md has no section '## {version} (YEAR-MONTH-DAY)'"]
+    return [] if section[1].strip() else [f"CHANGELOG.md says nothing of {version}"]
+
+
+def findings_of_smoke_test(wheel: Path) -> list[str]:
+    """Return what goes wrong where nothing of the checkout is found, but the wheel and this environment's NumPy."""
+    with tempfile.TemporaryDirectory() as folder:
+        with zipfile.ZipFile(wheel) as archive:  # which is all that an installer does with it
+            archive.extractall(folder)
+        command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {folder!r}); {_SMOKE_TEST}"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return [f"the wheel's package fails: {done.stderr.strip().splitlines()[-1]}"] if done.returncode != 0 else []
+
+
+def _strange(roots: set[str]) -> set[str]:
+    return {root for root in roots - _PACKAGES if not root.endswith(".dist-info")}
+
+
+def _is_ensemble(model: str) -> bool:
+    return Path(model).name.startswith("ensemble_")

@@ -1,0 +1,117 @@
+"""``scripts/release``: the same bytes wherever and whenever they are built, and checks that can fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import shm_backend_utils
+from scripts.tools import ROOT
+from scripts.tools.release.build import BuildError, build, unpack
+from scripts.tools.release.checks import findings_in_changelog, findings_in_wheel, findings_of_smoke_test
+
+SECONDS = "1700000000"
+SOURCES = ("shm_backend_utils", "stubs", "model_repository", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
+VERSION = shm_backend_utils.__version__
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the distributions are made of, as it lies in the checkout."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in (*SOURCES, "SECURITY.md"):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The source distribution and the wheel."""
+    wheel, sdist = sorted(
+        build(source, tmp_path_factory.mktemp("built"), ("sdist", "wheel"), SECONDS),
+        key=lambda file: file.suffix == ".gz",
+    )
+    return sdist, wheel
+
+
+def test_they_are_the_same_to_the_byte_wherever_and_whenever_they_are_built(
+    source: Path, built: tuple[Path, Path], tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(source, elsewhere)
+    for file in elsewhere.rglob("*"):
+        file.chmod(0o700 if file.is_dir() or os.access(file, os.X_OK) else 0o600)
+        os.utime(file, (1, 1))
+    again = build(elsewhere, tmp_path / "again", ("sdist", "wheel"), SECONDS, umask=0o077)
+    assert {file.name: file.read_bytes() for file in again} == {file.name: file.read_bytes() for file in built}
+
+
+def test_the_source_distribution_makes_the_same_wheel(built: tuple[Path, Path], tmp_path: Path) -> None:
+    sdist, wheel = built
+    (again,) = build(unpack(sdist, tmp_path / "unpacked"), tmp_path / "again", ("wheel",), SECONDS)
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+def test_nothing_is_wrong_with_this_wheel_and_this_changelog(built: tuple[Path, Path]) -> None:
+    _, wheel = built
+    assert wheel.name == f"triton_shm_backend_utils-{VERSION}-py3-none-any.whl"
+    assert findings_in_wheel(wheel, VERSION) == []
+    assert findings_of_smoke_test(wheel) == []
+    assert findings_in_changelog((ROOT / "CHANGELOG.md").read_text(), VERSION) == []
+
+
+def test_a_wheel_without_what_it_needs_is_found_out(built: tuple[Path, Path], tmp_path: Path) -> None:
+    _, wheel = built
+    lame = tmp_path / wheel.name
+    left_out = ("shm_backend_utils/py.typed", "shm_backend_utils/cli/model_repository/identity/1/model.py")
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(lame, "w") as sink:
+        for name in source.namelist():
+            if name not in left_out and name != "shm_backend_utils/model/__init__.py":
+                sink.writestr(name, source.read(name))
+        sink.writestr("tests/__init__.py", "")
+        sink.writestr("shm_backend_utils/model/__init__.py", "raise ImportError('lame')")
+    assert findings_in_wheel(lame, "9") == [
+        "tests is in the wheel, and is none of its packages",
+        "shm_backend_utils/py.typed is missing in the wheel",
+        "the model shm_backend_utils/cli/model_repository/identity has no code in the wheel",
+        f"the wheel is of version {VERSION}, and the package of 9",
+    ]
+    assert findings_of_smoke_test(lame) == ["the wheel's package fails: ImportError: lame"]
+
+
+@pytest.mark.parametrize(
+    ("text", "finding"),
+    [
+        ("## 1.0 (2026-01-01)\n\n- Something.\n", []),
+        ("## 1.0 (2026-01-01)\n\n## 0.9 (2025-01-01)\n\n- Something.\n", ["CHANGELOG.md says nothing of 1.0"]),
+        ("## 1.0\n\n- Something.\n", ["CHANGELOG.md has no section '## 1.0 (YEAR-MONTH-DAY)'"]),
+        ("## Unreleased\n", ["CHANGELOG.md has no section '## 1.0 (YEAR-MONTH-DAY)'"]),
+    ],
+)
+def test_a_version_needs_its_section_of_the_changelog(text: str, finding: list[str]) -> None:
+    assert findings_in_changelog(text, "1.0") == finding
+
+
+def test_what_cannot_be_built_is_told(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    with pytest.raises(BuildError, match="the distributions cannot be built: "):
+        build(tmp_path, tmp_path / "dist", ("wheel",), SECONDS)
+
+
+def test_the_version_is_written_in_one_place() -> None:
+    done = subprocess.run(
+        ["git", "grep", "-lF", f'"{VERSION}"', "--", "*.py", "*.toml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["shm_backend_utils/__init__.py"]
