@@ -98,7 +98,7 @@ struct shmbu_table {
     uint16_t region_count;
     uint16_t frame_count;
     uint16_t frame_slot;
-    uint16_t reserved;
+    uint16_t probe;
     uint64_t frame_stride;
 };
 SHMBU_AT(shmbu_table, generation, 0);
@@ -108,7 +108,7 @@ SHMBU_AT(shmbu_table, output_count, 14);
 SHMBU_AT(shmbu_table, region_count, 16);
 SHMBU_AT(shmbu_table, frame_count, 18);
 SHMBU_AT(shmbu_table, frame_slot, 20);
-SHMBU_AT(shmbu_table, reserved, 22);
+SHMBU_AT(shmbu_table, probe, 22);
 SHMBU_AT(shmbu_table, frame_stride, 24);
 SHMBU_SIZE(shmbu_table, 32);
 
