@@ -22,6 +22,8 @@ Rates = dict[str, list[float]]
 
 _Given = TypeVar("_Given")
 _APART: Final = 7
+_WARM_PER_PERIOD: Final = 8
+"""Callers. Each has memory of its own, which is taken anew until it has room for the longest array: some ten calls."""
 
 
 def rates_of_threads(
@@ -32,7 +34,7 @@ def rates_of_threads(
     threads: int,
     amounts: Amounts,
 ) -> Rates:
-    """Have threads call each case in turn, for a period at a time; the first period of each only warms up.
+    """Have threads call each case in turn, for a period at a time; the first of each, a longer one, only warms up.
 
     Parameters
     ----------
@@ -52,8 +54,8 @@ def rates_of_threads(
     rates: Rates = {name: [] for name in cases}
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         for number in bench.shown(what, 1 + amounts.periods):
+            seconds = _period_s(number, threads, amounts)
             for name in shuffled(cases, number):
-                seconds = amounts.period_s
                 rates[name].append(rate_of_threads(pool, cases[name], given, threads=threads, seconds=seconds))
     return {name: values[1:] for name, values in rates.items()}
 
@@ -69,9 +71,15 @@ async def rates_of_tasks(
     """As :func:`rates_of_threads`, with tasks of the running loop."""
     rates: Rates = {name: [] for name in cases}
     for number in bench.shown(what, 1 + amounts.periods):
+        seconds = _period_s(number, tasks, amounts)
         for name in shuffled(cases, number):
-            rates[name].append(await _rate_of_tasks(cases[name], given, tasks, amounts.period_s))
+            rates[name].append(await _rate_of_tasks(cases[name], given, tasks, seconds))
     return {name: values[1:] for name, values in rates.items()}
+
+
+def _period_s(number: int, callers: int, amounts: Amounts) -> float:
+    """Return how long a period is: the first one, until all callers are warm."""
+    return amounts.period_s * (1 if number else max(1, callers / _WARM_PER_PERIOD))
 
 
 async def _rate_of_tasks(

@@ -20,6 +20,10 @@ HERE: Final = Path(__file__).parent
 RELEASE: Final = "24.10"
 """Of the server that is installed."""
 
+pytestmark = pytest.mark.needs_triton(
+    "2.51", "the checks are asked with BF16 and a float, and say what this release does"
+)
+
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:

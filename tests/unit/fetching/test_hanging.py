@@ -102,8 +102,12 @@ def test_those_of_another_user_are_served(
 
 
 def test_what_has_come_back_is_waited_for(hasty: Fetcher) -> None:
-    """What comes back first is a moment, in which a busy machine's desk may not get to answer: so it gives each time."""
-    with ScriptedDesk(say_nothing) as hanging, ScriptedDesk(lambda asked: give(memfd())(asked)) as honest:
+    """What comes back first is a moment, and a busy machine's desk may answer later: it has something each time."""
+
+    def give_one(connection: socket.socket) -> None:
+        give(memfd())(connection)
+
+    with ScriptedDesk(say_nothing) as hanging, ScriptedDesk(give_one) as honest:
         refused(hasty, hanging.key, TOO_LATE)
         while True:
             with contextlib.suppress(RegionRefusedError):

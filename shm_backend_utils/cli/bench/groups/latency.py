@@ -27,9 +27,10 @@ MOST_OVER_THE_WIRE: Final = 2**26
 TOGETHER: Final = 2**24
 """Up to here all ways have their memory at once, and take turns. Larger tensors have it one way after another."""
 BYTES_PER_CASE: Final = 2**27
-"""How much each way sends of a size, or in its least number of rounds, if that is more: a picture takes a minute."""
-LEAST_ROUNDS: Final = 2
-MOST_WARM_UP_ROUNDS: Final = 3
+"""How much each way sends of a size, or in its least number of rounds, if that is more."""
+LEAST_ROUNDS: Final = 5
+WARM_UP_ROUNDS: Final = 3
+"""In the first ones, the server takes its own memory."""
 ROUNDS_SHARE: Final = 5
 MEMORY: Final = 8
 """How many times a tensor's size there must be of memory: client's, server's and models' copies, on the worst path."""
@@ -64,4 +65,4 @@ def _medians(bench: Bench, protocol: str, byte_size: int, ways: dict[str, Way]) 
     with ExitStack() as stack:
         cases = {name: partial(stack.enter_context(way(bench, protocol, byte_size)), x) for name, way in ways.items()}
         what = f"{PICTURE}, {protocol}, {byte_size:,} bytes: {', '.join(ways) if len(ways) == 1 else 'all ways'}"
-        return bench.measure(what, cases, rounds, warm_up_rounds=min(rounds - 1, MOST_WARM_UP_ROUNDS))
+        return bench.measure(what, cases, rounds, warm_up_rounds=WARM_UP_ROUNDS)
