@@ -29,7 +29,7 @@ from .settings import CallSettings, ClientSettings
 from .split import infer_split
 from .stats import ClientStats
 from .steps import AsyncioDriver
-from .streams import make_room, on_their_gpus, open_stream, reading, responses_of
+from .streams import holding_told, make_room, on_their_gpus, open_stream, responses_of
 from .transports.connect import Connectable, connect_async
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class AsyncShmClient(AsyncServerMethods):
         avoided = 0
         with core.tally.failures():
             opened = await driver.run(open_stream(core, settings, inputs, outputs, frames))
-            with reading(opened):
+            with contextlib.closing(opened.exchange), holding_told(opened):
                 message = opened.exchange.message()
                 answers = driver.transport.stream(message, self._settings.patience_s(timeout_s))
                 async with contextlib.aclosing(answers):

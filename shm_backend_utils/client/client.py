@@ -30,7 +30,7 @@ from .settings import CallSettings, ClientSettings
 from .split import infer_split
 from .stats import ClientStats
 from .steps import BlockingDriver
-from .streams import make_room, on_their_gpus, open_stream, reading, responses_of
+from .streams import holding_told, make_room, on_their_gpus, open_stream, responses_of
 from .submitted import SubmittedCalls
 from .transports.connect import Connectable, connect
 
@@ -424,7 +424,7 @@ class ShmClient(ServerMethods):
         avoided = 0
         with core.tally.failures():
             stream = self._driver.run(open_stream(core, settings, inputs, outputs, frames))
-            with reading(stream):
+            with contextlib.closing(stream.exchange), holding_told(stream):
                 answers = self._driver.transport.stream(stream.exchange.message(), patience_s)
                 with contextlib.closing(answers):
                     for answer in answers:

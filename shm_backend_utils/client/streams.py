@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..errors import BudgetError, NoSharedMemoryError, PeerError
 from ..protocol.call_layout import AnyInput, CallInput
+from ..telling import telling
 from .copies import tell_overflow
 from .core import Core
 from .errors import DeadlineExceededError, PathUnavailableError, stream_held
@@ -24,7 +24,7 @@ from .result import Result
 from .settings import CallSettings
 from .steps import Steps, forget_locals, offloaded
 
-__all__ = ["OpenStream", "make_room", "on_their_gpus", "open_stream", "reading", "responses_of"]
+__all__ = ["OpenStream", "holding_told", "make_room", "on_their_gpus", "open_stream", "responses_of"]
 
 _REMEDY: Final = "later responses have room for as much; say it beforehand"
 _NO_ROOM: Final = "the client's memory has no room for more, see PoolOptions(max_bytes=...); say it beforehand"
@@ -125,16 +125,14 @@ def _open_ring(
     return DirectStream(core.codec, known.spec, layout, settings.options, region, memory)
 
 
-@contextlib.contextmanager
-def reading(stream: OpenStream) -> Iterator[None]:
-    """Give a stream's memory back in the end; where no response came in time as the user holds all, say so."""
-    with contextlib.closing(stream.exchange):
-        try:
-            yield
-        except DeadlineExceededError:
-            if not (isinstance(stream.exchange, DirectStream) and stream.exchange.is_held):
-                raise
-            raise stream_held(stream.known.spec.name) from None
+def holding_told(stream: OpenStream) -> telling[DeadlineExceededError]:
+    """Where no response came in time as the user holds all of a stream's memory, say so."""
+
+    def meaning(_: DeadlineExceededError) -> BaseException | None:
+        is_held = isinstance(stream.exchange, DirectStream) and stream.exchange.is_held
+        return stream_held(stream.known.spec.name) if is_held else None
+
+    return telling(DeadlineExceededError, meaning)
 
 
 def responses_of(core: Core, stream: OpenStream, answer: Any) -> list[Result]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import resource
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 from ..errors import MachineError
 from ..forks import forsake_in_children
+from ..telling import telling
 
 __all__ = ["NO_DESCRIPTORS", "Descriptor", "NoDescriptorsError", "lack_of_descriptors_told", "no_descriptors"]
 
@@ -82,12 +82,11 @@ def no_descriptors(needed: str) -> NoDescriptorsError:
     )
 
 
-@contextlib.contextmanager
-def lack_of_descriptors_told() -> Iterator[None]:
+def lack_of_descriptors_told() -> telling[OSError]:
     """Turn the operating system's errors into NoDescriptorsError, where a region is opened."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NO_DESCRIPTORS:
-            raise
-        raise no_descriptors("a shared-memory region takes two file descriptors") from None
+    return telling(OSError, _lack_of_descriptors)
+
+
+def _lack_of_descriptors(error: OSError) -> NoDescriptorsError | None:
+    is_such = error.errno in NO_DESCRIPTORS
+    return no_descriptors("a shared-memory region takes two file descriptors") if is_such else None

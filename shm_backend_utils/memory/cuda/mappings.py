@@ -11,10 +11,10 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Final
 
 from ...errors import ClosedError, RegionRefusedError
+from ...telling import telling
 from ..locks import SharedLease
 from .errors import CudaError
 from .runtime import HANDLE_LENGTH, CudaRuntime
@@ -232,12 +232,8 @@ class CudaMappings:
         return opened
 
 
-@contextlib.contextmanager
-def _refused(field: str) -> Iterator[None]:
-    try:
-        yield
-    except CudaError as error:
-        raise RegionRefusedError(field, str(error)) from None
+def _refused(field: str) -> telling[CudaError]:
+    return telling(CudaError, lambda error: RegionRefusedError(field, str(error)))
 
 
 def _check_length(handle: bytes, field: str) -> None:

@@ -7,7 +7,6 @@ user has taken of the time, another one still has.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
@@ -22,6 +21,7 @@ from typing import Any, Final
 
 from ...errors import ClosedError, RegionGoneError, RegionRefusedError
 from ...protocol.handover import ANSWER_LENGTH, Question, SealedKey, decode_answer, encode_question
+from ...telling import telling
 from ..descriptors import Descriptor, lack_of_descriptors_told
 from ..sealed_file import SealedFile
 from ..shared_file import owner_refused
@@ -185,14 +185,13 @@ def _check_answer(message: bytes, flags: int, received: Descriptor, field: str) 
         raise RegionGoneError(f"{field} is handed over no longer; its owner closed it, or its token is another one")
 
 
-@contextlib.contextmanager
-def _hanging_up_told(field: str) -> Iterator[None]:
-    try:
-        yield
-    except (ConnectionResetError, BrokenPipeError):
-        raise _hung_up(field) from None
-    except OSError as error:
-        raise RegionRefusedError(field, f"its client cannot be asked: {os.strerror(error.errno or 0)}") from None
+def _hanging_up_told(field: str) -> telling[OSError]:
+    def meaning(error: OSError) -> RegionGoneError | RegionRefusedError:
+        if isinstance(error, ConnectionResetError | BrokenPipeError):
+            return _hung_up(field)
+        return RegionRefusedError(field, f"its client cannot be asked: {os.strerror(error.errno or 0)}")
+
+    return telling(OSError, meaning)
 
 
 def _hung_up(field: str) -> RegionGoneError:

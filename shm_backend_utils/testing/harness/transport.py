@@ -14,6 +14,7 @@ from ...client.errors import deadline_exceeded, translated
 from ...client.transports.grpc.codec import GrpcCodec, GrpcMessage
 from ...client.transports.transport import AsyncTransport, Transport
 from ...errors import ClosedError
+from ...telling import telling
 from .answer import CANCELLED, Answer
 from .procedures import PROCEDURES, infer, stream_infer
 from .requests import ServerError
@@ -97,16 +98,16 @@ class _Answering:
         with self._translating():
             return infer(self._server, message.request, begin)
 
-    @contextlib.contextmanager
-    def _translating(self) -> Generator[None, None, None]:
+    def _translating(self) -> telling[ServerError]:
         """Raise what the server refuses as clients know it."""
-        try:
-            yield
-        except ServerError as error:
+
+        def meaning(error: ServerError) -> BaseException:
             if error.code == CANCELLED:
                 self.check_open()
             status = _STATUSES.get(error.code, error.code)
-            raise translated(f"StatusCode.{status}", error.message, _ADDRESS) from None
+            return translated(f"StatusCode.{status}", error.message, _ADDRESS)
+
+        return telling(ServerError, meaning)
 
 
 class _Call(NamedTuple):
