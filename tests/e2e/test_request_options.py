@@ -66,6 +66,7 @@ def id_of(result: Result) -> str:
     return found
 
 
+@pytest.mark.needs_triton("2.43", "older ones refuse parameters that are floats")
 def test_parameters_reach_the_model_and_nothing_of_the_protocol_with_them(
     any_client: AnyClient, path: PathName
 ) -> None:
