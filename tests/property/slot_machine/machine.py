@@ -313,9 +313,10 @@ class SlotMachine(RuleBasedStateMachine):
         try:
             with failing:
                 yield
-        except (OSError, ShmError, KeyboardInterrupt):
+        except (OSError, ShmError, KeyboardInterrupt) as error:
             if not failing.has_happened:
                 raise
+            error.__traceback__ = None  # from Python 3.12 on, a cycle: what the step had in hand would stay
         if failing.has_happened:
             self.unraisable.clear()
             self.was_interrupted |= fault.error == INTERRUPT
