@@ -1,8 +1,8 @@
 """What others raise, told as this library's errors.
 
-No generator does it: an error that a function of ``contextlib.contextmanager`` raises for another one lies, from Python
-3.12 on, in a cycle with that one and all frames that it came through. What they had in hand, memory of a client's among
-it, would stay mapped until the collector comes.
+Where memory is in hand, no generator does it, and no ``ExitStack``. An error that a function of
+``contextlib.contextmanager`` raises for another one, or takes, lies in a cycle from Python 3.12 on, with all frames
+that it came through. Memory of a client's that these had would stay mapped until the collector comes.
 """
 
 from __future__ import annotations
@@ -46,4 +46,4 @@ class telling(contextlib.ContextDecorator, Generic[E]):  # noqa: N801  # as cont
             if told is not None:
                 raise told from None
         finally:
-            del told  # its traceback has this frame
+            del told, error  # a traceback has this frame

@@ -16,6 +16,7 @@ import pytest
 from shm_backend_utils.client import InferenceError, PathUnavailableError
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import BatchSizeError, TensorShapeError, TensorTypeError
+from tests.releases import outlives_models
 
 from .either_client import FLAVOURS, TWO_FLAVOURS, EitherCall, EitherClient, open_client, url_of
 from .mirror import Mirror
@@ -234,7 +235,7 @@ def test_a_model_that_went_away_is_missed_and_found_again(mirror: Mirror) -> Non
             assert [outcome(client, "here_and_gone", x, path) for path in PATHS] == list(PATHS)
 
 
-@pytest.mark.needs_triton("2.51", "2.41 itself dies, at times, when a model's process is killed")
+@outlives_models
 def test_a_model_whose_process_was_killed_fails_until_it_is_loaded_anew(mirror: Mirror) -> None:
     x = numbers(6)
     with every_client(mirror) as clients:

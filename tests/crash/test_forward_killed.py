@@ -16,6 +16,7 @@ import pytest
 from shm_backend_utils.client import InferenceError, PreparedCall, ShmClient
 from shm_backend_utils.errors import SlotInDoubtError
 from shm_backend_utils.server import EmbeddedServer
+from tests.releases import outlives_models
 
 from .gate import Gate
 from .own_server import serving
@@ -25,7 +26,7 @@ X = np.arange(1000, dtype=np.float32)
 COPIES = ("killed_while_writing", "killed_before_it_began", "killed_on_its_own", "killed_at_rest")
 """The caller, once for each test: a stub that was killed does not come back."""
 
-pytestmark = pytest.mark.needs_triton("2.51", "2.41 itself dies, at times, when a model's process is killed")
+pytestmark = outlives_models
 
 
 @pytest.fixture(scope="module")

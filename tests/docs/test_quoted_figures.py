@@ -54,17 +54,17 @@ MIGRATING: Final[Quotes] = {
         f"infer_shm, a model without a session, batch {batch}" for batch in BATCHES
     ],
 }
-BATCHED: Final[Quotes] = {
+HOWTO_BATCHES: Final[Quotes] = {
     "8 calls at once of `[3, 1080, 1920]` are [{:.0f} times as fast](../bench.md)": [
         "8 calls at once of [3, 1080, 1920], ×2, side by side"
     ]
 }
-FORWARD: Final[Quotes] = {
+HOWTO_FORWARD: Final[Quotes] = {
     "An identity of 64 MiB by `call.forward` is [{:.0f} times as fast](../bench.md)": [
         "BLS identity of 64 MiB by call.forward, in model.py"
     ]
 }
-STREAMS: Final[Quotes] = {
+HOWTO_STREAMS: Final[Quotes] = {
     "A client's first stream of 1,000 frames of 1 MB is [{:.0f} times as fast](../bench.md)": [
         "a client's first stream of 1,000 frames of 1 MB, whose size it is told"
     ]
@@ -80,9 +80,9 @@ PAGES: Final = {
     "docs/index.md": INDEX,
     "docs/when-not-to-use.md": WHEN_NOT,
     "docs/migrating.md": MIGRATING,
-    "docs/howto/batches.md": BATCHED,
-    "docs/howto/forward.md": FORWARD,
-    "docs/howto/streams.md": STREAMS,
+    "docs/howto/batches.md": HOWTO_BATCHES,
+    "docs/howto/forward.md": HOWTO_FORWARD,
+    "docs/howto/streams.md": HOWTO_STREAMS,
     "docs/costs.md": COSTS,
 }
 

@@ -10,6 +10,7 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.client.options import PathName
+from tests.releases import gives_up_loading
 
 from .loading_server import LoadingServer
 
@@ -80,7 +81,7 @@ def test_a_model_that_is_to_serve_no_direct_path_is_served_on_the_others(client:
         assert result.path == "inline"
 
 
-@pytest.mark.needs_triton("2.46", "older ones wait for ever for a model whose auto_complete_config raises")
+@gives_up_loading
 @pytest.mark.parametrize(
     ("model", "config", "complaints"),
     [

@@ -7,12 +7,13 @@ import shutil
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from tests.releases import gives_up_loading
 from tests.unit.harness.folders import BAD_CODE, folder_of
 
 from .loading_server import LoadingServer
 
 
-@pytest.mark.needs_triton("2.46", "older ones wait for ever for a model that fails before it is initialized")
+@gives_up_loading
 @pytest.mark.parametrize("what", BAD_CODE)
 def test_a_server_says_so(loading_server: LoadingServer, what: str) -> None:
     code, said, _ = BAD_CODE[what]

@@ -15,6 +15,7 @@ from shm_backend_utils.client import ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import TensorTypeError
 from shm_backend_utils.server import EmbeddedServer
+from tests.releases import carries_bf16
 
 from .flavours import AnyClient
 from .mapped import lies_in_shared_memory
@@ -33,15 +34,12 @@ KINDS: Final[dict[str, Any]] = {
 }
 
 
-in_band = pytest.mark.needs_triton("2.49", "in older ones, no request and no response carries BF16")
-
-
 def infer(client: AnyClient, x: Any, model: str = "brain_floats", **named: Any) -> dict[str, npt.NDArray[Any]]:
     with client.infer(model, {"X": x}, **named) as result:
         return result.copy()
 
 
-@in_band
+@carries_bf16
 def test_it_goes_and_comes(any_client: AnyClient, path: PathName) -> None:
     with any_client.infer("brain_floats", {"X": X}, path=path) as result:
         assert result.path == path
@@ -50,18 +48,18 @@ def test_it_goes_and_comes(any_client: AnyClient, path: PathName) -> None:
         assert result["SAME"].tolist() == X.tolist()
 
 
-@in_band
+@carries_bf16
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_the_same_whatever_held_it(client: ShmClient, path: PathName, kind: str) -> None:
     assert infer(client, KINDS[kind], path=path, outputs=["SAME"])["SAME"].tolist() == X.tolist()
 
 
-@in_band
+@carries_bf16
 def test_every_bit_is_kept(client: ShmClient, path: PathName) -> None:
     assert infer(client, BITS, path=path, outputs=["SAME"])["SAME"].tobytes() == BITS.tobytes()
 
 
-@in_band
+@carries_bf16
 @pytest.mark.parametrize("x", [X[:0], X[:1]], ids=["none", "one"])
 def test_no_number_or_one(client: ShmClient, path: PathName, x: npt.NDArray[Any]) -> None:
     found = infer(client, x, path=path)
@@ -80,7 +78,7 @@ def test_a_prepared_call_lies_in_shared_memory_both_ways(any_client: AnyClient) 
                 assert result["SAME"].ctypes.data == call.inputs["X"].ctypes.data
 
 
-@in_band
+@carries_bf16
 def test_an_output_that_finds_no_room_comes_back_in_the_response(any_client: AnyClient) -> None:
     with any_client.infer("brain_floats", {"X": BITS}, outputs={"SAME": 0, "Y": 0}, path="direct") as result:
         assert result.overflowed == {"Y": BITS.nbytes}  # the other is an input's memory, and needs no room
@@ -95,14 +93,14 @@ def test_two_bytes_of_another_type_are_refused(client: ShmClient, path: PathName
         client.infer("brain_floats", {"X": np.zeros(4, dtype)}, path=path)
 
 
-@in_band
+@carries_bf16
 def test_a_model_without_ml_dtypes_gets_and_gives_two_bytes_each(client: ShmClient, path: PathName) -> None:
     found = infer(client, BITS, "brain_floats_bare", path=path)
     assert found["SAME"].tobytes() == BITS.tobytes()
     assert found["Y"].tobytes() == (-BITS).tobytes()
 
 
-@in_band
+@carries_bf16
 def test_what_a_model_without_ml_dtypes_gives_comes_back_in_the_response_if_it_finds_no_room(client: ShmClient) -> None:
     assert infer(client, BITS, "brain_floats_bare", outputs={"Y": 0})["Y"].tobytes() == (-BITS).tobytes()
 

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 from shm_backend_utils.server import EmbeddedServer
+from tests.releases import tells_404
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "tests" / "clients"
@@ -27,9 +28,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-REFUSED: Final = pytest.param(
-    "refused", marks=pytest.mark.needs_triton("2.51", "2.41 answers all refusals of a model with 400 over HTTP")
-)
+REFUSED: Final = pytest.param("refused", marks=tells_404)
 
 
 @pytest.mark.parametrize("kind", ["system", "sealed"])

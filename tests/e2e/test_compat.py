@@ -13,6 +13,7 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.client.compat import TritonSHMClient
 from shm_backend_utils.server import EmbeddedServer
+from tests.releases import names_sequences, takes_floats
 
 from .in_band import NUMBERS
 from .two_classes import CLASSES, ORDINARY, ROWS, Call, Declared, x_of
@@ -140,8 +141,8 @@ def assert_same(ours: dict[str, npt.NDArray[Any]], theirs: dict[str, npt.NDArray
 
 
 NEWER: Final = {
-    "a sequence by name": pytest.mark.needs_triton("2.45", "to older Python backends, a sequence's name is a number"),
-    "parameters of every kind": pytest.mark.needs_triton("2.43", "older ones refuse parameters that are floats"),
+    "a sequence by name": names_sequences,
+    "parameters of every kind": takes_floats,
 }
 
 

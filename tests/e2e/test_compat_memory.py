@@ -59,7 +59,7 @@ def infer_late(client: TritonSHMClient, value: int, delay_us: int, **named: Any)
 def test_all_memory_is_taken_at_once_and_never_more(
     client: TritonSHMClient, declared: Declared, pool_size: int
 ) -> None:
-    """Looked at when all have answered: who looks keeps what requests under way let go of, and any more stay."""
+    """Counted when all have answered: to count keeps alive what calls under way let go of. A region more would stay."""
     declared.but(pool_size=pool_size).register(client)
     taken = regions()
     assert len(taken) == pool_size

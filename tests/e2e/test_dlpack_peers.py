@@ -13,6 +13,7 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer
+from tests.releases import carries_bf16
 
 from .in_band import NUMBERS
 
@@ -45,9 +46,6 @@ def client(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
         yield client
 
 
-has_bf16 = pytest.mark.needs_triton("2.49", "in older ones, no request and no response carries BF16")
-
-
 def tensors(peer: str, shape: tuple[int, int]) -> dict[str, npt.NDArray[Any]]:
     """Return a tensor of every data type that the peer knows, with other rows at the top than at the bottom."""
     known = {name: dtype for name, dtype in NUMBERS.items() if dtype is not dtypes.BF16 or peer != "numpy"}
@@ -55,7 +53,7 @@ def tensors(peer: str, shape: tuple[int, int]) -> dict[str, npt.NDArray[Any]]:
     return {name: (values % 2 if name == "BOOL" else values).astype(dtype.numpy) for name, dtype in known.items()}
 
 
-@has_bf16
+@carries_bf16
 @pytest.mark.parametrize("path", ["direct", "inline"])
 @pytest.mark.parametrize(("peer", "way"), EXCHANGES)
 def test_a_peer_exchanges_tensors_of_every_data_type_and_shape(
@@ -73,7 +71,7 @@ def test_a_peer_exchanges_tensors_of_every_data_type_and_shape(
                 assert (name, found.dtype, found.tolist()) == (name, array.dtype, array[::-1].tolist())
 
 
-@has_bf16
+@carries_bf16
 @pytest.mark.parametrize(("peer", "way"), [each for each in EXCHANGES if each.values[1] == "gives a tensor"])
 def test_what_a_peer_gives_comes_back_in_the_response_if_it_finds_no_room(
     client: ShmClient, peer: str, way: str

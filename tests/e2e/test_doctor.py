@@ -17,6 +17,7 @@ from shm_backend_utils.cli import main
 from shm_backend_utils.cli.doctor.examination import examine
 from shm_backend_utils.testing.faults.servers import free_ports
 from tests.crash.processes import stub_of
+from tests.releases import gives_up_loading
 from tests.unit.answering_server import answering
 from tests.unit.harness.folders import folder_of
 
@@ -121,10 +122,7 @@ BROKEN: Final = {
 }
 
 
-FAIL_FIRST: Final = {
-    code: pytest.mark.needs_triton("2.46", "older ones wait for ever for a model that fails before it is initialized")
-    for code in ("library-missing", "model-not-loaded")
-}
+FAIL_FIRST: Final = dict.fromkeys(("library-missing", "model-not-loaded"), gives_up_loading)
 
 
 @pytest.mark.parametrize("code", [pytest.param(code, marks=FAIL_FIRST.get(code, ())) for code in BROKEN])

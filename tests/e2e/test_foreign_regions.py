@@ -21,12 +21,12 @@ from tritonclient.utils import InferenceServerException, shared_memory
 
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.server import EmbeddedServer
+from tests.releases import tells_404
 
 SHM = Path("/dev/shm")
 PAGE = 4096
 NOBODY = 65534
 HTTP_CODES = {"INVALID_ARGUMENT": "400", "NOT_FOUND": "404"}
-has_404 = pytest.mark.needs_triton("2.51", "2.41 answers all refusals of a model with 400 over HTTP")
 MODEL = "direct_only"  # gives Y, which is X, and serves the direct path alone
 
 
@@ -257,14 +257,14 @@ def test_an_input_in_band_and_an_output_in_a_region(wire: Wire) -> None:
     assert wire.tensors_in(result) == []
 
 
-@has_404
+@tells_404
 def test_a_name_that_is_not_registered_is_not_found(wire: Wire) -> None:
     region = wire.region(registered=False)
     message = wire.refused(lambda: wire.send([region.name], X_AT_0, Y_BEHIND_IT), "NOT_FOUND")
     assert "regions[0] is not registered at the server" in message
 
 
-@has_404
+@tells_404
 def test_a_name_that_was_unregistered_is_not_found_at_once(wire: Wire) -> None:
     first, second = wire.region(), wire.region()
     wire.send([first.name], X_AT_0, Y_BEHIND_IT)
@@ -336,7 +336,7 @@ def test_a_file_that_was_made_anew_is_followed_though_nobody_registered_it_anew(
     assert region.read(1024) == [0] * 4
 
 
-@has_404
+@tells_404
 def test_a_file_that_was_removed_is_not_found(wire: Wire) -> None:
     region = wire.region()
     region.write(ROW)

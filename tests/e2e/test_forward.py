@@ -18,6 +18,7 @@ from shm_backend_utils.client import InferenceError, PoolOptions, Result, ShmCli
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
+from tests.releases import has_ensembles_that_fail, takes_floats
 
 from ..crash.gate import Gate
 from .eventually import all_memory_comes_back, eventually
@@ -187,7 +188,6 @@ def test_parameters_and_version_reach_the_other_model_and_nothing_of_the_protoco
 
 
 RATIO = "parameter 'ratio' is 0.5, which this Triton does not pass on"
-takes_floats = pytest.mark.needs_triton("2.43", "older ones refuse a client's parameters that are floats")
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_a_slot_reaches_the_step_of_an_ensemble_that_it_names(triton_server: Emb
         assert request.record.completed == request.generation
 
 
-@pytest.mark.needs_triton("2.51", "2.41 loses the error of an ensemble's step, and tells of a deadlock")
+@has_ensembles_that_fail
 def test_a_step_that_is_refused_fails_the_ensemble_with_its_error(triton_server: EmbeddedServer) -> None:
     x = tritonclient.grpc.InferInput("X", [4], "FP32")
     x.set_data_from_numpy(X)

@@ -23,6 +23,6 @@ def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerWire]:
         wire.close()
 
 
-@pytest.mark.needs_triton("2.51", "the harness does what this release does")
+@pytest.mark.needs_triton("2.51", "the harness does what 2.51 does")
 class TestServer(Contract, RegionsContract):
     """A real one, whose models have a NumPy that its stub was built for."""

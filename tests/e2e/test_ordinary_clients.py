@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.unregistering import unregister_when_free
 
-from .in_band import NUMBERS
+from .in_band import EACH_NUMBER
 
 
 class Plain:
@@ -41,13 +41,7 @@ def plain(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iter
     plain.client.close()
 
 
-BRAIN_FLOATS: Final = pytest.mark.needs_triton("2.49", "in older ones, no request and no response carries BF16")
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [pytest.param(dtype, marks=BRAIN_FLOATS if name == "BF16" else (), id=name) for name, dtype in NUMBERS.items()],
-)
+@pytest.mark.parametrize("dtype", EACH_NUMBER)
 def test_every_dtype_in_band(plain: Plain, dtype: dtypes.DType) -> None:
     values = np.arange(1, 6).astype(dtype.numpy)
     wanted = [plain.module.InferRequestedOutput(f"OUT_{dtype.name}")]

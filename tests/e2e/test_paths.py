@@ -9,6 +9,7 @@ import pytest
 
 from shm_backend_utils.client import PathUnavailableError
 from shm_backend_utils.client.options import PathName
+from tests.releases import carries_bf16
 
 from .flavours import AnyClient
 from .in_band import NUMBERS, strings_in_band
@@ -35,7 +36,7 @@ def test_a_batch_does_not_depend_on_the_path(any_client: AnyClient, path: PathNa
         np.testing.assert_array_equal(result["OUTPUT0"], images * 2)
 
 
-@pytest.mark.needs_triton("2.49", "in older ones, no request and no response carries BF16")
+@carries_bf16
 def test_all_dtypes_in_one_request(any_client: AnyClient, path: PathName) -> None:
     inputs = {f"IN_{name}": np.arange(7).astype(dtype.numpy) for name, dtype in NUMBERS.items()}
     with any_client.infer("every_dtype", inputs, path=path) as result:

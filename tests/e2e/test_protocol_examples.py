@@ -23,6 +23,7 @@ from shm_backend_utils.protocol.address import parse_address
 from shm_backend_utils.protocol.layout import Header, SlotRecord
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.server import EmbeddedServer
+from tests.releases import tells_404
 
 DOCUMENT: Final = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
 REQUEST, ANSWER, REFUSAL, BATCH_REQUEST = re.findall(r"```http\n(.*?)```", DOCUMENT, re.DOTALL)
@@ -125,7 +126,7 @@ def test_the_batch(triton_server: EmbeddedServer) -> None:
         pytest.param(
             ("shm_slot", f"2/identity/shmbu-none/{'0' * 32}/0"),
             404,
-            marks=pytest.mark.needs_triton("2.51", "2.41 answers all refusals of a model with 400 over HTTP"),
+            marks=tells_404,
         ),
     ],
     ids=["table", "stale", "table again", "gone"],

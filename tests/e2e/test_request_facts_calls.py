@@ -15,6 +15,7 @@ import pytest
 from shm_backend_utils.client import AsyncShmClient, PreparedCall, Result, ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
+from tests.releases import names_sequences
 
 from .eventually import eventually
 from .flavours import AnyClient
@@ -38,9 +39,7 @@ def test_the_request_id(any_client: AnyClient, path: PathName) -> None:
     assert facts(any_client, path=path)["request_id"] == ""
 
 
-NAMED: Final = pytest.param(
-    "order 66", marks=pytest.mark.needs_triton("2.45", "to older Python backends, a sequence's name is a number")
-)
+NAMED: Final = pytest.param("order 66", marks=names_sequences)
 
 
 @pytest.mark.parametrize("sequence_id", [7, (1 << 63) - 1, NAMED])

@@ -17,6 +17,7 @@ from shm_backend_utils.client import AsyncShmClient, PreparedCall, Result, ShmCl
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.dtypes import BF16
 from shm_backend_utils.server import EmbeddedServer
+from tests.releases import carries_bf16, names_sequences
 
 from .eventually import eventually
 from .flavours import AnyClient
@@ -44,9 +45,7 @@ def test_a_call_knows_its_request_id(any_client: AnyClient, path: PathName) -> N
     "correlation_id",
     [
         7,
-        pytest.param(
-            "seven", marks=pytest.mark.needs_triton("2.45", "to older Python backends, a sequence's name is a number")
-        ),
+        pytest.param("seven", marks=names_sequences),
     ],
 )
 def test_a_call_knows_its_place_in_a_sequence(
@@ -108,7 +107,7 @@ def test_requests_are_served_side_by_side_by_an_execute_that_is_a_coroutine(clie
     assert [call.result()["OTHER"].item() for call in calls] == [2, 1]
 
 
-@pytest.mark.needs_triton("2.49", "in older ones, no request and no response carries BF16")
+@carries_bf16
 def test_brain_floats_are_added_up(any_client: AnyClient, path: PathName) -> None:
     halves = np.array([0.5, -1.5, 300], BF16.numpy)
     with any_client.infer("brain_floats", {"X": halves}, path=path) as result:

@@ -13,6 +13,7 @@ import pytest
 from shm_backend_utils.client import InferenceError, Result
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import CallerError
+from tests.releases import takes_floats
 
 from .flavours import AnyClient, Flavour
 from .wiretap import Wiretap, tapped
@@ -66,7 +67,7 @@ def id_of(result: Result) -> str:
     return found
 
 
-@pytest.mark.needs_triton("2.43", "older ones refuse parameters that are floats")
+@takes_floats
 def test_parameters_reach_the_model_and_nothing_of_the_protocol_with_them(
     any_client: AnyClient, path: PathName
 ) -> None:

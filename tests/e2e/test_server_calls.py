@@ -18,6 +18,7 @@ import pytest
 from shm_backend_utils.client import InferenceError, ServerUnavailableError
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.faults.servers import free_ports
+from tests.releases import outlives_models
 
 from ..crash.processes import eventually, stub_of
 from ..crash.server_options import installation_with
@@ -126,7 +127,7 @@ def test_a_model_that_was_loaded_is_ready(client: AnyClient, model: str) -> None
     assert asked(client, "is_model_ready", model) is True
 
 
-@pytest.mark.needs_triton("2.51", "older ones do not know, over HTTP, fields that gRPC's messages have all the same")
+@pytest.mark.needs_triton("2.51", "2.41 leaves out, over HTTP, fields that tritonclient's messages of gRPC have")
 @pytest.mark.usefixtures("_loaded")
 def test_all_clients_are_told_the_same(served: Served) -> None:
     for method, values in (
@@ -162,7 +163,7 @@ def test_a_model_is_loaded_with_a_configuration_and_unloaded(served: Served, cli
     eventually(lambda: not asked(client, "is_model_ready", "made_here"))
 
 
-@pytest.mark.needs_triton("2.51", "2.41 itself dies, at times, when a model's process is killed")
+@outlives_models
 @pytest.mark.usefixtures("_loaded")
 def test_a_model_whose_process_is_dead_is_not_ready_until_it_is_loaded_anew(served: Served) -> None:
     stub = stub_of(served.server, "rows")

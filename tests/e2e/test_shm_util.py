@@ -20,7 +20,7 @@ from shm_backend_utils.testing.shm_util import (
     unregister_cleanup_shm_regions,
 )
 
-from .in_band import NUMBERS, strings_in_band
+from .in_band import EACH_NUMBER, strings_in_band
 from .shm_util_wire import COUNTS, MODULES, Wire, X, wire_to
 
 WORDS: Final = np.array([["a", "bcd", ""], ["ü", "日本語", "ends with nothing\0"]], object)
@@ -36,13 +36,7 @@ def wire(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Itera
 # --- a whole life
 
 
-BRAIN_FLOATS: Final = pytest.mark.needs_triton("2.49", "in older ones, no request and no response carries BF16")
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [pytest.param(dtype, marks=BRAIN_FLOATS if name == "BF16" else (), id=name) for name, dtype in NUMBERS.items()],
-)
+@pytest.mark.parametrize("dtype", EACH_NUMBER)
 def test_every_type_of_number_goes_in_and_comes_out(wire: Wire, dtype: dtypes.DType) -> None:
     values = np.array([1, 0, 2, 3, 1]).astype(dtype.numpy)
     shm_handles, inputs, outputs = wire.create(

@@ -18,6 +18,7 @@ import shm_backend_utils
 from shm_backend_utils.cli import main
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer, Installation
+from tests.releases import gives_up_loading
 
 from ..crash.server_options import installation_with
 
@@ -124,7 +125,7 @@ def test_a_model_loads_and_serves_on_the_direct_path_once_it_has_a_copy(bare: Ba
     assert main(["vendor", "--check", str(model)]) == 0  # the stub has compiled it, and nothing else
 
 
-@pytest.mark.needs_triton("2.46", "older ones wait for ever for a model that fails before it is initialized")
+@gives_up_loading
 def test_models_have_a_copy_each_and_what_else_they_need_is_not_in_it(bare: BareServer) -> None:
     for sample in ("image_resize_normalize", "identity"):
         assert main(["vendor", str(bare.copy(sample))]) == 0

@@ -23,7 +23,7 @@ Rates = dict[str, list[float]]
 _Given = TypeVar("_Given")
 _APART: Final = 7
 _WARM_PER_PERIOD: Final = 8
-"""Callers. Each has memory of its own, which is taken anew until it has room for the longest array: some ten calls."""
+"""How many callers get warm in a period. Each has memory of its own, taken anew until the longest array finds room."""
 
 
 def rates_of_threads(
@@ -34,7 +34,7 @@ def rates_of_threads(
     threads: int,
     amounts: Amounts,
 ) -> Rates:
-    """Have threads call each case in turn, for a period at a time; the first of each, a longer one, only warms up.
+    """Have threads call each case in turn, for a period at a time; the first of each only warms up.
 
     Parameters
     ----------
@@ -78,8 +78,8 @@ async def rates_of_tasks(
 
 
 def _period_s(number: int, callers: int, amounts: Amounts) -> float:
-    """Return how long a period is: the first one, until all callers are warm."""
-    return amounts.period_s * (1 if number else max(1, callers / _WARM_PER_PERIOD))
+    """Return how long a period takes; the first one lasts until all callers are warm."""
+    return amounts.period_s * (1 if number > 0 else max(1, callers / _WARM_PER_PERIOD))
 
 
 async def _rate_of_tasks(

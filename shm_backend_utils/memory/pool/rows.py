@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Hashable
-from typing import Final, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,8 @@ Layout = TypeVar("Layout")
 _MAX_KEYS: Final = 256
 
 
-class Row(NamedTuple, Generic[Layout]):
+@dataclass(frozen=True, slots=True)
+class Row(Generic[Layout]):
     """One call's part of a block.
 
     Attributes

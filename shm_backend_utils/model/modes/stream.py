@@ -255,12 +255,12 @@ class StreamCall(Call):
 
 def run_stream(stream: StreamCall, answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
     """Serve a stream: send what ``answer`` has written whenever it yields, and end with it, well or by its error."""
-    with stream as call, contextlib.ExitStack() as at_end:
+    with stream as call:
         steps = answer(call)
-        if isinstance(steps, Generator):
-            at_end.callback(steps.close)
-        for _ in steps or ():
-            call.send()
+        # No ExitStack: an error of the generator's end would lie in a cycle there, and the stream with it.
+        with contextlib.closing(steps) if isinstance(steps, Generator) else contextlib.nullcontext():
+            for _ in steps or ():
+                call.send()
 
 
 _NO_OUTPUTS: Final = results.encode(())

@@ -20,9 +20,7 @@ HERE: Final = Path(__file__).parent
 RELEASE: Final = "24.10"
 """Of the server that is installed."""
 
-pytestmark = pytest.mark.needs_triton(
-    "2.51", "the checks are asked with BF16 and a float, and say what this release does"
-)
+pytestmark = pytest.mark.needs_triton("2.51", "the checks say what 2.51 does, and are asked with BF16 and a float")
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.protocol.refusals import code_in
 from shm_backend_utils.server import EmbeddedServer
+from tests.releases import has_ensembles_that_fail, takes_floats
 
 from ..flavours import url_of
 from ..hand_made import FIRST_GENERATION, STEP, HandMade
@@ -40,9 +41,7 @@ def test_a_client_of_version_1_is_told_both_versions(made: HandMade, triton_serv
     assert is_served(made)
 
 
-A_FLOAT: Final = pytest.param(
-    2.5, marks=pytest.mark.needs_triton("2.43", "older ones refuse parameters that are floats")
-)
+A_FLOAT: Final = pytest.param(2.5, marks=takes_floats)
 NO_ADDRESSES: Final = (7, True, A_FLOAT, "", "2", "2/", "2////", "/" * 100, "x" * 100_000)
 
 
@@ -80,7 +79,7 @@ def test_a_table_for_another_model_is_not_looked_at(triton_server: EmbeddedServe
         assert request.content() == before
 
 
-@pytest.mark.needs_triton("2.51", "2.41 loses the error of an ensemble's step, and tells of a deadlock")
+@has_ensembles_that_fail
 def test_a_lying_table_for_a_step_fails_the_ensemble_by_its_code(triton_server: EmbeddedServer) -> None:
     x = tritonclient.grpc.InferInput("X", [4], "FP32")
     x.set_data_from_numpy(X)

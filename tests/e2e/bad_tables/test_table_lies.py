@@ -12,6 +12,7 @@ import pytest
 
 from shm_backend_utils.protocol.refusals import code_in
 from shm_backend_utils.server import EmbeddedServer
+from tests.releases import tells_404
 
 from ..hand_made import DATATYPES, STEP, Claim, HandMade, Tensor
 from .breaks import REGION_SIZE, Break, is_served, one_more_input, refusals_of, tensor
@@ -200,10 +201,7 @@ LIES: Final[dict[str, tuple[Break, str, str]]] = {
 STATUS: Final = {"shm:gone": ("StatusCode.NOT_FOUND", "404")}
 
 
-IN_HTTP: Final = pytest.mark.needs_triton("2.51", "2.41 answers all refusals of a model with 400 over HTTP")
-
-
-@pytest.mark.parametrize("lie", [pytest.param(lie, marks=[IN_HTTP] * (LIES[lie][1] in STATUS)) for lie in LIES])
+@pytest.mark.parametrize("lie", [pytest.param(lie, marks=[tells_404] * (LIES[lie][1] in STATUS)) for lie in LIES])
 def test_a_lie_is_refused_by_code_and_field_and_the_truth_is_served(
     made: HandMade, triton_server: EmbeddedServer, lie: str
 ) -> None:

@@ -102,7 +102,7 @@ def test_those_of_another_user_are_served(
 
 
 def test_what_has_come_back_is_waited_for(hasty: Fetcher) -> None:
-    """What comes back first is a moment, and a busy machine's desk may answer later: it has something each time."""
+    """On a busy machine the desk may be asked more than once: it gives a new descriptor each time."""
 
     def give_one(connection: socket.socket) -> None:
         give(memfd())(connection)

@@ -396,6 +396,7 @@ def test_an_interruption_between_the_two_steps_brings_the_old_copy_back(
     assert main(["vendor", "--check", str(copy.parent)]) == 0
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="-m of Python 3.10 takes packages from its folder in any case")
 def test_a_hostile_copy_is_not_run(copy: Path, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     for file in copy.rglob("*.py"):

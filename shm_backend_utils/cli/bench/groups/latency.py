@@ -1,6 +1,7 @@
 """The picture of latency: round trips over the size of a tensor, on every path, beside every peer and the floor.
 
-What a limit is for, other groups measure in more rounds and with nothing else between. Here all lines take turns.
+What a limit is for, other groups measure in more rounds and with nothing else between. Here all lines take turns, up
+to :data:`TOGETHER`.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ PICTURE: Final = "latency"
 BYTES: Final = tuple(4**exponent for exponent in range(3, 16))
 """64 B to 1 GiB."""
 MOST_OVER_THE_WIRE: Final = 2**26
-"""A call with so much takes half a second already, and 2 GiB are more than a message of gRPC holds."""
+"""A call with so much takes half a second and more already, and 2 GiB are more than a message of gRPC holds."""
 TOGETHER: Final = 2**24
 """Up to here all ways have their memory at once, and take turns. Larger tensors have it one way after another."""
 BYTES_PER_CASE: Final = 2**27
 """How much each way sends of a size, or in its least number of rounds, if that is more."""
 LEAST_ROUNDS: Final = 5
 WARM_UP_ROUNDS: Final = 3
-"""In the first ones, the server takes its own memory."""
+"""In the first rounds the server takes memory for itself."""
 ROUNDS_SHARE: Final = 5
 MEMORY: Final = 8
 """How many times a tensor's size there must be of memory: client's, server's and models' copies, on the worst path."""

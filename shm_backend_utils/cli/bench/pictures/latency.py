@@ -17,7 +17,8 @@ TITLE: Final = "Round trip of one tensor, there and back"
 CAPTION: Final = (
     "Medians, one request at a time. *In place*: the tensor is in shared memory already, and nothing is copied; all "
     "others copy it once on its way in, at least. In band nothing beyond 64 MiB is measured, as a call takes half a "
-    "second there; `triton-shm-client` knows gRPC alone."
+    "second and more there; `triton-shm-client` knows gRPC alone. Above 16 MiB the ways are measured one after "
+    "another, in few rounds: small differences there mean nothing."
 )
 
 _PANELS: Final = {"grpc": "gRPC", "http": "HTTP"}

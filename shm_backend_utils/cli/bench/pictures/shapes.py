@@ -14,10 +14,11 @@ from .style import INK
 
 __all__ = ["CAPTION", "TITLE", "draw"]
 
-TITLE: Final = "Round trips where every tensor has another length, over gRPC"
+TITLE: Final = "Round trips with tensors of one length, and of many, over gRPC"
 CAPTION: Final = (
     "Medians, one request at a time: tensors of one length, and tensors from half of it to half as much again, no two "
-    "of them alike. Triton's shared memory is registered once, with room for the largest."
+    "of them alike. Triton's shared memory is registered once, with room for the largest. `ShmClient.infer` is held to "
+    "the direct path; by itself it sends the smallest in band."
 )
 
 # What a kind is called, and how dark its bars are.

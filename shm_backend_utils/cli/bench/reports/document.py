@@ -19,8 +19,9 @@ Written, with the pictures, by
     scripts/bench --json bench.json --document docs/bench.md --plot docs/images
 
 or, where the package is installed, by `shm-backend-utils bench` with the same options. Every figure is a ratio or a
-difference of medians of one run, in which all cases took turns; each is held to the limit beside it. Times differ from
-machine to machine; ratios hardly do.
+difference of medians of one run, in which all cases took turns; each is held to the limit beside it. Rates are compared
+period by period, and their figure is the median of these quotients. Times differ from machine to machine; ratios do
+less, those of rates and of large tensors by a fifth and more.
 
 """
 
