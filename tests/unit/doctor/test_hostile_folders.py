@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -41,7 +43,13 @@ def test_a_copy_whose_list_is_none(make: Callable[[Path], None], model: Path) ->
     assert codes(model) == {"foreign-package"}
 
 
-@pytest.mark.parametrize("code", ["x=" + "-" * 200_000 + "1", "a" + ".b" * 300_000, "x=1\0", "(" * 1000])
+OVERFLOWS: Final = pytest.param(
+    "a" + ".b" * 300_000,
+    marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10's own parser dies of it"),
+)
+
+
+@pytest.mark.parametrize("code", ["x=" + "-" * 200_000 + "1", OVERFLOWS, "x=1\0", "(" * 1000])
 def test_code_that_no_parser_likes(code: str, model: Path) -> None:
     (model / "1" / "model.py").write_text(code)
     (found,) = [each for each in findings_in_folder(model) if each.trouble.code == "code-does-not-parse"]
