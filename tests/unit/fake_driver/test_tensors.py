@@ -63,7 +63,7 @@ def test_slices_share_the_memory(driver: FakeDriver) -> None:
 
 
 def test_a_tensor_that_is_written_late(driver: FakeDriver, cuda: Any) -> None:
-    driver.delay(0.05)
+    driver.delay(0.5)
     writes, reads = (int(done(cuda.cuStreamCreate(1))) for _ in range(2))
     tensor = driver.tensor(np.arange(3), stream=writes)
     assert tensor.peek().tolist() != [0, 1, 2]
