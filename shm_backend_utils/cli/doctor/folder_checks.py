@@ -14,6 +14,7 @@ from ...repository_layout import CODE_FILE, CONFIG_FILE, version_folders
 from ...testing.harness.config_file import read_config
 from ...testing.harness.model_config import check_tensors
 from ..vendored_copy import PACKAGE, flaws
+from ..wording import first_of
 from .config_checks import findings_in_config, is_of_python_backend, mentions_shared_memory
 from .findings import Finding
 from .model_code import ModelCode
@@ -191,8 +192,7 @@ def _owner_only(folder: Path, codes: list[ModelCode]) -> Iterator[Finding]:
     places += [folder / PACKAGE, *sorted((folder / PACKAGE).rglob("*"))]
     closed = [place for place in places if place.exists() and not _is_open(place)]
     if closed:
-        more = f" and {len(closed) - 1} more" if closed[1:] else ""
-        yield Finding(OWNER_ONLY, f"{closed[0]}{more} cannot be read by every user", folder.name)
+        yield Finding(OWNER_ONLY, f"{first_of(closed)} cannot be read by every user", folder.name)
 
 
 def _is_open(place: Path) -> bool:
