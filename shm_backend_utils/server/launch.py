@@ -279,9 +279,8 @@ def _reasons(log: str) -> Iterator[str]:
 
 
 def _answers(url: str) -> bool:
-    direct = urllib.request.build_opener(
-        urllib.request.ProxyHandler({})
-    )  # it is on this machine, whatever http_proxy says
+    without_proxy = urllib.request.ProxyHandler({})  # it is on this machine, whatever http_proxy says
+    direct = urllib.request.build_opener(without_proxy)
     try:
         with direct.open(f"http://{url}", timeout=5) as reply:
             return int(reply.status) == 200

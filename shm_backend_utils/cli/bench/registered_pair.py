@@ -14,7 +14,7 @@ import tritonclient.http
 from tritonclient.utils import shared_memory
 
 from ...errors import NoSharedMemoryError
-from ...memory.shared_file import DIRECTORY
+from ...memory.shared_file import DEV_SHM
 from ...testing.unregistering import unregister_when_free
 from .payloads import Floats
 
@@ -75,7 +75,7 @@ def _region(stack: ExitStack | AsyncExitStack, plain: Any, name: str, byte_size:
 
 def _take_memory(name: str, byte_size: int) -> None:
     """Give memory to every byte: a full /dev/shm must fail here, not as a SIGBUS at first touch."""
-    file = os.open(DIRECTORY / name, os.O_RDWR)
+    file = os.open(DEV_SHM / name, os.O_RDWR)
     try:
         os.posix_fallocate(file, 0, byte_size)
     except OSError as error:

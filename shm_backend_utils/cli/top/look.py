@@ -14,7 +14,7 @@ from ...errors import MachineError
 from ...memory import reaper
 from ...memory.backend_pools import STUB
 from ...memory.machine_memory import available_bytes
-from ...memory.shared_file import DIRECTORY, free_bytes, total_bytes
+from ...memory.shared_file import DEV_SHM, free_bytes, total_bytes
 from ..shared_memory.pools import BackendPool, find_pool_files, pools_of
 from ..shared_memory.processes import Identity, Process, look_into_processes
 from ..shared_memory.sealed_memory import sealed_memory_of
@@ -211,7 +211,7 @@ def _system_regions() -> Mapping[Identity, reaper.RegionReport]:
     found = {}
     for report in reaper.scan():
         with contextlib.suppress(OSError):  # it is gone meanwhile
-            status = (DIRECTORY / report.key).lstat()
+            status = (DEV_SHM / report.key).lstat()
             found[status.st_dev, status.st_ino] = report
     return found
 

@@ -102,9 +102,8 @@ def _licence() -> str:
 
 
 def _open_to_readers_of(model: Path, copy: Path) -> None:
-    mode = (
-        model.stat().st_mode & 0o775 | 0o700
-    )  # a folder that everybody may write to, as /tmp, may protect what is in it
+    # Not by everybody: a folder that all may write to, as /tmp, may protect what is in it.
+    mode = model.stat().st_mode & 0o775 | 0o700
     for folder, _, names in os.walk(copy):
         Path(folder).chmod(mode)
         for name in names:

@@ -21,10 +21,8 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in the real /dev/shm that stands for it."""
     folder = Path(tempfile.mkdtemp(prefix="top-", dir="/dev/shm"))
     (folder / "processes").mkdir()
-    for module in (pools, reaper):
-        monkeypatch.setattr(module, "_DIRECTORY", folder)
-    for module in (look, system, shared_file):
-        monkeypatch.setattr(module, "DIRECTORY", folder)
+    for module in (pools, reaper, look, system, shared_file):
+        monkeypatch.setattr(module, "DEV_SHM", folder)
     monkeypatch.setattr(processes, "_PROC", folder / "processes")
     yield folder
     shutil.rmtree(folder)
