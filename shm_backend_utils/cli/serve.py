@@ -59,7 +59,7 @@ def _look_at(repository: Path) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what may be asked for."""
+    """Add the command's arguments to its parser."""
     parser.add_argument(
         "--model-repository",
         type=Path,

@@ -20,7 +20,7 @@ _USAGE: Final = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what may be asked for."""
+    """Add the command's arguments to its parser."""
     parser.add_argument(
         "url",
         nargs="?",

@@ -28,7 +28,7 @@ _STEP_S: Final = 0.1  # how soon a terminal that was resized is drawn anew
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what may be asked for."""
+    """Add the command's arguments to its parser."""
     parser.add_argument(
         "--metrics-url",
         metavar="http://HOST:PORT",

@@ -17,7 +17,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what may be asked for."""
+    """Add the command's arguments to its parser."""
     parser.add_argument(
         "folder", type=Path, metavar="MODEL_DIR", help="the model's folder, with config.pbtxt or 1/model.py"
     )

@@ -14,7 +14,7 @@ from tritonclient.utils import shared_memory
 
 from ....client import PoolOptions, PreparedCall, ShmClient
 from ...common.figures import Figure
-from ..rounds import Bench
+from ..bench import Bench
 
 __all__ = ["batches"]
 

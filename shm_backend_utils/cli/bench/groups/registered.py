@@ -15,7 +15,7 @@ from tritonclient.utils import shared_memory
 
 from ....client import attach
 from ...common.figures import Figure
-from ..rounds import Bench
+from ..bench import Bench
 
 __all__ = ["registered"]
 
