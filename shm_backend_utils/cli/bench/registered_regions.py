@@ -1,4 +1,4 @@
-"""Triton's own shared memory, as a user of tritonclient has it."""
+"""Regions that a server has registered: Triton's own shared memory, as a user of tritonclient has it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import secrets
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import tritonclient.grpc
@@ -18,9 +18,52 @@ from ...memory.shared_file import DEV_SHM
 from ...testing.unregistering import unregister_when_free
 from .payloads import Floats
 
-__all__ = ["RegisteredPair"]
+__all__ = ["RegisteredPair", "RegisteredRegion", "registered_region"]
 
 _PATIENCE_S: Final = 10.0
+
+
+class RegisteredRegion(NamedTuple):
+    """A region of this process that a server has registered.
+
+    Attributes
+    ----------
+    name : str
+        At the server, and of the object in ``/dev/shm``.
+    handle : object
+        As ``tritonclient.utils.shared_memory`` takes it.
+    """
+
+    name: str
+    handle: Any
+
+
+def registered_region(stack: ExitStack | AsyncExitStack, plain: Any, name: str, byte_size: int) -> RegisteredRegion:
+    """Make a region, with memory for every byte, and register it.
+
+    Parameters
+    ----------
+    stack : ExitStack or AsyncExitStack
+        Unregisters and removes it when it ends.
+    plain : object
+        tritonclient's client, which blocks.
+    name : str
+        Of the region.
+    byte_size : int
+        Its size.
+
+    Raises
+    ------
+    NoSharedMemoryError
+        ``/dev/shm`` has no room for it.
+    """
+    handle = shared_memory.create_shared_memory_region(name, f"/{name}", byte_size, create_only=True)
+    stack.callback(shared_memory.destroy_shared_memory_region, handle)
+    _take_memory(name, byte_size)
+    plain.register_system_shared_memory(name, f"/{name}", byte_size)
+    unregister = partial(plain.unregister_system_shared_memory, name)
+    stack.callback(unregister_when_free, unregister, _PATIENCE_S)
+    return RegisteredRegion(name, handle)
 
 
 class RegisteredPair:
@@ -44,33 +87,23 @@ class RegisteredPair:
 
     def __init__(self, stack: ExitStack | AsyncExitStack, plain: Any, protocol: str, most_bytes: int) -> None:
         name = f"bench-{os.getpid()}-{secrets.token_hex(4)}"
-        self._in, self._source = _region(stack, plain, f"{name}-in", most_bytes)
-        self._out, self._target = _region(stack, plain, f"{name}-out", most_bytes)
+        self._source = registered_region(stack, plain, f"{name}-in", most_bytes)
+        self._target = registered_region(stack, plain, f"{name}-out", most_bytes)
         triton = tritonclient.grpc if protocol == "grpc" else tritonclient.http
         self.inputs = [triton.InferInput("INPUT0", [0], "FP32")]
         self.outputs = [triton.InferRequestedOutput("OUTPUT0")]
 
     def fill(self, x: Floats) -> None:
         """Copy the next request's input."""
-        shared_memory.set_shared_memory_region(self._in, [x])
+        shared_memory.set_shared_memory_region(self._source.handle, [x])
         self.inputs[0].set_shape(list(x.shape))
-        self.inputs[0].set_shared_memory(self._source, x.nbytes)
-        self.outputs[0].set_shared_memory(self._target, x.nbytes)
+        self.inputs[0].set_shared_memory(self._source.name, x.nbytes)
+        self.outputs[0].set_shared_memory(self._target.name, x.nbytes)
 
     def received(self, shape: tuple[int, ...]) -> Floats:
         """Return the output, which is not copied."""
-        array: Floats = shared_memory.get_contents_as_numpy(self._out, np.float32, shape)
+        array: Floats = shared_memory.get_contents_as_numpy(self._target.handle, np.float32, shape)
         return array
-
-
-def _region(stack: ExitStack | AsyncExitStack, plain: Any, name: str, byte_size: int) -> tuple[Any, str]:
-    handle = shared_memory.create_shared_memory_region(name, f"/{name}", byte_size, create_only=True)
-    stack.callback(shared_memory.destroy_shared_memory_region, handle)
-    _take_memory(name, byte_size)
-    plain.register_system_shared_memory(name, f"/{name}", byte_size)
-    unregister = partial(plain.unregister_system_shared_memory, name)
-    stack.callback(unregister_when_free, unregister, _PATIENCE_S)
-    return handle, name
 
 
 def _take_memory(name: str, byte_size: int) -> None:
@@ -79,7 +112,7 @@ def _take_memory(name: str, byte_size: int) -> None:
     try:
         os.posix_fallocate(file, 0, byte_size)
     except OSError as error:
-        needed = f"two regions of {byte_size:,} bytes for Triton's own shared memory"
+        needed = f"{byte_size:,} bytes for Triton's own shared memory"
         raise NoSharedMemoryError(f"/dev/shm has no room for {needed}: {error.strerror}; give it more") from None
     finally:
         os.close(file)
