@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...client.paths.choice import is_this_machine
 from ...client.steps import BlockingDriver
 from ...client.transports.connect import Connectable, connect
+from ...client.transports.this_machine import is_this_machine
 from ...errors import CallerError
 from ...memory.process_facts import process_facts
 from ..wording import first_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ...client.paths.choice import is_this_machine
 from ...client.paths.probe import ProbeAnswer
+from ...client.transports.this_machine import is_this_machine
 from ...errors import MachineError, RegionGoneError, RegionRefusedError, VersionError
 from .findings import Finding, Trouble
 from .troubles.model import DEAD_STUB, NO_SESSION, OTHER_NAMESPACE, OTHER_PROTOCOL, OTHER_USER, REFUSED, TOO_OLD

@@ -16,9 +16,9 @@ from ...client.errors import (
     TlsError,
     UnknownHostError,
 )
-from ...client.paths.choice import is_this_machine
 from ...client.paths.triton_shm import Registrations
 from ...client.steps import BlockingDriver, Steps
+from ...client.transports.this_machine import is_this_machine
 from ...errors import MachineError, ShmError
 from ...memory.access import PRIVATE
 from ...memory.pool.slot import SlotRegion
