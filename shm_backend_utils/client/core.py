@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from ..errors import TensorError
 from ..forks import forsake_in_children
 from ..memory import reaper
-from ..protocol.call_layout import lay_out
+from ..protocol.call_layout import CallLayout, lay_out
 from .client_memory import ClientMemory
 from .copies import tell_path
 from .errors import InferenceError
@@ -23,7 +23,7 @@ from .explanation import Explanation
 from .inputs.descriptions import InputDescription, Outputs, described_inputs, wanted_outputs
 from .inputs.devices import copied_source, device_source, kept_source
 from .inputs.gpus import Gpus
-from .inputs.sources import Elsewhere, sources
+from .inputs.sources import Elsewhere, Source, sources
 from .known_model import Catalog, KnownModel
 from .paths.choice import PathChooser
 from .paths.direct import DirectExchange
@@ -175,12 +175,10 @@ class Core:
             path = InlineExchange.path  # all tensors are certain to be so small that this is faster
         exchange = yield from self.opening.open(settings, known, path, layout, given, wanted)
         try:
-            if layout.end < _LONG_COPY:
-                exchange.write(given)
+            if layout.end < _LONG_COPY and not exchange.has_gpus:
+                exchange.write(given)  # what :meth:`fill` does, without the function: nearly every call is such a one
             else:
-                yield from offloaded(lambda: exchange.write(given), settings.left_s, "its inputs were being copied")
-            if exchange.has_gpus:
-                yield from exchange.write_from_gpus(given, settings.deadline)
+                yield from self.fill(exchange, given, layout, settings)
         except BaseException:
             exchange.close()
             raise
@@ -198,6 +196,23 @@ class Core:
         path = yield from self.path_of(known, settings)
         exchange = yield from self.opening.open(settings, known, path, layout, given, wanted, PreparedExchange)
         return OpenCall(settings, known, exchange, wanted, devices)
+
+    def fill(
+        self, exchange: Exchange, given: Mapping[str, Source], layout: CallLayout, settings: CallSettings
+    ) -> Steps[None]:
+        """Copy a call's inputs to its memory: in another thread where that takes long, as the client has one.
+
+        Raises
+        ------
+        DeadlineExceededError
+            It takes longer than the call may.
+        """
+        if layout.end < _LONG_COPY:
+            exchange.write(given)
+        else:
+            yield from offloaded(lambda: exchange.write(given), settings.left_s, "its inputs were being copied")
+        if exchange.has_gpus:
+            yield from exchange.write_from_gpus(given, settings.deadline)
 
     def fitting(self, settings: CallSettings, look: Callable[[KnownModel], T]) -> Steps[tuple[KnownModel, T]]:
         """Return a call's model, and what ``look`` makes of it; if its tensors do not fit, of the model as it is now.
