@@ -67,7 +67,7 @@ def finding_of_host(host: str) -> Finding | None:
     thread.start()
     thread.join(_LOOK_UP_S)
     if not found:
-        return Finding(UNKNOWN_HOST, f"nobody has said within {_LOOK_UP_S:.0f} s what {host} is")
+        return Finding(UNKNOWN_HOST, f"{host} was not resolved within {_LOOK_UP_S:.0f} s")
     return None if found[0] is None else Finding(UNKNOWN_HOST, f"{host}: {found[0]}")
 
 

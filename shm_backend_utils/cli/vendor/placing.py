@@ -49,7 +49,7 @@ def place_copy(model: Path) -> list[Flaw]:
     Raises
     ------
     MachineError
-        Something would be lost that vendor has not made; or somebody else is at it, or this installation is not
+        Something would be lost that vendor did not make; or another process is at it, or this installation is not
         complete.
     OSError
         It cannot be written; then all is as it was.
@@ -118,7 +118,7 @@ def _alone_in(model: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise MachineError(f"somebody else puts a copy into {model} just now; wait until that is done") from None
+            raise MachineError(f"another process is putting a copy into {model}; wait until it is done") from None
         yield
     finally:
         os.close(handle)
