@@ -11,7 +11,7 @@ import tritonclient.grpc.aio
 from ...client import AsyncShmClient, ShmClient
 from .bench import Bench
 from .payloads import Floats, in_band
-from .registered_regions import RegisteredPair
+from .registered_pair import RegisteredPair
 from .ways import OURS, STOCK, Send, check
 
 __all__ = ["STOCK_IN_BAND", "STOCK_TRITON_SHM", "AsyncSend", "for_tasks", "for_threads"]

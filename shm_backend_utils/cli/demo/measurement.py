@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,9 @@ from ..common.photographs import Photograph
 from .paths import PATHS, EmptyRequest, InlinePath, Request
 from .wire import relay_to
 
-__all__ = ["Measurement", "measure", "measure_wire_bytes"]
+__all__ = ["WARM_UP_ROUNDS", "Measurement", "measure", "measure_wire_bytes"]
 
-WARM_UP_ROUNDS = 3
+WARM_UP_ROUNDS: Final = 3
 
 
 @dataclass

@@ -14,8 +14,8 @@ from tritonclient.utils import shared_memory
 
 from ....client import PoolOptions, PreparedCall, ShmClient
 from ...common.figures import Figure
+from ...common.registered_regions import registered_region
 from ..bench import Bench
-from ..registered_regions import registered_region
 
 __all__ = ["batches"]
 

@@ -12,7 +12,7 @@ from ....client import ShmClient
 from ...common.figures import Figure
 from ..bench import Bench
 from ..payloads import Floats, endless, in_band, repeated, varying
-from ..registered_regions import RegisteredPair
+from ..registered_pair import RegisteredPair
 from ..ways import OURS, STOCK
 
 __all__ = ["infer_beside_stock", "plain_clients"]

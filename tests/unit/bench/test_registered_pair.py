@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.cli.bench import registered_regions
-from shm_backend_utils.cli.bench.registered_regions import RegisteredPair
+from shm_backend_utils.cli.bench.registered_pair import RegisteredPair
+from shm_backend_utils.cli.common import registered_regions
 from shm_backend_utils.errors import NoSharedMemoryError
 
 IN_USE = "Cannot unregister shared memory region 'x', it is currently in use."
