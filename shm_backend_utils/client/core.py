@@ -31,6 +31,7 @@ from .paths.exchange import Exchange, is_answer
 from .paths.inline import InlineExchange
 from .paths.opening import Opening
 from .paths.prepared import PreparedExchange
+from .paths.taking import Taking
 from .paths.triton_shm import Registrations
 from .settings import CallSettings
 from .stats import ClientStats, Tally
@@ -92,7 +93,8 @@ class Core:
         self.paths = PathChooser(
             codec, host, self._registrations, options, codec.inline_bytes if inline_bytes is None else inline_bytes
         )
-        self.opening = Opening(codec, memory, self.gpus, self._registrations, self.paths)
+        self.taking = Taking(memory.pool)
+        self.opening = Opening(codec, memory.pool, self.taking, self.gpus, self._registrations, self.paths)
         self.is_forked = False
         self.is_closed = False
         forsake_in_children(self)

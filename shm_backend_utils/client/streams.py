@@ -121,7 +121,7 @@ def _open_ring(
     guesses = guessed_rooms(unguessed, frames, core.stream_guess_bytes)
     layout = known.lay_out(given, wanted, slot_count=1 + frames, learned={**guesses, **learned})
     end = ring_end(layout, frames)
-    region, memory = yield from core.opening.take(settings, known, end, 1 + frames, f"a stream of {frames}")
+    region, memory = yield from core.taking.take(settings, known, end, 1 + frames, f"a stream of {frames}")
     return DirectStream(core.codec, known.spec, layout, settings.options, region, memory)
 
 
@@ -181,7 +181,7 @@ def _grow(core: Core, stream: OpenStream, exchange: DirectStream) -> Steps[bool]
     if now < stream.next_try:
         return False
     settings = stream.settings._replace(deadline=now + stream.patience_s)
-    further = yield from core.opening.take_more(settings, stream.known, exchange.needed_bytes(byte_sizes))
+    further = yield from core.taking.take_more(settings, stream.known, exchange.needed_bytes(byte_sizes))
     if further is None:
         stream.next_try = time.monotonic() + _NEXT_TRY_S
         return False
