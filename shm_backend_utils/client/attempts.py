@@ -144,7 +144,7 @@ def _reopen(core: Core, call: OpenCall, known: KnownModel) -> Steps[OpenCall]:
     path = yield from core.path_of(known, call.settings)
     exchange = yield from core.opening.open(call.settings, known, path, layout, given, call.wanted)
     try:
-        yield from core.fill(exchange, given, layout, call.settings)
+        yield from core.fill(exchange, given, call.settings)
     except BaseException:
         exchange.close()
         raise

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from ..errors import TensorError
 from ..forks import forsake_in_children
 from ..memory import reaper
-from ..protocol.call_layout import CallLayout, lay_out
+from ..protocol.call_layout import lay_out
 from .client_memory import ClientMemory
 from .copies import tell_path
 from .errors import InferenceError
@@ -27,7 +27,7 @@ from .inputs.sources import Elsewhere, Source, sources
 from .known_model import Catalog, KnownModel
 from .paths.choice import PathChooser
 from .paths.direct import DirectExchange
-from .paths.exchange import Exchange, is_answer
+from .paths.exchange import LONG_COPY, Exchange, is_answer, write_inputs
 from .paths.inline import InlineExchange
 from .paths.opening import Opening
 from .paths.prepared import PreparedExchange
@@ -35,13 +35,12 @@ from .paths.taking import Taking
 from .paths.triton_shm import Registrations
 from .settings import CallSettings
 from .stats import ClientStats, Tally
-from .steps import Pause, Send, Steps, offloaded
+from .steps import Pause, Send, Steps
 from .transports.messages import Codec
 
 __all__ = ["Core", "OpenCall"]
 
 _LOG: Final = logging.getLogger(__name__)
-_LONG_COPY: Final = 4 * 2**20
 _CLOSING_S: Final = 5.0
 _CLOSING_ROUND_S: Final = 0.02
 
@@ -177,10 +176,10 @@ class Core:
             path = InlineExchange.path  # all tensors are certain to be so small that this is faster
         exchange = yield from self.opening.open(settings, known, path, layout, given, wanted)
         try:
-            if layout.end < _LONG_COPY and not exchange.has_gpus:
+            if layout.end < LONG_COPY and not exchange.has_gpus:
                 exchange.write(given)  # what :meth:`fill` does, without the function: nearly every call is such a one
             else:
-                yield from self.fill(exchange, given, layout, settings)
+                yield from self.fill(exchange, given, settings)
         except BaseException:
             exchange.close()
             raise
@@ -199,20 +198,15 @@ class Core:
         exchange = yield from self.opening.open(settings, known, path, layout, given, wanted, PreparedExchange)
         return OpenCall(settings, known, exchange, wanted, devices)
 
-    def fill(
-        self, exchange: Exchange, given: Mapping[str, Source], layout: CallLayout, settings: CallSettings
-    ) -> Steps[None]:
-        """Copy a call's inputs to its memory: in another thread where that takes long, as the client has one.
+    def fill(self, exchange: Exchange, given: Mapping[str, Source], settings: CallSettings) -> Steps[None]:
+        """Copy a call's inputs to its memory, on the host and on GPUs.
 
         Raises
         ------
         DeadlineExceededError
             It takes longer than the call may.
         """
-        if layout.end < _LONG_COPY:
-            exchange.write(given)
-        else:
-            yield from offloaded(lambda: exchange.write(given), settings.left_s, "its inputs were being copied")
+        yield from write_inputs(exchange, given, settings)
         if exchange.has_gpus:
             yield from exchange.write_from_gpus(given, settings.deadline)
 

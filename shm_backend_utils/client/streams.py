@@ -17,6 +17,7 @@ from .inputs.descriptions import Outputs, wanted_outputs
 from .inputs.devices import inputs_on_gpus, library_of_inputs
 from .inputs.sources import Source, sources
 from .known_model import KnownModel
+from .paths.exchange import write_inputs
 from .paths.inline import InlineExchange
 from .paths.staging import brought_to_gpus, can_be_downloaded
 from .paths.stream import DirectStream, check_frames, guessed_rooms, ring_end
@@ -99,7 +100,7 @@ def open_stream(
             yield from can_be_downloaded(on_gpus, settings.named, settings.deadline)
             yield from offloaded(lambda: exchange.write(given), settings.left_s, "its inputs were being copied")
         else:
-            exchange.write(given)
+            yield from write_inputs(exchange, given, settings)
     except BaseException:
         exchange.close()
         raise

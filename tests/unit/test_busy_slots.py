@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import InferenceError
-from shm_backend_utils.client.inputs.sources import Source
 from shm_backend_utils.errors import SlotInUseError
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.refusals import refusal
@@ -45,32 +43,6 @@ def test_a_call_whose_slot_is_busy_is_sent_again_in_other_memory(server: FakeSer
         assert client.stats().failures == 0
     first, second = [order.parameters[SLOT_PARAMETER] for order in server.orders]
     assert first != second
-
-
-def test_a_large_call_that_is_sent_again_holds_up_no_event_loop(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its inputs are copied a second time: in another thread, as they were the first time."""
-    threads: list[threading.Thread] = []
-    write = Source.write_to
-
-    def note_thread(source: Source, target: np.ndarray[Any, Any]) -> None:
-        threads.append(threading.current_thread())
-        write(source, target)
-
-    def refuse_the_first(order: Order) -> None:
-        if len(server.orders) == 1:
-            raise busy()
-
-    async def infer() -> None:
-        async with async_client_of(server) as client:
-            (await client.infer("m", {"IN0": np.zeros(2**21, np.float32)})).release()
-
-    server.before = refuse_the_first
-    monkeypatch.setattr(Source, "write_to", note_thread)
-    asyncio.run(infer())
-    assert len(threads) == 2
-    assert threading.main_thread() not in threads
 
 
 def test_a_slot_that_is_always_busy_is_an_error_in_the_end(server: FakeServer) -> None:
