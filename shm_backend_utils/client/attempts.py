@@ -8,7 +8,7 @@ from typing import Final
 
 from ..errors import ClosedError, PeerError, ShmError, SlotInDoubtError, SlotInUseError
 from ..protocol.refusals import code_in
-from .copies import tell_overflow
+from .copy_warnings import tell_overflow
 from .core import Core, OpenCall
 from .errors import InferenceError, MemoryRefusedError, ServerUnavailableError
 from .known_model import KnownModel

@@ -17,7 +17,7 @@ from ..forks import forsake_in_children
 from ..memory import reaper
 from ..protocol.call_layout import lay_out
 from .client_memory import ClientMemory
-from .copies import tell_path
+from .copy_warnings import tell_path
 from .errors import InferenceError
 from .explanation import Explanation
 from .inputs.descriptions import InputDescription, Outputs, described_inputs, wanted_outputs

@@ -10,7 +10,7 @@ from typing import Any, Final
 from ..errors import BudgetError, NoSharedMemoryError, PeerError
 from ..protocol.call_layout import AnyInput, CallInput
 from ..telling import telling
-from .copies import tell_overflow
+from .copy_warnings import tell_overflow
 from .core import Core
 from .errors import DeadlineExceededError, PathUnavailableError, stream_held
 from .inputs.descriptions import Outputs, wanted_outputs

@@ -12,7 +12,7 @@ from ...memory.pool.need import Need
 from ...memory.pool.pool import SlotPool
 from ...memory.pool.slot import SlotRegion
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout, aligned
-from ..copies import tell_gpu_copy, tell_no_growth
+from ..copy_warnings import tell_gpu_copy, tell_no_growth
 from ..errors import PathUnavailableError
 from ..inputs.devices import inputs_on_gpus
 from ..inputs.gpus import Gpus
