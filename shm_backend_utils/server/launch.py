@@ -130,6 +130,11 @@ class EmbeddedServer:
             and none strings, but on the direct path. Where the two are the same, it means nothing; Python 3.13 has no
             NumPy 1, so that ``"server"`` is ``"own"`` there, with a warning.
 
+        Returns
+        -------
+        EmbeddedServer
+            To be stopped; a context manager, which does so.
+
         Raises
         ------
         MachineError
@@ -194,7 +199,13 @@ class EmbeddedServer:
         return self._supervisor.wait()
 
     def log_tail(self, line_count: int = 30) -> str:
-        """Return the last lines of the server's log."""
+        """Return the last lines of the server's log.
+
+        Parameters
+        ----------
+        line_count : int
+            How many at most.
+        """
         return "\n".join(self._log().splitlines()[-line_count:])
 
     def __enter__(self) -> EmbeddedServer:
