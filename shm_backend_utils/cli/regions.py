@@ -25,7 +25,7 @@ _POOL_COLUMNS: Final = "{:<69} {:>9} {:<10} {:>7}  {}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what may be asked for."""
+    """Add the command's arguments to its parser."""
     parser.add_argument("--reap", action="store_true", help="remove this user's regions whose owner is dead")
     parser.add_argument("--json", action="store_true", help="print one JSON object per region and line")
     parser.add_argument(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from ..errors import MachineError
+from ..repository_layout import is_model_folder
 from ..server import RELEASES, Ports, StubNumpy, find_gpus, install
 from .common.command_line import Interrupted, port, raise_on_signals
 from .common.sample_models import copy_sample_models
@@ -50,17 +51,15 @@ def _look_at(repository: Path) -> None:
     """
     if not repository.is_dir():
         return  # which the server says
-    folders = [each for each in repository.iterdir() if each.is_dir()]
-    is_model = any(each.name.isdecimal() and (each / "model.py").exists() for each in folders)
-    if is_model or (repository / "config.pbtxt").exists():
+    if is_model_folder(repository):
         parent = repository.absolute().parent
         raise MachineError(f"{repository} is a model's folder; give the one that it lies in: {parent}")
-    if not folders:
+    if not any(each.is_dir() for each in repository.iterdir()):
         print(f"{repository} has no models; each is a folder NAME with config.pbtxt and 1/model.py", file=sys.stderr)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what may be asked for."""
+    """Add the command's arguments to its parser."""
     parser.add_argument(
         "--model-repository",
         type=Path,

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from .. import __version__
 from ..source_files import NoSourceError, read_source
+from .wording import first_of
 
 __all__ = [
     "DISTRIBUTION",
@@ -151,11 +152,11 @@ def _flaws_of_copy(copy: Path) -> Iterator[Flaw]:
         path for path in manifest.digests.keys() & present.keys() if present[path] != manifest.digests[path]
     )
     if missing:
-        yield Flaw("incomplete", f"{copy} lacks {_told(missing)}")
+        yield Flaw("incomplete", f"{copy} lacks {first_of(missing)}")
     if changed:
-        yield Flaw("modified", f"{copy} has other contents than it was made with in {_told(changed)}")
+        yield Flaw("modified", f"{copy} has other contents than it was made with in {first_of(changed)}")
     if added:
-        yield Flaw("added", f"{copy} has what it was not made with: {_told(added)}")
+        yield Flaw("added", f"{copy} has what it was not made with: {first_of(added)}")
     if manifest.version != __version__:
         yield Flaw("other-version", f"{copy} is of version {manifest.version}, and this is {__version__}")
 
@@ -163,8 +164,3 @@ def _flaws_of_copy(copy: Path) -> Iterator[Flaw]:
 def _left_behind(model: Path) -> Iterator[Flaw]:
     for left in sorted(model.glob(f"{UNFINISHED}*")):
         yield Flaw("unfinished", f"{left} is of a copy that was broken off")
-
-
-def _told(paths: list[str]) -> str:
-    """Return the first of some paths, and how many more there are."""
-    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"

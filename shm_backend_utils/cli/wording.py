@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pwd
+from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["OWNER", "age", "printable", "size", "user"]
+__all__ = ["OWNER", "age", "first_of", "printable", "size", "user"]
 
 OWNER: Final = {True: "alive", False: "dead", None: "unknown"}
 """How it is with the owner of memory."""
@@ -14,6 +15,12 @@ OWNER: Final = {True: "alive", False: "dead", None: "unknown"}
 def printable(text: str) -> str:
     """Return what somebody has called a file, a program or a model, without what a terminal would obey."""
     return text if text.isprintable() else repr(text)[1:-1]
+
+
+def first_of(names: Sequence[object], most: int = 1) -> str:
+    """Return the first of some names, with commas, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(map(str, names[:most]))}{more}"
 
 
 def user(uid: int) -> str:

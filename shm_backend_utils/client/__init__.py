@@ -33,7 +33,7 @@ from ..tensors.cuda.device_array import DeviceArray
 from .aio import AsyncShmClient
 from .attach import Attached, CudaRegion, attach
 from .client import ShmClient
-from .copies import CopyWarning
+from .copy_warnings import CopyWarning
 from .errors import (
     BudgetError,
     ConnectionLostError,

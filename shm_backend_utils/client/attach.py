@@ -100,6 +100,11 @@ def attach(
     cuda : CudaAccess, optional
         For the UUIDs of GPUs; by default NVIDIA's bindings of the driver.
 
+    Returns
+    -------
+    Attached
+        The request's ``inputs``, ``outputs`` and ``parameters``. The regions stay the caller's.
+
     Raises
     ------
     TensorError, TableError

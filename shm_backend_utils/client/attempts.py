@@ -8,7 +8,7 @@ from typing import Final
 
 from ..errors import ClosedError, PeerError, ShmError, SlotInDoubtError, SlotInUseError
 from ..protocol.refusals import code_in
-from .copies import tell_overflow
+from .copy_warnings import tell_overflow
 from .core import Core, OpenCall
 from .errors import InferenceError, MemoryRefusedError, ServerUnavailableError
 from .known_model import KnownModel
@@ -18,7 +18,7 @@ from .result import Result
 from .settings import LEAST_S, left_until
 from .steps import Pause, Steps
 
-__all__ = ["finish", "repair", "send", "send_prepared"]
+__all__ = ["attempt", "finish", "infer_prepared", "repair"]
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST_ATTEMPTS: Final = 3
@@ -32,13 +32,13 @@ _BUSY_PAUSE_S: Final = 0.005  # a refusal takes less than a millisecond
 
 def finish(core: Core, call: OpenCall) -> Steps[Result]:
     """Send a call that was begun, again where that is certain to be right; the call is over then."""
-    for attempt in range(_MOST_ATTEMPTS):
+    for number in range(_MOST_ATTEMPTS):
         try:
             # Always a little time, so that what is ready is taken.
-            return (yield from send(core, call, max(call.settings.deadline - time.monotonic(), LEAST_S)))
+            return (yield from attempt(core, call, max(call.settings.deadline - time.monotonic(), LEAST_S)))
         except ShmError as error:
-            known = yield from repair(core, call, error, attempt)
-            if known is None or attempt == _MOST_ATTEMPTS - 1:
+            known = yield from repair(core, call, error, number)
+            if known is None or number == _MOST_ATTEMPTS - 1:
                 raise
             _LOG.info("a request to model %r is sent again, as it had not started: %s", known.spec.name, error)
             again = yield from _reopen(core, call, known)
@@ -48,7 +48,7 @@ def finish(core: Core, call: OpenCall) -> Steps[Result]:
     raise AssertionError("the last attempt returns or raises")
 
 
-def send_prepared(core: Core, call: OpenCall, timeout_s: float) -> Steps[Result]:
+def infer_prepared(core: Core, call: OpenCall, timeout_s: float) -> Steps[Result]:
     """Make one request of a call that the user has filled; again, in the same memory, where somebody just held it.
 
     That is a late request, while it is being refused, or the client's own doubt about it: no model is at work.
@@ -58,15 +58,15 @@ def send_prepared(core: Core, call: OpenCall, timeout_s: float) -> Steps[Result]
         yield from core.opening.grow(call.settings._replace(deadline=deadline), call.known, call.exchange)
     refusal: InferenceError | None = None
     try:
-        for attempt in range(1, _MOST_ATTEMPTS + 1):
+        for number in range(1, _MOST_ATTEMPTS + 1):
             try:
-                return (yield from send(core, call, left_until(deadline), _REMEDY_OF_PREPARED))
+                return (yield from attempt(core, call, left_until(deadline), _REMEDY_OF_PREPARED))
             except SlotInDoubtError:
                 if refusal is None:
                     raise
                 raise refusal from None  # the request was answered: who held its slot then holds it still
             except InferenceError as error:
-                is_last = attempt == _MOST_ATTEMPTS or time.monotonic() + _BUSY_PAUSE_S > deadline
+                is_last = number == _MOST_ATTEMPTS or time.monotonic() + _BUSY_PAUSE_S > deadline
                 if is_last or not _was_busy(call, error):
                     raise
                 refusal = error
@@ -78,7 +78,7 @@ def send_prepared(core: Core, call: OpenCall, timeout_s: float) -> Steps[Result]
     raise AssertionError("the last attempt returns or raises")
 
 
-def send(core: Core, call: OpenCall, timeout_s: float, remedy: str = _REMEDY) -> Steps[Result]:
+def attempt(core: Core, call: OpenCall, timeout_s: float, remedy: str = _REMEDY) -> Steps[Result]:
     """Make one request of a call, and learn from it; ``remedy`` is what to do where an output found no room."""
     if core.is_closed:
         raise ClosedError("this client")
@@ -111,17 +111,18 @@ def send(core: Core, call: OpenCall, timeout_s: float, remedy: str = _REMEDY) ->
     return result
 
 
-def repair(core: Core, call: OpenCall, error: ShmError, attempt: int) -> Steps[KnownModel | None]:
+def repair(core: Core, call: OpenCall, error: ShmError, number: int) -> Steps[KnownModel | None]:
     """Return the model to try again, if the request had certainly not started and something is different now.
 
     Memory that could not be opened, or not any more, is replaced; if the next one cannot be opened either, another
-    path is taken. Memory that a late request was just being refused in is replaced too.
+    path is taken. Memory that a late request was just being refused in is replaced too. ``number`` is that of the
+    attempt that failed, from 0.
     """
     if not is_answer(error):
         return None
     exchange, settings = call.exchange, call.settings
     if isinstance(error, MemoryRefusedError):
-        if attempt == 0:
+        if number == 0:
             return call.known
         core.paths.refuse(call.known, exchange.path, str(error))
         return call.known if settings.path == "auto" else None
@@ -143,9 +144,7 @@ def _reopen(core: Core, call: OpenCall, known: KnownModel) -> Steps[OpenCall]:
     path = yield from core.path_of(known, call.settings)
     exchange = yield from core.opening.open(call.settings, known, path, layout, given, call.wanted)
     try:
-        exchange.write(given)
-        if exchange.has_gpus:
-            yield from exchange.write_from_gpus(given, call.settings.deadline)
+        yield from core.fill(exchange, given, call.settings)
     except BaseException:
         exchange.close()
         raise

@@ -17,30 +17,30 @@ from ..forks import forsake_in_children
 from ..memory import reaper
 from ..protocol.call_layout import lay_out
 from .client_memory import ClientMemory
-from .copies import tell_path
+from .copy_warnings import tell_path
 from .errors import InferenceError
 from .explanation import Explanation
 from .inputs.descriptions import InputDescription, Outputs, described_inputs, wanted_outputs
 from .inputs.devices import copied_source, device_source, kept_source
 from .inputs.gpus import Gpus
-from .inputs.sources import Elsewhere, sources
+from .inputs.sources import Elsewhere, Source, sources
 from .known_model import Catalog, KnownModel
 from .paths.choice import PathChooser
 from .paths.direct import DirectExchange
-from .paths.exchange import Exchange, is_answer
+from .paths.exchange import LONG_COPY, Exchange, is_answer, write_inputs
 from .paths.inline import InlineExchange
 from .paths.opening import Opening
 from .paths.prepared import PreparedExchange
+from .paths.taking import Taking
 from .paths.triton_shm import Registrations
 from .settings import CallSettings
 from .stats import ClientStats, Tally
-from .steps import Pause, Send, Steps, offloaded
+from .steps import Pause, Send, Steps
 from .transports.messages import Codec
 
 __all__ = ["Core", "OpenCall"]
 
 _LOG: Final = logging.getLogger(__name__)
-_LONG_COPY: Final = 4 * 2**20
 _CLOSING_S: Final = 5.0
 _CLOSING_ROUND_S: Final = 0.02
 
@@ -92,7 +92,8 @@ class Core:
         self.paths = PathChooser(
             codec, host, self._registrations, options, codec.inline_bytes if inline_bytes is None else inline_bytes
         )
-        self.opening = Opening(codec, memory, self.gpus, self._registrations, self.paths)
+        self.taking = Taking(memory.pool)
+        self.opening = Opening(codec, memory.pool, self.taking, self.gpus, self._registrations, self.paths)
         self.is_forked = False
         self.is_closed = False
         forsake_in_children(self)
@@ -175,12 +176,10 @@ class Core:
             path = InlineExchange.path  # all tensors are certain to be so small that this is faster
         exchange = yield from self.opening.open(settings, known, path, layout, given, wanted)
         try:
-            if layout.end < _LONG_COPY:
-                exchange.write(given)
+            if layout.end < LONG_COPY and not exchange.has_gpus:
+                exchange.write(given)  # what :meth:`fill` does, without the function: nearly every call is such a one
             else:
-                yield from offloaded(lambda: exchange.write(given), settings.left_s, "its inputs were being copied")
-            if exchange.has_gpus:
-                yield from exchange.write_from_gpus(given, settings.deadline)
+                yield from self.fill(exchange, given, settings)
         except BaseException:
             exchange.close()
             raise
@@ -198,6 +197,18 @@ class Core:
         path = yield from self.path_of(known, settings)
         exchange = yield from self.opening.open(settings, known, path, layout, given, wanted, PreparedExchange)
         return OpenCall(settings, known, exchange, wanted, devices)
+
+    def fill(self, exchange: Exchange, given: Mapping[str, Source], settings: CallSettings) -> Steps[None]:
+        """Copy a call's inputs to its memory, on the host and on GPUs.
+
+        Raises
+        ------
+        DeadlineExceededError
+            It takes longer than the call may.
+        """
+        yield from write_inputs(exchange, given, settings)
+        if exchange.has_gpus:
+            yield from exchange.write_from_gpus(given, settings.deadline)
 
     def fitting(self, settings: CallSettings, look: Callable[[KnownModel], T]) -> Steps[tuple[KnownModel, T]]:
         """Return a call's model, and what ``look`` makes of it; if its tensors do not fit, of the model as it is now.

@@ -62,11 +62,33 @@ class Explanation:
     checks: tuple[Check, ...]
 
     def open(self, path: str) -> bool:
-        """Return whether nothing is known to stand against a path."""
+        """Return whether nothing is known to stand against a path.
+
+        Parameters
+        ----------
+        path : str
+            ``"direct"``, ``"triton-shm"`` or ``"inline"``.
+
+        Returns
+        -------
+        bool
+            True also where something could not be checked.
+        """
         return not self.obstacles(path)
 
     def obstacles(self, path: str) -> list[Check]:
-        """Return the checks that close a path."""
+        """Return the checks that close a path.
+
+        Parameters
+        ----------
+        path : str
+            As of :meth:`open`.
+
+        Returns
+        -------
+        list of Check
+            Those that were made and failed; empty if the path is open.
+        """
         return [check for check in self.checks if check.outcome is False and path in check.needed_by]
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..errors import CallerError, ClosedError, names_told
 from ..memory.cuda.streams import Named, named
 from ..unclosed import Unclosed
-from .attempts import send_prepared
+from .attempts import infer_prepared
 from .core import Core, OpenCall
 from .errors import ForkedError
 from .options import check_timeout
@@ -138,7 +138,7 @@ class _Prepared:
     ) -> None:
         self.close()
 
-    def _send(self, timeout_s: float | None, stream: Any) -> Steps[Result]:
+    def _infer(self, timeout_s: float | None, stream: Any) -> Steps[Result]:
         if stream is not None:
             self.inputs_ready(stream)
         patience_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
@@ -153,7 +153,7 @@ class _Prepared:
             self._call.exchange.name_work(self._named)
             self._named = ()
             with self._core.tally.failures():
-                return (yield from send_prepared(self._core, self._call, patience_s))
+                return (yield from infer_prepared(self._core, self._call, patience_s))
         finally:
             self._in_use.release()
 
@@ -197,7 +197,7 @@ class PreparedCall(_Prepared):
         PeerError
             The model answered, but not by this protocol.
         """
-        return self._driver.run(self._send(timeout_s, stream))
+        return self._driver.run(self._infer(timeout_s, stream))
 
 
 class AsyncPreparedCall(_Prepared):
@@ -227,4 +227,4 @@ class AsyncPreparedCall(_Prepared):
         InferenceError, DeadlineExceededError, ServerUnavailableError, SlotInDoubtError, CallerError, PeerError
             As of :meth:`PreparedCall.infer`.
         """
-        return await self._driver.run(self._send(timeout_s, stream))
+        return await self._driver.run(self._infer(timeout_s, stream))

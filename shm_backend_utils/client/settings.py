@@ -144,18 +144,16 @@ class ClientSettings:
         if not isinstance(model, str):
             raise CallerError(f"model is of type {type(model).__name__}; expected a str: the model's name comes first")
         checked = check_options(options) if options else _NO_OPTIONS
-        user = sys._getframe(1).f_back  # None where no line of Python has made the call, but a greenlet
-        if user is None or user.f_code.co_filename.startswith(NOT_THE_USERS):
-            origin = Origin.here(what)
-        else:
-            origin = Origin(what, user.f_code, user.f_lasti)
+        frame = sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
+            frame = frame.f_back  # what Origin.here does, without the function: this is on the way of every call
         return CallSettings(
             model,
             checked.get("model_version", ""),
             self._path if path is None else check_path(path),
             time.monotonic() + (self.timeout_s if timeout_s is None else check_timeout(timeout_s)),
             checked,
-            origin,
+            Origin(what, frame.f_code, frame.f_lasti),
             () if stream is None else named(stream),
             None if library is None else check_library(library),
         )

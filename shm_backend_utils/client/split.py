@@ -13,7 +13,7 @@ from ..errors import CallerError, NoSharedMemoryError, PeerError, ShmError
 from ..memory.managed import array_at
 from ..protocol.call_layout import CallLayout, rows_of
 from ..protocol.layout import MAX_SLOT_COUNT
-from .attempts import finish, repair, send
+from .attempts import attempt, finish, repair
 from .core import Core, OpenCall
 from .errors import out_of_time
 from .inputs.descriptions import Outputs, wanted_outputs
@@ -67,7 +67,7 @@ def _in_one_region(
 ) -> Steps[Result | None]:
     """Return the result; None if no part of it has run, and another way may do."""
     try:
-        region, memory = yield from core.opening.take(settings, known, layout.end, len(ranges), DirectExchange.path)
+        region, memory = yield from core.taking.take(settings, known, layout.end, len(ranges), DirectExchange.path)
     except NoSharedMemoryError:
         if settings.path != "auto":
             raise
@@ -113,7 +113,7 @@ def _together(operations: list[Steps[Any]], settings: CallSettings) -> Steps[lis
 
 def _outcome(core: Core, call: OpenCall) -> Steps[Result | ShmError]:
     try:
-        return (yield from send(core, call, call.settings.left_s))
+        return (yield from attempt(core, call, call.settings.left_s))
     except ShmError as error:
         forget_locals(error)
         return error

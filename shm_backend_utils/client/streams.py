@@ -10,13 +10,14 @@ from typing import Any, Final
 from ..errors import BudgetError, NoSharedMemoryError, PeerError
 from ..protocol.call_layout import AnyInput, CallInput
 from ..telling import telling
-from .copies import tell_overflow
+from .copy_warnings import tell_overflow
 from .core import Core
 from .errors import DeadlineExceededError, PathUnavailableError, stream_held
 from .inputs.descriptions import Outputs, wanted_outputs
 from .inputs.devices import inputs_on_gpus, library_of_inputs
 from .inputs.sources import Source, sources
 from .known_model import KnownModel
+from .paths.exchange import write_inputs
 from .paths.inline import InlineExchange
 from .paths.staging import brought_to_gpus, can_be_downloaded
 from .paths.stream import DirectStream, check_frames, guessed_rooms, ring_end
@@ -99,7 +100,7 @@ def open_stream(
             yield from can_be_downloaded(on_gpus, settings.named, settings.deadline)
             yield from offloaded(lambda: exchange.write(given), settings.left_s, "its inputs were being copied")
         else:
-            exchange.write(given)
+            yield from write_inputs(exchange, given, settings)
     except BaseException:
         exchange.close()
         raise
@@ -121,7 +122,7 @@ def _open_ring(
     guesses = guessed_rooms(unguessed, frames, core.stream_guess_bytes)
     layout = known.lay_out(given, wanted, slot_count=1 + frames, learned={**guesses, **learned})
     end = ring_end(layout, frames)
-    region, memory = yield from core.opening.take(settings, known, end, 1 + frames, f"a stream of {frames}")
+    region, memory = yield from core.taking.take(settings, known, end, 1 + frames, f"a stream of {frames}")
     return DirectStream(core.codec, known.spec, layout, settings.options, region, memory)
 
 
@@ -181,7 +182,7 @@ def _grow(core: Core, stream: OpenStream, exchange: DirectStream) -> Steps[bool]
     if now < stream.next_try:
         return False
     settings = stream.settings._replace(deadline=now + stream.patience_s)
-    further = yield from core.opening.take_more(settings, stream.known, exchange.needed_bytes(byte_sizes))
+    further = yield from core.taking.take_more(settings, stream.known, exchange.needed_bytes(byte_sizes))
     if further is None:
         stream.next_try = time.monotonic() + _NEXT_TRY_S
         return False

@@ -17,7 +17,13 @@ class Access:
     group_id: int | None = None
 
     def give_to(self, fd: int) -> None:
-        """Have an open file of this process' own opened by these alone, whatever the umask says."""
+        """Have an open file of this process' own opened by these alone, whatever the umask says.
+
+        Parameters
+        ----------
+        fd : int
+            Its descriptor.
+        """
         os.fchmod(fd, self.mode)
         if self.group_id is not None:
             os.fchown(fd, -1, self.group_id)

@@ -14,7 +14,7 @@ import termios
 from typing import Final
 
 from ..forks import forsake_in_children
-from .shared_file import DIRECTORY
+from .shared_file import DEV_SHM
 
 __all__ = ["ObjectWatch"]
 
@@ -42,7 +42,7 @@ class ObjectWatch:
         self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise _last_error()
-        if libc.inotify_add_watch(self._fd, os.fsencode(DIRECTORY), _IN_OPEN | _IN_CLOSE_WRITE) < 0:
+        if libc.inotify_add_watch(self._fd, os.fsencode(DEV_SHM), _IN_OPEN | _IN_CLOSE_WRITE) < 0:
             error = _last_error()
             self.close()
             raise error

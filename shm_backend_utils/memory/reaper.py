@@ -22,10 +22,10 @@ from ..protocol import layout
 from . import locks
 from .descriptors import Descriptor
 from .managed import KEY, KEY_PREFIX
+from .shared_file import DEV_SHM
 
 __all__ = ["RegionReport", "reap", "scan"]
 
-_DIRECTORY: Final = Path("/dev/shm")
 _ANY_SIZE: Final = 2**63  # a file may have been truncated since its header was written
 
 
@@ -91,7 +91,7 @@ def _remove(fd: int, path: Path) -> RegionReport | None:
 
 def _managed_files() -> Iterator[tuple[int, Path]]:
     """Yield each file with our prefix that can be opened, open; it is closed when the next one is asked for."""
-    for path in sorted(_DIRECTORY.glob(f"{KEY_PREFIX}*")):
+    for path in sorted(DEV_SHM.glob(f"{KEY_PREFIX}*")):
         with contextlib.suppress(OSError):
             flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
             with contextlib.closing(Descriptor(os.open, path, flags)) as opened:

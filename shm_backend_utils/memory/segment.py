@@ -18,7 +18,7 @@ from .descriptors import Descriptor, lack_of_descriptors_told
 from .mapped_segment import MappedSegment
 from .shared_file import (
     BLOCK_SIZE,
-    DIRECTORY,
+    DEV_SHM,
     MORE_ROOM,
     NO_SPACE,
     SharedFile,
@@ -70,7 +70,7 @@ class SystemSegment(MappedSegment):
         FileExistsError
             The key is taken.
         """
-        descriptor = Descriptor(os.open, DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, access.mode)
+        descriptor = Descriptor(os.open, DEV_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, access.mode)
         forsake_in_children(descriptor)  # other threads may fork meanwhile
         try:
             access.give_to(descriptor.fileno())
@@ -141,7 +141,7 @@ class SystemSegment(MappedSegment):
         if self._map is None:
             raise RegionGoneError(f"{field} was unmapped")
         try:
-            status = os.lstat(f"{DIRECTORY}/{self.key}")
+            status = os.lstat(f"{DEV_SHM}/{self.key}")
         except FileNotFoundError:
             raise RegionGoneError(f"{field} was removed by its owner") from None
         if (status.st_dev, status.st_ino) != self.identity:
@@ -165,7 +165,7 @@ class SystemSegment(MappedSegment):
         """
         if self._maker not in (0, os.getpid()):
             return
-        path = DIRECTORY / self.key
+        path = DEV_SHM / self.key
         with contextlib.suppress(FileNotFoundError):
             status = path.lstat()
             if (status.st_dev, status.st_ino) == self.identity:
@@ -173,7 +173,7 @@ class SystemSegment(MappedSegment):
 
 
 def _give_name(fd: int, key: str) -> None:
-    directory = Descriptor(os.open, DIRECTORY, os.O_PATH | os.O_CLOEXEC)
+    directory = Descriptor(os.open, DEV_SHM, os.O_PATH | os.O_CLOEXEC)
     try:
         # Only with a directory's descriptor does Python call linkat(2), which alone can follow /proc/self/fd.
         os.link(f"/proc/self/fd/{fd}", key, dst_dir_fd=directory.fileno(), follow_symlinks=True)

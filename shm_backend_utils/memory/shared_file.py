@@ -15,7 +15,7 @@ from .descriptors import NO_DESCRIPTORS, Descriptor, lack_of_descriptors_told
 
 __all__ = [
     "BLOCK_SIZE",
-    "DIRECTORY",
+    "DEV_SHM",
     "MORE_ROOM",
     "NO_SPACE",
     "SharedFile",
@@ -27,7 +27,7 @@ __all__ = [
 
 _SPACE_PIECE: Final = 128 * 2**20  # some tens of milliseconds
 
-DIRECTORY: Final = Path("/dev/shm")
+DEV_SHM: Final = Path("/dev/shm")
 BLOCK_SIZE: Final = 512
 """Bytes that ``st_blocks`` counts in (stat(2))."""
 
@@ -91,7 +91,7 @@ class SharedFile:
         """
         try:
             flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-            descriptor = Descriptor(os.open, DIRECTORY / key, flags)
+            descriptor = Descriptor(os.open, DEV_SHM / key, flags)
         except FileNotFoundError:
             raise RegionGoneError(
                 f"{field} does not exist on the server's machine; its owner removed it or died, "
@@ -181,13 +181,13 @@ def owner_refused(field: str, uid: int) -> RegionRefusedError:
 
 def free_bytes() -> float:
     """Return how much room /dev/shm has left: infinitely much, if it has no limit."""
-    space = os.statvfs(DIRECTORY)
+    space = os.statvfs(DEV_SHM)
     return space.f_bavail * space.f_frsize if space.f_blocks else math.inf  # a tmpfs without a limit has 0 blocks
 
 
 def total_bytes() -> int:
     """Return how much room /dev/shm has; where it has no limit, what the machine has."""
-    space = os.statvfs(DIRECTORY)
+    space = os.statvfs(DEV_SHM)
     return space.f_blocks * space.f_frsize or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -130,6 +130,11 @@ class EmbeddedServer:
             and none strings, but on the direct path. Where the two are the same, it means nothing; Python 3.13 has no
             NumPy 1, so that ``"server"`` is ``"own"`` there, with a warning.
 
+        Returns
+        -------
+        EmbeddedServer
+            To be stopped; a context manager, which does so.
+
         Raises
         ------
         MachineError
@@ -194,7 +199,13 @@ class EmbeddedServer:
         return self._supervisor.wait()
 
     def log_tail(self, line_count: int = 30) -> str:
-        """Return the last lines of the server's log."""
+        """Return the last lines of the server's log.
+
+        Parameters
+        ----------
+        line_count : int
+            How many at most.
+        """
         return "\n".join(self._log().splitlines()[-line_count:])
 
     def __enter__(self) -> EmbeddedServer:
@@ -279,9 +290,8 @@ def _reasons(log: str) -> Iterator[str]:
 
 
 def _answers(url: str) -> bool:
-    direct = urllib.request.build_opener(
-        urllib.request.ProxyHandler({})
-    )  # it is on this machine, whatever http_proxy says
+    without_proxy = urllib.request.ProxyHandler({})  # it is on this machine, whatever http_proxy says
+    direct = urllib.request.build_opener(without_proxy)
     try:
         with direct.open(f"http://{url}", timeout=5) as reply:
             return int(reply.status) == 200

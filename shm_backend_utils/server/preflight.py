@@ -63,6 +63,11 @@ def find_gpus(environment: Mapping[str, str], python: str = "python3") -> GpuFin
         Of that process; that of the server's stubs is :attr:`.EmbeddedServer.environment`.
     python : str
         Looked for in the environment's ``PATH``, as the stub does.
+
+    Returns
+    -------
+    GpuFinding
+        What models see; where the process fails, why.
     """
     try:
         answer = subprocess.run(

@@ -57,12 +57,30 @@ class Strings(Sequence[bytes]):
             The tensor; more may follow. In shared memory, nothing of it is read twice.
         shape : tuple of int
             The tensor's.
+
+        Returns
+        -------
+        Strings
+            Over ``data``, which it keeps; nothing is checked before the elements are asked for.
         """
         return cls(tensor, shape, data, None)
 
     @classmethod
     def of(cls, tensor: str, elements: npt.NDArray[Any]) -> Strings:
-        """Return strings that are there as an array of ``bytes`` or ``str``, which become UTF-8."""
+        """Return strings that are there as an array of ``bytes`` or ``str``, which become UTF-8.
+
+        Parameters
+        ----------
+        tensor : str
+            Its name, for messages.
+        elements : numpy.ndarray
+            Of any shape, and of objects or of NumPy's types of strings.
+
+        Returns
+        -------
+        Strings
+            Of the same shape. It keeps the array, and looks at the elements when they are asked for.
+        """
         return cls(tensor, elements.shape, None, elements)
 
     def afresh(self) -> Strings:

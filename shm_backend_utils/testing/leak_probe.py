@@ -12,6 +12,7 @@ from typing import Final
 
 from ..memory.managed import KEY_PREFIX as MANAGED_PREFIX
 from ..memory.sealed import LINK as SEALED
+from ..memory.shared_file import DEV_SHM
 
 __all__ = ["POOL_PREFIX", "UTIL_PREFIX", "ShmLeakProbe"]
 
@@ -21,7 +22,6 @@ POOL_PREFIX: Final = "triton_python_backend_shm_region_"
 UTIL_PREFIX: Final = "shm_util-"
 """How the names of the regions of ``shm_util`` begin in ``/dev/shm``; the process id follows."""
 
-_SHM: Final = Path("/dev/shm")
 _OWN_PREFIXES: Final = (MANAGED_PREFIX, UTIL_PREFIX)
 _PATIENCE_S: Final = 1.0  # a thread that hands sealed memory over may be just about to close its copy
 _PAUSE_S: Final = 0.01
@@ -96,7 +96,7 @@ def _descriptors() -> Counter[str]:
                 found[f"descriptor of {target}"] += 1
         except FileNotFoundError:
             continue  # the listing's own descriptor, or one that another thread has closed meanwhile
-        if target.startswith(f"{_SHM}/"):
+        if target.startswith(f"{DEV_SHM}/"):
             found[f"descriptor of {target.removesuffix(_DELETED)}"] += 1
     return found
 
@@ -104,13 +104,13 @@ def _descriptors() -> Counter[str]:
 def _mappings() -> Counter[str]:
     found: Counter[str] = Counter()
     maps = Path("/proc/self/maps").read_text()
-    if f" {_SHM}/" not in maps and SEALED not in maps:  # most often there is none among many hundred lines
+    if f" {DEV_SHM}/" not in maps and SEALED not in maps:  # most often there is none among many hundred lines
         return found
     for line in maps.splitlines():
         *_, inode, target = line.split(maxsplit=5)
         if target == SEALED:
             found[f"mapping of {_sealed(int(inode))}"] += 1
-        if target.startswith(f"{_SHM}/"):
+        if target.startswith(f"{DEV_SHM}/"):
             found[f"mapping of {target.removesuffix(_DELETED)}"] += 1
     return found
 
@@ -120,12 +120,12 @@ def _sealed(inode: int) -> str:
 
 
 def _objects() -> Counter[str]:
-    return Counter(f"object {path}" for prefix in _OWN_PREFIXES for path in _SHM.glob(f"{prefix}{os.getpid()}-*"))
+    return Counter(f"object {path}" for prefix in _OWN_PREFIXES for path in DEV_SHM.glob(f"{prefix}{os.getpid()}-*"))
 
 
 def _byte_size(prefix: str) -> int:
     total = 0
-    for path in _SHM.glob(f"{prefix}*"):
+    for path in DEV_SHM.glob(f"{prefix}*"):
         try:
             total += path.stat().st_size
         except FileNotFoundError:

@@ -134,9 +134,8 @@ def shm_leak_check() -> Iterator[ShmLeakProbe]:
 
     with contextlib.ExitStack() as after:
         probe = ShmLeakProbe(pool_prefix=None)  # pools belong to servers, and grow with the first large request
-        after.push(
-            probe
-        )  # not entered, as it would look once more: the kernel takes a millisecond and a half each time
+        # Not entered, as it would look once more: the kernel takes a millisecond and a half each time.
+        after.push(probe)
         yield probe
 
 

@@ -10,6 +10,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+from tests.wheels import build_wheel
+
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "docs" / "deploy" / "docker" / "Dockerfile"
 HADOLINT = Path(sys.executable).with_name("hadolint")
@@ -45,12 +47,7 @@ def test_the_wheel_is_built_of_what_is_copied(tmp_path: Path) -> None:
                     shutil.copytree(ROOT / name, source / target, ignore=shutil.ignore_patterns("__pycache__"))
                 else:
                     shutil.copy(ROOT / name, source / target)
-    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(tmp_path), str(source)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(build_wheel(source, tmp_path)) as archive:
         names = archive.namelist()
     assert "shm_backend_utils/model/__init__.py" in names
     assert "triton_python_backend_utils-stubs/__init__.pyi" in names

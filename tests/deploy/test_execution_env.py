@@ -20,6 +20,7 @@ from shm_backend_utils.client import ShmClient
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import EmbeddedServer, Installation, install
 from shm_backend_utils.server.stub_numpy import is_there_another
+from tests.wheels import build_wheel
 
 pytestmark = pytest.mark.timeout(300)  # the first test waits for pip, and for a server that unpacks archives
 
@@ -74,12 +75,7 @@ def packed(*words: str, python: str = sys.executable) -> subprocess.CompletedPro
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
+    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")

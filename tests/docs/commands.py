@@ -18,8 +18,8 @@ from .documents import ROOT
 __all__ = ["complaints"]
 
 # Programs of others. Their options are theirs; they need not be on this machine.
-OF_OTHERS: Final = {
-    *(
+OF_OTHERS: Final = frozenset(
+    [
         "apt-get",
         "cat",
         "cd",
@@ -33,10 +33,25 @@ OF_OTHERS: Final = {
         "helm",
         "kubectl",
         "kubeconform",
-    ),
-    *("kustomize", "ls", "mkdir", "mv", "od", "perf_analyzer", "promtool", "pytest", "rm", "split", "sysctl", "tar"),
-    *(".", "[", "set", "source", "true"),
-}
+        "kustomize",
+        "ls",
+        "mkdir",
+        "mv",
+        "od",
+        "perf_analyzer",
+        "promtool",
+        "pytest",
+        "rm",
+        "split",
+        "sysctl",
+        "tar",
+        ".",
+        "[",
+        "set",
+        "source",
+        "true",
+    ]
+)
 OF_THIS_PACKAGE: Final = "shm-backend-utils"
 PYTHONS: Final = ("python", "python3", ".venv/bin/python")
 FOLLOWS: Final = frozenset({"&&", "||", ";", "|", "(", ")", "&", "do", "then"})

@@ -21,7 +21,7 @@ from shm_backend_utils.client import (
     TlsError,
     UnknownHostError,
 )
-from shm_backend_utils.client.paths.choice import is_this_machine
+from shm_backend_utils.client.transports.this_machine import is_this_machine
 from shm_backend_utils.errors import CallerError
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.faults.servers import free_ports

@@ -147,7 +147,7 @@ def test_tests_are_run_again_if_what_they_executed_was_edited(
 def test_what_tests_leave_in_shared_memory_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shm = tmp_path / "shm"
     (shm / "of somebody else").mkdir(parents=True)
-    monkeypatch.setattr(trial, "_SHM", shm)
+    monkeypatch.setattr(trial, "DEV_SHM", shm)
     (tmp_path / "conftest.py").write_text(FILES["tests/conftest.py"])
     left = tmp_path / "test_leaves.py"
     left.write_text(

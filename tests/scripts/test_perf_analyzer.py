@@ -17,9 +17,10 @@ import pytest
 from scripts.tools import ROOT
 from scripts.tools.perf_analyzer.cases import CASES
 from scripts.tools.perf_analyzer.install import PerfAnalyzer, default_folder, install_perf_analyzer
-from scripts.tools.perf_analyzer.runs import SHM, own_names
+from scripts.tools.perf_analyzer.runs import own_names
 from scripts.tools.processes import children, command_line
 from shm_backend_utils.errors import MachineError
+from shm_backend_utils.memory.shared_file import DEV_SHM
 from shm_backend_utils.server import Installation
 
 QUANTITIES = {"inferences_per_s", "p50_ms", "p90_ms", "p99_ms"}
@@ -41,7 +42,7 @@ def left_behind(pid: int) -> list[Path]:
     """Return what a run for this case has left in shared memory."""
     names = [f"perf-analyzer-{pid}", "INPUT0_0_0", "SHM_0_0", "OUTPUT0"]
     with PerfAnalyzer(default_folder()).alone():  # the names are those of any other run, too
-        return [SHM / name for name in names if (SHM / name).exists()]
+        return [DEV_SHM / name for name in names if (DEV_SHM / name).exists()]
 
 
 class Run:
@@ -111,7 +112,7 @@ def test_an_interrupted_one_leaves_nothing_in_shared_memory_though_perf_analyzer
     long_run: subprocess.Popen[str],
 ) -> None:
     deadline = time.monotonic() + DEADLINE_S
-    while not (runs_perf_analyzer(long_run.pid) and (SHM / "OUTPUT0").exists()):
+    while not (runs_perf_analyzer(long_run.pid) and (DEV_SHM / "OUTPUT0").exists()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     long_run.send_signal(signal.SIGINT)

@@ -13,6 +13,8 @@ from typing import Final
 
 import pytest
 
+from tests.wheels import build_wheel
+
 from .declared import MODULES, STUBS
 
 ROOT: Final = STUBS.parent
@@ -36,11 +38,7 @@ def run(*command: str, cwd: Path) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, made of the checkout without asking an index."""
-    folder = tmp_path_factory.mktemp("wheel")
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
-    run(sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(folder), str(ROOT), cwd=folder)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
+    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_has_the_stubs_as_packages_beside_the_library(wheel: Path) -> None:

@@ -21,8 +21,8 @@ from shm_backend_utils.protocol.layout import Header
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="regions-", dir="/dev/shm"))
-    monkeypatch.setattr(reaper, "_DIRECTORY", folder)
-    monkeypatch.setattr(pools, "_DIRECTORY", folder)
+    monkeypatch.setattr(reaper, "DEV_SHM", folder)
+    monkeypatch.setattr(pools, "DEV_SHM", folder)
     monkeypatch.setattr(processes, "_PROC", folder)  # nor are there other processes
     yield folder
     shutil.rmtree(folder)

@@ -28,7 +28,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "processes").mkdir()
     (folder / "processes" / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
     for module in (pools, reaper):
-        monkeypatch.setattr(module, "_DIRECTORY", folder)
+        monkeypatch.setattr(module, "DEV_SHM", folder)
     monkeypatch.setattr(processes, "_PROC", folder / "processes")
     yield folder
     shutil.rmtree(folder)
@@ -98,5 +98,5 @@ def test_a_name_with_what_a_terminal_obeys_is_printed_without(folder: Path, caps
 
 
 def test_no_dev_shm_has_no_pools(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "_DIRECTORY", folder / "nothing")
+    monkeypatch.setattr(pools, "DEV_SHM", folder / "nothing")
     assert pools_of(find_pool_files(), look_into_processes()) == []

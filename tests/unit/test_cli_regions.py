@@ -28,11 +28,9 @@ from tests.unit.answering_server import telling_registrations
 def shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in the real /dev/shm for this test alone: clients of other processes reap in /dev/shm itself."""
     folder = Path(tempfile.mkdtemp(prefix="regions-", dir="/dev/shm"))
-    monkeypatch.setattr(reaper, "_DIRECTORY", folder)
-    monkeypatch.setattr(pools, "_DIRECTORY", folder)
     monkeypatch.setattr(processes, "_PROC", folder)  # nor are there other processes
-    for module in (system, shared_file):
-        monkeypatch.setattr(module, "DIRECTORY", folder)
+    for module in (reaper, pools, system, shared_file):
+        monkeypatch.setattr(module, "DEV_SHM", folder)
     yield folder
     shutil.rmtree(folder)
 

@@ -35,8 +35,8 @@ sys.stdin.read()
 @pytest.fixture(autouse=True)
 def _no_other_regions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     folder = Path(tempfile.mkdtemp(prefix="regions-", dir="/dev/shm"))
-    monkeypatch.setattr(reaper, "_DIRECTORY", folder)
-    monkeypatch.setattr(pools, "_DIRECTORY", folder)
+    monkeypatch.setattr(reaper, "DEV_SHM", folder)
+    monkeypatch.setattr(pools, "DEV_SHM", folder)
     yield
     shutil.rmtree(folder)
 

@@ -22,7 +22,7 @@ from shm_backend_utils.memory import segment, shared_file
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.pool import SlotPool
-segment.DIRECTORY = shared_file.DIRECTORY = Path(sys.argv[1])
+segment.DEV_SHM = shared_file.DEV_SHM = Path(sys.argv[1])
 pool = SlotPool(PoolOptions())
 region, memory = pool.redeem(pool.request(Need(100), "forward"))
 print(region.key, flush=True)
@@ -34,7 +34,7 @@ sys.stdin.read()
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in the real /dev/shm for this test alone: other processes reap in /dev/shm itself."""
     folder = Path(tempfile.mkdtemp(prefix="reaper-", dir="/dev/shm"))
-    monkeypatch.setattr(reaper, "_DIRECTORY", folder)
+    monkeypatch.setattr(reaper, "DEV_SHM", folder)
     yield folder
     shutil.rmtree(folder)
 
@@ -72,5 +72,5 @@ def test_a_model_loads_where_nothing_can_be_removed(left: Path, monkeypatch: pyt
 
 
 def test_a_model_loads_where_there_is_no_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(reaper, "_DIRECTORY", tmp_path / "nowhere")
+    monkeypatch.setattr(reaper, "DEV_SHM", tmp_path / "nowhere")
     load(monkeypatch)

@@ -101,7 +101,7 @@ def test_a_watch_that_is_lost_leaves_no_descriptor() -> None:
 def test_a_directory_that_cannot_be_watched_is_an_error_and_leaves_no_descriptor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(object_watch, "DIRECTORY", Path("/nowhere"))
+    monkeypatch.setattr(object_watch, "DEV_SHM", Path("/nowhere"))
     before = open_descriptors()
     with pytest.raises(FileNotFoundError):
         ObjectWatch()

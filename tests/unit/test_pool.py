@@ -10,23 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
-from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
+from tests.unit.taken_regions import REGION, Memory, is_there, take, used
 
 SHM = Path("/dev/shm")
 MEBIBYTE = 2**20
-REGION = data_offset(1, PAGE_SIZE) + PAGE_SIZE
-"""What the smallest region takes of the budget."""
-
-Memory = npt.NDArray[np.uint8]
 
 
 @pytest.fixture
@@ -34,23 +29,6 @@ def pool() -> Iterator[SlotPool]:
     """A pool that may have three of the smallest regions."""
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * REGION))) as pool:
         yield pool
-
-
-def take(pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "direct") -> tuple[SlotRegion, Memory]:
-    """Take a region that there is room for, as a call does."""
-    ticket = pool.request(Need(byte_size, slot_count, group=group), Origin.here("take"))
-    assert ticket.granted.done()
-    return pool.redeem(ticket)
-
-
-def used(pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "direct") -> SlotRegion:
-    """Return a region that was taken and given back."""
-    region, _ = take(pool, byte_size, slot_count, group)
-    return region
-
-
-def is_there(region: SlotRegion) -> bool:
-    return (SHM / region.key).exists()
 
 
 def resident_bytes(inode: int) -> int:

@@ -15,7 +15,7 @@ import pytest
 from shm_backend_utils.client.client_memory import ClientMemory
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.options import RequestOptions
-from shm_backend_utils.client.paths.opening import Opening
+from shm_backend_utils.client.paths.taking import Taking
 from shm_backend_utils.client.settings import CallSettings
 from shm_backend_utils.client.steps import AsyncioDriver
 from shm_backend_utils.memory.cuda.access import CudaAccess
@@ -35,13 +35,13 @@ class Take:
     """Takes a region as a call does, and makes it in the only thread that there is."""
 
     def __init__(self, memory: ClientMemory) -> None:
-        self._opening = Opening(cast(Any, None), memory, cast(Any, None), cast(Any, None), cast(Any, None))
+        self._taking = Taking(memory.pool)
         self._driver = AsyncioDriver(cast(Any, None))
         self.threads = self._driver._threads = concurrent.futures.ThreadPoolExecutor(1)
 
     def __call__(self) -> Awaitable[object]:
         settings = CallSettings("m", "", "auto", time.monotonic() + LONG_S, RequestOptions(), Origin.here("infer"))
-        return self._driver.run(self._opening.take(settings, MODEL, MODEL.data_begin + 1, 1, "direct"))
+        return self._driver.run(self._taking.take(settings, MODEL, MODEL.data_begin + 1, 1, "direct"))
 
 
 def with_one_region(work: Callable[[SlotPool, Take], Awaitable[None]]) -> None:

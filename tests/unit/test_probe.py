@@ -15,7 +15,7 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.errors import TableError
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.model import ShmSession
-from shm_backend_utils.model.call import probed
+from shm_backend_utils.model.call import probe
 from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.probe import decode_probe, digest_of, encode_probe, is_probe
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
@@ -123,7 +123,7 @@ def test_a_model_that_cannot_make_its_report_has_finished_all_the_same(
     def fail() -> dict[str, Any]:
         raise RuntimeError("anything")
 
-    monkeypatch.setattr(probed, "process_facts", fail)
+    monkeypatch.setattr(probe, "process_facts", fail)
     ask(session, client)
     assert client.is_free()
     assert client.is_over()

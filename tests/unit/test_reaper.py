@@ -30,7 +30,7 @@ import sys
 from pathlib import Path
 from shm_backend_utils.memory import segment as system
 from shm_backend_utils.memory.managed import ManagedRegion
-system.DIRECTORY = Path(sys.argv[1])
+system.DEV_SHM = Path(sys.argv[1])
 region = ManagedRegion.create(100, slot_count=3)
 print(region.segment.key, flush=True)
 sys.stdin.read()
@@ -41,9 +41,8 @@ sys.stdin.read()
 def shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in the real /dev/shm for this test alone: clients of other processes reap in /dev/shm itself."""
     folder = Path(tempfile.mkdtemp(prefix="reaper-", dir=SHM))
-    monkeypatch.setattr(reaper, "_DIRECTORY", folder)
-    for module in (system, shared_file):
-        monkeypatch.setattr(module, "DIRECTORY", folder)
+    for module in (reaper, system, shared_file):
+        monkeypatch.setattr(module, "DEV_SHM", folder)
     yield folder
     shutil.rmtree(folder)
 
@@ -86,7 +85,7 @@ def found(region: ManagedRegion) -> RegionReport:
 
 
 def path_of(region: ManagedRegion) -> Path:
-    return reaper._DIRECTORY / region.segment.key
+    return shared_file.DEV_SHM / region.segment.key
 
 
 def test_a_living_owners_region_stays(region: ManagedRegion) -> None:

@@ -19,13 +19,14 @@ import hypothesis  # noqa: F401  # what every test needs is imported once, befor
 import numpy as np  # noqa: F401
 import pytest
 
+from shm_backend_utils.memory.shared_file import DEV_SHM
+
 from .. import ROOT
 from .checks import Mutant, mutate
 from .covering import pytest_options
 
 __all__ = ["Verdict", "try_mutant"]
 
-_SHM: Final = Path("/dev/shm")
 _HANGS_AFTER_S: Final = 20  # of one test
 
 
@@ -54,7 +55,7 @@ def try_mutant(mutant: Mutant, tests: list[str], limit_s: float, folder: Path) -
     """
     if not tests:
         return Verdict.NOT_EXECUTED
-    before = set(_SHM.iterdir())
+    before = set(DEV_SHM.iterdir())
     pid = os.fork()
     if pid == 0:
         _run(mutant, tests, folder)
@@ -65,7 +66,7 @@ def try_mutant(mutant: Mutant, tests: list[str], limit_s: float, folder: Path) -
         os.close(watch)
         _kill_all_of(pid)
         _, status = os.waitpid(pid, 0)
-        for path in set(_SHM.iterdir()) - before:  # /dev/shm is this tool's own
+        for path in set(DEV_SHM.iterdir()) - before:  # /dev/shm is this tool's own
             _remove(path)
     if not ended:
         return Verdict.TIMED_OUT

@@ -14,6 +14,8 @@ import numpy.typing as npt
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import shared_memory
 
+from shm_backend_utils.cli.common.registered_regions import RegisteredRegion, registered_region
+
 from .cases import Case
 
 __all__ = ["Region", "expected_output", "prepared_region"]
@@ -40,14 +42,14 @@ class Region:
         capital letters into small ones.
     """
 
-    def __init__(self, handle: Any, name: str, case: Case, expected: npt.NDArray[Any]) -> None:
-        self._handle = handle
+    def __init__(self, registered: RegisteredRegion, case: Case, expected: npt.NDArray[Any]) -> None:
+        self._handle = registered.handle
         self._expected = expected
         self._output_offset = _output_offset(case)
         descriptor = {
             "v": 1,
             "model": case.model,
-            "regions": [{"kind": "named", "name": name}],
+            "regions": [{"kind": "named", "name": registered.name}],
             "inputs": {case.input_name: [0, 0, case.byte_size, case.type_name, list(case.shape)]},
             "outputs": {case.output_name: [0, self._output_offset, expected.nbytes]},
         }
@@ -72,12 +74,9 @@ def prepared_region(client: Any, case: Case, expected: npt.NDArray[Any]) -> Iter
     name = f"perf-analyzer-{os.getpid()}"
     byte_size = _output_offset(case) + expected.nbytes
     with contextlib.ExitStack() as cleanup:
-        handle = shared_memory.create_shared_memory_region(name, f"/{name}", byte_size, create_only=True)
-        cleanup.callback(shared_memory.destroy_shared_memory_region, handle)
-        shared_memory.set_shared_memory_region(handle, [case.tensor()])
-        client.register_system_shared_memory(name, f"/{name}", byte_size)
-        cleanup.callback(client.unregister_system_shared_memory, name)
-        yield Region(handle, name, case, expected)
+        region = registered_region(cleanup, client, name, byte_size)
+        shared_memory.set_shared_memory_region(region.handle, [case.tensor()])
+        yield Region(region, case, expected)
 
 
 def _output_offset(case: Case) -> int:

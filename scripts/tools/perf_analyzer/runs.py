@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from shm_backend_utils.errors import MachineError
+from shm_backend_utils.memory.shared_file import DEV_SHM
 
 from .cases import Case
 from .install import PerfAnalyzer
 from .region import Region
 
 __all__ = ["Figures", "PerfAnalyzerError", "Runs", "own_names"]
-
-SHM: Final = Path("/dev/shm")
 
 # It gives no figures at all unless three windows in a row agree so well, which on a busy machine they do not.
 _ANY_STABILITY: Final = "999"
@@ -127,7 +126,7 @@ class Runs:
 
 
 @contextmanager
-def own_names(case: Case, folder: Path = SHM) -> Iterator[None]:
+def own_names(case: Case, folder: Path = DEV_SHM) -> Iterator[None]:
     """Keep perf_analyzer's names in shared memory from being anybody else's, and from staying behind.
 
     It calls its regions by the names of the tensors alone, would write into whatever has such a name already, and

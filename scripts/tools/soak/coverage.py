@@ -6,7 +6,16 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["COMPLETE_S", "WORDS", "impossible", "left_out"]
+__all__ = [
+    "COMPLETE_S",
+    "MODEL_RELOADS",
+    "SERVER_RESTARTS",
+    "SMALL_TMPFS",
+    "TWO_USERS",
+    "WORDS",
+    "impossible",
+    "left_out",
+]
 
 COMPLETE_S: Final = 60.0
 """A run of this length does everything that there is."""

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from shm_backend_utils.memory.sealed import LINK
+from shm_backend_utils.memory.shared_file import DEV_SHM
 
 from ..processes import mappings, open_files
 
-__all__ = ["SHM", "fill", "free_bytes", "free_ports", "held_sealed_memory", "held_shared_memory"]
-
-SHM: Final = Path("/dev/shm")
+__all__ = ["fill", "free_bytes", "free_ports", "held_sealed_memory", "held_shared_memory"]
 
 # Ephemeral ports begin above. A client that dials a port of that range where nobody listens may be given that very
 # port, so connect to itself, and keep the server from coming back.
@@ -24,7 +23,7 @@ _PORTS: Final = range(20_000, 30_000)
 
 def fill(name: str) -> Path:
     """Take all space of /dev/shm with one file."""
-    path = SHM / name
+    path = DEV_SHM / name
     with path.open("xb") as file:
         while free := free_bytes():
             with contextlib.suppress(OSError):  # somebody was faster: what is left is less now
@@ -46,7 +45,7 @@ def free_ports(chance: random.Random, count: int) -> list[int]:
 
 def held_shared_memory(pid: int | str, marker: str = "") -> list[str]:
     """Return what a process holds of /dev/shm, descriptors and mappings, where the name contains ``marker``."""
-    return [f"{kind} of {target}" for kind, target in _held(pid) if target.startswith(f"{SHM}/{marker}")]
+    return [f"{kind} of {target}" for kind, target in _held(pid) if target.startswith(f"{DEV_SHM}/{marker}")]
 
 
 def held_sealed_memory(pid: int | str) -> list[str]:
@@ -61,5 +60,5 @@ def _held(pid: int | str) -> list[tuple[str, str]]:
 
 def free_bytes() -> int:
     """Return how much of /dev/shm is free."""
-    space = os.statvfs(SHM)
+    space = os.statvfs(DEV_SHM)
     return space.f_bavail * space.f_frsize

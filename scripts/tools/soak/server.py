@@ -21,11 +21,12 @@ from shm_backend_utils.cli.common.sample_models import REPOSITORY, copy_models, 
 from shm_backend_utils.errors import ClosedError, MachineError
 from shm_backend_utils.memory.managed import KEY_PREFIX
 from shm_backend_utils.memory.registrations import Registration, fetch_registrations
+from shm_backend_utils.memory.shared_file import DEV_SHM
 from shm_backend_utils.server import EmbeddedServer, Installation, Ports, install
 
 from ..processes import children, command_line
 from .client.tally import Tally
-from .machine import SHM, free_ports, held_sealed_memory, held_shared_memory
+from .machine import free_ports, held_sealed_memory, held_shared_memory
 
 __all__ = ["ALLOWED_UID", "DISALLOWED_UID", "SoakServer"]
 
@@ -158,7 +159,7 @@ class SoakServer:
 
     def left_behind(self) -> list[str]:
         """Return the shared memory of the Python backend that outlived its server."""
-        return [path.name for prefix in self._prefixes for path in SHM.glob(f"{prefix}*")]
+        return [path.name for prefix in self._prefixes for path in DEV_SHM.glob(f"{prefix}*")]
 
     def log_tail(self) -> str:
         """Return the end of its log."""

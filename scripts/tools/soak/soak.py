@@ -14,6 +14,7 @@ from typing import Final
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory import reaper
 from shm_backend_utils.memory.managed import KEY_PREFIX
+from shm_backend_utils.memory.shared_file import DEV_SHM
 
 from .client.process import ClientProcess
 from .client.tally import Tally
@@ -21,7 +22,6 @@ from .client.workloads.registered import ATTACHED_PREFIX
 from .coverage import impossible
 from .faults import Saboteur
 from .growth import Growth
-from .machine import SHM
 from .report import Leaks, SoakReport
 from .server import SoakServer
 
@@ -159,8 +159,8 @@ class Soak:
 
     def _segments_at_last(self) -> list[str]:
         """Return memory that nobody has removed. What plain tritonclient's users make is theirs to remove."""
-        left = [path.name for client in self._made for path in SHM.glob(f"{KEY_PREFIX}{client.pid}-*")]
-        for path in SHM.glob(f"{ATTACHED_PREFIX}*"):
+        left = [path.name for client in self._made for path in DEV_SHM.glob(f"{KEY_PREFIX}{client.pid}-*")]
+        for path in DEV_SHM.glob(f"{ATTACHED_PREFIX}*"):
             if self._was_killed(path.name):
                 path.unlink()
             else:

@@ -9,9 +9,9 @@ from typing import Final
 import tritonclient.grpc.aio
 
 from ...client import AsyncShmClient, ShmClient
+from .bench import Bench
 from .payloads import Floats, in_band
 from .registered_pair import RegisteredPair
-from .rounds import Bench
 from .ways import OURS, STOCK, Send, check
 
 __all__ = ["STOCK_IN_BAND", "STOCK_TRITON_SHM", "AsyncSend", "for_tasks", "for_threads"]

@@ -18,12 +18,12 @@ from ...errors import ShmError
 from ..common.command_line import exit_status, positive
 from ..common.figures import Figure
 from .amounts import FULL, QUICK, Amounts
+from .bench import Bench, allow_many_descriptors
 from .groups import GROUPS, WITH_OTHER_CLIENT
 from .machine import describe
 from .other_client import OTHER_CLIENT, has_other_client
 from .pictures import PICTURES
 from .reports import ReportError, Reports, Run, read_run, table_of
-from .rounds import Bench, allow_many_descriptors
 from .server import bench_server
 
 __all__ = ["add_arguments", "groups_to_measure", "run"]
@@ -32,7 +32,7 @@ _OF_MEASURING: Final = ("only", "quick", "rounds", "requests", "functions")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what may be asked for."""
+    """Add the command's arguments to its parser."""
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures and all medians to FILE")
     parser.add_argument("--document", type=Path, metavar="FILE", help="write a page of documentation to FILE")
     parser.add_argument(

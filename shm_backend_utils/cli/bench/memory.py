@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from ...memory.sealed import LINK
+from ...memory.shared_file import DEV_SHM
 
 __all__ = ["resident_bytes", "sealed_bytes", "shared_bytes"]
 
 _OWN: Final = re.compile(r"Rss(?:Anon|File):\s+(\d+) kB")
-_SHM: Final = Path("/dev/shm")
 _BLOCK: Final = 512
 _SEALED: Final = re.compile(rf"^([0-9a-f]+)-([0-9a-f]+) .* {re.escape(LINK)}$", re.MULTILINE)
 
@@ -32,7 +32,7 @@ def sealed_bytes(pid: int) -> int:
 def shared_bytes(prefix: str) -> int:
     """Return how much memory the objects of ``/dev/shm`` take whose names begin so."""
     total = 0
-    for path in _SHM.glob(f"{prefix}*"):
+    for path in DEV_SHM.glob(f"{prefix}*"):
         with contextlib.suppress(FileNotFoundError):  # its owner has just removed it
             total += _BLOCK * path.stat().st_blocks
     return total

@@ -12,8 +12,8 @@ from typing import Final, TypeVar
 from ..common.figures import Figure
 from ..common.rounds import shuffled
 from .amounts import Amounts
+from .bench import Bench
 from .payloads import endless
-from .rounds import Bench
 
 __all__ = ["Rates", "rate_of_threads", "rate_ratio", "rates_of_tasks", "rates_of_threads", "until"]
 

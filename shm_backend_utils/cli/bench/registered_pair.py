@@ -1,26 +1,21 @@
-"""Triton's own shared memory, as a user of tritonclient has it."""
+"""Memory for requests by Triton's own shared memory: a region for the input, and one for the output."""
 
 from __future__ import annotations
 
 import os
 import secrets
 from contextlib import AsyncExitStack, ExitStack
-from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import shared_memory
 
-from ...errors import NoSharedMemoryError
-from ...memory.shared_file import DIRECTORY
-from ...testing.unregistering import unregister_when_free
+from ..common.registered_regions import registered_region
 from .payloads import Floats
 
 __all__ = ["RegisteredPair"]
-
-_PATIENCE_S: Final = 10.0
 
 
 class RegisteredPair:
@@ -44,42 +39,20 @@ class RegisteredPair:
 
     def __init__(self, stack: ExitStack | AsyncExitStack, plain: Any, protocol: str, most_bytes: int) -> None:
         name = f"bench-{os.getpid()}-{secrets.token_hex(4)}"
-        self._in, self._source = _region(stack, plain, f"{name}-in", most_bytes)
-        self._out, self._target = _region(stack, plain, f"{name}-out", most_bytes)
+        self._source = registered_region(stack, plain, f"{name}-in", most_bytes)
+        self._target = registered_region(stack, plain, f"{name}-out", most_bytes)
         triton = tritonclient.grpc if protocol == "grpc" else tritonclient.http
         self.inputs = [triton.InferInput("INPUT0", [0], "FP32")]
         self.outputs = [triton.InferRequestedOutput("OUTPUT0")]
 
     def fill(self, x: Floats) -> None:
         """Copy the next request's input."""
-        shared_memory.set_shared_memory_region(self._in, [x])
+        shared_memory.set_shared_memory_region(self._source.handle, [x])
         self.inputs[0].set_shape(list(x.shape))
-        self.inputs[0].set_shared_memory(self._source, x.nbytes)
-        self.outputs[0].set_shared_memory(self._target, x.nbytes)
+        self.inputs[0].set_shared_memory(self._source.name, x.nbytes)
+        self.outputs[0].set_shared_memory(self._target.name, x.nbytes)
 
     def received(self, shape: tuple[int, ...]) -> Floats:
         """Return the output, which is not copied."""
-        array: Floats = shared_memory.get_contents_as_numpy(self._out, np.float32, shape)
+        array: Floats = shared_memory.get_contents_as_numpy(self._target.handle, np.float32, shape)
         return array
-
-
-def _region(stack: ExitStack | AsyncExitStack, plain: Any, name: str, byte_size: int) -> tuple[Any, str]:
-    handle = shared_memory.create_shared_memory_region(name, f"/{name}", byte_size, create_only=True)
-    stack.callback(shared_memory.destroy_shared_memory_region, handle)
-    _take_memory(name, byte_size)
-    plain.register_system_shared_memory(name, f"/{name}", byte_size)
-    unregister = partial(plain.unregister_system_shared_memory, name)
-    stack.callback(unregister_when_free, unregister, _PATIENCE_S)
-    return handle, name
-
-
-def _take_memory(name: str, byte_size: int) -> None:
-    """Give memory to every byte: a full /dev/shm must fail here, not as a SIGBUS at first touch."""
-    file = os.open(DIRECTORY / name, os.O_RDWR)
-    try:
-        os.posix_fallocate(file, 0, byte_size)
-    except OSError as error:
-        needed = f"two regions of {byte_size:,} bytes for Triton's own shared memory"
-        raise NoSharedMemoryError(f"/dev/shm has no room for {needed}: {error.strerror}; give it more") from None
-    finally:
-        os.close(file)

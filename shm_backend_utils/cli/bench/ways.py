@@ -15,10 +15,10 @@ import numpy as np
 
 from ...client import ShmClient
 from ...client.options import PathName
+from .bench import Bench
 from .other_client import OTHER_CLIENT, connect_other_client, has_other_client
 from .payloads import Floats, in_band
 from .registered_pair import RegisteredPair
-from .rounds import Bench
 
 __all__ = ["OURS", "OVER_THE_WIRE", "STOCK", "WAYS", "Send", "Way", "check", "ways_of"]
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from ...errors import MachineError
 from ...memory.cuda.access import CudaAccess
+from ...repository_layout import CONFIG_FILE
 
 __all__ = ["OTHER_FOLDER", "REPOSITORY", "copy_models", "copy_sample_models", "models_in", "sample_models"]
 
@@ -25,7 +26,7 @@ _DEVICE_FILES: Final = ("/dev/nvidiactl", "/dev/dxg")  # of NVIDIA's kernel driv
 
 def models_in(repository: Path) -> list[Path]:
     """Return the folders of all models in a folder."""
-    return [config.parent for config in sorted(repository.glob("*/config.pbtxt"))]
+    return [config.parent for config in sorted(repository.glob(f"*/{CONFIG_FILE}"))]
 
 
 def sample_models() -> list[Path]:
@@ -78,7 +79,7 @@ def _has_package(model: Path) -> bool:
 
 
 def _needs_gpu(model: Path) -> bool:
-    return "kind: KIND_GPU" in (model / "config.pbtxt").read_text()
+    return "kind: KIND_GPU" in (model / CONFIG_FILE).read_text()
 
 
 def _has_gpu() -> bool:

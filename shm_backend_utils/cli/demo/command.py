@@ -96,7 +96,7 @@ def _report(measurement: Measurement, wire_bytes: dict[str, dict[str, int]]) -> 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what may be asked for."""
+    """Add the command's arguments to its parser."""
     parser.add_argument("--url", metavar="HOST:PORT", help="gRPC address of a running server; starts one if not given")
     parser.add_argument("--rounds", type=positive, metavar="N", default=50, help="default: %(default)s")
     parser.add_argument("--picture", type=Path, metavar="FILE", default=Path("demo.png"), help="default: %(default)s")

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ..common.photographs import Photograph
+from ..common.rounds import shuffled
 from .paths import PATHS, EmptyRequest, InlinePath, Request
 from .wire import relay_to
 
-__all__ = ["Measurement", "measure", "measure_wire_bytes"]
+__all__ = ["WARM_UP_ROUNDS", "Measurement", "measure", "measure_wire_bytes"]
 
-WARM_UP_ROUNDS = 3
+WARM_UP_ROUNDS: Final = 3
 
 
 @dataclass
@@ -46,13 +47,10 @@ class Measurement:
 def measure(url: str, photographs: dict[str, Photograph], rounds: int, on_round: Callable[[], None]) -> Measurement:
     """Send every photograph on every path, once per round: what the machine does meanwhile hits all alike."""
     measurement = Measurement({path.name: [] for path in PATHS})
-    shuffle = random.Random(0).shuffle
     with _placed(url, photographs) as requests:
         for round_number in range(-WARM_UP_ROUNDS, rounds):
             for photograph, by_path in requests.items():
-                order = list(by_path)
-                shuffle(order)  # no path always follows the one that leaves the caches coldest
-                milliseconds, are_identical, output = _send(by_path, order)
+                milliseconds, are_identical, output = _send(by_path, shuffled(by_path, round_number))
                 measurement.outputs[photograph] = output
                 if not are_identical:
                     measurement.differing.add(photograph)

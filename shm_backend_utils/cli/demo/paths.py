@@ -10,10 +10,9 @@ import contextlib
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +20,8 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import shared_memory
 
 from ...client import ShmClient
-from ...testing.unregistering import unregister_when_free
 from ..common.photographs import Photograph
+from ..common.registered_regions import registered_region
 
 __all__ = ["PATHS", "DirectPath", "EmptyRequest", "InlinePath", "Request", "RequestPath", "TritonShmPath"]
 
@@ -93,37 +92,24 @@ class TritonShmPath(RequestPath):
 
     def place(self, photograph: Photograph) -> Request:
         """Fill a region, and make one for the output."""
-        source_name, source = self._cleanup.enter_context(self._region(photograph.nbytes))
-        sink_name, sink = self._cleanup.enter_context(self._region(OUTPUT_NBYTES))
-        shared_memory.set_shared_memory_region(source, [photograph])
+        name = f"demo-{os.getpid()}-{secrets.token_hex(4)}"
+        source = registered_region(self._cleanup, self._client, f"{name}-in", photograph.nbytes)
+        sink = registered_region(self._cleanup, self._client, f"{name}-out", OUTPUT_NBYTES)
+        shared_memory.set_shared_memory_region(source.handle, [photograph])
         image = grpcclient.InferInput("IMAGE", photograph.shape, "UINT8")
-        image.set_shared_memory(source_name, photograph.nbytes)
+        image.set_shared_memory(source.name, photograph.nbytes)
         normalized = grpcclient.InferRequestedOutput("NORMALIZED")
-        normalized.set_shared_memory(sink_name, OUTPUT_NBYTES)
+        normalized.set_shared_memory(sink.name, OUTPUT_NBYTES)
 
         def request() -> npt.NDArray[np.float32]:
             self._client.infer(MODEL, [image], outputs=[normalized], client_timeout=TIMEOUT_S)
-            view: npt.NDArray[np.float32] = shared_memory.get_contents_as_numpy(sink, np.float32, OUTPUT_SHAPE)
+            view: npt.NDArray[np.float32] = shared_memory.get_contents_as_numpy(sink.handle, np.float32, OUTPUT_SHAPE)
             return view
 
         return request
 
     def _open(self, url: str) -> None:
         self._client = self._cleanup.enter_context(grpcclient.InferenceServerClient(url))
-
-    @contextlib.contextmanager
-    def _region(self, byte_size: int) -> Iterator[tuple[str, Any]]:
-        name = f"demo-{os.getpid()}-{secrets.token_hex(4)}"
-        handle = shared_memory.create_shared_memory_region(name, name, byte_size, create_only=True)
-        try:
-            self._client.register_system_shared_memory(name, name, byte_size, client_timeout=TIMEOUT_S)
-            yield name, handle
-        finally:
-            try:
-                unregister = partial(self._client.unregister_system_shared_memory, name, client_timeout=TIMEOUT_S)
-                unregister_when_free(unregister)
-            finally:
-                shared_memory.destroy_shared_memory_region(handle)
 
 
 class InlinePath(RequestPath):

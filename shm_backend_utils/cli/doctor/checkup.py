@@ -10,9 +10,9 @@ from typing import Final
 
 from .findings import Finding
 
-__all__ = ["BUDGET_S", "Checkup"]
+__all__ = ["TIME_S", "Checkup"]
 
-BUDGET_S: Final = 3.5
+TIME_S: Final = 3.5
 """Seconds for all that is asked of the server: the command ends within five."""
 
 
@@ -35,22 +35,22 @@ class Checkup:
 
     def start_time(self) -> None:
         """Have the time begin in which the server is asked: what comes before waits for nobody."""
-        self.deadline = time.monotonic() + BUDGET_S
+        self.deadline = time.monotonic() + TIME_S
 
-    def good(self, line: str, model: str = "") -> None:
+    def add_fine(self, line: str, model: str = "") -> None:
         """Take note of something that is as it should be."""
         self.fine.append((model, line))
 
-    def bad(self, *findings: Finding) -> None:
+    def add_findings(self, *findings: Finding) -> None:
         """Take note of findings."""
         self.findings += findings
 
-    def add(self, findings: Iterable[Finding], otherwise: str, model: str = "") -> None:
+    def conclude(self, findings: Iterable[Finding], otherwise: str, model: str = "") -> None:
         """Take note of findings, or, if there is none, of what is fine."""
         found = list(findings)
         self.findings += found
         if not found:
-            self.good(otherwise, model)
+            self.add_fine(otherwise, model)
 
     def until(self, most_s: float) -> float:
         """Return the moment, by ``time.monotonic()``, until which one question may take."""

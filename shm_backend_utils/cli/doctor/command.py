@@ -20,7 +20,7 @@ _USAGE: Final = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what may be asked for."""
+    """Add the command's arguments to its parser."""
     parser.add_argument(
         "url",
         nargs="?",
@@ -52,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
             return _USAGE
         subject = str(arguments.model_dir)
         checkup = Checkup()
-        checkup.add(findings_in_folder(arguments.model_dir), f"nothing is wrong in {subject}")
+        checkup.conclude(findings_in_folder(arguments.model_dir), f"nothing is wrong in {subject}")
     else:
         subject = arguments.url or _URL
         checkup = examine(subject, arguments.model)

@@ -86,7 +86,7 @@ def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
     declared = _declared(config)
     wrong = sorted(declared - PATHS) if declared is not None else []
     if declared is not None and (wrong or not declared):
-        yield Finding(UNKNOWN_PATH, _said_of_words(wrong), model)
+        yield Finding(UNKNOWN_PATH, _words_found(wrong), model)
         config = {**config, "parameters": {PATHS_PARAMETER: {"string_value": _DIRECT}}}  # it was meant to have paths
     named = [tensor for tensor in config.get("input", ()) if tensor.get("name")]
     spec = ModelSpec.from_config({**config, "name": model, "input": named, "output": []})
@@ -106,7 +106,7 @@ def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
         verb = "is" if len(required) == 1 else "are"
         yield Finding(INPUTS_NOT_OPTIONAL, f"{', '.join(required)} {verb} not optional", model)
     if spec.max_batch_size > 0 and not spec.has_batch_carrier:
-        yield Finding(NO_SHM_INPUT, f"max_batch_size is {spec.max_batch_size}, and {_said_of_carrier(config)}", model)
+        yield Finding(NO_SHM_INPUT, f"max_batch_size is {spec.max_batch_size}, and {_carrier_found(config)}", model)
 
 
 def _misspelt_declaration(config: Mapping[str, Any]) -> str:
@@ -123,7 +123,7 @@ def _declared(config: Mapping[str, Any]) -> frozenset[str] | None:
     return frozenset(word.strip() for word in parameter.get("string_value", "").split(",") if word.strip())
 
 
-def _said_of_words(wrong: list[str]) -> str:
+def _words_found(wrong: list[str]) -> str:
     if not wrong:
         return f"{PATHS_PARAMETER} is empty; expected some of {', '.join(sorted(PATHS))}"
     said = []
@@ -133,7 +133,7 @@ def _said_of_words(wrong: list[str]) -> str:
     return f"{PATHS_PARAMETER} has {', '.join(said)}; expected some of {', '.join(sorted(PATHS))}"
 
 
-def _said_of_carrier(config: Mapping[str, Any]) -> str:
+def _carrier_found(config: Mapping[str, Any]) -> str:
     for tensor in config.get("input", ()):
         if tensor.get("name") == BATCH_CARRIER:
             optional = "optional" if tensor.get("optional") else "not optional"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from ...client.paths.choice import is_this_machine
 from ...client.steps import BlockingDriver
 from ...client.transports.connect import Connectable, connect
+from ...client.transports.this_machine import is_this_machine
 from ...errors import CallerError
 from ...memory.process_facts import process_facts
+from ..wording import first_of
 from .checkup import Checkup
 from .config_checks import findings_in_config, is_of_python_backend, mentions_shared_memory
 from .findings import Finding
-from .gpus import find_client_gpus
+from .gpu_checks import find_client_gpus
 from .machine_checks import findings_on_machine
 from .model_checks import config_of, examine_model
 from .server_checks import examine_registering, examine_server, finding_of_host, models_of
@@ -38,17 +38,17 @@ def examine(url: str | Connectable, model: str | None = None) -> Checkup:
         By default all that are ready.
     """
     checkup = Checkup()
-    checkup.add(findings_on_machine(), "/dev/shm of this machine has room, and nothing is left behind there")
+    checkup.conclude(findings_on_machine(), "/dev/shm of this machine has room, and nothing is left behind there")
     try:
         driver = BlockingDriver(connect(url, None))
     except CallerError as error:
-        checkup.bad(Finding(BAD_URL, str(error)))
+        checkup.add_findings(Finding(BAD_URL, str(error)))
         return checkup
     checkup.start_time()
     try:
         unknown = finding_of_host(driver.transport.host)
         if unknown is not None:
-            checkup.bad(unknown)
+            checkup.add_findings(unknown)
         elif examine_server(driver, checkup):
             _examine_models(driver, checkup, model)
     finally:
@@ -63,34 +63,24 @@ def _examine_models(driver: BlockingDriver, checkup: Checkup, wanted: str | None
     shares = False
     for number, model in enumerate(models):
         if checkup.is_over:
-            checkup.bad(Finding(OUT_OF_TIME, f"not examined: {_some(models[number:])}"))
+            checkup.add_findings(Finding(OUT_OF_TIME, f"not examined: {first_of(models[number:], _MOST_NAMED)}"))
             break
         config = config_of(driver, checkup, model)
         if config is not None:
-            findings = _of_config(config, model, is_wanted=wanted is not None)
-            checkup.bad(*findings)
+            findings = findings_in_config(config, model)
+            if wanted is None and is_of_python_backend(config) and not mentions_shared_memory(config):
+                # nobody has asked for this one, and nothing says that it should take the direct path
+                findings = [Finding(ORDINARY_MODEL, "its configuration has nothing of this library's", model)]
+            checkup.add_findings(*findings)
             if not is_of_python_backend(config) or config.get("platform") == _ENSEMBLE:
-                checkup.good("it is no Python model: its tensors go through Triton", model)
+                checkup.add_fine("it is no Python model: its tensors go through Triton", model)
             elif not findings:
-                checkup.good("its configuration has nothing against the direct path", model)
+                checkup.add_fine("its configuration has nothing against the direct path", model)
                 shares |= examine_model(driver, checkup, config, here, gpus)
     if obstacle is None:
         return
     if shares:
-        checkup.good("the server has a /dev/shm of its own: the path triton-shm is closed, and the direct one open")
+        checkup.add_fine("the server has a /dev/shm of its own: the path triton-shm is closed, and the direct one open")
     elif not any(finding.trouble in (OTHER_MACHINE, OTHER_NAMESPACE) for finding in checkup.findings):
         is_here = is_this_machine(driver.transport.host)
-        checkup.bad(Finding(OTHER_NAMESPACE if is_here else OTHER_MACHINE, obstacle))
-
-
-def _some(names: list[str]) -> str:
-    """Return the first of some names, and how many more there are."""
-    more = f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else ""
-    return f"{', '.join(names[:_MOST_NAMED])}{more}"
-
-
-def _of_config(config: Mapping[str, Any], model: str, *, is_wanted: bool) -> list[Finding]:
-    """Return what a configuration has against the direct path, which may be meant where nobody has asked."""
-    if not is_wanted and is_of_python_backend(config) and not mentions_shared_memory(config):
-        return [Finding(ORDINARY_MODEL, "its configuration has nothing of this library's", model)]
-    return findings_in_config(config, model)
+        checkup.add_findings(Finding(OTHER_NAMESPACE if is_here else OTHER_MACHINE, obstacle))

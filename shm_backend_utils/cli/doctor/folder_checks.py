@@ -10,9 +10,11 @@ from typing import Any, Final
 from google.protobuf import json_format
 
 from ...errors import ModelError
-from ...testing.harness.config_file import CONFIG_FILE, read_config
+from ...repository_layout import CODE_FILE, CONFIG_FILE, version_folders
+from ...testing.harness.config_file import read_config
 from ...testing.harness.model_config import check_tensors
 from ..vendored_copy import PACKAGE, flaws
+from ..wording import first_of
 from .config_checks import findings_in_config, is_of_python_backend, mentions_shared_memory
 from .findings import Finding
 from .model_code import ModelCode
@@ -40,7 +42,6 @@ from .troubles.model import NO_SESSION
 
 __all__ = ["findings_in_folder"]
 
-_CODE_FILE: Final = "model.py"
 _CLASS: Final = "TritonPythonModel"
 
 _OF_COPIES: Final = {
@@ -83,7 +84,7 @@ def findings_in_folder(folder: Path) -> list[Finding]:
 
 def _is_model(folder: Path) -> bool:
     try:
-        return (folder / CONFIG_FILE).exists() or bool(_versions(folder))
+        return (folder / CONFIG_FILE).exists() or bool(version_folders(folder))
     except PermissionError:
         return True  # whatever it is, that is what has to be said of it
 
@@ -100,7 +101,7 @@ def _findings_in_model(folder: Path) -> list[Finding]:
     if not is_of_python_backend(config):
         return []
     try:
-        codes = _codes(folder, config.get("default_model_filename") or _CODE_FILE)
+        codes = _codes(folder, config.get("default_model_filename") or CODE_FILE)
         if not (config.get("backend") or codes) and _has_other_code(folder):
             return []
         return [
@@ -124,28 +125,22 @@ def _has_config(folder: Path, codes: list[ModelCode]) -> bool:
 
 
 def _codes(folder: Path, file: str) -> list[ModelCode]:
-    return [ModelCode.read(version / file) for version in _versions(folder) if (version / file).is_file()]
-
-
-def _versions(folder: Path) -> list[Path]:
-    return sorted(
-        (each for each in folder.iterdir() if each.name.isdecimal() and each.is_dir()), key=lambda each: int(each.name)
-    )
+    return [ModelCode.read(version / file) for version in version_folders(folder) if (version / file).is_file()]
 
 
 def _has_other_code(folder: Path) -> bool:
     """Return whether a version has what Triton tells another backend by, as ``model.onnx``."""
-    return any(each.suffix != ".py" for version in _versions(folder) for each in version.glob("model.*"))
+    return any(each.suffix != ".py" for version in version_folders(folder) for each in version.glob("model.*"))
 
 
 def _of_folder(folder: Path, config: dict[str, Any], codes: list[ModelCode]) -> Iterator[Finding]:
     name = folder.name
     if config.get("name", name) != name:
         yield Finding(OTHER_NAME, f"{folder / CONFIG_FILE} has name {config['name']!r}; expected {name!r}", name)
-    versions = _versions(folder)
+    versions = version_folders(folder)
     if not versions:
         yield Finding(NO_VERSION, f"{folder} has no folder whose name is a number", name)
-    file = config.get("default_model_filename") or _CODE_FILE
+    file = config.get("default_model_filename") or CODE_FILE
     for version in versions:
         if all(code.file.parent != version for code in codes):
             yield Finding(NO_CODE, f"there is no {version / file}", name)
@@ -186,7 +181,7 @@ def _of_declaration(config: dict[str, Any], codes: list[ModelCode], model: str) 
 
 def _of_copies(folder: Path) -> Iterator[Finding]:
     """Yield what is wrong with the copy; a version may have one, too, which goes first."""
-    for place in (folder, *_versions(folder)):
+    for place in (folder, *version_folders(folder)):
         for flaw in flaws(place):
             if flaw.kind in _OF_COPIES:
                 yield Finding(_OF_COPIES[flaw.kind], flaw.text, folder.name)
@@ -197,8 +192,7 @@ def _owner_only(folder: Path, codes: list[ModelCode]) -> Iterator[Finding]:
     places += [folder / PACKAGE, *sorted((folder / PACKAGE).rglob("*"))]
     closed = [place for place in places if place.exists() and not _is_open(place)]
     if closed:
-        more = f" and {len(closed) - 1} more" if closed[1:] else ""
-        yield Finding(OWNER_ONLY, f"{closed[0]}{more} cannot be read by every user", folder.name)
+        yield Finding(OWNER_ONLY, f"{first_of(closed)} cannot be read by every user", folder.name)
 
 
 def _is_open(place: Path) -> bool:

@@ -14,7 +14,7 @@ from typing import Final
 from ...memory import reaper
 from ...memory.machine_memory import available_bytes, memory_bytes
 from ...memory.pool.options import PoolOptions
-from ...memory.shared_file import DIRECTORY, free_bytes, total_bytes
+from ...memory.shared_file import DEV_SHM, free_bytes, total_bytes
 from ..shared_memory.pools import find_pool_files, pools_of
 from ..shared_memory.processes import look_into_processes
 from ..wording import age, size
@@ -53,19 +53,19 @@ def findings_on_machine() -> list[Finding]:
 
 
 def _dev_shm() -> Iterator[Finding]:
-    if not DIRECTORY.is_dir():
-        yield Finding(NO_DEV_SHM, f"{DIRECTORY} is not there, or no folder")
+    if not DEV_SHM.is_dir():
+        yield Finding(NO_DEV_SHM, f"{DEV_SHM} is not there, or no folder")
         return
-    kind = _file_system(DIRECTORY)
+    kind = _file_system(DEV_SHM)
     if kind not in ("tmpfs", None):
-        yield Finding(DEV_SHM_NOT_TMPFS, f"{DIRECTORY} is on a file system of type {kind}; expected tmpfs")
-    if not os.access(DIRECTORY, os.W_OK | os.X_OK):
-        yield Finding(DEV_SHM_NOT_WRITABLE, f"user {os.geteuid()} may not write to {DIRECTORY}")
+        yield Finding(DEV_SHM_NOT_TMPFS, f"{DEV_SHM} is on a file system of type {kind}; expected tmpfs")
+    if not os.access(DEV_SHM, os.W_OK | os.X_OK):
+        yield Finding(DEV_SHM_NOT_WRITABLE, f"user {os.geteuid()} may not write to {DEV_SHM}")
     total, free = total_bytes(), free_bytes()
     if total < _SMALL_BYTES:
-        yield Finding(DEV_SHM_SMALL, f"{DIRECTORY} has {size(total)}; expected {size(_SMALL_BYTES)} or more")
+        yield Finding(DEV_SHM_SMALL, f"{DEV_SHM} has {size(total)}; expected {size(_SMALL_BYTES)} or more")
     if free < min(total * (1 - _FULL_SHARE), _ENOUGH_BYTES):
-        yield Finding(DEV_SHM_FULL, f"{DIRECTORY} has {size(free)} left of {size(total)}")
+        yield Finding(DEV_SHM_FULL, f"{DEV_SHM} has {size(free)} left of {size(total)}")
 
 
 def _left_behind() -> Iterator[Finding]:
@@ -82,7 +82,7 @@ def _left_behind() -> Iterator[Finding]:
 
 def _memory() -> Iterator[Finding]:
     most = memory_bytes()
-    if DIRECTORY.is_dir():
+    if DEV_SHM.is_dir():
         budget = PoolOptions(region="system").budget_bytes
         if most < budget:
             found = f"regions of /dev/shm may take {size(budget)}, half of it, but there may be {size(most)} of memory"

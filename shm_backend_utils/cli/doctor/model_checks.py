@@ -12,14 +12,14 @@ from ...client.steps import BlockingDriver
 from ...errors import CallerError, MachineError, PeerError, ShmError
 from ...memory.kinds import RegionKind
 from ...model_spec import ModelSpec
-from .budget import examine_budget
+from .checked_answers import checked_config, checked_report
 from .checkup import Checkup
-from .comparison import compare
 from .findings import Finding
-from .gpus import ClientGpus, compare_gpus, has_gpus
-from .refusals import NOT_OPENED, refused
-from .server_checks import not_reached
-from .told import as_config, as_report
+from .gpu_checks import ClientGpus, findings_on_gpus, has_gpus
+from .memory_need import examine_memory_need
+from .refusals import NOT_OPENED, finding_of_refusal
+from .report_checks import findings_in_report
+from .server_checks import finding_of_error
 from .troubles.model import MODEL_BUSY, NEEDS_GRPC, NO_SEALED_MEMORY, REFUSED, WRONG_REPORT
 
 __all__ = ["Probes", "config_of", "examine_model"]
@@ -49,7 +49,7 @@ class Probes(NamedTuple):
         """The model's report, if one of them has had one."""
         for answer in (self.sealed, self.system):
             if isinstance(answer, ProbeAnswer) and answer.report is not None:
-                return as_report(answer.report)
+                return checked_report(answer.report)
         return None
 
     @property
@@ -86,19 +86,20 @@ def examine_model(
         probes = _probe(driver, checkup, spec, with_gpus=looks_for_gpus)
     except ShmError as error:
         trouble = next((trouble for kind, trouble in _FAILURES if isinstance(error, kind)), None)
-        checkup.bad(not_reached(error) if trouble is None else Finding(trouble, str(error), name))
+        checkup.add_findings(finding_of_error(error) if trouble is None else Finding(trouble, str(error), name))
         return False
     report = probes.report
     if report is None:
-        checkup.bad(refused(probes.sealed, probes.system, driver.transport.host, spec.name))
+        checkup.add_findings(finding_of_refusal(probes.sealed, probes.system, driver.transport.host, spec.name))
         return False
-    checkup.good(f"it has read a nonce in {probes.kind.value} memory of this process, and written back", name)
+    checkup.add_fine(f"it has read a nonce in {probes.kind.value} memory of this process, and written back", name)
     if probes.kind is RegionKind.SYSTEM and not isinstance(probes.sealed, MachineError):
-        checkup.bad(Finding(NO_SEALED_MEMORY, f"{_apart(report, here)}: {probes.sealed.refusal}", name))
-    checkup.add(compare(spec, report), f"library {report.get('version')}, as here; NumPy {report.get('numpy')}", name)
+        checkup.add_findings(Finding(NO_SEALED_MEMORY, f"{_apart(report, here)}: {probes.sealed.refusal}", name))
+    same = f"library {report.get('version')}, as here; NumPy {report.get('numpy')}"
+    checkup.conclude(findings_in_report(spec, report), same, name)
     if looks_for_gpus:
-        checkup.add(compare_gpus(config, gpus, report, here), "client and model see the same GPUs", name)
-    examine_budget(checkup, spec, config, probes.kind)
+        checkup.conclude(findings_on_gpus(config, gpus, report, here), "client and model see the same GPUs", name)
+    examine_memory_need(checkup, spec, config, probes.kind)
     return True
 
 
@@ -129,12 +130,12 @@ def config_of(driver: BlockingDriver, checkup: Checkup, model: str) -> dict[str,
     codec = driver.transport.codec
     try:
         told = driver.run(server_calls.ask(codec, checkup.until(_ANSWER_S), "model config", model))
-        return {**as_config(told), "name": model}
+        return {**checked_config(told), "name": model}
     except ValueError as error:
-        checkup.bad(Finding(REFUSED, f"what the server tells is no configuration: {error}", model))
+        checkup.add_findings(Finding(REFUSED, f"what the server tells is no configuration: {error}", model))
     except InferenceError as error:
         trouble = MODEL_BUSY if isinstance(error, DeadlineExceededError) else REFUSED
-        checkup.bad(Finding(trouble, f"the server does not tell its configuration: {error.message()}", model))
+        checkup.add_findings(Finding(trouble, f"the server does not tell its configuration: {error.message()}", model))
     except ShmError as error:
-        checkup.bad(not_reached(error))
+        checkup.add_findings(finding_of_error(error))
     return None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ...client.paths.choice import is_this_machine
 from ...client.paths.probe import ProbeAnswer
+from ...client.transports.this_machine import is_this_machine
 from ...errors import MachineError, RegionGoneError, RegionRefusedError, VersionError
 from .findings import Finding, Trouble
 from .troubles.model import DEAD_STUB, NO_SESSION, OTHER_NAMESPACE, OTHER_PROTOCOL, OTHER_USER, REFUSED, TOO_OLD
 from .troubles.server import OTHER_MACHINE
 
-__all__ = ["NOT_OPENED", "refused"]
+__all__ = ["NOT_OPENED", "finding_of_refusal"]
 
 NOT_OPENED: Final = (RegionGoneError.code, RegionRefusedError.code)
 """Codes of models that could not open the memory: other memory may do."""
@@ -26,7 +26,7 @@ _BY_TEXT: Final = (
 _OF_ANOTHER_USER: Final = re.compile(r"(?i)belongs to user|permission denied|SHM_ALLOWED_UIDS|its mode")
 
 
-def refused(
+def finding_of_refusal(
     sealed: ProbeAnswer | MachineError, system: ProbeAnswer | MachineError | None, host: str, model: str
 ) -> Finding:
     """Return the finding for a model that has written no report.

@@ -16,9 +16,9 @@ from ...client.errors import (
     TlsError,
     UnknownHostError,
 )
-from ...client.paths.choice import is_this_machine
 from ...client.paths.triton_shm import Registrations
 from ...client.steps import BlockingDriver, Steps
+from ...client.transports.this_machine import is_this_machine
 from ...errors import MachineError, ShmError
 from ...memory.access import PRIVATE
 from ...memory.pool.slot import SlotRegion
@@ -40,7 +40,7 @@ from .troubles.server import (
     WRONG_PORT,
 )
 
-__all__ = ["examine_registering", "examine_server", "finding_of_host", "models_of", "not_reached"]
+__all__ = ["examine_registering", "examine_server", "finding_of_error", "finding_of_host", "models_of"]
 
 _FIRST_S: Final = 2.0
 _QUESTION_S: Final = 1.5
@@ -67,11 +67,11 @@ def finding_of_host(host: str) -> Finding | None:
     thread.start()
     thread.join(_LOOK_UP_S)
     if not found:
-        return Finding(UNKNOWN_HOST, f"nobody has said within {_LOOK_UP_S:.0f} s what {host} is")
+        return Finding(UNKNOWN_HOST, f"{host} was not resolved within {_LOOK_UP_S:.0f} s")
     return None if found[0] is None else Finding(UNKNOWN_HOST, f"{host}: {found[0]}")
 
 
-def not_reached(error: ShmError) -> Finding:
+def finding_of_error(error: ShmError) -> Finding:
     """Return the finding for a server that does not answer, or not as Triton does."""
     text = str(error.message()) if isinstance(error, InferenceError | ServerUnavailableError) else str(error)
     if isinstance(error, UnknownHostError):
@@ -94,17 +94,17 @@ def examine_server(driver: BlockingDriver, checkup: Checkup) -> bool:
         told = driver.run(server_calls.ask(codec, checkup.until(_FIRST_S), "server metadata"))
         is_ready = driver.run(server_calls.is_so(codec, checkup.until(_QUESTION_S), "server ready"))
     except ShmError as error:
-        checkup.bad(not_reached(error))
+        checkup.add_findings(finding_of_error(error))
         return False
     name, version, extensions = (told.get(key) for key in ("name", "version", "extensions"))
     if not isinstance(name, str) or not isinstance(version, str) or not isinstance(extensions, list):
-        checkup.bad(Finding(NOT_TRITON, f"{address} answers, and names no server, version and extensions"))
+        checkup.add_findings(Finding(NOT_TRITON, f"{address} answers, and names no server, version and extensions"))
         return False
-    checkup.good(f"{name} {version} answers at {address}")
+    checkup.add_fine(f"{name} {version} answers at {address}")
     if is_ready:
-        checkup.good("it is ready")
+        checkup.add_fine("it is ready")
     else:
-        checkup.bad(Finding(SERVER_NOT_READY, "the server says that it is not ready"))
+        checkup.add_findings(Finding(SERVER_NOT_READY, "the server says that it is not ready"))
     return True
 
 
@@ -114,7 +114,7 @@ def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> l
     try:
         told = driver.run(server_calls.ask(codec, checkup.until(_QUESTION_S), "repository index"))
     except DeadlineExceededError as error:
-        checkup.bad(not_reached(error))
+        checkup.add_findings(finding_of_error(error))
         return []
     except ShmError:  # a proxy that lets nobody ask for it, or an old server
         return [] if wanted is None else [wanted]
@@ -123,9 +123,9 @@ def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> l
     named = [each for each in index if wanted is None or each["name"] == wanted]
     if wanted is not None and not named:
         there = ", ".join(sorted({each["name"] for each in index})[:8]) or "none"
-        checkup.bad(Finding(NO_SUCH_MODEL, f"there is no model {wanted!r}; there are: {there}", wanted))
+        checkup.add_findings(Finding(NO_SUCH_MODEL, f"there is no model {wanted!r}; there are: {there}", wanted))
     ready = {each["name"] for each in named if each.get("state") == _READY}
-    checkup.bad(*_not_loaded(named, ready, wanted))
+    checkup.add_findings(*_not_loaded(named, ready, wanted))
     return sorted(ready)
 
 
@@ -149,13 +149,13 @@ def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
         text = str(error.message())
         if "Unable to open" in text or not is_this_machine(driver.transport.host):
             return text
-        checkup.bad(Finding(CLIENT_SHM_DISABLED, text))
+        checkup.add_findings(Finding(CLIENT_SHM_DISABLED, text))
         return None
     except ShmError as error:
         return str(error)
     finally:
         page.destroy()
-    checkup.good("the server registers memory of this process")
+    checkup.add_fine("the server registers memory of this process")
     return None
 
 

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Final
 
 from ...memory.backend_pools import USUAL_PREFIX
+from ...memory.shared_file import DEV_SHM
 from .processes import Identity, Processes
 
 __all__ = ["BackendPool", "PoolFile", "find_pool_files", "pools_of"]
 
-_DIRECTORY: Final = Path("/dev/shm")
-_TRITON: Final = (
-    "triton"  # what the programs' names begin with; a server in another program has stubs of this name, too
-)
+_TRITON: Final = "triton"
+"""What the names of its programs begin with; a server that is part of another program has stubs of such a name, too."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def find_pool_files() -> list[PoolFile]:
     """
     found = []
     with contextlib.suppress(OSError):  # there is no /dev/shm
-        for path in sorted(_DIRECTORY.glob(f"{USUAL_PREFIX}*")):
+        for path in sorted(DEV_SHM.glob(f"{USUAL_PREFIX}*")):
             with contextlib.suppress(OSError):  # it is gone meanwhile
                 status = path.lstat()
                 if stat.S_ISREG(status.st_mode):

@@ -16,7 +16,8 @@ from rich.live import Live
 
 from ...errors import MachineError
 from ..common.command_line import Interrupted, raise_on_signals
-from .look import Look, Observer
+from .observer import Observer
+from .snapshot import Snapshot
 from .view import view
 
 __all__ = ["add_arguments", "run"]
@@ -27,7 +28,7 @@ _STEP_S: Final = 0.1  # how soon a terminal that was resized is drawn anew
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what may be asked for."""
+    """Add the command's arguments to its parser."""
     parser.add_argument(
         "--metrics-url",
         metavar="http://HOST:PORT",
@@ -56,21 +57,21 @@ def run(arguments: argparse.Namespace) -> int:
         if is_live:
             _watch(observer, url, console, arguments.interval)
             return 0
-        look = _look_once(observer, arguments.interval, must_answer=arguments.metrics_url is not None)
+        snapshot = _take_one(observer, arguments.interval, must_answer=arguments.metrics_url is not None)
     except MachineError as error:
         print(error, file=sys.stderr)
         return 1
     except Interrupted:
         return 0
     if arguments.json:
-        print(json.dumps(look.facts()))
+        print(json.dumps(snapshot.facts()))
     else:
-        console.print(view(look, url, console))
+        console.print(view(snapshot, url, console))
     return 0
 
 
-def _look_once(observer: Observer, interval_s: float, *, must_answer: bool) -> Look:
-    """Look once, after waiting for what is per second, if there is anything.
+def _take_one(observer: Observer, interval_s: float, *, must_answer: bool) -> Snapshot:
+    """Take one snapshot, after waiting for what is per second, if there is anything.
 
     Raises
     ------
@@ -78,27 +79,27 @@ def _look_once(observer: Observer, interval_s: float, *, must_answer: bool) -> L
         The server must answer, and does not.
     """
     try:
-        if observer.read():
+        if observer.read_rates():
             time.sleep(interval_s)
     except MachineError:
         if must_answer:
             raise
-    return observer.look()
+    return observer.take()
 
 
 def _watch(observer: Observer, url: str, console: Console, interval_s: float) -> None:
-    """Draw looks until a signal ends it."""
+    """Draw one snapshot after another until a signal ends it."""
     live = Live(console=console, screen=True, auto_refresh=False, transient=True)
     try:
         live.start()
         while True:
-            look = observer.look()
+            snapshot = observer.take()
             until = time.monotonic() + interval_s
             drawn_for = None
             while (left_s := until - time.monotonic()) > 0 or drawn_for is None:
                 if drawn_for != console.size:
                     drawn_for = console.size
-                    live.update(view(look, url, console, drawn_for.height), refresh=True)
+                    live.update(view(snapshot, url, console, drawn_for.height), refresh=True)
                 time.sleep(min(_STEP_S, max(left_s, 0.0)))
     finally:
         live.stop()

@@ -1,4 +1,4 @@
-"""What a look is like on a terminal: tables that fit its width and its height."""
+"""How a snapshot is drawn on a terminal: tables that fit its width and its height."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..wording import OWNER, age, printable, size, user
-from .look import Look, ProcessRow, RegionRow
 from .metrics import ModelRates
+from .snapshot import ProcessRow, RegionRow, Snapshot
 
 __all__ = ["view"]
 
@@ -26,12 +26,12 @@ _USUAL_NAME: Final = 32
 _MOST_PROCESSES: Final = 8
 
 
-def view(look: Look, metrics_url: str, console: Console, most_lines: int | None = None) -> RenderableType:
-    """Return a look as it is drawn.
+def view(snapshot: Snapshot, metrics_url: str, console: Console, most_lines: int | None = None) -> RenderableType:
+    """Return a snapshot as it is drawn.
 
     Parameters
     ----------
-    look : Look
+    snapshot : Snapshot
         What was found.
     metrics_url : str
         Where the models' figures are from.
@@ -41,25 +41,29 @@ def view(look: Look, metrics_url: str, console: Console, most_lines: int | None 
         How many lines there are. Regions that find no room are left out, and it is said how many.
     """
     wide = console.width >= _WIDE
-    above = [_title(look), *_requests(look, metrics_url, wide=wide)]
-    below = [*_processes(look.processes), *_pools(look)]
+    above = [_title(snapshot), *_requests(snapshot, metrics_url, wide=wide)]
+    below = [*_processes(snapshot.processes), *_pools(snapshot)]
     if most_lines is None:
-        return Group(*above, *_regions(look, len(look.regions), wide=wide), *below)
+        return Group(*above, *_regions(snapshot, len(snapshot.regions), wide=wide), *below)
     room = most_lines - _height(console, above) - _height(console, below)
-    counts = range(min(len(look.regions), max(room, 0)) + 1)
-    shown = max(bisect_right(counts, room, key=lambda count: _height(console, _regions(look, count, wide=wide))) - 1, 0)
-    return Group(*above, *_regions(look, shown, wide=wide), *below)
+
+    def height(count: int) -> int:
+        return _height(console, _regions(snapshot, count, wide=wide))
+
+    counts = range(min(len(snapshot.regions), max(room, 0)) + 1)
+    shown = max(bisect_right(counts, room, key=height) - 1, 0)
+    return Group(*above, *_regions(snapshot, shown, wide=wide), *below)
 
 
 def _height(console: Console, parts: Iterable[RenderableType]) -> int:
     return len(console.render_lines(Group(*parts), pad=False))
 
 
-def _title(look: Look) -> Text:
-    space = look.space
+def _title(snapshot: Snapshot) -> Text:
+    space = snapshot.space
     line = Text()
     line.append("shm-backend-utils top", "bold")
-    line.append(time.strftime("  %H:%M:%S  ", time.localtime(look.taken_s)))
+    line.append(time.strftime("  %H:%M:%S  ", time.localtime(snapshot.taken_s)))
     if space.shm_bytes is None or space.shm_free_bytes is None:
         line.append("no /dev/shm", "bold red")
     elif math.isfinite(space.shm_free_bytes):
@@ -88,9 +92,9 @@ def _table(*columns: tuple[str, str]) -> Table:
     return table
 
 
-def _requests(look: Look, metrics_url: str, *, wide: bool) -> list[RenderableType]:
-    if not look.models:
-        return [_heading("REQUESTS"), Text(printable(look.remark), "yellow")]
+def _requests(snapshot: Snapshot, metrics_url: str, *, wide: bool) -> list[RenderableType]:
+    if not snapshot.models:
+        return [_heading("REQUESTS"), Text(printable(snapshot.remark), "yellow")]
     columns: list[tuple[str, str, Callable[[ModelRates], str]]] = [
         ("DIRECT/s", "right", lambda model: _rate(model.direct_per_s)),
         ("TRITON/s", "right", lambda model: _rate(model.triton_per_s)),
@@ -105,26 +109,26 @@ def _requests(look: Look, metrics_url: str, *, wide: bool) -> list[RenderableTyp
             ("INSTANCES", "right", lambda model: str(model.instances)),
         ]
     table = _table(("MODEL", "left"), *((title, justify) for title, justify, _ in columns))
-    for model in look.models:
+    for model in snapshot.models:
         name = f"{printable(model.model)} {printable(model.version)}"
         table.add_row(Text(name), *(Text(cell(model)) for _, _, cell in columns))
     refusals = [
         Text(f"{printable(model.model)} refuses: {printable(reason)} {_rate(rate)}/s", "red")
-        for model in look.models
+        for model in snapshot.models
         for reason, rate in sorted(model.refusals_per_s.items())
     ]
     return [_heading("REQUESTS", f"of models with SHM_METRICS, at {printable(metrics_url)}"), table, *refusals]
 
 
-def _regions(look: Look, shown: int, *, wide: bool) -> list[RenderableType]:
-    regions = look.regions
+def _regions(snapshot: Snapshot, shown: int, *, wide: bool) -> list[RenderableType]:
+    regions = snapshot.regions
     dead = sum(region.is_owner_alive is False for region in regions)
     total = size(sum(region.byte_size for region in regions))
     heading = _heading("REGIONS", f"{len(regions)}, {total}; {dead} with a dead owner")
     if any(region.is_owner_alive is False and region.kind == "system" for region in regions):
         heading.append("; `shm-backend-utils regions --reap` removes this user's", "bold red")
-    if not look.is_complete:
-        heading.append("; processes that this user may not look into may hold more", "yellow")
+    if not snapshot.is_complete:
+        heading.append("; processes that this user may not snapshot into may hold more", "yellow")
     table = _table(
         ("REGION", "left"),
         ("SIZE", "right"),
@@ -176,12 +180,12 @@ def _processes(processes: list[ProcessRow]) -> list[RenderableType]:
     return parts
 
 
-def _pools(look: Look) -> list[RenderableType]:
-    if not look.pools:
+def _pools(snapshot: Snapshot) -> list[RenderableType]:
+    if not snapshot.pools:
         return []
-    left = [pool for pool in look.pools if pool.is_left_behind]
-    total = size(sum(pool.file.byte_size for pool in look.pools))
-    heading = _heading("POOLS", f"{len(look.pools)} of Triton's Python backend, {total}")
+    left = [pool for pool in snapshot.pools if pool.is_left_behind]
+    total = size(sum(pool.file.byte_size for pool in snapshot.pools))
+    heading = _heading("POOLS", f"{len(snapshot.pools)} of Triton's Python backend, {total}")
     if left:
         lost = size(sum(pool.file.byte_size for pool in left))
         heading.append(f"; {len(left)} left behind, {lost}: `shm-backend-utils regions` names them", "bold red")

@@ -5,22 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Final
 
 from ... import __version__
 from ...errors import MachineError
+from ...repository_layout import CODE_FILE, CONFIG_FILE, is_model_folder, model_folders
 from ..vendored_copy import PACKAGE, Flaw, flaws
 from ..wording import printable
 from .placing import AGAIN, place_copy
 
 __all__ = ["add_arguments", "run"]
 
-_CONFIG: Final = "config.pbtxt"
-_CODE: Final = "model.py"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what may be asked for."""
+    """Add the command's arguments to its parser."""
     parser.add_argument(
         "folder", type=Path, metavar="MODEL_DIR", help="the model's folder, with config.pbtxt or 1/model.py"
     )
@@ -73,21 +70,15 @@ def _model_folder(folder: Path) -> Path:
     """
     if not folder.is_dir():
         raise MachineError(f"{folder} is {'no folder' if folder.exists() else 'not there'}; expected {_expected()}")
-    if _is_model(folder):
+    if is_model_folder(folder):
         return folder
-    if (folder / _CODE).is_file():
+    if (folder / CODE_FILE).is_file():
         raise MachineError(f"{folder} is the folder of a version; give that of the model, {folder.absolute().parent}")
-    models = sorted(each.name for each in folder.iterdir() if each.is_dir() and _is_model(each))
+    models = ", ".join(model.name for model in model_folders(folder))
     if models:
-        raise MachineError(f"{folder} is a repository of models; give one of them: {', '.join(models)}")
+        raise MachineError(f"{folder} is a repository of models; give one of them: {models}")
     raise MachineError(f"{folder} is no model's folder; expected {_expected()}")
 
 
-def _is_model(folder: Path) -> bool:
-    return (folder / _CONFIG).exists() or any(
-        (each / _CODE).is_file() for each in folder.iterdir() if each.name.isdecimal()
-    )
-
-
 def _expected() -> str:
-    return f"a model's folder, with {_CONFIG} or 1/{_CODE}"
+    return f"a model's folder, with {CONFIG_FILE} or 1/{CODE_FILE}"

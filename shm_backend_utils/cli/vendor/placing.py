@@ -49,7 +49,7 @@ def place_copy(model: Path) -> list[Flaw]:
     Raises
     ------
     MachineError
-        Something would be lost that vendor has not made; or somebody else is at it, or this installation is not
+        Something would be lost that vendor did not make; or another process is at it, or this installation is not
         complete.
     OSError
         It cannot be written; then all is as it was.
@@ -102,9 +102,8 @@ def _licence() -> str:
 
 
 def _open_to_readers_of(model: Path, copy: Path) -> None:
-    mode = (
-        model.stat().st_mode & 0o775 | 0o700
-    )  # a folder that everybody may write to, as /tmp, may protect what is in it
+    # Not by everybody: a folder that all may write to, as /tmp, may protect what is in it.
+    mode = model.stat().st_mode & 0o775 | 0o700
     for folder, _, names in os.walk(copy):
         Path(folder).chmod(mode)
         for name in names:
@@ -119,7 +118,7 @@ def _alone_in(model: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise MachineError(f"somebody else puts a copy into {model} just now; wait until that is done") from None
+            raise MachineError(f"another process is putting a copy into {model}; wait until it is done") from None
         yield
     finally:
         os.close(handle)

@@ -198,7 +198,7 @@ class RegisteredModel:
         if path != InlineExchange.path:
             end = data_offset(1, known.record_byte_size) + self._byte_size
             taken = [
-                self._driver.run(self._core.opening.take(settings, known, end, 1, path)) for _ in range(self.pool_size)
+                self._driver.run(self._core.taking.take(settings, known, end, 1, path)) for _ in range(self.pool_size)
             ]
             taken.clear()  # given back, they stay in the pool
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from ...dtypes import BYTES
 from ...errors import MachineError
@@ -24,6 +22,7 @@ from ..known_model import KnownModel
 from ..settings import left_until
 from ..steps import Steps, offloaded
 from ..transports.messages import Codec
+from ..transports.this_machine import is_this_machine
 from .direct import DirectExchange
 from .inline import InlineExchange
 from .sealed_trial import HUGE_PAGES, try_sealed
@@ -205,24 +204,6 @@ def _without_direct(check: Check) -> Check:
     """Return what was checked of /dev/shm, for a model whose direct path needs none."""
     needed_by = tuple([path for path in check.needed_by if path != _DIRECT])
     return replace(check, needed_by=needed_by, is_passing=False)
-
-
-def is_this_machine(host: str) -> bool:
-    """Return whether a host's address is one of this machine's: only to those can a socket be bound."""
-    try:
-        addresses: Sequence[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
-    except OSError:
-        return False  # what the name means, the first request will tell
-    return any(_can_bind(family, address) for family, _, _, _, address in addresses)
-
-
-def _can_bind(family: int, address: tuple[Any, ...]) -> bool:
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind(address)
-    except OSError:
-        return False
-    return True
 
 
 def _refused_registration(message: str) -> tuple[Check, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,23 @@ from ..errors import DeadlineExceededError, InferenceError
 from ..inputs.sources import Source
 from ..options import RequestOptions
 from ..result import Result
-from ..steps import Steps
+from ..settings import CallSettings
+from ..steps import Steps, offloaded
 from ..transports.messages import InputTensor, OutputTensor
 
-__all__ = ["Exchange", "batch_carrier", "is_answer", "missing_output", "output_in", "requested_outputs"]
+__all__ = [
+    "LONG_COPY",
+    "Exchange",
+    "batch_carrier",
+    "is_answer",
+    "missing_output",
+    "output_in",
+    "requested_outputs",
+    "write_inputs",
+]
 
+LONG_COPY: Final = 4 * 2**20
+"""From how many bytes on a copy takes so long that an event loop must not wait for it."""
 _CHEAP_TO_COPY: Final = 64 * 2**10
 
 
@@ -106,6 +118,24 @@ class Exchange(ABC):
     def _check_is_open(self) -> None:
         if self.is_closed:
             raise ClosedError("this call")
+
+
+class _HasInputs(Protocol):
+    def write(self, given: Mapping[str, Source]) -> None: ...
+
+
+def write_inputs(exchange: _HasInputs, given: Mapping[str, Source], settings: CallSettings) -> Steps[None]:
+    """Copy a call's inputs on the host to its memory: in another thread where that takes long, if the client has one.
+
+    Raises
+    ------
+    DeadlineExceededError
+        It takes longer than the call may.
+    """
+    if sum(source.byte_size for source in given.values()) < LONG_COPY:
+        exchange.write(given)
+    else:
+        yield from offloaded(lambda: exchange.write(given), settings.left_s, "its inputs were being copied")
 
 
 def is_answer(error: BaseException) -> bool:

@@ -38,8 +38,11 @@ class InlineExchange(Exchange):
         return dict(self._arrays)
 
     def write(self, given: Mapping[str, Source]) -> None:
+        arrays = self._arrays  # those that there are, if the exchange is closed while another thread copies
+        if self.is_closed:
+            return
         for name, source in given.items():
-            source.write_to(self._arrays[name])
+            source.write_to(arrays[name])
 
     def sources(self) -> dict[str, Source]:
         return {name: source_of(name, array) for name, array in self._arrays.items()}

@@ -1,52 +1,41 @@
-"""Taking memory for a call, on the path that it goes."""
+"""Opening the exchange of a call: with memory for it, on the path that it goes."""
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Mapping
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
-from ...dtypes import BYTES
-from ...errors import BudgetError, MachineError, NoSharedMemoryError
+from ...errors import BudgetError, NoSharedMemoryError
 from ...memory.cuda.bank import rounded_up
-from ...memory.kinds import RegionKind
 from ...memory.pool.need import Need
-from ...memory.pool.rows import Row, RowBlocks
+from ...memory.pool.pool import SlotPool
 from ...memory.pool.slot import SlotRegion
-from ...memory.pool.tickets import Ticket
-from ...protocol.call_layout import AnyInput, CallInput, CallLayout, aligned, rows_of
-from ...protocol.layout import data_offset
-from ..client_memory import ClientMemory
-from ..copies import tell_gpu_copy, tell_no_growth
-from ..errors import DeadlineExceededError, PathUnavailableError
+from ...protocol.call_layout import AnyInput, CallInput, CallLayout, aligned
+from ..copy_warnings import tell_gpu_copy, tell_no_growth
+from ..errors import PathUnavailableError
 from ..inputs.devices import inputs_on_gpus
 from ..inputs.gpus import Gpus
 from ..known_model import KnownModel
 from ..settings import CallSettings
-from ..steps import Steps, Wait, offloaded
+from ..steps import Steps
 from ..transports.messages import Codec
 from .choice import PathChooser
 from .direct import DirectExchange
 from .exchange import Exchange
-from .further import HostMemory
 from .inline import InlineExchange
 from .on_gpus import CallOnGpus, PreparedOnGpus
 from .prepared import PreparedExchange
 from .providing import provide, wait_for_models
+from .side_by_side import SideBySide
 from .staging import StagedExchange
+from .taking import Memory, Taking
 from .triton_shm import RegisteredExchange, Registrations
 from .waiting import LostMemoryError
 
 __all__ = ["Opening"]
 
-Memory = npt.NDArray[np.uint8]
-
 _LOG: Final = logging.getLogger(__name__)
-_MOST_ROWS: Final = 64
 
 
 class Opening:
@@ -55,21 +44,29 @@ class Opening:
     Parameters
     ----------
     codec : Codec
-    memory : ClientMemory
+    pool : SlotPool
+    taking : Taking
     gpus : Gpus
     registrations : Registrations
     paths : PathChooser
     """
 
     def __init__(
-        self, codec: Codec, memory: ClientMemory, gpus: Gpus, registrations: Registrations, paths: PathChooser
+        self,
+        codec: Codec,
+        pool: SlotPool,
+        taking: Taking,
+        gpus: Gpus,
+        registrations: Registrations,
+        paths: PathChooser,
     ) -> None:
         self._codec = codec
-        self._pool = memory.pool
+        self._pool = pool
+        self._taking = taking
+        self._side_by_side = SideBySide(taking, pool.options.max_batch_bytes)
         self._gpus = gpus
         self._registrations = registrations
         self._paths = paths
-        self._blocks: RowBlocks[CallLayout] = RowBlocks()
 
     def open(
         self,
@@ -108,12 +105,14 @@ class Opening:
             if path == DirectExchange.path:
                 if layout.devices or layout.lent:
                     return (yield from self._on_gpus(settings, known, layout, given, kind))
-                if known.spec.has_batcher and (count := self._row_count(known, layout)) > 1:
-                    row = yield from self._beside_others(settings, known, layout, given, wanted, count, kind)
+                if known.spec.has_batcher and (count := self._side_by_side.most_calls(known, layout)) > 1:
+                    row = yield from self._side_by_side.take(
+                        settings, known, layout, given, wanted, count, is_kept=kind.is_kept
+                    )
                     return kind(self._codec, known.spec, row.layout, options, row.region, row.slot, row.memory)
                 need = Need(layout.end - known.data_begin, 1, known.record_byte_size, kind=known.kind)
                 region, memory = self._pool.take_idle(need, settings.origin) or (
-                    yield from self._wait(settings, self._pool.request(need, settings.origin))
+                    yield from self._taking.wait_for(settings, need)
                 )
                 return kind(self._codec, known.spec, layout, options, region, region.slots[0], memory)
             if path != InlineExchange.path:
@@ -140,36 +139,6 @@ class Opening:
             known.is_short_of_memory = True
             _LOG.warning("a call of model %r takes the path inline: %s", known.spec.name, error)
 
-    def take(
-        self, settings: CallSettings, known: KnownModel, end: int, slot_count: int, group: str
-    ) -> Steps[tuple[SlotRegion, Memory]]:
-        """Take a region for a model's calls, until the deadline.
-
-        Parameters
-        ----------
-        settings : CallSettings
-            The call's.
-        known : KnownModel
-            Its model.
-        end : int
-            Where the last tensor ends in the region.
-        slot_count : int
-            Of the region.
-        group : str
-            Regions of different groups are never exchanged.
-
-        Returns
-        -------
-        SlotRegion, numpy.ndarray of uint8
-            When the array, which is the whole region, and all arrays made from it are gone, the region is given back.
-        """
-        size = known.record_byte_size
-        kind = RegionKind.SYSTEM if group == RegisteredExchange.path else known.kind
-        need = Need(end - data_offset(slot_count, size), slot_count, size, group, kind)
-        return self._pool.take_idle(need, settings.origin) or (
-            yield from self._wait(settings, self._pool.request(need, settings.origin))
-        )
-
     def grow(self, settings: CallSettings, known: KnownModel, exchange: Exchange) -> Steps[None]:
         """Give a prepared call room for the outputs that found none, if there is memory for that now.
 
@@ -184,20 +153,11 @@ class Opening:
         """
         assert isinstance(exchange, PreparedExchange)
         rooms = exchange.rooms(known.learned)
-        annex = yield from self.take_more(settings, known, sum(map(aligned, rooms.values())))
+        annex = yield from self._taking.take_more(settings, known, sum(map(aligned, rooms.values())))
         if annex is None:
             tell_no_growth(known, rooms, settings.origin)
         else:
             exchange.extend(annex, rooms)
-
-    def take_more(self, settings: CallSettings, known: KnownModel, byte_size: int) -> Steps[HostMemory | None]:
-        """Take a region beside a call's own, with so many bytes of data, if there is room for it now; else None."""
-        need = Need(byte_size, 1, known.record_byte_size, kind=known.kind)
-        try:
-            taken = yield from self._at_once(settings, need)
-        except DeadlineExceededError:
-            return None
-        return None if taken is None else HostMemory(*taken)
 
     def _registered(
         self,
@@ -209,7 +169,7 @@ class Opening:
         wanted: Mapping[str, int | None] | None,
     ) -> Steps[Exchange]:
         layout = _on_host(known, layout, given, wanted)
-        region, memory = yield from self.take(settings, known, layout.end, 1, path)
+        region, memory = yield from self._taking.take(settings, known, layout.end, 1, path)
         yield from self._registrations.drop(self._pool.take_unregistered(), settings.deadline)
         registrations, options = self._registrations, settings.options
         exchange = RegisteredExchange(self._codec, known.spec, layout, options, region, memory, registrations)
@@ -237,77 +197,6 @@ class Opening:
                 tell_gpu_copy(known, name, source.obstacle, settings.origin)
         return kind(self._codec, known.spec, layout, settings.options, region, region.slots[0], memory, gpus)
 
-    def _row_count(self, known: KnownModel, layout: CallLayout) -> int:
-        """Return how many calls like this may lie side by side; less than 2 for calls of which no batches are made."""
-        if layout.batch_size is None or any(span.dtype is BYTES for span in layout.table.inputs.values()):
-            return 0
-        size = layout.end - known.data_begin
-        most = min(_MOST_ROWS, self._pool.options.max_batch_bytes // max(size, 1))
-        return min(known.spec.max_batch_size // layout.batch_size, most)
-
-    def _beside_others(
-        self,
-        settings: CallSettings,
-        known: KnownModel,
-        layout: CallLayout,
-        given: Mapping[str, AnyInput],
-        wanted: Mapping[str, int | None] | None,
-        count: int,
-        kind: type[DirectExchange],
-    ) -> Steps[Row[CallLayout]]:
-        table = layout.table
-        spans = tuple(table.inputs.items()), tuple(table.outputs.items())
-        key = (settings.model, settings.version, layout.requested, *spans)
-        if kind.is_kept:
-            self._blocks.expect(key)
-        row = self._blocks.take(key)
-        if row is not None:
-            return row
-        if self._blocks.is_wanted(key):
-            whole = known.lay_out(
-                {name: _times(each, count) for name, each in given.items()},
-                None
-                if wanted is None
-                else {name: None if size is None else size * count for name, size in wanted.items()},
-                slot_count=count,
-                is_one_request=False,
-            )
-            size = known.record_byte_size
-            need = Need(whole.end - data_offset(count, size), count, size, "direct, side by side", known.kind)
-            taken = yield from self._at_once(settings, need)
-            if taken is not None:
-                rows = layout.batch_size or 1
-                parts = [rows_of(whole, known.spec, index * rows, (index + 1) * rows) for index in range(count)]
-                return self._blocks.begin(key, *taken, parts)
-        region, memory = yield from self.take(settings, known, layout.end, 1, DirectExchange.path)
-        self._blocks.note_alone(key, memory)
-        return Row(region, region.slots[0], layout, memory)
-
-    def _at_once(self, settings: CallSettings, need: Need) -> Steps[tuple[SlotRegion, Memory] | None]:
-        """Take a region if there is room for it now."""
-        taken = self._pool.take_idle(need, settings.origin)
-        if taken is not None:
-            return taken
-        try:
-            ticket = self._pool.request_at_once(need, settings.origin)
-            return None if ticket is None else (yield from self._wait(settings, ticket))
-        except (BudgetError, MachineError):
-            return None
-
-    def _wait(self, settings: CallSettings, ticket: Ticket) -> Steps[tuple[SlotRegion, Memory]]:
-        try:
-            if not ticket.granted.done():
-                timeout_s = settings.left_s
-                try:
-                    yield Wait(ticket.granted, timeout_s)
-                except TimeoutError:
-                    raise self._pool.exhausted(ticket, timeout_s) from None
-            redeem = functools.partial(self._pool.redeem, ticket, settings.deadline)
-            return (yield from offloaded(redeem, settings.left_s, "its memory was being made"))
-        except BaseException:
-            self._pool.withdraw(ticket)
-            raise
-
     def _with_devices(
         self, settings: CallSettings, known: KnownModel, layout: CallLayout
     ) -> Steps[tuple[SlotRegion, Memory]]:
@@ -316,7 +205,7 @@ class Opening:
         where = [f"cuda:{device}={byte_size}" for device, byte_size in zip(layout.devices, sizes, strict=True)]
         group = " ".join([DirectExchange.path, *where])
         while True:
-            region, memory = yield from self.take(settings, known, layout.end, 1, group)
+            region, memory = yield from self._taking.take(settings, known, layout.end, 1, group)
             try:
                 yield from provide(self._pool, self._gpus, settings, region, memory, layout.devices, sizes)
                 yield from wait_for_models(settings, region)
@@ -337,7 +226,3 @@ def _on_host(
         return layout
     on_host = {name: CallInput(each.dtype, each.shape, each.byte_size) for name, each in given.items()}
     return known.lay_out(on_host, wanted)
-
-
-def _times(each: AnyInput, count: int) -> CallInput:
-    return CallInput(each.dtype, (each.shape[0] * count, *each.shape[1:]), each.byte_size * count, each.device)

@@ -104,6 +104,7 @@ class DirectStream:
         self._slot = region.slots[0]
         self._frames = region.slots[1:]
         self._byte_size = region.byte_size
+        self._is_closed = False
         self._index = 0
         self._released: dict[int, weakref.ref[Memory]] = {}
         self._rooms: FrameRooms | None = None
@@ -113,13 +114,16 @@ class DirectStream:
         self._table = Table(layout.table.inputs, layout.table.outputs, (), ring)
 
     def write(self, given: Mapping[str, Source]) -> None:
-        """Copy inputs to where they belong."""
+        """Copy inputs to where they belong; nothing happens if the stream was closed meanwhile."""
+        memory = self._memory  # keeps the region, if the stream is closed while another thread copies
+        if self._is_closed:
+            return
         for name, source in given.items():
             span = self._table.inputs[name]
             if span.dtype.itemsize:
-                source.write_to(np.ndarray(span.shape, span.dtype.numpy, self._memory, span.offset))
+                source.write_to(np.ndarray(span.shape, span.dtype.numpy, memory, span.offset))
             else:
-                source.write_to(self._memory[span.offset : span.offset + span.byte_size])
+                source.write_to(memory[span.offset : span.offset + span.byte_size])
 
     def message(self) -> Any:
         """Begin the request, and return its message."""
@@ -228,6 +232,7 @@ class DirectStream:
         A model that may still be at work must find no room beside the ring which has been taken back. So the stream is
         given up first: who borrows a region looks afterwards whether it is.
         """
+        self._is_closed = True
         if not self._slot.is_completed:
             self._slot.give_up()
             for rooms in self._told:

@@ -28,11 +28,11 @@ from ..delivered import DeliveredView, view_of
 from ..devices.uses import DeviceUses
 from ..forward import Forwarding
 from ..mapping.further_regions import FurtherRegions
-from ..mapping.mapped import Probed, Slot, replayed, stale
+from ..mapping.mapped import ProbeFound, Slot, replayed, stale
 from ..mapping.memory import HostMemory, Memory
 from .admission import check_batch_size, check_direct_is_served, check_table, shares_no_memory
 from .outputs import Output, view_at
-from .probed import answer_probe
+from .probe import answer_probe
 
 __all__ = ["ReceivedRequest"]
 
@@ -125,8 +125,8 @@ class ReceivedRequest:
                     except RegionGoneError:
                         slot = context.resolver.reopen_slot(address, slot)
                         table = slot.claim(generation)
-                except Probed as probed:
-                    answer_probe(context, slot, probed.probe)
+                except ProbeFound as found:
+                    answer_probe(context, slot, found.probe)
                 self._slot = slot
                 self._generation = generation
                 self._memories = (slot.memory,)

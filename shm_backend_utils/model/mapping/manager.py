@@ -122,6 +122,11 @@ class SharedMemoryManager:
         offset, byte_size : int
             Within the part that is registered under the name.
 
+        Returns
+        -------
+        MemoryInfo
+            The part, as an array that keeps it mapped.
+
         Raises
         ------
         RegionGoneError
@@ -139,7 +144,13 @@ class SharedMemoryManager:
         return MemoryInfo(memory.bytes(), memory.attributes())
 
     def unregister(self, name: str) -> None:
-        """Free a name. Its region goes with its last name, or its last use after that. A free name is fine."""
+        """Free a name. Its region goes with its last name, or its last use after that. A free name is fine.
+
+        Parameters
+        ----------
+        name : str
+            As registered.
+        """
         self._registry.unregister(name)
         collect_all(self._cuda)
 
@@ -150,6 +161,16 @@ class SharedMemoryManager:
 
     def status(self, name: str = "") -> list[RegionStatus]:
         """Return what is registered under a name, or under every name.
+
+        Parameters
+        ----------
+        name : str
+            As registered; empty for all names.
+
+        Returns
+        -------
+        list of RegionStatus
+            One for each name.
 
         Raises
         ------

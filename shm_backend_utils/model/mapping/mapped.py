@@ -36,11 +36,11 @@ from ...tensors.attributes import MemoryType
 from .memory import DeviceMemory, HostMemory, Memory
 from .pinning import Pin, Pinning
 
-__all__ = ["MappedRegion", "Probed", "Slot", "replayed", "stale"]
+__all__ = ["MappedRegion", "ProbeFound", "Slot", "replayed", "stale"]
 
 
-class Probed(Exception):  # noqa: N818  # no error: it goes to where the probe is answered, and no further
-    """The request is a probe. Its slot's lease is held, and is for who catches this to give back."""
+class ProbeFound(Exception):  # noqa: N818  # no error: it goes to where the probe is answered, and no further
+    """The request is a probe. Its slot's lease is held, and whoever catches this gives it back."""
 
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
@@ -216,8 +216,8 @@ class Slot:
             The client has raised the slot's generation since: it gave this request up.
         TableError
             The table breaks the protocol.
-        Probed
-            It is none that ``model.py`` is to see. The lease is held then.
+        ProbeFound
+            The request is a probe, which ``model.py`` is not to see. The lease is held then.
         """
         status = os.fstat(self._fd)
         if not status.st_nlink and not (self._is_sealed and is_owner_alive(self._fd)):
@@ -242,10 +242,11 @@ class Slot:
             try:
                 if isinstance(error, TableError):
                     self._look_again(data, generation)
-            except BaseException as found:
-                if not isinstance(found, Probed):
-                    self.lease.give_back()
-                raise found from None
+            except ProbeFound as probe:
+                raise probe from None  # the lease is held
+            except BaseException as better:
+                self.lease.give_back()
+                raise better from None
             self.lease.give_back()
             raise
         return said
@@ -255,7 +256,7 @@ class Slot:
         if int.from_bytes(data[:8], "little") != generation:
             raise stale()
         if is_probe(data):
-            raise Probed(decode_probe(data, self._data_begin, self._byte_size))
+            raise ProbeFound(decode_probe(data, self._data_begin, self._byte_size))
 
     def lent_claim(self) -> LentRegionClaim:
         """Return what a request to another model says of this slot's region, while this one's is executed."""

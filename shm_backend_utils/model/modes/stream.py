@@ -92,7 +92,18 @@ class StreamCall(Call):
         return super().output(name, shape, dtype)
 
     def put(self, name: str, array: Any) -> None:
-        """Give one output of the next response: as :meth:`Call.put`; waits and raises as :meth:`output` does."""
+        """Give one output of the next response. Waits for a place of the ring, as :meth:`output` does.
+
+        Parameters
+        ----------
+        name, array
+            As of :meth:`Call.put`.
+
+        Raises
+        ------
+        ModelError
+            As of :meth:`Call.put`; the errors of :meth:`output` besides.
+        """
         self._open_frame()
         super().put(name, array)
 

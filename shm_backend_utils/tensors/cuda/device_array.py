@@ -135,7 +135,17 @@ class DeviceArray:
         return viewed(self, address=self.address + begin * row_size, shape=rows_shape)
 
     def reshape(self, *shape: Any) -> DeviceArray:
-        """Return the same elements in another shape: integers, or a sequence of them; one may be -1.
+        """Return the same elements in another shape.
+
+        Parameters
+        ----------
+        *shape : int, or one sequence of int
+            One of them may be -1: as large as the number of elements makes it.
+
+        Returns
+        -------
+        DeviceArray
+            Over the same memory, which it keeps.
 
         Raises
         ------
@@ -156,6 +166,13 @@ class DeviceArray:
     def let_wait(self, stream: int, device: int) -> None:
         """Let a stream, of any device, wait until the elements are written. The host does not wait.
 
+        Parameters
+        ----------
+        stream : int
+            A ``CUstream`` or ``cudaStream_t``, as a number.
+        device : int
+            The stream's GPU, by this process' number.
+
         Raises
         ------
         MachineError
@@ -167,7 +184,11 @@ class DeviceArray:
     def cupy(self) -> Any:
         """Return an array of CuPy over this very memory; CuPy's current stream waits until it is written.
 
-        Of BF16, it is one of ``uint16`` with CuPy before 14, or without the package ``ml_dtypes``.
+        Returns
+        -------
+        cupy.ndarray
+            Of the same shape and dtype; of BF16, one of ``uint16`` with CuPy before 14, or without the package
+            ``ml_dtypes``. It keeps the memory.
 
         Raises
         ------
@@ -181,6 +202,11 @@ class DeviceArray:
 
     def to_host(self) -> npt.NDArray[Any]:
         """Return a copy in host memory, of all that was launched on the GPU before; wait for it.
+
+        Returns
+        -------
+        numpy.ndarray
+            Of the same shape and dtype, and its own; writable.
 
         Raises
         ------

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 from typing import Final
 
+from ...memory.shared_file import DEV_SHM
+
 __all__ = ["punch_hole", "take_private_shm", "take_space_beyond", "truncate"]
 
-_SHM: Final = Path("/dev/shm")
 _KEEP_SIZE: Final = 1  # FALLOC_FL_KEEP_SIZE
 _PUNCH_HOLE: Final = 2  # FALLOC_FL_PUNCH_HOLE
 _CLONE_NEWNS: Final = 0x20000
@@ -67,7 +68,7 @@ def take_private_shm(byte_size: int) -> bool:
 
 
 def _path(key: str) -> Path:
-    return _SHM / key.removeprefix("/")
+    return DEV_SHM / key.removeprefix("/")
 
 
 def _fallocate(path: Path, mode: int, offset: int, byte_size: int) -> None:

@@ -11,11 +11,11 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from ...errors import ModelError
+from ...repository_layout import CONFIG_FILE
 from ...source_files import read_source
 
-__all__ = ["CONFIG_FILE", "read_config"]
+__all__ = ["read_config"]
 
-CONFIG_FILE: Final = "config.pbtxt"
 _PLACE: Final = re.compile(r"^\d+:\d+ : ")
 _NO_FIELD: Final = re.compile(r'Message type "inference\.([\w.]+)" has no field named "([^"]*)"')
 _NO_VALUE: Final = re.compile(r'Enum type "inference\.([\w.]+)" has no value named ([\w-]+)')

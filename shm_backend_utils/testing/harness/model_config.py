@@ -14,12 +14,11 @@ from tritonclient.grpc import model_config_pb2
 from ...client.transports.grpc.codec import GrpcCodec
 from ...dtypes import from_config
 from ...errors import ModelError
-from .config_file import CONFIG_FILE
+from ...repository_layout import CODE_FILE, CONFIG_FILE
 
-__all__ = ["BACKEND", "MODEL_FILE", "as_json", "check_tensors", "complete", "datatype_of", "with_auto_completed"]
+__all__ = ["BACKEND", "as_json", "check_tensors", "complete", "datatype_of", "with_auto_completed"]
 
 BACKEND: Final = "python"
-MODEL_FILE: Final = "model.py"
 _CODEC: Final = GrpcCodec()
 _ANY_SIZE: Final = -1
 _AUTO_COMPLETED: Final = ("input", "output", "max_batch_size", "model_transaction_policy")
@@ -50,15 +49,15 @@ def complete(config: Any, folder: Path, version: str) -> Any:
             f"{folder / CONFIG_FILE}: unexpected directory name '{name}' for model '{config.name}', directory name "
             "must equal model name; rename one of them, or leave name out"
         )
-    if not config.backend and not config.platform and (folder / version / MODEL_FILE).exists():
+    if not config.backend and not config.platform and (folder / version / CODE_FILE).exists():
         config.backend = BACKEND
     if config.backend == BACKEND and not config.default_model_filename:
-        config.default_model_filename = MODEL_FILE
+        config.default_model_filename = CODE_FILE
     if config.backend != BACKEND:
         found = f"backend {config.backend!r}" if config.backend else f"platform {config.platform!r}"
         raise ModelError(
             f'model {name!r} has {found}; the harness runs models of the Python backend: backend: "python" in '
-            f"{CONFIG_FILE}, or a file {version}/{MODEL_FILE} alone"
+            f"{CONFIG_FILE}, or a file {version}/{CODE_FILE} alone"
         )
     _normalize(config)
     _name_instances(config)

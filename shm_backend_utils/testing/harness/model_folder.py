@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ModelError
+from ...repository_layout import CODE_FILE, version_folders
 from .config_file import read_config
 from .model_config import complete
 
@@ -62,15 +63,13 @@ class ModelFolder:
 
 
 def _version(path: Path, config: Any) -> str:
-    versions = sorted(
-        (int(each.name) for each in path.iterdir() if each.name.isdecimal() and each.is_dir()), reverse=True
-    )
+    versions = [int(version.name) for version in reversed(version_folders(path))]
     wanted = set(config.version_policy.specific.versions)
     served = [version for version in versions if version in wanted] if wanted else versions
     if not served:
         found = ", ".join(map(str, reversed(versions))) or "no version"
         raise ModelError(
             f"at least one version must be available under the version policy of model '{path.name}': {path} has "
-            f"{found}; put the model's code into {path / '1' / 'model.py'}"
+            f"{found}; put the model's code into {path / '1' / CODE_FILE}"
         )
     return str(served[0])

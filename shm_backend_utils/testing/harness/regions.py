@@ -6,14 +6,12 @@ import contextlib
 import mmap
 import os
 import threading
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from ...memory.shared_file import DEV_SHM
 from .requests import ServerError
 
 __all__ = ["RegisteredRegion", "RegisteredRegions"]
-
-_SHM: Final = Path("/dev/shm")
 
 
 class RegisteredRegion(NamedTuple):
@@ -48,7 +46,7 @@ class RegisteredRegions:
             if name in self._regions:
                 raise ServerError(f"shared memory region '{name}' already in manager", "ALREADY_EXISTS")
             try:
-                descriptor = os.open(_SHM / key.lstrip("/"), os.O_RDWR | os.O_CLOEXEC)
+                descriptor = os.open(DEV_SHM / key.lstrip("/"), os.O_RDWR | os.O_CLOEXEC)
             except (OSError, ValueError):
                 raise ServerError(f"Unable to open shared memory region: '{key}'", "INTERNAL") from None
             try:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.cli.bench import registered_pair
 from shm_backend_utils.cli.bench.registered_pair import RegisteredPair
+from shm_backend_utils.cli.common import registered_regions
 from shm_backend_utils.errors import NoSharedMemoryError
 
 IN_USE = "Cannot unregister shared memory region 'x', it is currently in use."
@@ -64,7 +64,7 @@ def test_a_region_that_the_server_still_has_in_use_is_unregistered_after_that() 
 
 @pytest.mark.parametrize("failures", [["no such server"], [IN_USE] * 100], ids=["of another kind", "forever in use"])
 def test_another_failure_is_told_and_nothing_stays(failures: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered_pair, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(registered_regions, "_PATIENCE_S", 0.02)
     with pytest.raises(InferenceServerException, match=failures[0]), ExitStack() as stack:
         RegisteredPair(stack, Server(*failures), "grpc", 4096)
     assert left() == []
@@ -76,7 +76,7 @@ def test_no_room_is_told_in_a_line_before_anything_is_written(monkeypatch: pytes
 
     monkeypatch.setattr(os, "posix_fallocate", fail)
     with (
-        pytest.raises(NoSharedMemoryError, match="^/dev/shm has no room for two regions of 4,096 bytes"),
+        pytest.raises(NoSharedMemoryError, match="^/dev/shm has no room for 4,096 bytes"),
         ExitStack() as stack,
     ):
         RegisteredPair(stack, Server(), "grpc", 4096)

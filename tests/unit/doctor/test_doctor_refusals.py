@@ -12,10 +12,10 @@ import pytest
 
 from shm_backend_utils import __version__
 from shm_backend_utils.cli import main
-from shm_backend_utils.cli.doctor import budget, checkup, comparison, gpus, model_checks, server_checks
+from shm_backend_utils.cli.doctor import checkup, gpu_checks, memory_need, model_checks, report_checks, server_checks
 from shm_backend_utils.cli.doctor.examination import examine
 from shm_backend_utils.cli.doctor.findings import Finding
-from shm_backend_utils.cli.doctor.refusals import refused
+from shm_backend_utils.cli.doctor.refusals import finding_of_refusal
 from shm_backend_utils.client.errors import (
     DeadlineExceededError,
     InferenceError,
@@ -51,17 +51,18 @@ ANOTHER: Final = "cd" * 16
 @pytest.mark.parametrize("code", SAID)
 def test_a_refusal_has_one_meaning(code: str) -> None:
     text, host = SAID[code]
-    found = refused(ProbeAnswer(None, text), ProbeAnswer(None, text), host, "m")
+    found = finding_of_refusal(ProbeAnswer(None, text), ProbeAnswer(None, text), host, "m")
     assert (found.trouble.code, found.model) == (code, "m")
 
 
 def test_a_process_without_memory_says_so() -> None:
-    found = refused(MachineError("no file descriptor is left"), None, "localhost", "m")
+    found = finding_of_refusal(MachineError("no file descriptor is left"), None, "localhost", "m")
     assert (found.trouble.code, "no file descriptor" in found.found) == ("refused", True)
 
 
 def test_memory_of_dev_shm_may_be_another_users_where_sealed_memory_is_only_gone() -> None:
-    assert refused(ProbeAnswer(None, NOT_MINE), ProbeAnswer(None, GONE), "localhost", "m").trouble.code == "other-user"
+    found = finding_of_refusal(ProbeAnswer(None, NOT_MINE), ProbeAnswer(None, GONE), "localhost", "m")
+    assert found.trouble.code == "other-user"
 
 
 NOT_REACHED: Final = {
@@ -76,7 +77,7 @@ NOT_REACHED: Final = {
 
 @pytest.mark.parametrize("code", NOT_REACHED)
 def test_a_server_that_is_not_reached(code: str) -> None:
-    assert server_checks.not_reached(NOT_REACHED[code]).trouble.code == code
+    assert server_checks.finding_of_error(NOT_REACHED[code]).trouble.code == code
 
 
 INDEX: Final = {
@@ -119,51 +120,51 @@ REPORTS: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
 def test_a_report_is_compared(code: str) -> None:
     told, more = REPORTS[code]
     report = {"version": __version__, "stub_reads_numpy": True, "knows_server": True, "numpy": "2.1"}
-    assert codes(comparison.compare(spec_of(**more), report)) == []
-    assert codes(comparison.compare(spec_of(**more), {**report, **told})) == [code]
+    assert codes(report_checks.findings_in_report(spec_of(**more), report)) == []
+    assert codes(report_checks.findings_in_report(spec_of(**more), {**report, **told})) == [code]
 
 
 HERE: Final = process_facts()
 ANOTHER_PID: Final[dict[str, Any]] = {"namespaces": {**HERE["namespaces"], "pid": 1}}
 SEES: Final[dict[str, Any]] = {"gpus": {"uuids": [UUID], "obstacle": ""}}
-GPUS: Final[dict[str, tuple[gpus.ClientGpus, dict[str, Any], list[str]]]] = {
-    "nothing": (gpus.ClientGpus((UUID,)), SEES, []),
-    "no client of GPUs": (gpus.ClientGpus(), SEES, []),
-    "model": (gpus.ClientGpus((UUID,)), {"gpus": {"uuids": [], "obstacle": "libcuda.so.1"}}, ["driver-not-seen"]),
-    "client": (gpus.ClientGpus((), "libcuda.so.1 was not found"), SEES, ["driver-not-seen"]),
-    "another": (gpus.ClientGpus((ANOTHER,)), SEES, ["gpu-not-seen"]),
+GPUS: Final[dict[str, tuple[gpu_checks.ClientGpus, dict[str, Any], list[str]]]] = {
+    "nothing": (gpu_checks.ClientGpus((UUID,)), SEES, []),
+    "no client of GPUs": (gpu_checks.ClientGpus(), SEES, []),
+    "model": (gpu_checks.ClientGpus((UUID,)), {"gpus": {"uuids": [], "obstacle": "libcuda.so.1"}}, ["driver-not-seen"]),
+    "client": (gpu_checks.ClientGpus((), "libcuda.so.1 was not found"), SEES, ["driver-not-seen"]),
+    "another": (gpu_checks.ClientGpus((ANOTHER,)), SEES, ["gpu-not-seen"]),
     "instances": (
-        gpus.ClientGpus((ANOTHER,), "", {"CUDA_VISIBLE_DEVICES": f"MIG-{ANOTHER}"}),
+        gpu_checks.ClientGpus((ANOTHER,), "", {"CUDA_VISIBLE_DEVICES": f"MIG-{ANOTHER}"}),
         {**SEES, "visible_devices": {"CUDA_VISIBLE_DEVICES": f"MIG-{UUID}"}},
         ["mig"],
     ),
-    "processes": (gpus.ClientGpus((UUID,)), {**SEES, **ANOTHER_PID}, ["pid-namespace"]),
+    "processes": (gpu_checks.ClientGpus((UUID,)), {**SEES, **ANOTHER_PID}, ["pid-namespace"]),
 }
 
 
 @pytest.mark.parametrize("case", GPUS)
 def test_gpus_are_compared(case: str) -> None:
     client, report, expected = GPUS[case]
-    assert codes(gpus.compare_gpus(config("m"), client, report, HERE)) == expected
+    assert codes(gpu_checks.findings_on_gpus(config("m"), client, report, HERE)) == expected
 
 
 def test_a_client_without_the_device_of_a_driver_loads_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(gpus, "_DEVICE", tmp_path / "none")
-    assert gpus.find_client_gpus()[:2] == ((), "")
+    monkeypatch.setattr(gpu_checks, "_DEVICE", tmp_path / "none")
+    assert gpu_checks.find_client_gpus()[:2] == ((), "")
 
 
-def test_the_budget_counts_rows_and_instances() -> None:
+def test_the_need_counts_rows_and_instances() -> None:
     more: dict[str, Any] = {"instance_group": [{"kind": "KIND_CPU", "count": 2}], "max_batch_size": 8}
-    found = budget.budget_of(spec_of(dims="256", **more), config("m", dims="256", **more))
-    assert found == budget.Budget(2 * 8 * 256 * 4, 3, ())
-    assert budget.budget_of(spec_of(), config("m")).open_sizes == ("IN0", "OUT0")
+    found = memory_need.memory_need_of(spec_of(dims="256", **more), config("m", dims="256", **more))
+    assert found == memory_need.MemoryNeed(2 * 8 * 256 * 4, 3, ())
+    assert memory_need.memory_need_of(spec_of(), config("m")).open_sizes == ("IN0", "OUT0")
 
 
 @pytest.mark.parametrize("kind", [RegionKind.SEALED, RegionKind.SYSTEM])
 def test_a_model_that_is_larger_than_memory(kind: RegionKind) -> None:
     large = config("m", dims=str(2**50))
     examined = checkup.Checkup()
-    budget.examine_budget(examined, ModelSpec.from_config(large), large, kind)
+    memory_need.examine_memory_need(examined, ModelSpec.from_config(large), large, kind)
     assert codes(iter(examined.findings)) == ["shm-too-small"]
 
 
@@ -171,7 +172,7 @@ def test_a_dev_shm_without_a_limit_has_room(monkeypatch: pytest.MonkeyPatch) -> 
     """The kernel says of such a one that it has no blocks, of which none are free."""
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result([4096, 4096, *[0] * 8]))
     examined = checkup.Checkup()
-    budget.examine_budget(examined, spec_of(dims="256"), config("m", dims="256"), RegionKind.SYSTEM)
+    memory_need.examine_memory_need(examined, spec_of(dims="256"), config("m", dims="256"), RegionKind.SYSTEM)
     assert examined.findings == []
 
 

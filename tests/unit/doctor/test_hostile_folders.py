@@ -86,7 +86,7 @@ def test_a_configuration_that_no_parser_likes(line: str, model: Path) -> None:
     with (model / "config.pbtxt").open("a") as file:
         file.write(line)
     checkup = Checkup()
-    checkup.add(findings_in_folder(model), "nothing")
+    checkup.conclude(findings_in_folder(model), "nothing")
     assert checkup.exit_status == 1
     assert len(as_text(checkup)) < 10_000
 
@@ -96,5 +96,5 @@ def test_a_name_that_is_no_text(tmp_path: Path, model: Path) -> None:
     model.rename(named)
     (named / "1" / "model.py").unlink()
     checkup = Checkup()
-    checkup.add(findings_in_folder(named), "nothing")
+    checkup.conclude(findings_in_folder(named), "nothing")
     assert as_text(checkup).encode()

@@ -30,9 +30,8 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in the real /dev/shm that stands for it, and no processes."""
     folder = Path(tempfile.mkdtemp(prefix="doctor-", dir="/dev/shm"))
     (folder / "no processes").mkdir()
-    for module in (pools, reaper):
-        monkeypatch.setattr(module, "_DIRECTORY", folder)
-    monkeypatch.setattr(machine_checks, "DIRECTORY", folder)
+    for module in (pools, reaper, machine_checks):
+        monkeypatch.setattr(module, "DEV_SHM", folder)
     monkeypatch.setattr(processes, "_PROC", folder / "no processes")
     give_memory(monkeypatch)
     yield folder

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shm_backend_utils.cli.shared_memory import pools, processes
-from shm_backend_utils.cli.top import look
+from shm_backend_utils.cli.top import observer
 from shm_backend_utils.memory import reaper, shared_file
 from shm_backend_utils.memory import segment as system
 from tests.unit.top.metrics_text import MetricsServer, metrics_server
@@ -21,10 +21,8 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in the real /dev/shm that stands for it."""
     folder = Path(tempfile.mkdtemp(prefix="top-", dir="/dev/shm"))
     (folder / "processes").mkdir()
-    for module in (pools, reaper):
-        monkeypatch.setattr(module, "_DIRECTORY", folder)
-    for module in (look, system, shared_file):
-        monkeypatch.setattr(module, "DIRECTORY", folder)
+    for module in (pools, reaper, observer, system, shared_file):
+        monkeypatch.setattr(module, "DEV_SHM", folder)
     monkeypatch.setattr(processes, "_PROC", folder / "processes")
     yield folder
     shutil.rmtree(folder)

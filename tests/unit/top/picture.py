@@ -15,11 +15,11 @@ from typing import Final
 from rich.console import Console
 
 from shm_backend_utils.cli.shared_memory.pools import BackendPool, PoolFile
-from shm_backend_utils.cli.top.look import Look, ProcessRow, RegionRow, Space
 from shm_backend_utils.cli.top.metrics import ModelRates
+from shm_backend_utils.cli.top.snapshot import ProcessRow, RegionRow, Snapshot, Space
 from shm_backend_utils.cli.top.view import view
 
-__all__ = ["LOOK", "URL", "draw"]
+__all__ = ["SNAPSHOT", "URL", "draw"]
 
 URL: Final = "http://localhost:8002"
 MIB: Final = 2**20
@@ -48,7 +48,7 @@ def _pool(number: int, pids: list[int]) -> BackendPool:
     return BackendPool(PoolFile(name, MIB, 0, 60.0, (0, number)), pids, is_left_behind=not pids)
 
 
-LOOK: Final = Look(
+SNAPSHOT: Final = Snapshot(
     taken_s=NOON_S,
     space=Space(8192 * MIB, 8109 * MIB, 21000 * MIB),
     models=[
@@ -79,7 +79,7 @@ def draw(width: int) -> Console:
     console = Console(
         record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor", highlight=False
     )
-    console.print(view(LOOK, URL, console))
+    console.print(view(SNAPSHOT, URL, console))
     return console
 
 

@@ -246,7 +246,7 @@ def test_only_one_at_a_time(model: Path, capsys: pytest.CaptureFixture[str]) -> 
     handle = os.open(model, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     try:
-        assert f"somebody else puts a copy into {model} just now; wait" in said(capsys, str(model))
+        assert f"another process is putting a copy into {model}; wait" in said(capsys, str(model))
     finally:
         os.close(handle)
 

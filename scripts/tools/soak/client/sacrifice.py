@@ -19,8 +19,7 @@ from shm_backend_utils.errors import PeerError, ShmError
 from shm_backend_utils.memory.handover.desk import Desk
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.sealed import LINK
-
-from ..machine import SHM
+from shm_backend_utils.memory.shared_file import DEV_SHM
 
 LENGTH: Final = 1 << 18
 ATTEMPTS: Final = 5
@@ -32,7 +31,7 @@ DEEDS: Final = (*IN_DEV_SHM, *WITH_SEALED_MEMORY)
 
 def own_region() -> Path:
     """Return the only region of this process."""
-    (path,) = SHM.glob(f"shmbu-{os.getpid()}-*")
+    (path,) = DEV_SHM.glob(f"shmbu-{os.getpid()}-*")
     return path
 
 

@@ -20,10 +20,11 @@ import numpy as np
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.errors import ShmError
 from shm_backend_utils.memory.locks import SlotLease
+from shm_backend_utils.memory.shared_file import DEV_SHM
 from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 
-from ..machine import SHM, free_bytes
+from ..machine import free_bytes
 from ..server import DISALLOWED_UID
 from .forged import DATA, Forged, Wire, valid_table
 
@@ -109,7 +110,7 @@ class Locking(Attack):
 
     def prepare(self) -> None:
         self.forged.append(Forged())
-        own = os.open(SHM / self.forged[0].key, os.O_RDWR | os.O_CLOEXEC)
+        own = os.open(DEV_SHM / self.forged[0].key, os.O_RDWR | os.O_CLOEXEC)
         SlotLease(own, layout.record_offset(0, PAGE_SIZE)).take()
 
     def strike(self) -> None:

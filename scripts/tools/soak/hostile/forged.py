@@ -14,13 +14,12 @@ from tritonclient.utils import InferenceServerException
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.memory import locks
 from shm_backend_utils.memory.managed import KEY_PREFIX
+from shm_backend_utils.memory.shared_file import DEV_SHM
 from shm_backend_utils.protocol import layout, table
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, SlotAddress
 from shm_backend_utils.protocol.layout import PAGE_SIZE, Header
 from shm_backend_utils.protocol.refusals import code_in
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-
-from ..machine import SHM
 
 __all__ = ["DATA", "MODEL", "Forged", "Wire", "valid_table"]
 
@@ -53,7 +52,7 @@ class Forged:
         self.byte_size = byte_size
         self._generation = 0
         self._token = secrets.token_bytes(layout.TOKEN_LENGTH)
-        self.fd = os.open(SHM / self.key, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self.fd = os.open(DEV_SHM / self.key, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         locks.hold_owner_lease(self.fd)
         os.ftruncate(self.fd, byte_size)
         if not is_sparse:
@@ -76,7 +75,7 @@ class Forged:
 
     def remove(self) -> None:
         """Remove the file."""
-        (SHM / self.key).unlink(missing_ok=True)
+        (DEV_SHM / self.key).unlink(missing_ok=True)
         os.close(self.fd)
 
 

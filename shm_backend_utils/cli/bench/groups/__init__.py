@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ...common.figures import Figure
-from ..rounds import Bench
+from ..bench import Bench
 from .batches import batches
 from .client_time import client_time
 from .forwarding import forwarding

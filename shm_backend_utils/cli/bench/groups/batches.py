@@ -14,7 +14,8 @@ from tritonclient.utils import shared_memory
 
 from ....client import PoolOptions, PreparedCall, ShmClient
 from ...common.figures import Figure
-from ..rounds import Bench
+from ...common.registered_regions import registered_region
+from ..bench import Bench
 
 __all__ = ["batches"]
 
@@ -89,13 +90,14 @@ class _StockCalls:
         stack.callback(self._plain.close)
         self._requests: list[tuple[Any, Any, Any]] = []
         for number in range(REQUESTS):
-            x, y = self._region(stack, f"in-{number}"), self._region(stack, f"out-{number}")
-            shared_memory.set_shared_memory_region(x[1], [np.full(ROW, number, np.float32)])
+            name = f"bench-{os.getpid()}-batch-{number}"
+            x, y = (registered_region(stack, self._plain, f"{name}-{way}", ROW_BYTES) for way in ("in", "out"))
+            shared_memory.set_shared_memory_region(x.handle, [np.full(ROW, number, np.float32)])
             tensor = tritonclient.grpc.InferInput("X", list(ROW), "FP32")
-            tensor.set_shared_memory(x[0], ROW_BYTES)
+            tensor.set_shared_memory(x.name, ROW_BYTES)
             output = tritonclient.grpc.InferRequestedOutput("Y")
-            output.set_shared_memory(y[0], ROW_BYTES)
-            self._requests.append((tensor, output, y[1]))
+            output.set_shared_memory(y.name, ROW_BYTES)
+            self._requests.append((tensor, output, y.handle))
 
     def infer(self, number: int) -> None:
         """Make one call."""
@@ -107,11 +109,3 @@ class _StockCalls:
         for number, (_, _, handle) in enumerate(self._requests):
             if not (shared_memory.get_contents_as_numpy(handle, np.float32, ROW) == 2 * number).all():
                 raise AssertionError("stock_batch does not double its rows")
-
-    def _region(self, stack: ExitStack, suffix: str) -> tuple[str, Any]:
-        name = f"bench-{os.getpid()}-batch-{suffix}"
-        handle = shared_memory.create_shared_memory_region(name, f"/{name}", ROW_BYTES, create_only=True)
-        stack.callback(shared_memory.destroy_shared_memory_region, handle)
-        self._plain.register_system_shared_memory(name, f"/{name}", ROW_BYTES)
-        stack.callback(self._plain.unregister_system_shared_memory, name)
-        return name, handle

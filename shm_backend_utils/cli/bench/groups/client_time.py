@@ -21,8 +21,8 @@ from ....protocol import table
 from ....protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, SlotAddress
 from ....protocol.spans import InputSpan, OutputSpan, Table
 from ...common.figures import Figure
+from ..bench import AsyncCases, Bench, Medians
 from ..payloads import endless, repeated, varying
-from ..rounds import AsyncCases, Bench, Medians
 
 __all__ = ["client_time"]
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import shm_backend_utils
 
 from ...common.figures import Figure
-from ..rounds import Bench
+from ..bench import Bench
 from .own_time import MODEL, tensors
 
 __all__ = ["functions", "functions_called", "named_functions"]

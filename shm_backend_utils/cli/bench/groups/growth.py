@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from ...common.figures import Figure
+from ..bench import Bench
 from ..memory import resident_bytes, sealed_bytes, shared_bytes
-from ..rounds import Bench
 from ..server import stubs_of
 
 __all__ = ["growth"]

@@ -12,7 +12,7 @@ from ....client import ShmClient
 from ....testing.harness import ModelHarness
 from ...common.figures import Figure
 from ...common.sample_models import REPOSITORY
-from ..rounds import Bench
+from ..bench import Bench
 
 __all__ = ["harness"]
 

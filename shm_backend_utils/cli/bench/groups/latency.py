@@ -15,7 +15,7 @@ import numpy as np
 from ....memory.machine_memory import available_bytes
 from ....memory.shared_file import total_bytes
 from ...common.figures import Figure
-from ..rounds import Bench
+from ..bench import Bench
 from ..ways import OVER_THE_WIRE, Way, ways_of
 
 __all__ = ["latency"]

@@ -18,7 +18,7 @@ import tritonclient.grpc
 from ....client import ShmClient
 from ...common.figures import Figure
 from ...common.rounds import shuffled
-from ..rounds import Bench
+from ..bench import Bench
 from ..server import models_on_a_core_of_their_own
 
 __all__ = ["MODEL", "own_time", "tensors"]

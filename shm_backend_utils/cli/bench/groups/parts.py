@@ -40,7 +40,7 @@ from ....protocol.call_layout import CallLayout
 from ....protocol.results import OutputPlace
 from ....protocol.spans import Table
 from ...common.figures import Figure
-from ..rounds import Bench
+from ..bench import Bench
 
 __all__ = ["parts"]
 

@@ -15,7 +15,8 @@ from tritonclient.utils import shared_memory
 
 from ....client import attach
 from ...common.figures import Figure
-from ..rounds import Bench
+from ...common.registered_regions import registered_region
+from ..bench import Bench
 
 __all__ = ["registered"]
 
@@ -54,13 +55,9 @@ def _of_protocol(bench: Bench, protocol: str) -> list[Figure]:
 
 def _region(stack: ExitStack, client: Any) -> str:
     """Make and register a region with room for both tensors; return its name."""
-    name = f"bench-{secrets.token_hex(8)}"
-    handle = shared_memory.create_shared_memory_region(name, f"/{name}", 2 * BYTES, create_only=True)
-    stack.callback(shared_memory.destroy_shared_memory_region, handle)
-    shared_memory.set_shared_memory_region(handle, [np.ones(BYTES // 2, np.float32)])
-    client.register_system_shared_memory(name, f"/{name}", 2 * BYTES)
-    stack.callback(client.unregister_system_shared_memory, name)
-    return name
+    region = registered_region(stack, client, f"bench-{secrets.token_hex(8)}", 2 * BYTES)
+    shared_memory.set_shared_memory_region(region.handle, [np.ones(BYTES // 2, np.float32)])
+    return region.name
 
 
 def _attached(protocol: str, model: str, source: str, target: str) -> Any:

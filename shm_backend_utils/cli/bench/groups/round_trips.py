@@ -12,7 +12,7 @@ import tritonclient.http
 
 from ....client import PreparedCall, ShmClient
 from ...common.figures import Figure
-from ..rounds import Bench
+from ..bench import Bench
 
 __all__ = ["round_trips"]
 

@@ -14,7 +14,7 @@ from ....client import ShmClient
 from ....memory.pool.options import PoolOptions, RegionName
 from ...common.figures import Figure
 from ...common.rounds import Times, shuffled
-from ..rounds import Bench, Cases
+from ..bench import Bench, Cases
 
 __all__ = ["sealed"]
 

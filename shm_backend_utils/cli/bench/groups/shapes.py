@@ -8,9 +8,9 @@ from functools import partial
 from typing import Final
 
 from ...common.figures import Figure
+from ..bench import Bench
 from ..other_client import OTHER_CLIENT
 from ..payloads import Floats, endless, repeated, varying
-from ..rounds import Bench
 from ..ways import Send, ways_of
 
 __all__ = ["shapes"]

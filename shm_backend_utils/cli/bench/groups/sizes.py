@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from ....client import ShmClient
 from ...common.figures import Figure
+from ..bench import Bench
 from ..payloads import endless, repeated
-from ..rounds import Bench
 
 __all__ = ["sizes"]
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from ....client import ShmClient
 from ...common.figures import Figure
+from ..bench import Bench
 from ..payloads import Floats, endless, in_band, repeated, varying
 from ..registered_pair import RegisteredPair
-from ..rounds import Bench
 from ..ways import OURS, STOCK
 
 __all__ = ["infer_beside_stock", "plain_clients"]

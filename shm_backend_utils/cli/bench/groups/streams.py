@@ -10,7 +10,7 @@ import tritonclient.grpc
 
 from ....client import ShmClient
 from ...common.figures import Figure
-from ..rounds import Bench
+from ..bench import Bench
 
 __all__ = ["streams"]
 

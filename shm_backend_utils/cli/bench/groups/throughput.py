@@ -12,10 +12,10 @@ from typing import Final, TypeVar
 
 from ...common.figures import Figure
 from ..amounts import Amounts
+from ..bench import Bench
 from ..callers import STOCK_IN_BAND, for_tasks, for_threads
 from ..payloads import Floats, varying
 from ..rates import Rates, rate_ratio, rates_of_tasks, rates_of_threads
-from ..rounds import Bench
 
 __all__ = ["concurrency", "throughput"]
 

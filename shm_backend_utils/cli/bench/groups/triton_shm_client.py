@@ -13,8 +13,8 @@ import numpy.typing as npt
 from ....client import ShmClient
 from ....client.compat import TritonSHMClient
 from ...common.figures import Figure
+from ..bench import Bench, Medians
 from ..other_client import OTHER_CLIENT, connect_other_client
-from ..rounds import Bench, Medians
 
 __all__ = ["compat", "other_client"]
 

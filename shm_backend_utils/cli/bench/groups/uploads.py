@@ -14,9 +14,9 @@ import numpy as np
 
 from ....client import ShmClient
 from ...common.figures import Figure
+from ..bench import Bench
 from ..payloads import Upload, in_band, uploads_of
 from ..rates import Rates, rate_ratio, rates_of_threads
-from ..rounds import Bench
 
 __all__ = ["uploads"]
 

@@ -39,7 +39,7 @@ NO_SHM_PATHS: Final = Trouble(
 )
 UNKNOWN_PATH: Final = Trouble(
     "unknown-path",
-    f"The parameter {PATHS_PARAMETER} names a path that there is not, and so the model declares none.",
+    f"The parameter {PATHS_PARAMETER} names a path that does not exist, so the model declares none.",
     f"Correct {PATHS_PARAMETER} in config.pbtxt, and load the model again: its words are "
     f"{', '.join(sorted(PATHS))}, separated by commas.",
 )
@@ -51,12 +51,12 @@ DIRECT_NOT_DECLARED: Final = Trouble(
 )
 UNKNOWN_PARAMETER: Final = Trouble(
     "unknown-parameter",
-    f"A parameter whose name begins with {PREFIX} means nothing to this library, which refuses to load the model.",
+    f"A parameter whose name begins with {PREFIX} is unknown to this library, which refuses to load the model.",
     "Correct its name in config.pbtxt, or remove it, and load the model again.",
 )
 BAD_PARAMETER: Final = Trouble(
     "bad-parameter",
-    "A parameter of this library has a value that means nothing, and the model does not load with it.",
+    "A parameter of this library has a value that is not valid, and the model does not load.",
     "Correct the value in config.pbtxt, and load the model again.",
 )
 RESPONSE_CACHE: Final = Trouble(

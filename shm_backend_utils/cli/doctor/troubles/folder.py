@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ....testing.harness.config_file import CONFIG_FILE
+from ....repository_layout import CONFIG_FILE
 from ...vendored_copy import PACKAGE
 from ..findings import Trouble
 
@@ -32,7 +32,7 @@ _VENDOR: Final = "shm-backend-utils vendor MODEL_DIR"
 
 NOT_A_MODEL: Final = Trouble(
     "not-a-model",
-    "The folder is no model's and no repository of models, so there is nothing to examine.",
+    "The folder is neither a model's nor a repository of models, so there is nothing to examine.",
     f"Name a folder with {CONFIG_FILE} or 1/model.py, or one that has such folders.",
 )
 UNREADABLE: Final = Trouble(
@@ -53,7 +53,7 @@ CONFIG_NOT_READ: Final = Trouble(
 )
 BAD_TENSOR: Final = Trouble(
     "bad-tensor",
-    f"An input or output in {CONFIG_FILE} lacks something, or has what cannot be, and Triton does not load the model.",
+    f"An input or output in {CONFIG_FILE} is incomplete or not valid, and Triton does not load the model.",
     f"Correct it in {CONFIG_FILE}.",
 )
 NO_CONFIG: Final = Trouble(
@@ -83,7 +83,7 @@ NOT_RETURNED: Final = Trouble(
 )
 CODE_DOES_NOT_PARSE: Final = Trouble(
     "code-does-not-parse",
-    "The model's code is no Python that this interpreter can parse, and the model does not load.",
+    "This interpreter cannot parse the model's code, and the model does not load.",
     "Correct the line that is named.",
 )
 NO_MODEL_CLASS: Final = Trouble(
@@ -99,12 +99,12 @@ ORDINARY_MODEL: Final = Trouble(
 )
 HALF_VENDORED: Final = Trouble(
     "half-vendored",
-    "The copy of the model half in the model's folder is not complete, as after a copy that was broken off.",
+    "The copy of the model half in the model's folder is incomplete, as after an interrupted copy.",
     f"Run {_VENDOR}.",
 )
 VENDORED_MODIFIED: Final = Trouble(
     "vendored-modified",
-    "The copy of the model half in the model's folder is not as vendor has made it.",
+    "The copy of the model half in the model's folder is not as vendor made it.",
     f"Move away what was added to it, and run {_VENDOR}.",
 )
 OTHER_VERSION_VENDORED: Final = Trouble(
@@ -114,6 +114,6 @@ OTHER_VERSION_VENDORED: Final = Trouble(
 )
 FOREIGN_PACKAGE: Final = Trouble(
     "foreign-package",
-    f"The model's folder has a {PACKAGE} that vendor has not made, and model.py may import it.",
+    f"The model's folder has a {PACKAGE} that vendor did not make, and model.py may import it.",
     f"Move it away, and run {_VENDOR} if the server's Python does not have the package.",
 )

@@ -23,7 +23,7 @@ _MORE_ROOM: Final = "docker: --shm-size; Kubernetes: an emptyDir of medium Memor
 
 NO_DEV_SHM: Final = Trouble(
     "no-dev-shm",
-    "There is no folder /dev/shm, which Triton's Python backend has its pools in, and clients their system regions.",
+    "There is no folder /dev/shm, where Triton's Python backend has its pools, and clients have their system regions.",
     f"Mount a tmpfs there ({_MORE_ROOM}).",
 )
 DEV_SHM_NOT_TMPFS: Final = Trouble(
@@ -64,12 +64,12 @@ LEFTOVER_POOLS: Final = Trouble(
 )
 MEMORY_LIMIT: Final = Trouble(
     "memory-limit",
-    "Clients may take more memory in /dev/shm than their container may have: they are killed then, and told nothing.",
+    "Clients may take more memory in /dev/shm than their container may have: then they are killed without a word.",
     f"Set PoolOptions(max_bytes=...) to less, or {MORE_MEMORY}.",
     is_fatal=False,
 )
 LITTLE_MEMORY: Final = Trouble(
     "little-memory",
-    "This machine, or its container, has hardly any memory left; shared memory counts to it.",
+    "This machine, or its container, has hardly any memory left; shared memory counts towards it.",
     f"End what takes it, or {MORE_MEMORY}.",
 )

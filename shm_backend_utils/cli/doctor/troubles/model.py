@@ -32,7 +32,7 @@ __all__ = [
 DEAD_STUB: Final = Trouble(
     "dead-stub",
     "The model's process is dead, though the server calls the model ready: every request fails.",
-    "Load the model again, or start the server anew; the server's log, or the kernel's, tells what has killed it.",
+    "Load the model again, or restart the server; the server's log, or the kernel's, says what killed it.",
 )
 NO_SESSION: Final = Trouble(
     "no-session",
@@ -42,7 +42,8 @@ NO_SESSION: Final = Trouble(
 MODEL_BUSY: Final = Trouble(
     "model-busy",
     "The model did not answer in time: it is busy, or it hangs.",
-    "Ask again when it has less to do; see that execute returns what session.serve returns; if it hangs, load it anew.",
+    "Ask again when it has less to do; make sure that execute returns what session.serve returns; if it hangs, load it "
+    "again.",
 )
 NEEDS_GRPC: Final = Trouble(
     "needs-grpc",

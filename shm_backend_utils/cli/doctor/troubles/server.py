@@ -26,12 +26,12 @@ __all__ = [
 
 BAD_URL: Final = Trouble(
     "bad-url",
-    "The URL is not one of a server.",
+    "The URL does not name a server.",
     "Write HOST:PORT or grpc://HOST:PORT for gRPC, http://HOST:PORT for HTTP, grpcs:// or https:// with TLS.",
 )
 UNKNOWN_HOST: Final = Trouble(
     "unknown-host",
-    "The host name in the URL means nothing to this machine.",
+    "This machine cannot resolve the host name in the URL.",
     "Correct the name, or make it known: in a pod it is localhost, with Compose the service's name.",
 )
 SERVER_NOT_REACHABLE: Final = Trouble(
@@ -42,8 +42,8 @@ SERVER_NOT_REACHABLE: Final = Trouble(
 )
 NO_ANSWER: Final = Trouble(
     "no-answer",
-    "Something takes connections at the address, and does not answer.",
-    "Look whether the server hangs (its log, its load), and start it anew; if it speaks TLS, write grpcs:// or https://.",
+    "Something accepts connections at the address, and does not answer.",
+    "See whether the server hangs (its log, its load), and restart it; if it speaks TLS, write grpcs:// or https://.",
 )
 WRONG_PORT: Final = Trouble(
     "wrong-port",
@@ -59,8 +59,7 @@ TLS_MISMATCH: Final = Trouble(
 NOT_TRITON: Final = Trouble(
     "not-triton",
     "What answers at the address is not Triton.",
-    "Correct host and port: by default Triton's HTTP is on 8000, its gRPC on 8001, and its metrics on "
-    "8002, which are not meant.",
+    "Correct host and port: by default Triton's HTTP is on 8000 and its gRPC on 8001; on 8002 it has only its metrics.",
 )
 SERVER_NOT_READY: Final = Trouble(
     "server-not-ready",
@@ -97,11 +96,11 @@ CLIENT_SHM_DISABLED: Final = Trouble(
 OTHER_MACHINE: Final = Trouble(
     "other-machine",
     "The server is on another machine, and machines share no memory: requests go in band.",
-    "Run client and server on one machine, for example as containers of one pod; else nothing is to be mended.",
+    "Run client and server on one machine, for example as containers of one pod; otherwise there is nothing to mend.",
 )
 OUT_OF_TIME: Final = Trouble(
     "out-of-time",
-    "The time was over before all was examined.",
-    "Ask for one model by --model; look whether the server is busy.",
+    "The time was up before everything was examined.",
+    "Examine one model with --model; see whether the server is busy.",
     is_fatal=False,
 )

@@ -47,7 +47,7 @@ _OF_GATEWAYS: Final = frozenset({502, 504})  # Triton has no such; what it was a
 
 
 class HttpMessage(NamedTuple):
-    """What one exchange sends.
+    """What one request over HTTP sends.
 
     Attributes
     ----------

@@ -101,7 +101,7 @@ class HttpConnections:
             if not isinstance(error, TLS_HANDSHAKE_BREAKS):
                 doing = ""
             raise unavailable(self._shown_address, f"{doing}{type(error).__name__}: {reason}") from None
-        except BaseException:  # a key was pressed: nobody knows how far the exchange came
+        except BaseException:  # a key was pressed: nobody knows how far request and answer came
             connection.close()
             raise
         finally:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .expecting import named, refused, same
+from .expecting import NUMBERS, named, refused, same
 from .handmade import Speaker, capsule
 
 NOT_CONTIGUOUS = (
@@ -65,20 +65,7 @@ def check_an_offset_is_respected(pb_utils: Any, request: Any) -> None:
 
 def check_every_type_comes_by_dlpack(pb_utils: Any, request: Any) -> None:
     codes = {"int": 0, "uint": 1, "float": 2, "bool": 6}
-    for name in [
-        "bool",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "float16",
-        "float32",
-        "float64",
-    ]:
+    for name in ["bool", *NUMBERS]:
         dtype = np.dtype(name)
         code = codes[name.rstrip("0123456789")]
         tensor = pb_utils.Tensor.from_dlpack("Y", capsule((2,), code=code, bits=8 * dtype.itemsize, content=bytes(16)))
@@ -86,19 +73,7 @@ def check_every_type_comes_by_dlpack(pb_utils: Any, request: Any) -> None:
 
 
 def check_every_type_goes_by_dlpack(pb_utils: Any, request: Any) -> None:
-    for name in [
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "float16",
-        "float32",
-        "float64",
-    ]:
+    for name in NUMBERS:
         array = np.arange(3).astype(name)
         found = np.from_dlpack(pb_utils.Tensor("Y", array))
         same(found.dtype, array.dtype)

@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["kills_the_server", "named", "refused", "same", "since"]
+__all__ = ["NUMBERS", "kills_the_server", "named", "refused", "same", "since"]
 
 _Check = TypeVar("_Check", bound=Callable[..., Any])
+
+NUMBERS = (
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+)
+"""NumPy's names of all types of numbers that Triton has, but for bool."""
 
 
 def since(release: str) -> Callable[[_Check], _Check]:

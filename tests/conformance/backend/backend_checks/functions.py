@@ -6,23 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from .expecting import named, refused, same
+from .expecting import NUMBERS, named, refused, same
 
-TYPES = [
-    "bool_",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "float32",
-    "float64",
-    "object_",
-]
+TYPES = ["bool_", *NUMBERS, "object_"]
 PUBLIC = (
     "InferenceRequest InferenceResponse Logger MetricFamily ModelConfig PreferredMemory TRITONSERVER_MEMORY_CPU "
     "TRITONSERVER_MEMORY_GPU TRITONSERVER_REQUEST_FLAG_SEQUENCE_END TRITONSERVER_REQUEST_FLAG_SEQUENCE_START "

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .expecting import refused, same
+from .expecting import NUMBERS, refused, same
 
 NOT_SUPPORTED = "NumPy dtype is not supported."
 
@@ -61,21 +61,7 @@ def check_arguments_have_no_names(pb_utils: Any, request: Any) -> None:
 
 
 def check_every_type_of_triton_has_an_array(pb_utils: Any, request: Any) -> None:
-    for name in [
-        "bool",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "float16",
-        "float32",
-        "float64",
-        "object",
-    ]:
+    for name in ["bool", *NUMBERS, "object"]:
         tensor = pb_utils.Tensor("Y", np.zeros(2, name))
         same(tensor.as_numpy().dtype, np.dtype(name))
 

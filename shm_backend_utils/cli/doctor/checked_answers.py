@@ -11,14 +11,14 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from ...client.transports.grpc.codec import GrpcCodec
 
-__all__ = ["as_config", "as_report"]
+__all__ = ["checked_config", "checked_report"]
 
 _CODEC: Final = GrpcCodec()
 _FLAGS: Final = ("stub_reads_numpy", "is_vendored", "knows_server")
 _TEXTS: Final = ("version", "numpy")
 
 
-def as_config(told: Mapping[str, Any]) -> dict[str, Any]:
+def checked_config(told: Mapping[str, Any]) -> dict[str, Any]:
     """Return a model's configuration as Triton writes it in JSON, whoever wrote this one.
 
     Raises
@@ -35,7 +35,7 @@ def as_config(told: Mapping[str, Any]) -> dict[str, Any]:
     return _CODEC.told(service_pb2.ModelConfigResponse(config=message))
 
 
-def as_report(told: Mapping[str, Any]) -> dict[str, Any]:
+def checked_report(told: Mapping[str, Any]) -> dict[str, Any]:
     """Return a model's report without what is not of the type that the protocol says, as if it had not told that."""
     gpus = told.get("gpus")
     report: dict[str, Any] = {name: told[name] for name in _FLAGS if isinstance(told.get(name), bool)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import platform
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
@@ -28,7 +28,7 @@ _PACKAGE: Final = Path(__file__).parents[2]
 _VENDORED: Final = "vendored.json"  # which `shm-backend-utils vendor` writes beside the modules of a copy
 
 
-def answer_probe(context: Context, slot: Slot, probe: Probe) -> None:
+def answer_probe(context: Context, slot: Slot, probe: Probe) -> NoReturn:
     """Write the report to where the probe has room for it, and give the slot's lease back, which must be held.
 
     Raises

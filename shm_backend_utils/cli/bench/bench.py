@@ -1,4 +1,4 @@
-"""How the bench measures: every case once per round, and medians over the rounds."""
+"""What every group of the bench measures with: a server, how often, and medians over the rounds."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ from ...model_spec import ModelSpec
 from .findings import Finding
 from .troubles.model import NAMES_UNUSABLE, NUMPY_2_STRINGS, OLD_STUB, OTHER_VERSION
 
-__all__ = ["compare"]
+__all__ = ["findings_in_report"]
 
 
-def compare(spec: ModelSpec, report: Mapping[str, Any]) -> Iterator[Finding]:
+def findings_in_report(spec: ModelSpec, report: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield what a report tells that is not as it should be.
 
     Parameters

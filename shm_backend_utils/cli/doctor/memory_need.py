@@ -14,13 +14,13 @@ from .checkup import Checkup
 from .findings import Finding
 from .troubles.model import MODEL_SMALL_SHM
 
-__all__ = ["Budget", "budget_of", "examine_budget"]
+__all__ = ["MemoryNeed", "examine_memory_need", "memory_need_of"]
 
 _MIB: Final = 2**20
 _NONSENSE: Final = 2**63
 
 
-class Budget(NamedTuple):
+class MemoryNeed(NamedTuple):
     """What a model's calls need.
 
     Attributes
@@ -43,7 +43,7 @@ class Budget(NamedTuple):
         return self.call_bytes * self.slots
 
 
-def budget_of(spec: ModelSpec, config: Mapping[str, Any]) -> Budget:
+def memory_need_of(spec: ModelSpec, config: Mapping[str, Any]) -> MemoryNeed:
     """Return what calls of a model need, as its configuration tells."""
     tensors = [*spec.inputs.values(), *spec.outputs.values()]
     rows = max(spec.max_batch_size, 1)
@@ -51,10 +51,10 @@ def budget_of(spec: ModelSpec, config: Mapping[str, Any]) -> Budget:
     open_sizes = tuple(tensor.name for tensor in tensors if tensor.row_byte_size is None)
     groups = config.get("instance_group", ())
     instances = sum(int(group.get("count") or 1) * max(len(group.get("gpus") or ()), 1) for group in groups)
-    return Budget(call_bytes, max(instances, 1) + 1, open_sizes)
+    return MemoryNeed(call_bytes, max(instances, 1) + 1, open_sizes)
 
 
-def examine_budget(checkup: Checkup, spec: ModelSpec, config: Mapping[str, Any], kind: RegionKind) -> None:
+def examine_memory_need(checkup: Checkup, spec: ModelSpec, config: Mapping[str, Any], kind: RegionKind) -> None:
     """Compare what a model's calls need with what this process can get of the memory that the model opens.
 
     Parameters
@@ -66,25 +66,25 @@ def examine_budget(checkup: Checkup, spec: ModelSpec, config: Mapping[str, Any],
     kind : RegionKind
         What memory the model could open.
     """
-    budget = budget_of(spec, config)
+    need = memory_need_of(spec, config)
     free, where = available_bytes(), "memory that this process may still take"
     if kind is RegionKind.SYSTEM:
         in_shm = free_bytes()
         if in_shm < free:
             free, where = in_shm, f"/dev/shm, which has {_size(total_bytes())}"
-    line = _said_of(budget)
+    line = _in_words(need)
     line += f"; free: {'no limit known' if math.isinf(free) else _size(free)} of {where}"
-    if budget.total_bytes > free:
-        checkup.bad(Finding(MODEL_SMALL_SHM, line, spec.name))
+    if need.total_bytes > free:
+        checkup.add_findings(Finding(MODEL_SMALL_SHM, line, spec.name))
     else:
-        checkup.good(line, spec.name)
+        checkup.add_fine(line, spec.name)
 
 
-def _said_of(budget: Budget) -> str:
-    open_sizes = ", ".join(budget.open_sizes)
-    if not budget.total_bytes:
+def _in_words(need: MemoryNeed) -> str:
+    open_sizes = ", ".join(need.open_sizes)
+    if not need.total_bytes:
         return f"only calls tell what they take: the configuration leaves open how large {open_sizes} are"
-    said = f"{budget.slots} calls at full size take {_size(budget.total_bytes)}"
+    said = f"{need.slots} calls at full size take {_size(need.total_bytes)}"
     return f"{said}, and more: the configuration leaves open how large {open_sizes} are" if open_sizes else said
 
 

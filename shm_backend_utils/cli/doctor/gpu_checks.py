@@ -12,7 +12,7 @@ from ...memory.process_facts import visible_devices
 from .findings import Finding
 from .troubles.model import DRIVER_NOT_SEEN, GPU_NOT_SEEN, MIG, PID_NAMESPACE
 
-__all__ = ["ClientGpus", "compare_gpus", "find_client_gpus", "has_gpus"]
+__all__ = ["ClientGpus", "find_client_gpus", "findings_on_gpus", "has_gpus"]
 
 _DEVICE: Final = Path("/dev/nvidiactl")
 _INSTANCE: Final = "MIG-"
@@ -60,7 +60,7 @@ def has_gpus(config: Mapping[str, Any]) -> bool:
     return any(group.get("kind") == "KIND_GPU" for group in config.get("instance_group", ()))
 
 
-def compare_gpus(
+def findings_on_gpus(
     config: Mapping[str, Any], client: ClientGpus, report: Mapping[str, Any], here: Mapping[str, Any]
 ) -> Iterator[Finding]:
     """Yield what keeps client and model from sharing memory of GPUs.

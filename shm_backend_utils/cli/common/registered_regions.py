@@ -1,0 +1,73 @@
+"""Regions that a server has registered: Triton's own shared memory, as a user of tritonclient has it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AsyncExitStack, ExitStack
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from tritonclient.utils import shared_memory
+
+from ...errors import NoSharedMemoryError
+from ...memory.shared_file import DEV_SHM
+from ...testing.unregistering import unregister_when_free
+
+__all__ = ["RegisteredRegion", "registered_region"]
+
+_PATIENCE_S: Final = 10.0
+
+
+class RegisteredRegion(NamedTuple):
+    """A region of this process that a server has registered.
+
+    Attributes
+    ----------
+    name : str
+        At the server, and of the object in ``/dev/shm``.
+    handle : object
+        As ``tritonclient.utils.shared_memory`` takes it.
+    """
+
+    name: str
+    handle: Any
+
+
+def registered_region(stack: ExitStack | AsyncExitStack, plain: Any, name: str, byte_size: int) -> RegisteredRegion:
+    """Make a region, with memory for every byte, and register it.
+
+    Parameters
+    ----------
+    stack : ExitStack or AsyncExitStack
+        Unregisters and removes it when it ends.
+    plain : object
+        tritonclient's client, which blocks.
+    name : str
+        Of the region.
+    byte_size : int
+        Its size.
+
+    Raises
+    ------
+    NoSharedMemoryError
+        ``/dev/shm`` has no room for it.
+    """
+    handle = shared_memory.create_shared_memory_region(name, f"/{name}", byte_size, create_only=True)
+    stack.callback(shared_memory.destroy_shared_memory_region, handle)
+    _take_memory(name, byte_size)
+    plain.register_system_shared_memory(name, f"/{name}", byte_size)
+    unregister = partial(plain.unregister_system_shared_memory, name)
+    stack.callback(unregister_when_free, unregister, _PATIENCE_S)
+    return RegisteredRegion(name, handle)
+
+
+def _take_memory(name: str, byte_size: int) -> None:
+    """Give memory to every byte: a full /dev/shm must fail here, not as a SIGBUS at first touch."""
+    file = os.open(DEV_SHM / name, os.O_RDWR)
+    try:
+        os.posix_fallocate(file, 0, byte_size)
+    except OSError as error:
+        needed = f"{byte_size:,} bytes for Triton's own shared memory"
+        raise NoSharedMemoryError(f"/dev/shm has no room for {needed}: {error.strerror}; give it more") from None
+    finally:
+        os.close(file)

@@ -1,0 +1,111 @@
+"""Calls of a model with a batcher, side by side in one region: the model then has their rows as one array."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from ...dtypes import BYTES
+from ...memory.pool.need import Need
+from ...memory.pool.rows import Row, RowBlocks
+from ...protocol.call_layout import AnyInput, CallInput, CallLayout, rows_of
+from ...protocol.layout import data_offset
+from ..known_model import KnownModel
+from ..settings import CallSettings
+from ..steps import Steps
+from .direct import DirectExchange
+from .taking import Taking
+
+__all__ = ["SideBySide"]
+
+_MOST_CALLS: Final = 64
+
+
+class SideBySide:
+    """Has alike calls of one client lie side by side.
+
+    Parameters
+    ----------
+    taking : Taking
+        Takes the client's memory.
+    max_batch_bytes : int
+        How much of it to take at once for such calls.
+    """
+
+    def __init__(self, taking: Taking, max_batch_bytes: int) -> None:
+        self._taking = taking
+        self._max_batch_bytes = max_batch_bytes
+        self._blocks: RowBlocks[CallLayout] = RowBlocks()
+
+    def most_calls(self, known: KnownModel, layout: CallLayout) -> int:
+        """Return how many calls like this may lie side by side; less than 2 for calls of which no batches are made."""
+        if layout.batch_size is None or any(span.dtype is BYTES for span in layout.table.inputs.values()):
+            return 0
+        size = layout.end - known.data_begin
+        most = min(_MOST_CALLS, self._max_batch_bytes // max(size, 1))
+        return min(known.spec.max_batch_size // layout.batch_size, most)
+
+    def take(
+        self,
+        settings: CallSettings,
+        known: KnownModel,
+        layout: CallLayout,
+        given: Mapping[str, AnyInput],
+        wanted: Mapping[str, int | None] | None,
+        count: int,
+        *,
+        is_kept: bool,
+    ) -> Steps[Row[CallLayout]]:
+        """Take memory for a call: beside others like it, if there are such and there is room; else by itself.
+
+        Parameters
+        ----------
+        settings : CallSettings
+            The call's.
+        known : KnownModel
+            Its model.
+        layout : CallLayout
+            In a region with one slot.
+        given, wanted
+            What the layout was made of.
+        count : int
+            How many calls may lie side by side.
+        is_kept : bool
+            Whether the user keeps the memory for more requests than one: then others like it will come.
+
+        Raises
+        ------
+        PoolExhaustedError, BudgetError, MachineError
+            There is not enough shared memory: now, ever, or on this machine.
+        """
+        table = layout.table
+        spans = tuple(table.inputs.items()), tuple(table.outputs.items())
+        key = (settings.model, settings.version, layout.requested, *spans)
+        if is_kept:
+            self._blocks.expect(key)
+        row = self._blocks.take(key)
+        if row is not None:
+            return row
+        if self._blocks.is_wanted(key):
+            whole = known.lay_out(
+                {name: _times(each, count) for name, each in given.items()},
+                None
+                if wanted is None
+                else {name: None if size is None else size * count for name, size in wanted.items()},
+                slot_count=count,
+                is_one_request=False,
+            )
+            size = known.record_byte_size
+            need = Need(whole.end - data_offset(count, size), count, size, "direct, side by side", known.kind)
+            taken = yield from self._taking.take_at_once(settings, need)
+            if taken is not None:
+                rows = layout.batch_size or 1
+                parts = [rows_of(whole, known.spec, index * rows, (index + 1) * rows) for index in range(count)]
+                return self._blocks.begin(key, *taken, parts)
+        region, memory = yield from self._taking.take(settings, known, layout.end, 1, DirectExchange.path)
+        self._blocks.note_alone(key, memory)
+        return Row(region, region.slots[0], layout, memory)
+
+
+def _times(each: AnyInput, count: int) -> CallInput:
+    return CallInput(each.dtype, (each.shape[0] * count, *each.shape[1:]), each.byte_size * count, each.device)

@@ -1,0 +1,51 @@
+"""How a model repository is laid out: a folder for each model, with its configuration and a folder for each version.
+
+Standard library only, as tools stand on it that need nothing else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+__all__ = ["CODE_FILE", "CONFIG_FILE", "is_model_folder", "model_folders", "version_folders"]
+
+CONFIG_FILE: Final = "config.pbtxt"
+CODE_FILE: Final = "model.py"
+"""The code of a version, where the configuration names no other file."""
+
+
+def version_folders(model: Path) -> list[Path]:
+    """Return the folders of a model's versions, the oldest first.
+
+    Raises
+    ------
+    OSError
+        The model's folder cannot be read.
+    """
+    versions = [each for each in model.iterdir() if each.name.isdecimal() and each.is_dir()]
+    return sorted(versions, key=lambda version: int(version.name))
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Return whether a folder is a model's: it has a configuration, or a version with code.
+
+    Raises
+    ------
+    OSError
+        It cannot be read.
+    """
+    return (folder / CONFIG_FILE).exists() or any(
+        (version / CODE_FILE).is_file() for version in version_folders(folder)
+    )
+
+
+def model_folders(repository: Path) -> list[Path]:
+    """Return the folders of all models in a repository, by name.
+
+    Raises
+    ------
+    OSError
+        It, or a folder in it, cannot be read.
+    """
+    return sorted(each for each in repository.iterdir() if each.is_dir() and is_model_folder(each))

@@ -1,0 +1,40 @@
+"""Regions that a test takes out of a pool, as calls do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.pool import SlotPool
+from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.origin import Origin
+from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
+
+__all__ = ["REGION", "Memory", "is_there", "take", "used"]
+
+REGION: Final = data_offset(1, PAGE_SIZE) + PAGE_SIZE
+"""What the smallest region takes of the budget."""
+
+Memory = npt.NDArray[np.uint8]
+
+
+def take(pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "direct") -> tuple[SlotRegion, Memory]:
+    """Take a region that there is room for, as a call does."""
+    ticket = pool.request(Need(byte_size, slot_count, group=group), Origin.here("take"))
+    assert ticket.granted.done()
+    return pool.redeem(ticket)
+
+
+def used(pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "direct") -> SlotRegion:
+    """Return a region that was taken and given back."""
+    region, _ = take(pool, byte_size, slot_count, group)
+    return region
+
+
+def is_there(region: SlotRegion) -> bool:
+    """Return whether the region has a name in /dev/shm."""
+    return (Path("/dev/shm") / region.key).exists()

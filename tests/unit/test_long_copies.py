@@ -1,0 +1,141 @@
+"""Large inputs are copied in another thread than that of the event loop, whatever they are copied for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import AsyncShmClient, InferenceError
+from shm_backend_utils.client.inputs.sources import Source
+from shm_backend_utils.client.paths.direct import DirectExchange
+from shm_backend_utils.client.paths.inline import InlineExchange
+from shm_backend_utils.client.paths.stream import DirectStream
+from shm_backend_utils.client.paths.triton_shm import RegisteredExchange
+from shm_backend_utils.errors import SlotInUseError
+from shm_backend_utils.protocol.refusals import refusal
+from tests.unit.fake_server import Arrays, FakeServer, Order, config
+from tests.unit.fake_wires import async_client_of
+
+LARGE = np.zeros(2**21, np.float32)
+SMALL = np.zeros(2**4, np.float32)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each copy that was made was made in the event loop's thread."""
+    found: list[bool] = []
+    write = Source.write_to
+
+    def noting(source: Source, target: np.ndarray[Any, Any]) -> None:
+        found.append(threading.current_thread() is threading.main_thread())
+        write(source, target)
+
+    monkeypatch.setattr(Source, "write_to", noting)
+    return found
+
+
+async def infer(client: AsyncShmClient, x: np.ndarray[Any, Any]) -> None:
+    (await client.infer("m", {"IN0": x})).release()
+
+
+@pytest.mark.parametrize("x", [SMALL, LARGE], ids=["small", "large"])
+def test_the_inputs_of_a_call(threads: list[bool], x: np.ndarray[Any, Any]) -> None:
+    async def work() -> None:
+        with FakeServer(config("m")) as server:
+            async with async_client_of(server) as client:
+                await infer(client, x)
+
+    asyncio.run(work())
+    assert threads == [x is SMALL]
+
+
+@pytest.mark.parametrize("x", [SMALL, LARGE], ids=["small", "large"])
+def test_the_inputs_of_a_call_that_is_sent_again(threads: list[bool], x: np.ndarray[Any, Any]) -> None:
+    async def work() -> None:
+        with FakeServer(config("m")) as server:
+
+            def refuse_the_first(order: Order) -> None:
+                if len(server.orders) == 1:
+                    raise InferenceError(refusal(SlotInUseError("the slot is in use")), "StatusCode.CANCELLED")
+
+            server.before = refuse_the_first
+            async with async_client_of(server) as client:
+                await infer(client, x)
+
+    asyncio.run(work())
+    assert threads == [x is SMALL, x is SMALL]
+
+
+@pytest.mark.parametrize("x", [SMALL, LARGE], ids=["small", "large"])
+def test_the_inputs_of_a_stream(threads: list[bool], x: np.ndarray[Any, Any]) -> None:
+    def frames(order: Order, inputs: Arrays) -> Iterator[Arrays]:
+        yield {"OUT0": np.ones(1, np.float32)}
+
+    async def work() -> None:
+        decoupled = config("m", model_transaction_policy={"decoupled": True})
+        with FakeServer(decoupled, compute=frames) as server:
+            async with async_client_of(server) as client:
+                async for result in client.stream("m", {"IN0": x}):
+                    result.release()
+
+    asyncio.run(work())
+    assert threads == [x is SMALL]
+
+
+EXCHANGES: dict[str, Any] = {
+    "direct": DirectExchange,
+    "triton-shm": RegisteredExchange,
+    "inline": InlineExchange,
+    "stream": DirectStream,
+}
+
+
+@pytest.mark.parametrize("path", EXCHANGES)
+def test_a_call_that_is_given_up_meanwhile(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread finds the call closed between two of its inputs, and fails at nothing."""
+    begun, is_given_up, is_over = threading.Event(), threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+    copy, write = Source.write_to, EXCHANGES[path].write
+
+    def slow(source: Source, target: np.ndarray[Any, Any]) -> None:
+        copy(source, target)
+        begun.set()
+        assert is_given_up.wait(30)
+
+    def noting(exchange: Any, given: Any) -> None:
+        try:
+            write(exchange, given)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            is_over.set()
+
+    async def call(client: AsyncShmClient) -> None:
+        inputs = {"IN0": LARGE, "IN1": LARGE}
+        if path == "stream":
+            async for _ in client.stream("m", inputs):
+                raise AssertionError
+        else:
+            await client.infer("m", inputs, path=cast(Any, path))
+
+    async def work() -> None:
+        policy = {"decoupled": path == "stream"}
+        with FakeServer(config("m", count=2, model_transaction_policy=policy)) as server:
+            async with async_client_of(server) as client:
+                task = asyncio.ensure_future(call(client))
+                assert await asyncio.to_thread(begun.wait, 30)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                is_given_up.set()
+                assert await asyncio.to_thread(is_over.wait, 30)
+
+    monkeypatch.setattr(Source, "write_to", slow)
+    monkeypatch.setattr(EXCHANGES[path], "write", noting)
+    asyncio.run(work())
+    assert errors == []
