@@ -44,12 +44,12 @@ def _serve(model_repository: Path | None, ports: Ports, numpy: StubNumpy, versio
 
 
 def _look_at(repository: Path) -> None:
-    """Raise MachineError where a folder is a model's own; say on standard error if it has no model.
+    """Raise MachineError where a folder is not there, or a model's own; say on standard error if it has no model.
 
-    A server says of the one that a folder has a strange name, and nothing of the other.
+    A server says of a model's folder that one in it has a strange name, and nothing of an empty one.
     """
     if not repository.is_dir():
-        return  # which the server says
+        raise MachineError(f"{repository} is no folder; expected one of models, each a folder NAME in it")
     folders = [each for each in repository.iterdir() if each.is_dir()]
     is_model = any(each.name.isdecimal() and (each / "model.py").exists() for each in folders)
     if is_model or (repository / "config.pbtxt").exists():

@@ -52,8 +52,10 @@ def test_a_place_where_no_server_can_be_installed_is_named(tmp_path: Path) -> No
 
 
 def test_models_that_are_not_there_are_named(tmp_path: Path) -> None:
-    words = told("serve", "--model-repository", "nowhere", cwd=tmp_path)
-    assert re.fullmatch("tritonserver did not start: .*failed to stat file .*/nowhere", words)
+    (tmp_path / "file").touch()
+    for name in ("nowhere", "file"):
+        words = told("serve", "--model-repository", name, cwd=tmp_path)
+        assert words == f"{name} is no folder; expected one of models, each a folder NAME in it"
 
 
 @pytest.mark.parametrize("file", ["config.pbtxt", "1/model.py"])
