@@ -15,4 +15,4 @@ def check_has_run(returned: object) -> None:
         raise ModelError("the function yields, so nothing of it ran; generators are for serve_streams")
     if isinstance(returned, Coroutine):
         returned.close()
-        raise ModelError("the function is a coroutine's, so nothing of it ran; coroutines are for serve_async")
+        raise ModelError("the function is async, so nothing of it ran; async functions are for serve_async")

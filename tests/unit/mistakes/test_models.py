@@ -116,7 +116,7 @@ BATCHED = [tensor("X", dims=(3,)), {**tensor("SHM", "UINT8"), "optional": True}]
     ("infer", "text"),
     [
         (frames, "shm:model: the function yields, so nothing of it ran; generators are for serve_streams"),
-        (later, "shm:model: the function is a coroutine's, so nothing of it ran; coroutines are for serve_async"),
+        (later, "shm:model: the function is async, so nothing of it ran; async functions are for serve_async"),
     ],
 )
 def test_a_function_of_another_mode(
