@@ -229,7 +229,8 @@ def _named(tensors: Mapping[str, TensorSpec], name: str, missing: str) -> Tensor
     try:
         return tensors[name]
     except KeyError:
-        raise TensorNameError(name, f"{missing} {name!r}; it has {names_told(name, tensors)}") from None
+        why = "" if tensors else ": look whether config.pbtxt is in its folder, and lists them"
+        raise TensorNameError(name, f"{missing} {name!r}; it has {names_told(name, tensors)}{why}") from None
 
 
 def _tensor_spec(tensor: Mapping[str, Any], batched: bool) -> TensorSpec:

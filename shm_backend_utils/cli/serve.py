@@ -6,6 +6,8 @@ Where there is a driver of GPUs, or the environment names some, a line on standa
 from __future__ import annotations
 
 import argparse
+import errno
+import socket
 import sys
 from pathlib import Path
 from typing import Final, get_args
@@ -19,6 +21,8 @@ from .common.server import temporary_server
 
 __all__ = ["add_arguments", "run"]
 
+_MODELS: Final = "each is a folder NAME with config.pbtxt and 1/model.py"
+_PROTOCOLS: Final = ("grpc", "http", "metrics")
 _ASKED_FOR_GPUS: Final = {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}
 
 
@@ -45,17 +49,32 @@ def _serve(model_repository: Path | None, ports: Ports, numpy: StubNumpy, versio
 
 
 def _look_at(repository: Path) -> None:
-    """Raise MachineError where a folder is a model's own; say on standard error if it has no model.
+    """Raise MachineError where a folder is not there, or a model's own; say on standard error if it has no model.
 
-    A server says of the one that a folder has a strange name, and nothing of the other.
+    A server says of a model's folder that one in it has a strange name, and nothing of an empty one.
     """
     if not repository.is_dir():
-        return  # which the server says
+        raise MachineError(f"{repository} is no folder; expected one of models: {_MODELS}")
     if is_model_folder(repository):
         parent = repository.absolute().parent
         raise MachineError(f"{repository} is a model's folder; give the one that it lies in: {parent}")
     if not any(each.is_dir() for each in repository.iterdir()):
-        print(f"{repository} has no models; each is a folder NAME with config.pbtxt and 1/model.py", file=sys.stderr)
+        print(f"{repository} has no models; {_MODELS}", file=sys.stderr)
+
+
+def _check_free(ports: Ports) -> None:
+    """Raise MachineError where somebody listens already: a server would say so when it has loaded all models."""
+    for protocol in _PROTOCOLS:
+        number = getattr(ports, protocol)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as after a server that has just ended
+            try:
+                probe.bind(("127.0.0.1", number))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise MachineError(
+                        f"something listens on port {number} already; --{protocol}-port names another"
+                    ) from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder of models (default: the sample models; those for GPUs only where a GPU and CuPy are)",
     )
-    for protocol in ("grpc", "http", "metrics"):
+    for protocol in _PROTOCOLS:
         parser.add_argument(f"--{protocol}-port", type=port, metavar="N", default=0, help="a free port if not given")
     parser.add_argument(
         "--numpy",
@@ -90,6 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.model_repository:
             _look_at(arguments.model_repository)
         ports = Ports(arguments.grpc_port, arguments.http_port, arguments.metrics_port)
+        _check_free(ports)
         return _serve(arguments.model_repository, ports, arguments.numpy, arguments.server)
     except (MachineError, OSError) as error:
         print(error, file=sys.stderr)

@@ -107,3 +107,7 @@ __all__ = [
     "UnknownHostError",
     "attach",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -25,11 +25,11 @@ class CopyWarning(UserWarning):
     """
 
 
-def tell_path(known: KnownModel, path: str, origin: Origin) -> None:
-    """Warn that a call does not take the direct path, though it might take any."""
+def tell_path(known: KnownModel, path: str, why: str, origin: Origin) -> None:
+    """Warn that a call does not take the direct path, though it might take any; ``why`` says what it lacks."""
     if _is_news(known, f"path {path}"):
         _warn(
-            f"model {known.spec.name!r} is called on the path {path}, {_COPIES[path]}: {known.reason}; "
+            f"model {known.spec.name!r} is called on the path {path}, {_COPIES[path]}: {why}; "
             f"if that is meant, say path={path!r}",
             origin,
         )

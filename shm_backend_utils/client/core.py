@@ -259,7 +259,7 @@ class Core:
         """Return the path of a call; raises as :meth:`.PathChooser.choose`. The user is told where that copies."""
         path = yield from self.paths.choose(known, settings.path, settings.deadline)
         if settings.path == "auto" and path != DirectExchange.path:
-            tell_path(known, path, settings.origin)
+            tell_path(known, path, known.reason, settings.origin)
         return path
 
     def look_again(self, settings: CallSettings) -> Steps[KnownModel]:

@@ -147,6 +147,8 @@ def translated(status: str | None, message: str, address: str) -> ShmError:
     if code_in(message) == MissingTensorError.code:
         named = _NAME.search(message)
         return InputMissingError(message, status, "" if named is None else named[1])
+    if _DEAD_STUB.search(message):
+        message += f" {_OF_DEAD_STUBS}"
     return InferenceError(message, status)
 
 
@@ -187,6 +189,11 @@ def unavailable(address: str, reason: str) -> ServerUnavailableError:
     )
 
 
+_DEAD_STUB: Final = re.compile(r"(?i)stub process \S+ is not healthy\.$")
+_OF_DEAD_STUBS: Final = (
+    "The model's process has died: the server's log, or the kernel's, tells of what. Load the model again, or start "
+    "the server anew"
+)
 _NOT_HTTP: Final = re.compile(r"(?i)bad ?status ?line")
 # What gRPC, http.client and aiohttp call it; from the most telling to the least.
 _REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str], ...]] = (

@@ -15,6 +15,7 @@ from ..unclosed import Unclosed
 from .attempts import infer_prepared
 from .core import Core, OpenCall
 from .errors import ForkedError
+from .of_this_process import OfThisProcess
 from .options import check_timeout
 from .result import Result
 from .steps import AsyncioDriver, BlockingDriver, Steps
@@ -60,7 +61,7 @@ class _Inputs(Mapping[str, npt.NDArray[Any]]):
         return self._arrays
 
 
-class _Prepared:
+class _Prepared(OfThisProcess):
     """A call with its own memory. A context manager; leaving it gives the memory back once no array needs it."""
 
     def __init__(self, core: Core, call: OpenCall, timeout_s: float) -> None:

@@ -111,8 +111,16 @@ class Result(Mapping[str, npt.NDArray[Any]]):
 
     def __getattr__(self, name: str) -> NoReturn:
         """Refuse what a result of tritonclient has, among others."""
-        remedy = "; an output is result['OUTPUT0'], of any name" if name == "as_numpy" else ""
+        remedy = ""
+        if name == "as_numpy":
+            remedy = "; an output is result['OUTPUT0'], of any name"
+        elif name in (vars(self).get("_arrays") or ()):
+            remedy = f"; the output is result[{name!r}]"
         raise AttributeError(f"a Result has no attribute {name!r}{remedy}", name=name, obj=self)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: another process would get arrays, and not the memory."""
+        raise TypeError("a Result cannot be pickled, nor copied so: take result.copy(), a dict of arrays of their own")
 
     def __enter__(self) -> Result:
         return self

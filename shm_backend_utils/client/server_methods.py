@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from . import server_calls
+from .of_this_process import OfThisProcess
 from .steps import Steps
 from .transports.messages import Codec
 
@@ -19,7 +20,7 @@ ServerCall = Callable[Concatenate[Codec, float, P], Steps[T]]
 _NO_FILES: Final[Mapping[str, bytes]] = {}
 
 
-class ServerMethods(ABC):
+class ServerMethods(OfThisProcess, ABC):
     """Of a client for threads.
 
     All take ``timeout_s``, how long the server may take, in seconds; by default what the client says. What the server
@@ -98,7 +99,7 @@ class ServerMethods(ABC):
         self._ask(timeout_s, server_calls.unload, model, unload_dependents)
 
 
-class AsyncServerMethods(ABC):
+class AsyncServerMethods(OfThisProcess, ABC):
     """Of a client for tasks: as :class:`ServerMethods`, to be awaited."""
 
     @abstractmethod

@@ -10,7 +10,7 @@ from typing import Any, Final
 from ..errors import BudgetError, NoSharedMemoryError, PeerError
 from ..protocol.call_layout import AnyInput, CallInput
 from ..telling import telling
-from .copy_warnings import tell_overflow
+from .copy_warnings import tell_overflow, tell_path
 from .core import Core
 from .errors import DeadlineExceededError, PathUnavailableError, stream_held
 from .inputs.descriptions import Outputs, wanted_outputs
@@ -29,6 +29,7 @@ __all__ = ["OpenStream", "holding_told", "make_room", "on_their_gpus", "open_str
 
 _REMEDY: Final = "later responses have room for as much; say it beforehand"
 _NO_ROOM: Final = "the client's memory has no room for more, see PoolOptions(max_bytes=...); say it beforehand"
+_ONE_RESPONSE: Final = "a stream needs a decoupled model on the direct path; ask by infer() for its one response"
 _NEXT_TRY_S: Final = 1.0
 
 
@@ -73,10 +74,11 @@ def open_stream(
     wanted, devices = wanted_outputs(outputs)
     known, given = yield from core.fitting(settings, lambda known: sources(known.spec, inputs, core.on_gpus))
     on_host = {name: _on_host(source) for name, source in given.items()}
-    path = yield from core.path_of(known, settings)
+    path = yield from core.paths.choose(known, settings.path, settings.deadline)
     frames = check_frames(known.spec, frames)
     exchange: DirectStream | InlineExchange | None = None
-    if path == DirectStream.path and known.spec.is_decoupled:
+    needs_ring = path == DirectStream.path and known.spec.is_decoupled
+    if needs_ring:
         try:
             try:
                 exchange = yield from _open_ring(core, settings, known, on_host, wanted, frames, known.learned)
@@ -93,6 +95,9 @@ def open_stream(
         )
     if exchange is None:
         yield from core.paths.choose(known, InlineExchange.path, settings.deadline)
+        if settings.path == "auto" and not needs_ring:  # else it was told that there is no memory
+            why = _ONE_RESPONSE if path == DirectStream.path else known.reason
+            tell_path(known, InlineExchange.path, why, settings.origin)
         exchange = InlineExchange(core.codec, known.spec, known.lay_out(on_host, wanted), settings.options)
     try:
         on_gpus = inputs_on_gpus(given)

@@ -72,3 +72,7 @@ __all__ = [
     "TensorView",
     "auto_complete",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

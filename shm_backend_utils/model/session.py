@@ -29,6 +29,7 @@ from .modes import coroutines
 from .modes.batch import BatchCall, batches_of
 from .modes.completion import complete, complete_by_events
 from .modes.gathering import Buffers
+from .modes.has_run import check_has_run
 from .modes.stream import StreamCall, run_stream
 
 __all__ = ["ShmSession"]
@@ -146,7 +147,9 @@ class ShmSession:
             calls.append(call)
             try:
                 call.begin()
-                infer(call)
+                returned = infer(call)
+                if returned is not None:
+                    check_has_run(returned)
                 call.commit()
                 if call.devices is None:
                     call.end()
@@ -257,7 +260,8 @@ class ShmSession:
     def serve_streams(self, requests: Sequence[Any], answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
         """Run ``answer`` on every request of a decoupled model. For ``execute``, which returns nothing then.
 
-        Several requests are served side by side, each in a thread. Its device is the instance's GPU, if that has one.
+        Those of a model that is not decoupled are refused: :meth:`serve` is for them. Several requests are served side
+        by side, each in a thread. Its device is the instance's GPU, if that has one.
 
         Parameters
         ----------
@@ -328,7 +332,9 @@ class ShmSession:
     def _infer_batch(self, batch: BatchCall, infer: Callable[[BatchCall], object]) -> None:
         """Run ``infer`` on a batch, and end all of its calls but those that a GPU has work to do for."""
         try:
-            infer(batch)
+            returned = infer(batch)
+            if returned is not None:
+                check_has_run(returned)
             batch.scatter()
         except BaseException as error:
             self._log(error)

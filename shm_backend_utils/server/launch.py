@@ -39,6 +39,7 @@ _POLL_S: Final = 0.05
 _STOP_S: Final = 60.0
 _ATTEMPTS: Final = 3
 _ERROR_LINE: Final = re.compile(r'E\d{4} \S+ \d+ \S+\] "?(.*?)"?$')
+_ESCAPED: Final = re.compile(r'\\([n"\\])')  # the log has messages as JSON has strings
 _ABOUT_GPUS: Final = re.compile("GPU|CUDA|cuda")
 _DEAD_STUB: Final = re.compile(r"I\d{4} \S+ \d+ pb_stub\.cc:\d+\] *(Failed to preinitialize Python stub: .*)")
 _TELLING: Final = ("failed to load", "failed to start", "Poll failed", "in use")
@@ -279,7 +280,7 @@ def _reasons(log: str) -> Iterator[str]:
     for line in lines:
         error = _ERROR_LINE.match(line)
         if error and any(words in error[1] for words in _TELLING):
-            yield error[1].replace("\\n", "\n")
+            yield _ESCAPED.sub(_unescaped, error[1])
         elif line.startswith("[libprotobuf ERROR"):
             yield line.partition("] ")[2]
         elif dead := _DEAD_STUB.match(line):
@@ -287,6 +288,10 @@ def _reasons(log: str) -> Iterator[str]:
     for line in lines:
         if line.startswith(("error:", "The server cannot")) or "unrecognized option" in line:
             yield line
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return "\n" if found[1] == "n" else found[1]
 
 
 def _answers(url: str) -> bool:

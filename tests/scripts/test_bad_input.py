@@ -52,8 +52,11 @@ def test_a_place_where_no_server_can_be_installed_is_named(tmp_path: Path) -> No
 
 
 def test_models_that_are_not_there_are_named(tmp_path: Path) -> None:
-    words = told("serve", "--model-repository", "nowhere", cwd=tmp_path)
-    assert re.fullmatch("tritonserver did not start: .*failed to stat file .*/nowhere", words)
+    (tmp_path / "file").touch()
+    for name in ("nowhere", "file"):
+        words = told("serve", "--model-repository", name, cwd=tmp_path)
+        models = "each is a folder NAME with config.pbtxt and 1/model.py"
+        assert words == f"{name} is no folder; expected one of models: {models}"
 
 
 @pytest.mark.parametrize("file", ["config.pbtxt", "1/model.py"])
@@ -65,15 +68,18 @@ def test_a_models_folder_in_place_of_the_repository_is_told(file: str, tmp_path:
     assert words == f"models/mine is a model's folder; give the one that it lies in: {tmp_path / 'models'}"
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "http", "metrics"])
+def test_a_port_that_is_taken_is_named_before_a_model_is_loaded(tmp_path: Path, protocol: str) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         number = other.getsockname()[1]
         (tmp_path / "models").mkdir()
-        words = told("serve", "--model-repository", "models", "--grpc-port", str(number), cwd=tmp_path)
-    assert f"'127.0.0.1:{number}' already in use" in words
-    assert words.startswith("models has no models; each is a folder NAME with config.pbtxt and 1/model.py\n")
+        words = told("serve", "--model-repository", "models", f"--{protocol}-port", str(number), cwd=tmp_path)
+    assert words.splitlines() == [
+        "models has no models; each is a folder NAME with config.pbtxt and 1/model.py",
+        f"something listens on port {number} already; --{protocol}-port names another",
+    ]
 
 
 @pytest.mark.parametrize("number", ["0", "-4", "65536", "99999", "x"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -200,6 +201,14 @@ def test_nothing_outlives_a_launcher_that_is_killed(repository: Path, tmp_path: 
 def test_a_model_that_raises_is_named_with_its_reason(tmp_path: Path) -> None:
     model = IDLE_MODEL + "    def initialize(self, args):\n        raise ValueError('the weights are missing')\n"
     with pytest.raises(MachineError, match="failed to load 'idle' version 1: .*ValueError: the weights are missing"):
+        EmbeddedServer.start(make_repository(tmp_path, model=model), log_file=tmp_path / "server.log")
+
+
+def test_a_line_to_be_copied_is_told_as_it_is_to_be_written(tmp_path: Path) -> None:
+    line = '{ name: "SHM" data_type: TYPE_UINT8 }'
+    words = f"add {line} to the inputs"
+    model = IDLE_MODEL + f"    def initialize(self, args):\n        raise ValueError({words!r})\n"
+    with pytest.raises(MachineError, match=re.escape(words)):
         EmbeddedServer.start(make_repository(tmp_path, model=model), log_file=tmp_path / "server.log")
 
 

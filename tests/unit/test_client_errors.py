@@ -126,6 +126,17 @@ def test_an_answer_with_an_error_keeps_its_status_and_message() -> None:
     assert (error.status(), error.message()) == ("StatusCode.INVALID_ARGUMENT", "[request id: 7] expected 3 dimensions")
 
 
+def test_what_to_do_about_a_dead_process_is_told() -> None:
+    said = "Failed to process the request(s) for model 'm_0', message: Stub process 'm_0' is not healthy."
+    error = translated("StatusCode.INTERNAL", said, "grpc://h:1")
+    assert str(error) == (
+        f"[StatusCode.INTERNAL] {said} The model's process has died: the server's log, or the kernel's, tells of what. "
+        "Load the model again, or start the server anew"
+    )
+    restarted = "Stub process 'm_0' is unhealthy and it will be restarted."
+    assert str(translated("StatusCode.INTERNAL", restarted, "grpc://h:1")) == f"[StatusCode.INTERNAL] {restarted}"
+
+
 def test_an_answer_without_a_reason_says_so() -> None:
     assert "the server gave no reason" in str(from_grpc("", "500"))
 

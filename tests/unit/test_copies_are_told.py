@@ -59,6 +59,25 @@ def test_a_path_that_copies_is_told_once_with_its_reason_at_the_users_line(clien
     assert text.endswith("; if that is meant, say path='triton-shm'")
 
 
+def test_a_stream_that_goes_in_band_is_told_of_that_path(told: list[Any]) -> None:
+    policy = {"decoupled": True}
+    stock, single = config("stock", model_transaction_policy=policy, parameters={}), config("single", dims="6")
+    ours = config("ours", model_transaction_policy=policy)
+    compute = lambda _, inputs: iter([{"OUT0": inputs["IN0"]}])  # noqa: E731
+    with FakeServer(stock, single, ours, compute=compute) as server, client_of(server) as client:
+        for model in ("stock", "single", "ours"):
+            for _ in range(2):
+                list(client.stream(model, {"IN0": X}, outputs={"OUT0": X.nbytes}))
+            list(client.stream(model, {"IN0": X}, path="inline"))
+    begin = "model {!r} is called on the path inline, which copies every tensor several times: "
+    end = "; if that is meant, say path='inline'"
+    first, second = (str(each.message) for each in told)
+    assert first.startswith(begin.format("stock") + "model 'stock' does not declare the direct path")
+    assert first.endswith(end)
+    why = "a stream needs a decoupled model on the direct path; ask by infer() for its one response"
+    assert second == begin.format("single") + why + end
+
+
 def test_a_path_that_was_asked_for_by_name_is_meant(client: ShmClient, told: list[Any]) -> None:
     client.infer("plain", {"IN0": X}, path="triton-shm")
     client.infer("fixed", {"IN0": X}, path="inline")

@@ -305,7 +305,8 @@ def test_a_session_that_was_closed_says_so(session: ShmSession, client: Client) 
 @pytest.mark.parametrize(("stride", "is_right"), [(16, True), (20, True), (17, False), (18, False)])
 def test_every_place_of_a_ring_is_aligned(monkeypatch: pytest.MonkeyPatch, stride: int, is_right: bool) -> None:
     start_server(monkeypatch)
-    decoupled = {"name": "m", "input": [tensor("X")], "output": [tensor("Y")]}
+    policy = {"model_transaction_policy": {"decoupled": True}}
+    decoupled = {"name": "m", "input": [tensor("X")], "output": [tensor("Y")], **policy}
     session = ShmSession.from_args({"model_config": json.dumps(decoupled)})
     streaming = Client(slots=3)
     request = streaming.request({"X": X}, {"Y": 16}, ring=Ring(1, 2, stride))

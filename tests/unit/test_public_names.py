@@ -20,8 +20,10 @@ def test_a_public_name_is_the_same_wherever_it_is_to_be_had(name: str) -> None:
     assert {id(each) for each in homes if each is not None} == {id(known)}
 
 
-def test_what_is_shown_is_what_is_public() -> None:
-    assert dir(shm_backend_utils) == sorted(shm_backend_utils.__all__)
+@pytest.mark.parametrize("name", ["", ".client", ".model"])
+def test_what_is_shown_is_what_is_public(name: str) -> None:
+    module = import_module(f"shm_backend_utils{name}")
+    assert dir(module) == sorted(module.__all__)
 
 
 @pytest.mark.parametrize("half", ["client", "model", "errors"])

@@ -17,7 +17,7 @@ from ..vendored_copy import PACKAGE, flaws
 from ..wording import first_of
 from .config_checks import findings_in_config, is_of_python_backend, mentions_shared_memory
 from .findings import Finding
-from .model_code import ModelCode
+from .model_code import ANSWERING, STREAMING, ModelCode
 from .troubles.config import NO_SHM_INPUT, NO_SHM_PATHS
 from .troubles.folder import (
     BAD_TENSOR,
@@ -32,6 +32,7 @@ from .troubles.folder import (
     NOT_A_MODEL,
     NOT_RETURNED,
     ORDINARY_MODEL,
+    OTHER_MODE,
     OTHER_NAME,
     OTHER_VERSION_VENDORED,
     OWNER_ONLY,
@@ -174,9 +175,24 @@ def _of_declaration(config: dict[str, Any], codes: list[ModelCode], model: str) 
             yield Finding(ORDINARY_MODEL, found, model)
             return
         yield Finding(NO_SESSION, found, model)
+    if not _completes(codes):
+        yield from _of_modes(config, codes, model)
     for finding in findings_in_config(config, model):
         if not (_completes(codes) and finding.trouble in (NO_SHM_INPUT, NO_SHM_PATHS)):  # which it may add at load
             yield finding
+
+
+def _of_modes(config: dict[str, Any], codes: list[ModelCode], model: str) -> Iterator[Finding]:
+    """Yield where the code has calls for decoupled models alone, or for others alone, and the model is another."""
+    is_decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
+    for code in codes:
+        answering = [name for name in ANSWERING if code.mentions(name)]
+        if code.mentions(STREAMING) and not answering and not is_decoupled:
+            said = f"is for decoupled models, and {CONFIG_FILE} does not call the model one"
+            yield Finding(OTHER_MODE, f"{code.file}: {STREAMING} {said}", model)
+        elif answering and is_decoupled and not (code.mentions(STREAMING) or code.mentions("stream")):
+            said = f"is for models that are not decoupled, and {CONFIG_FILE} calls the model decoupled"
+            yield Finding(OTHER_MODE, f"{code.file}: {answering[0]} {said}", model)
 
 
 def _of_copies(folder: Path) -> Iterator[Finding]:

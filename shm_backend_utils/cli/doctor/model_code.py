@@ -12,10 +12,13 @@ from typing import Final
 from ...source_files import NoSourceError, read_source
 from ..vendored_copy import PACKAGE
 
-__all__ = ["ModelCode"]
+__all__ = ["ANSWERING", "STREAMING", "ModelCode"]
 
-_ANSWERING: Final = {"serve", "serve_async", "serve_batch"}
+ANSWERING: Final = ("serve", "serve_async", "serve_batch")
 """Those of a session's calls whose result ``execute`` is to return."""
+
+STREAMING: Final = "serve_streams"
+"""That of decoupled models, whose ``execute`` returns nothing."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def _dropped_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
             for node in ast.walk(function):
                 call = node.value if isinstance(node, ast.Expr) else None
                 call = call.value if isinstance(call, ast.Await) else call
-                if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _ANSWERING:
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in ANSWERING:
                     yield call.lineno, ast.unparse(call.func)
 
 

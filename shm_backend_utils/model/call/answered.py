@@ -228,7 +228,10 @@ class AnsweredRequest(ReceivedRequest):
                             tensors.append(context.backend.output(name, view.array))
                     places.append(place)
                 elif needs_all:
-                    raise ModelError(f"output {name!r} was requested, but model.py wrote none")
+                    raise ModelError(
+                        f"output {name!r} was requested, but model.py wrote none; write it by call.put({name!r}, "
+                        f"array) or call.output({name!r}, shape, dtype): what a function returns is not sent"
+                    )
         if self._slot is not None:
             encoded = results.encode(places)
             if len(encoded) > self._slot.record.results_room:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
-from ...errors import RequestCancelledError, StalledStreamError, TableError
+from ...errors import ModelError, RequestCancelledError, StalledStreamError, TableError
 from ...protocol import results
 from ...protocol.claims import RegionClaim
 from ...protocol.layout import SlotRecord
@@ -58,9 +58,16 @@ class StreamCall(Call):
 
         Raises
         ------
+        ModelError
+            The model is not decoupled.
         ShmError
             As of :meth:`Call.begin`.
         """
+        if not self.spec.is_decoupled:
+            raise ModelError(
+                f"model {self.spec.name!r} is not decoupled, so it has no streams; write `model_transaction_policy "
+                "{ decoupled: true }` in its config.pbtxt, or use serve"
+            )
         super().begin()
         self._rooms = {}  # each response has its own
         self._has_results = bool(self._frames)

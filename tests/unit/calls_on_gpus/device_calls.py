@@ -47,6 +47,7 @@ _SPEC: Final = ModelSpec.from_config(
             {"name": "WORDS", **_TENSOR, "data_type": "TYPE_STRING"},
             *({"name": name, **_TENSOR, "dims": [-1] * len(LONG_SHAPE)} for name in ("WIDE", SHORTER_NAME, LONG_NAME)),
         ],
+        "model_transaction_policy": {"decoupled": True},  # so that tests may serve streams, too
     }
 )
 

@@ -242,9 +242,49 @@ def test_answers_that_execute_drops(model: Path, code: str, name: str) -> None:
     assert found == f"{file}:8: nothing is done with what {name} returns"
 
 
-@pytest.mark.parametrize("answer", ["return self.session.serve(rs, 0)", "self.session.serve_streams(rs, 0)"])
-def test_answers_that_execute_does_not_drop(model: Path, answer: str) -> None:
-    (model / "1" / "model.py").write_text(f"{CODE}    def execute(self, rs):\n        {answer}\n")
+SERVING = f"{CODE}    def execute(self, rs):\n        return self.session.serve(rs, 0)\n"
+STREAMING = f"{CODE}    def execute(self, rs):\n        self.session.serve_streams(rs, 0)\n"
+DECOUPLED = f"{CONFIG}model_transaction_policy {{ decoupled: true }}\n"
+
+
+@pytest.mark.parametrize(("code", "config"), [(SERVING, CONFIG), (STREAMING, DECOUPLED)])
+def test_answers_that_execute_does_not_drop(model: Path, code: str, config: str) -> None:
+    (model / "1" / "model.py").write_text(code)
+    (model / "config.pbtxt").write_text(config)
+    assert findings_in_folder(model) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "config", "found"),
+    [
+        (STREAMING, CONFIG, "serve_streams is for decoupled models, and {config} does not call the model one"),
+        (SERVING, DECOUPLED, "serve is for models that are not decoupled, and {config} calls the model decoupled"),
+    ],
+)
+def test_a_call_of_another_mode(model: Path, code: str, config: str, found: str) -> None:
+    file = model / "1" / "model.py"
+    file.write_text(code)
+    (model / "config.pbtxt").write_text(config)
+    said = f"{file}: {found.format(config='config.pbtxt')}"
+    assert only(findings_in_folder(model), troubles.OTHER_MODE) == said
+
+
+@pytest.mark.parametrize(
+    ("code", "config"),
+    [
+        (STREAMING + "    def other(self, rs):\n        return self.session.serve(rs, 0)\n", CONFIG),
+        (SERVING + "    def other(self, rs):\n        self.session.stream(rs[0])\n", DECOUPLED),
+        (STREAMING + COMPLETING.removeprefix(CODE), CONFIG),
+        (
+            f"{CODE}    def execute(self, rs):\n        with torch.cuda.stream(0), self.session.open(rs[0]): pass\n",
+            CONFIG,
+        ),
+    ],
+    ids=["a call of each mode", "a stream, too", "a configuration that the code completes", "a stream of a GPU"],
+)
+def test_a_mode_that_the_syntax_does_not_tell(model: Path, code: str, config: str) -> None:
+    (model / "1" / "model.py").write_text(code)
+    (model / "config.pbtxt").write_text(config)
     assert findings_in_folder(model) == []
 
 

@@ -132,6 +132,8 @@ def test_a_result_is_not_tritonclients(client: ShmClient) -> None:
         assert str(error.value) == ("a Result has no attribute 'as_numpy'; an output is result['OUTPUT0'], of any name")
         with pytest.raises(AttributeError, match="^a Result has no attribute 'shape'$"):
             result.shape  # noqa: B018
+        with pytest.raises(AttributeError, match=r"^a Result has no attribute 'OUT0'; the output is result\['OUT0'\]$"):
+            result.OUT0  # noqa: B018
 
 
 @pytest.mark.parametrize("timeout_s", [np.float32(5), np.float64(5), np.int64(5)])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,37 @@ def test_a_result_that_is_released_and_arrays_that_were_kept(server: FakeServer)
             "this result is closed; take arrays from it before its with block ends, or release(): they stay valid"
         )
     assert kept.tolist() == [2, 2, 2], "an array is valid as long as it lives, also when all is closed"
+
+
+OTHERS = "they belong to the process that made them; make a client in each process"
+
+
+def test_a_client_or_a_call_that_is_sent_to_another_process(server: FakeServer) -> None:
+    with client_of(server) as client, client.prepare("m", DESCRIBED) as call:
+        for sent in (client, call):
+            with pytest.raises(TypeError) as error:
+                pickle.dumps(sent)
+            assert str(error.value) == f"{type(sent).__name__} objects cannot be pickled: {OTHERS}"
+
+    async def send() -> None:
+        async with async_client_of(server) as client:
+            with pytest.raises(TypeError, match=f"^AsyncShmClient objects cannot be pickled: {OTHERS}$"):
+                pickle.dumps(client)
+
+    asyncio.run(send())
+
+
+@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_result_that_is_sent_to_another_process(server: FakeServer, way: Any, path: Any, protocol: Any) -> None:
+    with client_of(server, protocol) as client, client.infer("m", {"IN0": X}, path=path) as result:
+        with pytest.raises(TypeError) as error:
+            way(result)
+        assert str(error.value) == (
+            "a Result cannot be pickled, nor copied so: take result.copy(), a dict of arrays of their own"
+        )
+        assert pickle.loads(pickle.dumps(result.copy()))["OUT0"].tolist() == [2, 2, 2]
 
 
 def test_a_client_in_two_event_loops(server: FakeServer) -> None:

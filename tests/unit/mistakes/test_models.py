@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.model import Call, ClosedError, ModelError, ShmSession
-from tests.unit.emulated import delivered, log_lines, message_of, start_server
+from tests.unit.emulated import answers_to, delivered, log_lines, message_of, start_server
 from tests.unit.sessions import session_of, tensor
 
 X = np.arange(4, dtype=np.float32)
@@ -74,7 +74,11 @@ def answered(session: ShmSession, infer: Callable[[Call], Any]) -> str:
             "shm:model: output 'Y' was asked for with shape (4,) and dtype 'FP32' (data type 'FP32' not understood); "
             "expected for example (1, 3) and np.float32",
         ),
-        (lambda call: {"Y": X}, "shm:model: output 'Y' was requested, but model.py wrote none"),
+        (
+            lambda call: {"Y": X},
+            "shm:model: output 'Y' was requested, but model.py wrote none; write it by call.put('Y', array) or "
+            "call.output('Y', shape, dtype): what a function returns is not sent",
+        ),
         (lambda call: call.input("X").strings(), "shm:tensor: tensor 'X' holds FP32, no strings; use .numpy()"),
     ],
     ids=[
@@ -94,6 +98,44 @@ def answered(session: ShmSession, infer: Callable[[Call], Any]) -> str:
 )
 def test_model_py(session: ShmSession, infer: Callable[[Call], Any], text: str) -> None:
     assert answered(session, infer).splitlines()[0] == text
+
+
+def frames(call: Call) -> Iterator[None]:
+    call.put("Y", X)
+    yield
+
+
+async def later(call: Call) -> None:
+    call.put("Y", X)
+
+
+BATCHED = [tensor("X", dims=(3,)), {**tensor("SHM", "UINT8"), "optional": True}]
+
+
+@pytest.mark.parametrize(
+    ("infer", "text"),
+    [
+        (frames, "shm:model: the function yields, so nothing of it ran; generators are for serve_streams"),
+        (later, "shm:model: the function is async, so nothing of it ran; async functions are for serve_async"),
+    ],
+)
+def test_a_function_of_another_mode(
+    session: ShmSession, monkeypatch: pytest.MonkeyPatch, infer: Callable[[Any], Any], text: str
+) -> None:
+    assert answered(session, infer) == text
+    with session_of(monkeypatch, BATCHED, [tensor("Y", dims=(3,))], max_batch_size=4, parameters=PATHS) as batches:
+        (response,) = batches.serve_batch([delivered({}, ["Y"], {"X": np.ones((1, 3), np.float32)})], infer)
+    assert message_of(response) == text
+
+
+def test_a_stream_of_a_model_that_is_not_decoupled(session: ShmSession) -> None:
+    request = delivered({}, ["Y"], {"X": X})
+    session.serve_streams([request], frames)
+    (response, *_) = answers_to(request).sent
+    assert message_of(response) == (
+        "shm:model: model 'm' is not decoupled, so it has no streams; write `model_transaction_policy { decoupled: "
+        "true }` in its config.pbtxt, or use serve"
+    )
 
 
 def test_an_input_that_is_written_to(session: ShmSession) -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
@@ -40,6 +41,12 @@ class TalkativeMetricsPort(MetricsPort):
     answer = 200, b"# HELP nv_inference_request_success Number of"
 
 
+class PortWithoutThatPath(MetricsPort):
+    """Answers as Triton does where the URL has a path that it does not know."""
+
+    answer = 404, b'{"error":"Not Found"}'
+
+
 def infer(url: str) -> None:
     with ShmClient(url, timeout_s=10) as client:
         client.infer("m", X)
@@ -56,14 +63,20 @@ def infer_in_a_task(url: str) -> None:
 either = pytest.mark.parametrize("use", [infer, infer_in_a_task])
 
 
-@pytest.fixture(params=[MetricsPort, TalkativeMetricsPort])
-def metrics_port(request: pytest.FixtureRequest) -> Iterator[ThreadingHTTPServer]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), request.param) as server:
+@contextmanager
+def serving(handler: type[MetricsPort]) -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(params=[MetricsPort, TalkativeMetricsPort])
+def metrics_port(request: pytest.FixtureRequest) -> Iterator[ThreadingHTTPServer]:
+    with serving(request.param) as server:
+        yield server
 
 
 @pytest.fixture
@@ -83,6 +96,19 @@ def test_http_to_the_metrics(metrics_port: ThreadingHTTPServer, use: Infer) -> N
     assert str(error.value).endswith(
         "; is this Triton's HTTP port? By default HTTP is on 8000, and metrics are on 8002"
     )
+
+
+@either
+def test_http_with_a_path_that_the_server_has_not(use: Infer) -> None:
+    with serving(PortWithoutThatPath) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(InferenceError) as error:
+            use(f"{url}/v2")
+        assert str(error.value) == (
+            f"[404] the server has nothing there: is the path in {url}/v2 right? Triton by itself has none"
+        )
+        with pytest.raises(InferenceError, match=r"^\[404\] Not Found$"):
+            use(url)
 
 
 @either

@@ -21,6 +21,7 @@ __all__ = [
     "NO_MODEL_CLASS",
     "NO_VERSION",
     "ORDINARY_MODEL",
+    "OTHER_MODE",
     "OTHER_NAME",
     "OTHER_VERSION_VENDORED",
     "OWNER_ONLY",
@@ -80,6 +81,11 @@ NOT_RETURNED: Final = Trouble(
     "not-returned",
     "A call of the session answers requests, and execute drops the answers: clients wait until their time is over.",
     "Write `return` before it: `return self.session.serve(requests, self.infer)`.",
+)
+OTHER_MODE: Final = Trouble(
+    "other-mode",
+    "Code and configuration do not agree on whether the model is decoupled, and requests fail.",
+    "For serve_streams write `model_transaction_policy { decoupled: true }` in config.pbtxt; for serve leave it out.",
 )
 CODE_DOES_NOT_PARSE: Final = Trouble(
     "code-does-not-parse",

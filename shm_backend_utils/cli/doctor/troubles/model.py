@@ -36,8 +36,9 @@ DEAD_STUB: Final = Trouble(
 )
 NO_SESSION: Final = Trouble(
     "no-session",
-    "The model declares the direct path, but its code does not use ShmSession, so that requests on it fail.",
-    "Serve requests by ShmSession in model.py, or remove SHM_PATHS and the input SHM from config.pbtxt.",
+    "The model declares the direct path, and no session answers: its code uses none, or execute fails before that.",
+    "Serve requests by ShmSession in model.py, and mend what execute raises; or remove SHM_PATHS and the input SHM "
+    "from config.pbtxt.",
 )
 MODEL_BUSY: Final = Trouble(
     "model-busy",

@@ -30,6 +30,7 @@ _NO_HEADERS: Final[Mapping[str, str]] = {}
 _MAX_INT64: Final = 2**63 - 1
 _MOST_TOLD: Final = 1 << 25  # bytes of an answer in JSON alone: the index of thousands of models
 _BY_THE_SERVER: Final = 500
+_NO_SUCH_PATH: Final = "Not Found"  # what is there, and not known, is told in more words
 _IS_THIS_HTTP: Final = "is this Triton's HTTP port? By default HTTP is on 8000, and metrics are on 8002"
 _PATHS: Final[Mapping[Question, str]] = {
     "server live": "/v2/health/live",
@@ -92,6 +93,9 @@ class Answer(NamedTuple):
             if self.status < _BY_THE_SERVER:
                 return InferenceError(f"{message}; {_IS_THIS_HTTP}", str(self.status))
             return ConnectionLostError(f"{message}; the model may have run, or be running", str(self.status))
+        if reason == _NO_SUCH_PATH and "/" in address.partition("://")[2]:
+            message = f"the server has nothing there: is the path in {address} right? Triton by itself has none"
+            return InferenceError(message, str(self.status))
         return translated(str(self.status), str(reason), address)
 
 
