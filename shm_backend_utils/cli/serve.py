@@ -86,8 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal ends the program, which is as it should be: return 0 then."""
-    raise_on_signals()
     try:
+        raise_on_signals()
         if arguments.model_repository:
             _look_at(arguments.model_repository)
         ports = Ports(arguments.grpc_port, arguments.http_port, arguments.metrics_port)

@@ -68,8 +68,8 @@ def exit_status(program: Callable[[], int], *errors: type[Exception]) -> int:
         Of these, and of what the system refuses, only the message is printed: it says all that a user needs.
     """
     told: tuple[type[Exception], ...] = (*errors, OSError)
-    raise_on_signals()
     try:
+        raise_on_signals()
         return program()
     except told as error:
         print(error, file=sys.stderr)
