@@ -58,6 +58,8 @@ def examine(url: str | Connectable, model: str | None = None) -> Checkup:
 
 def _examine_models(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> None:
     models = models_of(driver, checkup, wanted)
+    if models is None:
+        return
     obstacle = examine_registering(driver, checkup)
     here, gpus = process_facts(), find_client_gpus()
     shares = False

@@ -107,10 +107,12 @@ def _probe(driver: BlockingDriver, checkup: Checkup, spec: ModelSpec, *, with_gp
         deadline = checkup.until(_ANSWER_S)
         try:
             return driver.run(probe_model(driver.transport.codec, spec, kind, deadline, with_gpus=with_gpus))
-        except ConnectionError:  # it is a MachineError, too, and not of this machine
+        except ShmError as error:
+            if isinstance(error, MachineError) and not isinstance(error, ConnectionError):  # that is not this machine's
+                return error
             raise
-        except MachineError as error:
-            return error
+        except OSError as error:  # /dev/shm lets nobody make a file
+            return MachineError(str(error))
 
     sealed = of(RegionKind.SEALED)
     needs_other = isinstance(sealed, MachineError) or sealed.code in NOT_OPENED

@@ -93,6 +93,14 @@ def test_the_servers_reason_is_recognised(code: str) -> None:
     assert (found.trouble.code, found.model, "\n" in found.found) == (code, "m", False)
 
 
+def test_a_library_that_is_another_one_is_not_ours() -> None:
+    """Though ours may have a part in the model's path, or be on the way to it."""
+    reason = "Internal: ModuleNotFoundError: No module named 'torch'\n\nAt:\n  /opt/shm_backend_utils/m/1/model.py(1)"
+    index = [{"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": reason}]
+    (found,) = server_checks._not_loaded(index, [], None)
+    assert found.trouble.code == "model-not-loaded"
+
+
 def test_a_model_that_was_unloaded_is_nobodys_trouble_but_his_who_asks_for_it() -> None:
     index = [{"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}]
     assert server_checks._not_loaded(index, [], None) == []

@@ -131,7 +131,7 @@ def test_a_server_that_registers_no_clients_memory(monkeypatch: pytest.MonkeyPat
 def test_a_server_that_is_not_ready() -> None:
     with Server() as server:
         server.is_ready = False
-        assert codes(server) == {"server-not-ready"}
+        assert codes(server) == {"server-not-ready", "no-models"}
 
 
 @pytest.mark.parametrize("told", [{"name": "x"}, {"name": 1, "version": "2", "extensions": []}, {}])
@@ -147,7 +147,7 @@ def test_what_is_not_examined_in_time_is_named(monkeypatch: pytest.MonkeyPatch) 
         over = itertools.chain([False], itertools.repeat(True))
         monkeypatch.setattr(checkup.Checkup, "is_over", property(lambda _: next(over)))
         (late,) = [each for each in examine(server).findings if each.trouble.code == "out-of-time"]
-        assert late.found == "not examined: n"
+        assert (late.found, late.trouble.is_fatal) == ("not examined: n", True)
 
 
 def test_a_process_that_has_no_memory_to_share(monkeypatch: pytest.MonkeyPatch) -> None:

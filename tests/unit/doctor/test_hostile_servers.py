@@ -9,8 +9,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -110,7 +111,7 @@ def test_a_model_with_any_name(name: str) -> None:
 def test_an_index_with_anything_in_it(told: Any) -> None:
     index = json.dumps({"models": told}).encode()
     with answering({"/v2": METADATA, "/v2/repository/index": index}) as url:
-        assert "model " not in as_text(examination.examine(url))
+        assert "\nmodel " not in as_text(examination.examine(url))
 
 
 @pytest.mark.parametrize("size", ["told", "not told"])
@@ -176,8 +177,12 @@ def answering(
     *,
     otherwise: list[bytes] | None = None,
     waits: Callable[[str, bytes], bool] = lambda *_: False,
+    instead: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Iterator[str]:
-    """Serve pages over HTTP; to all else, ``{}`` or these pieces as they are. Nobody is answered where it waits."""
+    """Serve pages over HTTP; to all else, ``{}`` or these pieces as they are. Nobody is answered where it waits.
+
+    What is to be sent ``instead`` of an answer to a path is sent as it is, and nothing more.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
 
@@ -191,6 +196,9 @@ def answering(
                 path, body = line.split()[1].decode(), reader.read(length)
                 if waits(path, body):
                     over.wait(60)
+                if path in instead:
+                    stream.sendall(instead[path])
+                    return
                 page = pages.get(path, b"{}")
                 whole = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(page), page]
                 for piece in whole if otherwise is None else otherwise:
