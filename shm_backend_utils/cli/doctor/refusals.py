@@ -41,15 +41,16 @@ def refused(
     model : str
         The model's name.
     """
-    last = sealed if system is None else system
-    if isinstance(last, MachineError):
-        return Finding(REFUSED, f"this process has no memory to share: {last}", model)
+    answers = [each for each in (sealed, system) if isinstance(each, ProbeAnswer)]
+    if not answers:
+        return Finding(REFUSED, f"this process has no memory to share: {system or sealed}", model)
+    last = answers[-1]
     found = " ".join(last.refusal.split())[:_LONGEST]
     trouble = next((trouble for pattern, trouble in _BY_TEXT if pattern.search(last.refusal)), None)
     if trouble is not None:
         return Finding(trouble, found, model)
     if last.code in NOT_OPENED:
-        said = [each.refusal for each in (sealed, system) if isinstance(each, ProbeAnswer)]
+        said = [each.refusal for each in answers]
         return Finding(_trouble_of_memory(last.code, said, host), found, model)
     if last.code:
         return Finding(REFUSED, found, model)
