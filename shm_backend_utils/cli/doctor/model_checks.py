@@ -17,7 +17,8 @@ from .checkup import Checkup
 from .comparison import compare
 from .findings import Finding
 from .gpus import ClientGpus, compare_gpus, has_gpus
-from .refusals import NOT_OPENED, refused
+from .instances import examine_instances, instances_of
+from .refusals import NOT_OPENED, is_of_dead_process, refused
 from .server_checks import not_reached
 from .told import as_config, as_report
 from .troubles.model import MODEL_BUSY, NEEDS_GRPC, NO_SEALED_MEMORY, REFUSED, WRONG_REPORT
@@ -83,7 +84,8 @@ def examine_model(
         if spec.obstacle_to_direct() is not None:
             return False  # a finding of the configuration
         looks_for_gpus = has_gpus(config) or bool(gpus.uuids)
-        probes = _probe(driver, checkup, spec, with_gpus=looks_for_gpus)
+        tries = instances_of(config) if examine_instances(driver, checkup, spec, config) else 1
+        probes = _probe_the_living(driver, checkup, spec, tries, with_gpus=looks_for_gpus)
     except ShmError as error:
         trouble = next((trouble for kind, trouble in _FAILURES if isinstance(error, kind)), None)
         checkup.bad(not_reached(error) if trouble is None else Finding(trouble, str(error), name))
@@ -100,6 +102,17 @@ def examine_model(
         checkup.add(compare_gpus(config, gpus, report, here), "client and model see the same GPUs", name)
     examine_budget(checkup, spec, config, probes.kind)
     return True
+
+
+def _probe_the_living(
+    driver: BlockingDriver, checkup: Checkup, spec: ModelSpec, tries: int, *, with_gpus: bool
+) -> Probes:
+    """Probe a model, up to so many times while it is a dead process that gets the probe."""
+    while True:
+        probes = _probe(driver, checkup, spec, with_gpus=with_gpus)
+        tries -= 1
+        if not tries or not isinstance(probes.sealed, ProbeAnswer) or not is_of_dead_process(probes.sealed):
+            return probes
 
 
 def _probe(driver: BlockingDriver, checkup: Checkup, spec: ModelSpec, *, with_gpus: bool) -> Probes:

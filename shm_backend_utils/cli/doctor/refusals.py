@@ -12,18 +12,24 @@ from .findings import Finding, Trouble
 from .troubles.model import DEAD_STUB, NO_SESSION, OTHER_NAMESPACE, OTHER_PROTOCOL, OTHER_USER, REFUSED, TOO_OLD
 from .troubles.server import OTHER_MACHINE
 
-__all__ = ["NOT_OPENED", "refused"]
+__all__ = ["NOT_OPENED", "is_of_dead_process", "refused"]
 
 NOT_OPENED: Final = (RegionGoneError.code, RegionRefusedError.code)
 """Codes of models that could not open the memory: other memory may do."""
 
 _LONGEST: Final = 300
+_DEAD: Final = re.compile(r"(?i)stub process .*(not healthy|unhealthy)")
 _BY_TEXT: Final = (
     (re.compile(rf"^(\[.*?\] )?{re.escape(VersionError.code)}: "), OTHER_PROTOCOL),
     (re.compile(r"shm:table: reserved: "), TOO_OLD),
-    (re.compile(r"(?i)stub process .*(not healthy|unhealthy)"), DEAD_STUB),
+    (_DEAD, DEAD_STUB),
 )
 _OF_ANOTHER_USER: Final = re.compile(r"(?i)belongs to user|permission denied|SHM_ALLOWED_UIDS|its mode")
+
+
+def is_of_dead_process(answer: ProbeAnswer) -> bool:
+    """Return whether it was the server that refused, as the process is dead to which it gave the probe."""
+    return _DEAD.search(answer.refusal) is not None
 
 
 def refused(

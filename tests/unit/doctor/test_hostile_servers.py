@@ -14,17 +14,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-import numpy as np
 import pytest
 
 import shm_backend_utils
 from shm_backend_utils.cli.doctor import examination
 from shm_backend_utils.cli.doctor.output import as_json, as_text
-from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
-from shm_backend_utils.protocol.probe import decode_probe, digest_of
-from tests.opened import open_region
-from tests.unit.doctor.test_examined import ANSWERED, Server
-from tests.unit.fake_server import Order, config
+from shm_backend_utils.protocol.address import SLOT_PARAMETER
+from tests.unit.doctor.test_examined import Server, reports
+from tests.unit.fake_server import config
 
 VALUES: Final[list[Any]] = [None, 5, "x", [1], {"a": 1}, True, 1.5, "\x1b[31m", "\ud800", [["a"]], {}, 10**400]
 ON_GPUS: Final = config("m", instance_group=[{"kind": "KIND_GPU", "count": 1}])
@@ -35,25 +32,6 @@ METADATA: Final = b'{"name":"triton","version":"2","extensions":[]}'
 def no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this machine not be looked at, which takes longer than all else."""
     monkeypatch.setattr(examination, "findings_on_machine", list)
-
-
-def reports(told: dict[str, Any] | bytes) -> Callable[[Order], Any]:
-    """Return what answers a probe with a report on its nonce, and with whatever else; or with these bytes."""
-
-    def answer(order: Order) -> Any:
-        address = parse_address(order.parameters[SLOT_PARAMETER])
-        region = open_region(address.key, address.token)
-        try:
-            found = decode_probe(bytes(region.record(0).request), region.data_offset, region.header.byte_size)
-            nonce = region.bytes()[found.nonce.offset : found.nonce.offset + found.nonce.byte_size].tobytes()
-            text = told if isinstance(told, bytes) else json.dumps({"digest": digest_of(nonce), **told}).encode()
-            region.bytes()[found.report.offset : found.report.offset + len(text)] = np.frombuffer(text, np.uint8)
-            region.record(0).complete(order.parameters[GENERATION_PARAMETER], bytes(8))
-        finally:
-            region.close()
-        raise ANSWERED
-
-    return answer
 
 
 def text_of(*configs: dict[str, Any], report: dict[str, Any] | bytes) -> str:

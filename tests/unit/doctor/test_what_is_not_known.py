@@ -13,8 +13,8 @@ from shm_backend_utils.cli.doctor import examination
 from shm_backend_utils.client.errors import DeadlineExceededError, ServerUnavailableError
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from tests.unit.doctor.test_examined import Server, codes
-from tests.unit.doctor.test_hostile_servers import METADATA, answering, reports
+from tests.unit.doctor.test_examined import Server, codes, reports
+from tests.unit.doctor.test_hostile_servers import METADATA, answering
 from tests.unit.doctor.test_hostile_servers import no_machine as no_machine  # noqa: PLC0414  # a fixture
 from tests.unit.fake_server import config
 
