@@ -17,6 +17,8 @@ __all__ = ["ModelCode"]
 _ANSWERING: Final = {"serve", "serve_async", "serve_batch"}
 """Those of a session's calls whose result ``execute`` is to return."""
 
+_MOST_NAMES: Final = 5
+
 
 @dataclass(frozen=True)
 class ModelCode:
@@ -114,7 +116,18 @@ def _dropped_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 call = node.value if isinstance(node, ast.Expr) else None
                 call = call.value if isinstance(call, ast.Await) else call
                 if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _ANSWERING:
-                    yield call.lineno, ast.unparse(call.func)
+                    yield call.lineno, _dotted(call.func)
+
+
+def _dotted(called: ast.Attribute) -> str:
+    """Return the last names of what is called: there may be more than Python's own printer can print."""
+    names = [called.attr]
+    node = called.value
+    while isinstance(node, ast.Attribute) and len(names) < _MOST_NAMES:
+        names.append(node.attr)
+        node = node.value
+    names.append(node.id if isinstance(node, ast.Name) else "…")
+    return ".".join(reversed(names))
 
 
 def _bound_by(node: ast.stmt) -> list[str]:

@@ -68,7 +68,8 @@ def test_a_dev_shm_of_ones_own_that_takes_nothing(number: int, monkeypatch: pyte
     def make(region: SlotRegion, *given: Any, kind: RegionKind = RegionKind.SYSTEM, **named: Any) -> None:
         if kind is RegionKind.SYSTEM:
             raise OSError(number, "no file is made there", "/dev/shm")
-        really_make(region, *given, kind=kind, **named)
+        named["kind"] = kind
+        really_make(region, *given, **named)
 
     monkeypatch.setattr(SlotRegion, "__init__", make)
     with Server(config("m"), protocol="http") as server:
