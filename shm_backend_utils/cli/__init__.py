@@ -18,12 +18,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from .. import __version__
-from .common.command_line import Interrupted, raise_on_signals
+from .signals import ENDING, Interrupted, raise_on_signals
 
 __all__ = ["COMMANDS", "DISTRIBUTION", "Command", "main"]
 
 DISTRIBUTION: Final = "triton-shm-backend-utils"
-_ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Command(NamedTuple):
@@ -74,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # others may have chosen names that a terminal has no letters for
         sys.stdout.reconfigure(errors="backslashreplace")
     _tell_what_is_fetched()
-    before = {number: signal.getsignal(number) for number in _ENDING}
+    before = {number: signal.getsignal(number) for number in ENDING}
     try:
         raise_on_signals()
         status: int = chosen.run(chosen)

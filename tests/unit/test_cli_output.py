@@ -59,7 +59,7 @@ def test_a_signal_while_output_waits_to_be_read_is_told_nothing_of() -> None:
     code = """if True:
         import sys
         from shm_backend_utils.cli import main, regions
-        from shm_backend_utils.cli.common.command_line import raise_on_signals
+        from shm_backend_utils.cli.signals import raise_on_signals
         def run(_):
             raise_on_signals()
             sys.stdout.write("x" * 2**20)

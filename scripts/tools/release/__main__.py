@@ -13,6 +13,7 @@ from typing import Final
 
 import shm_backend_utils
 from shm_backend_utils.cli.common.command_line import exit_status
+from shm_backend_utils.cli.signals import undisturbed
 
 from .. import ROOT
 from .build import BuildError, build, export, unpack
@@ -30,8 +31,8 @@ def release(repository: Path, dist: Path) -> int:
         They cannot be built, or the folder has something else, which is left as it is.
     """
     check_nothing_else_is_in(dist)
-    with tempfile.TemporaryDirectory(prefix="shm-backend-utils-release-") as name:
-        folder = Path(name)
+    folder = Path(tempfile.mkdtemp(prefix="shm-backend-utils-release-"))
+    try:
         wheel, sdist = _built_twice(repository, folder)
         version = shm_backend_utils.__version__
         findings = [
@@ -49,6 +50,9 @@ def release(repository: Path, dist: Path) -> int:
         sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" for file in (sdist, wheel)]
         for file in (sdist, wheel):
             shutil.copy(file, dist)
+    finally:
+        with undisturbed():
+            shutil.rmtree(folder)
     (dist / _SUMS).write_text("\n".join([*sums, ""]))
     print("\n".join(sums))
     return 0

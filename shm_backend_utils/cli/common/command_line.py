@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
-from typing import Final
 
-__all__ = ["Interrupted", "exit_status", "port", "positive", "positive_float", "raise_on_signals"]
+from ..signals import Interrupted, raise_on_signals
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+__all__ = ["exit_status", "port", "positive", "positive_float"]
 
 
 def positive(text: str) -> int:
@@ -36,25 +33,6 @@ def port(text: str) -> int:
     if not 0 < number < 1 << 16:
         raise argparse.ArgumentTypeError("expected a port, 1 to 65535")
     return number
-
-
-class Interrupted(BaseException):
-    """A signal asks the program to end. Not an Exception, so that nobody catches it by accident."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-def raise_on_signals() -> None:
-    """Raise :class:`Interrupted` at the first signal; ignore all that follow, which must not interrupt the cleaning."""
-
-    def interrupt(number: int, _: FrameType | None) -> None:
-        for each in _SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
-
-    for each in _SIGNALS:
-        signal.signal(each, interrupt)
 
 
 def exit_status(program: Callable[[], int], *errors: type[Exception]) -> int:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from ...errors import MachineError
-from ..common.command_line import Interrupted, raise_on_signals
+from ..signals import Interrupted, raise_on_signals
 from .look import Look, Observer
 from .view import view
 
