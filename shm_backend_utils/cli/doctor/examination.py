@@ -63,9 +63,9 @@ def _examine_models(driver: BlockingDriver, checkup: Checkup, wanted: str | None
     obstacle = examine_registering(driver, checkup)
     here, gpus = process_facts(), find_client_gpus()
     shares = False
-    for number, model in enumerate(models):
+    for number, (model, versions) in enumerate(models.items()):
         if checkup.is_over:
-            checkup.bad(Finding(OUT_OF_TIME, f"not examined: {_some(models[number:])}"))
+            checkup.bad(Finding(OUT_OF_TIME, f"not examined: {_some([*models][number:])}"))
             break
         config = config_of(driver, checkup, model)
         if config is not None:
@@ -75,7 +75,7 @@ def _examine_models(driver: BlockingDriver, checkup: Checkup, wanted: str | None
                 checkup.good("it is no Python model: its tensors go through Triton", model)
             elif not findings:
                 checkup.good("its configuration has nothing against the direct path", model)
-                shares |= examine_model(driver, checkup, config, here, gpus)
+                shares |= examine_model(driver, checkup, config, versions, here, gpus)
     if obstacle is None:
         return
     if shares:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ...client import server_calls
@@ -17,7 +17,7 @@ from .checkup import Checkup
 from .comparison import compare
 from .findings import Finding
 from .gpus import ClientGpus, compare_gpus, has_gpus
-from .instances import examine_instances, instances_of
+from .instances import examine_instances
 from .refusals import NOT_OPENED, is_of_dead_process, refused
 from .server_checks import not_reached
 from .told import as_config, as_report
@@ -61,7 +61,12 @@ class Probes(NamedTuple):
 
 
 def examine_model(
-    driver: BlockingDriver, checkup: Checkup, config: Mapping[str, Any], here: Mapping[str, Any], gpus: ClientGpus
+    driver: BlockingDriver,
+    checkup: Checkup,
+    config: Mapping[str, Any],
+    versions: Sequence[str],
+    here: Mapping[str, Any],
+    gpus: ClientGpus,
 ) -> bool:
     """Probe a model whose configuration has nothing against the direct path; return whether it shares memory.
 
@@ -73,6 +78,8 @@ def examine_model(
         For what is found.
     config : mapping
         The model's configuration, as the server has it.
+    versions : sequence of str
+        The model's versions that are ready. The one that requests get that name none is probed.
     here : mapping
         What :func:`.process_facts` says of this process.
     gpus : ClientGpus
@@ -84,7 +91,7 @@ def examine_model(
         if spec.obstacle_to_direct() is not None:
             return False  # a finding of the configuration
         looks_for_gpus = has_gpus(config) or bool(gpus.uuids)
-        tries = instances_of(config) if examine_instances(driver, checkup, spec, config) else 1
+        tries = examine_instances(driver, checkup, spec, config, versions)
         probes = _probe_the_living(driver, checkup, spec, tries, with_gpus=looks_for_gpus)
     except ShmError as error:
         trouble = next((trouble for kind, trouble in _FAILURES if isinstance(error, kind)), None)

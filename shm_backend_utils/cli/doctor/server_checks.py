@@ -113,8 +113,8 @@ def examine_server(driver: BlockingDriver, checkup: Checkup) -> bool:
     return True
 
 
-def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> list[str] | None:
-    """Return the models that are to be examined, or None if the server answers no more.
+def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> dict[str, list[str]] | None:
+    """Return the models that are to be examined, each with its ready versions; None if the server answers no more.
 
     What keeps others from being loaded are findings, and so it is that there are none.
     """
@@ -127,19 +127,22 @@ def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> l
     except InferenceError as error:  # a proxy that lets nobody ask for it, or an old server
         if wanted is None:
             checkup.bad(Finding(NO_INDEX, str(error.message())))
-        return [] if wanted is None else [wanted]
+        return {} if wanted is None else {wanted: [""]}
     models = told.get("models")
     index = [each for each in models if _is_of_model(each)] if isinstance(models, list) else []
     named = [each for each in index if wanted is None or each["name"] == wanted]
     if wanted is not None and not named:
         there = ", ".join(sorted({each["name"] for each in index})[:8]) or "none"
         checkup.bad(Finding(NO_SUCH_MODEL, f"there is no model {wanted!r}; there are: {there}", wanted))
-    ready = {each["name"] for each in named if each.get("state") == _READY}
+    ready: dict[str, list[str]] = {}
+    for each in sorted(named, key=lambda each: str(each["name"])):
+        if each.get("state") == _READY:
+            ready.setdefault(each["name"], []).append(_version_of(each))
     findings = _not_loaded(named, ready, wanted)
     checkup.bad(*findings)
     if wanted is None and not ready and not findings:
         checkup.bad(Finding(NO_MODELS, f"{len(index)} in its repository, none of them loaded"))
-    return sorted(ready)
+    return ready
 
 
 def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
@@ -186,6 +189,12 @@ def _is_of_model(entry: Any) -> bool:
     return True
 
 
+def _version_of(entry: Mapping[str, Any]) -> str:
+    """Return the version that an entry of the index is of, if it is one; else nothing, which is any version."""
+    version = str(entry.get("version") or "")
+    return version if version.isdecimal() and version.isascii() else ""
+
+
 def _not_loaded(index: Iterable[Mapping[str, Any]], ready: Collection[str], wanted: str | None) -> list[Finding]:
     findings = []
     for each in index:
@@ -199,7 +208,7 @@ def _not_loaded(index: Iterable[Mapping[str, Any]], ready: Collection[str], want
             trouble = LIBRARY_MISSING
         elif ("is not optional" in line and _LIBRARY in line) or "optional: true" in line:
             trouble = REQUIRED_INPUTS
-        version, state = str(each.get("version") or ""), str(each.get("state") or "not loaded")
+        version, state = _version_of(each), str(each.get("state") or "not loaded")
         which = f"version {version} is " if version else ""
         findings.append(Finding(trouble, f"{which}{state}: {line or 'the server gives no reason'}", name))
     return findings

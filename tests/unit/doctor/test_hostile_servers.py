@@ -9,9 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import pytest
@@ -155,11 +154,11 @@ def answering(
     *,
     otherwise: list[bytes] | None = None,
     waits: Callable[[str, bytes], bool] = lambda *_: False,
-    instead: Mapping[str, bytes] = MappingProxyType({}),
+    answers: Callable[[str, bytes], bytes | None] = lambda *_: None,
 ) -> Iterator[str]:
     """Serve pages over HTTP; to all else, ``{}`` or these pieces as they are. Nobody is answered where it waits.
 
-    What is to be sent ``instead`` of an answer to a path is sent as it is, and nothing more.
+    What ``answers`` returns for a path and a body is sent as it is, in place of a page; nothing closes the connection.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
@@ -174,8 +173,11 @@ def answering(
                 path, body = line.split()[1].decode(), reader.read(length)
                 if waits(path, body):
                     over.wait(60)
-                if path in instead:
-                    stream.sendall(instead[path])
+                own = answers(path, body)
+                if own is not None:
+                    stream.sendall(own)
+                    if own:
+                        continue
                     return
                 page = pages.get(path, b"{}")
                 whole = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(page), page]

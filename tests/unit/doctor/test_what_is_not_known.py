@@ -18,7 +18,7 @@ from tests.unit.doctor.test_hostile_servers import METADATA, answering
 from tests.unit.doctor.test_hostile_servers import no_machine as no_machine  # noqa: PLC0414  # a fixture
 from tests.unit.fake_server import config
 
-READY: Final = {"name": "m", "version": "1", "state": "READY"}
+READY: Final[dict[str, Any]] = {"name": "m", "version": "1", "state": "READY"}
 
 
 def pages(index: Any) -> dict[str, bytes]:
@@ -32,7 +32,7 @@ def pages(index: Any) -> dict[str, bytes]:
 
 def test_a_server_that_does_not_tell_which_models_it_has() -> None:
     refusal = b'HTTP/1.1 403 Forbidden\r\nContent-Length: 23\r\n\r\n{"error":"not for you"}'
-    with answering(pages([]), instead={"/v2/repository/index": refusal}) as url:
+    with answering(pages([]), answers=lambda path, _: refusal if path == "/v2/repository/index" else None) as url:
         told = examination.examine(url)
         assert [each.found for each in told.findings if each.trouble.code == "no-index"] == ["not for you"]
         assert told.exit_status == 1
@@ -112,5 +112,21 @@ def test_a_server_that_does_not_answer_when_memory_is_registered(code: str, monk
 
 
 def test_a_server_that_goes_when_it_is_asked_for_its_models(tmp_path: Path) -> None:
-    with answering(pages([]), instead={"/v2/repository/index": b""}) as url:
+    with answering(pages([]), answers=lambda path, _: b"" if path == "/v2/repository/index" else None) as url:
         assert [each.trouble.code for each in examination.examine(url).findings] == ["server-not-reachable"]
+
+
+def test_an_older_version_whose_process_is_dead() -> None:
+    def answer(path: str, _: bytes) -> bytes | None:
+        if not path.endswith("/infer"):
+            return None
+        said = (
+            b'{"error":"Stub process \'m_0_0\' is not healthy."}' if "/versions/1/" in path else b'{"error":"KeyError"}'
+        )
+        return b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(said), said)
+
+    with answering(pages([READY, {**READY, "version": "2"}]), answers=answer) as url:
+        told = examination.examine(url).findings
+    assert [each.found for each in told if each.trouble.code == "dead-instance"] == [
+        "1 of 1 requests to version 1, one after another, met a dead process"
+    ]
