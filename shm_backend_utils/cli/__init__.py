@@ -23,6 +23,7 @@ from .signals import ENDING, Interrupted, raise_on_signals
 __all__ = ["COMMANDS", "DISTRIBUTION", "Command", "main"]
 
 DISTRIBUTION: Final = "triton-shm-backend-utils"
+_PROGRAM: Final = "shm-backend-utils"
 
 
 class Command(NamedTuple):
@@ -57,19 +58,10 @@ COMMANDS: Final = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     if sys.stdout is None:  # whoever has started this has closed it
-        print("shm-backend-utils: standard output is closed", file=sys.stderr)
+        print(f"{_PROGRAM}: standard output is closed", file=sys.stderr)
         return 1
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(prog="shm-backend-utils", description="What comes with shm_backend_utils.")
-    parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {__version__}")
-    subparsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    asked_for = next((word for word in given if not word.startswith("-")), None)
-    for command in COMMANDS:
-        subparser = subparsers.add_parser(command.name, help=command.summary)
-        if command.name == asked_for:
-            with _interrupts_end_it():
-                _prepare(command, subparser)
-    chosen = parser.parse_args(given)
+    with _interrupts_end_it():
+        chosen = _parsed(list(sys.argv[1:] if arguments is None else arguments))
     if isinstance(sys.stdout, io.TextIOWrapper):  # others may have chosen names that a terminal has no letters for
         sys.stdout.reconfigure(errors="backslashreplace")
     _tell_what_is_fetched()
@@ -81,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         _let_go_of_output()
         if not isinstance(error, BrokenPipeError):  # there, who reads has read enough
-            print(f"{parser.prog} {chosen.command}: {error}", file=sys.stderr)
+            print(f"{_PROGRAM} {chosen.command}: {error}", file=sys.stderr)
         return 1
     except (Interrupted, KeyboardInterrupt) as end:  # the latter, should a command's own library raise it
         return 128 + getattr(end, "number", signal.SIGINT)  # what shells say of a program that a signal has ended
@@ -89,6 +81,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     return status
+
+
+def _parsed(given: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=_PROGRAM, description="What comes with shm_backend_utils.")
+    parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {__version__}")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    asked_for = next((word for word in given if not word.startswith("-")), None)
+    for command in COMMANDS:
+        subparser = subparsers.add_parser(command.name, help=command.summary)
+        if command.name == asked_for:
+            _prepare(command, subparser)
+    return parser.parse_args(given)
 
 
 @contextlib.contextmanager
