@@ -124,9 +124,9 @@ def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> d
     except (DeadlineExceededError, ServerUnavailableError) as error:
         checkup.bad(not_reached(error))
         return None
-    except InferenceError as error:  # a proxy that lets nobody ask for it, or an old server
+    except ShmError as error:  # a proxy that lets nobody ask for it, or an old server
         if wanted is None:
-            checkup.bad(Finding(NO_INDEX, str(error.message())))
+            checkup.bad(Finding(NO_INDEX, str(error.message() if isinstance(error, InferenceError) else error)))
         return {} if wanted is None else {wanted: [""]}
     models = told.get("models")
     index = [each for each in models if _is_of_model(each)] if isinstance(models, list) else []
