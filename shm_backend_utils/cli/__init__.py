@@ -7,20 +7,23 @@ A command's module is imported only when it is asked for, and has two functions:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from .. import __version__
+from .signals import ENDING, Interrupted, raise_on_signals
 
 __all__ = ["COMMANDS", "DISTRIBUTION", "Command", "main"]
 
 DISTRIBUTION: Final = "triton-shm-backend-utils"
-_INTERRUPTED: Final = 130  # what shells say of a program that Ctrl-C has ended
+_PROGRAM: Final = "shm-backend-utils"
 
 
 class Command(NamedTuple):
@@ -54,8 +57,34 @@ COMMANDS: Final = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(prog="shm-backend-utils", description="What comes with shm_backend_utils.")
+    if sys.stdout is None:  # whoever has started this has closed it
+        print(f"{_PROGRAM}: standard output is closed", file=sys.stderr)
+        return 1
+    with _interrupts_end_it():
+        chosen = _parsed(list(sys.argv[1:] if arguments is None else arguments))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # others may have chosen names that a terminal has no letters for
+        sys.stdout.reconfigure(errors="backslashreplace")
+    _tell_what_is_fetched()
+    before = {number: signal.getsignal(number) for number in ENDING}
+    try:
+        raise_on_signals()
+        status: int = chosen.run(chosen)
+        sys.stdout.flush()  # what cannot be written must be known before the status is
+    except OSError as error:
+        _let_go_of_output()
+        if not isinstance(error, BrokenPipeError):  # there, who reads has read enough
+            print(f"{_PROGRAM} {chosen.command}: {error}", file=sys.stderr)
+        return 1
+    except (Interrupted, KeyboardInterrupt) as end:  # the latter, should a command's own library raise it
+        return 128 + getattr(end, "number", signal.SIGINT)  # what shells say of a program that a signal has ended
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status
+
+
+def _parsed(given: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=_PROGRAM, description="What comes with shm_backend_utils.")
     parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     asked_for = next((word for word in given if not word.startswith("-")), None)
@@ -63,21 +92,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subparser = subparsers.add_parser(command.name, help=command.summary)
         if command.name == asked_for:
             _prepare(command, subparser)
-    chosen = parser.parse_args(given)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # others may have chosen names that a terminal has no letters for
-        sys.stdout.reconfigure(errors="backslashreplace")
-    _tell_what_is_fetched()
+    return parser.parse_args(given)
+
+
+@contextlib.contextmanager
+def _interrupts_end_it() -> Iterator[None]:
+    """Have Ctrl-C end the process without a word, as it ends others: while modules are loaded nothing is left behind.
+
+    Packages that are interrupted as they are loaded tell of their own troubles in many lines.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # it may be ignored, or somebody else's
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        status: int = chosen.run(chosen)
-        sys.stdout.flush()  # what cannot be written must be known before the status is
-    except OSError as error:
-        _let_go_of_output()
-        if not isinstance(error, BrokenPipeError):  # there, who reads has read enough
-            print(f"{parser.prog} {chosen.command}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    return status
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _let_go_of_output() -> None:

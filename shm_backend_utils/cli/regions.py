@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict
 from typing import Final
@@ -12,6 +13,7 @@ from ..errors import MachineError
 from ..memory import reaper
 from ..memory.reaper import RegionReport
 from ..memory.registrations import fetch_registrations
+from ..memory.shared_file import DEV_SHM
 from .shared_memory.pools import BackendPool, find_pool_files, pools_of
 from .shared_memory.processes import Processes, look_into_processes
 from .shared_memory.sealed_memory import SealedMemory, Search, sealed_memory_of
@@ -39,6 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
         names = _registered_names(arguments.url) if arguments.url else {}
     except MachineError as error:
         print(f"{arguments.url}: {error}; expected http://HOST:PORT", file=sys.stderr)
+        return 1
+    try:
+        os.scandir(DEV_SHM).close()
+    except FileNotFoundError:  # then there are none
+        pass
+    except OSError as error:
+        print(f"{DEV_SHM} cannot be read, so nobody knows what is there: {error.strerror}", file=sys.stderr)
         return 1
     found = reaper.reap() if arguments.reap else reaper.scan()
     # Of the rest nothing is removed. Sealed memory goes with the last process that has it; and a pool that nobody here

@@ -15,9 +15,10 @@ from typing import Final, get_args
 from ..errors import MachineError
 from ..repository_layout import is_model_folder
 from ..server import RELEASES, Ports, StubNumpy, find_gpus, install
-from .common.command_line import Interrupted, port, raise_on_signals
+from .common.command_line import port
 from .common.sample_models import copy_sample_models
 from .common.server import temporary_server
+from .signals import Interrupted, raise_on_signals
 
 __all__ = ["add_arguments", "run"]
 
@@ -104,8 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal ends the program, which is as it should be: return 0 then."""
-    raise_on_signals()
     try:
+        raise_on_signals()
         if arguments.model_repository:
             _look_at(arguments.model_repository)
         ports = Ports(arguments.grpc_port, arguments.http_port, arguments.metrics_port)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ..errors import CallerError
 from ..model_spec import ModelSpec
 from ..protocol.layout import VERSION
 from .core import Core
@@ -17,10 +18,10 @@ from .errors import DeadlineExceededError, InferenceError, ServerUnavailableErro
 from .options import RequestOptions
 from .paths.exchange import batch_carrier, is_answer
 from .settings import ClientSettings, left_until
-from .steps import Pause, Send, Steps
+from .steps import Pause, Send, SendForStream, Steps
 from .transports.messages import Codec, Question, Request
 
-__all__ = ["ask", "is_model_ready", "is_so", "load", "start", "unload"]
+__all__ = ["ask", "is_alive", "is_model_ready", "is_so", "load", "start", "unload"]
 
 _ATTEMPT_S: Final = 2.0
 _PAUSE_S: Final = 0.1
@@ -81,14 +82,26 @@ def is_model_ready(codec: Codec, deadline: float, model: str, version: str) -> S
     spec = ModelSpec.from_config((yield from ask(codec, deadline, "model config", model, version)))
     if spec.obstacle_in_paths() is not None or spec.obstacle_in_inputs() is not None:
         return True
+    return (yield from is_alive(codec, deadline, spec, version))
+
+
+def is_alive(codec: Codec, deadline: float, spec: ModelSpec, version: str) -> Steps[bool]:
+    """Return whether the process is alive that gets a request to a model, of which the server may have several.
+
+    Nothing keeps requests without tensors from the model. Where it has no streams, as over HTTP, one of a decoupled
+    model is never asked, and taken for alive.
+    """
     carrier = (batch_carrier(1),) if spec.max_batch_size else ()
-    request = Request(model, carrier, None, RequestOptions(model_version=version), _NO_SLOT)
+    message = codec.infer(Request(spec.name, carrier, None, RequestOptions(model_version=version), _NO_SLOT))
+    timeout_s = left_until(deadline)
     try:
-        yield Send(codec.infer(request), left_until(deadline))
+        yield SendForStream(message, timeout_s) if spec.is_decoupled else Send(message, timeout_s)
     except InferenceError as error:
         if not is_answer(error):
             raise
         return _DEAD.search(str(error)) is None
+    except CallerError:  # over HTTP, which has no streams
+        return True
     return True
 
 

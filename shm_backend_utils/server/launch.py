@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
 import re
 import secrets
 import shutil
@@ -229,7 +230,7 @@ class EmbeddedServer:
         shm_prefix = f"{_BACKEND_SHM_PREFIX}{secrets.token_hex(6)}_"
         command = [
             str(installation.binary),
-            f"--model-repository={model_repository.resolve()}",
+            f"--model-repository={os.path.realpath(model_repository)}",  # Path.resolve raises where links go in circles
             f"--backend-directory={installation.backends}",
             f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
             f"--grpc-address={_HOST}",

@@ -22,6 +22,7 @@ from tests.unit.answering_server import answering
 from tests.unit.harness.folders import folder_of
 
 from .container import OWN_CONTAINER, obstacle, running
+from .eventually import eventually
 from .flavours import url_of
 from .loading_server import LoadingServer
 
@@ -152,6 +153,22 @@ def test_a_dead_stub_that_the_server_calls_ready(server: Server, monkeypatch: py
         if "dead-stub" in codes:
             break
     assert "dead-stub" in codes
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_one_dead_stub_of_three_is_found_whoever_is_asked_first(server: Server, protocol: str) -> None:
+    name = f"mortals_{protocol}"
+    three = CPU.replace("KIND_CPU", "KIND_CPU count: 3")
+    folder_of(server.loading.models, WITH_SESSION, three + X + Y + PATHS, name)
+    server.loading.grpc.load_model(name)
+    victim = stub_of(server.loading.server, name)
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    eventually(lambda: server.codes(name, protocol) - {"server-not-ready"} - HEALTHY == {"dead-instance"})
+    for _ in range(4):
+        checkup = examine(server.url(protocol), name)
+        assert "dead-instance" in codes_of(checkup)
+        assert any("has read a nonce" in line for _, line in checkup.fine)
 
 
 @pytest.fixture

@@ -59,6 +59,12 @@ def test_models_that_are_not_there_are_named(tmp_path: Path) -> None:
         assert words == f"{name} is no folder; expected one of models: {models}"
 
 
+def test_a_repository_that_is_a_link_to_itself_is_named(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    words = told("serve", "--model-repository", "loop", cwd=tmp_path)
+    assert re.fullmatch("tritonserver did not start: .*/loop", words)
+
+
 @pytest.mark.parametrize("file", ["config.pbtxt", "1/model.py"])
 def test_a_models_folder_in_place_of_the_repository_is_told(file: str, tmp_path: Path) -> None:
     made = tmp_path / "models" / "mine" / file

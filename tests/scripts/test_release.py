@@ -12,6 +12,7 @@ import pytest
 
 import shm_backend_utils
 from scripts.tools import ROOT
+from scripts.tools.release.__main__ import check_nothing_else_is_in, release
 from scripts.tools.release.build import BuildError, build, unpack
 from scripts.tools.release.checks import findings_in_changelog, findings_in_wheel, findings_of_smoke_test
 
@@ -104,6 +105,23 @@ def test_what_cannot_be_built_is_told(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     with pytest.raises(BuildError, match="the distributions cannot be built: "):
         build(tmp_path, tmp_path / "dist", ("wheel",), SECONDS)
+
+
+@pytest.mark.parametrize("other", ["notes.txt", ".git/", "lost.whl/"])
+def test_a_folder_that_has_something_else_is_not_emptied(other: str, tmp_path: Path) -> None:
+    (tmp_path / "a.whl").touch()
+    (tmp_path / "a.tar.gz").touch()
+    (tmp_path / "SHA256SUMS").touch()
+    check_nothing_else_is_in(tmp_path)
+    check_nothing_else_is_in(tmp_path / "dist")
+    place = tmp_path / other
+    if other.endswith("/"):
+        place.mkdir()
+    else:
+        place.touch()
+    with pytest.raises(BuildError, match=f"has {place.name}, which would be lost"):
+        release(tmp_path, tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"a.whl", "a.tar.gz", "SHA256SUMS", place.name}
 
 
 def test_the_version_is_written_in_one_place() -> None:

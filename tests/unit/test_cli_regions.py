@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from shm_backend_utils import cli
+from shm_backend_utils.cli import regions
 from shm_backend_utils.cli.shared_memory import pools, processes
 from shm_backend_utils.memory import reaper, shared_file
 from shm_backend_utils.memory import segment as system
@@ -201,3 +202,20 @@ def test_a_command_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main([])
     assert "COMMAND" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"], ["--reap"]])
+def test_a_dev_shm_that_cannot_be_read_is_not_an_empty_one(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shm").touch()
+    monkeypatch.setattr(regions, "DIRECTORY", tmp_path / "shm")
+    assert cli.main(["regions", *arguments]) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error == f"{tmp_path / 'shm'} cannot be read, so nobody knows what is there: Not a directory\n"
+
+
+def test_where_there_is_no_dev_shm_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "DIRECTORY", tmp_path / "none")
+    assert cli.main(["regions"]) == 0

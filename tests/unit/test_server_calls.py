@@ -73,6 +73,17 @@ def test_a_model_is_ready_if_the_server_has_it_and_its_session_refuses_what_is_n
     assert call("is_model_ready", "nobody") is False
 
 
+def test_a_decoupled_model_is_asked_by_a_stream_where_there_are_any(
+    server: FakeServer, call: Call, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(_: Order) -> Iterator[Any]:
+        raise InferenceError("Stub process 'd_0_0' is not healthy.", "StatusCode.INTERNAL")
+
+    server.configs["d"] = config("d", model_transaction_policy={"decoupled": True})
+    monkeypatch.setattr(server, "stream", die)
+    assert call("is_model_ready", "d") is (protocol == "http")
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -9,18 +9,30 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Final
 
 import shm_backend_utils
+from shm_backend_utils.cli.common.command_line import exit_status
+from shm_backend_utils.cli.signals import undisturbed
 
 from .. import ROOT
 from .build import BuildError, build, export, unpack
 from .checks import findings_in_changelog, findings_in_wheel, findings_of_smoke_test
 
+_SUMS: Final = "SHA256SUMS"
+
 
 def release(repository: Path, dist: Path) -> int:
-    """Put the distributions into a folder, which is emptied; return the exit status."""
-    with tempfile.TemporaryDirectory(prefix="shm-backend-utils-release-") as name:
-        folder = Path(name)
+    """Put the distributions into a folder, in the place of others; return the exit status.
+
+    Raises
+    ------
+    BuildError
+        They cannot be built, or the folder has something else, which is left as it is.
+    """
+    check_nothing_else_is_in(dist)
+    folder = Path(tempfile.mkdtemp(prefix="shm-backend-utils-release-"))
+    try:
         wheel, sdist = _built_twice(repository, folder)
         version = shm_backend_utils.__version__
         findings = [
@@ -31,14 +43,26 @@ def release(repository: Path, dist: Path) -> int:
         if findings:
             print("\n".join(findings), file=sys.stderr)
             return 1
-        shutil.rmtree(dist, ignore_errors=True)
+        check_nothing_else_is_in(dist)
+        if dist.exists():
+            shutil.rmtree(dist)
         dist.mkdir(parents=True)
         sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" for file in (sdist, wheel)]
         for file in (sdist, wheel):
             shutil.copy(file, dist)
-    (dist / "SHA256SUMS").write_text("\n".join([*sums, ""]))
+    finally:
+        with undisturbed():
+            shutil.rmtree(folder)
+    (dist / _SUMS).write_text("\n".join([*sums, ""]))
     print("\n".join(sums))
     return 0
+
+
+def check_nothing_else_is_in(dist: Path) -> None:
+    """Raise BuildError if a folder that is to be emptied has anything but distributions, as the checkout itself has."""
+    for file in sorted(dist.iterdir()) if dist.exists() else []:
+        if not (file.name == _SUMS or file.name.endswith((".whl", ".tar.gz"))) or file.is_dir():
+            raise BuildError(f"{dist} has {file.name}, which would be lost; move it away, or give another --dist")
 
 
 def _built_twice(repository: Path, folder: Path) -> tuple[Path, Path]:
@@ -59,20 +83,24 @@ def main() -> int:
     """Run the program; return its exit status."""
     parser = argparse.ArgumentParser(prog="scripts/release", description=__doc__)
     parser.add_argument(
-        "--dist", type=Path, metavar="DIR", default=ROOT / "dist", help="where to; it is emptied (default: dist)"
+        "--dist",
+        type=Path,
+        metavar="DIR",
+        default=ROOT / "dist",
+        help="where to; older distributions go (default: dist)",
     )
     arguments = parser.parse_args()
-    try:
-        changed = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
-        ).stdout
-        if changed:
-            print(f"not committed, and so not released:\n{changed.rstrip()}", file=sys.stderr)
-            return 1
-        return release(ROOT, arguments.dist)
-    except (BuildError, OSError, subprocess.CalledProcessError) as error:
-        print(error, file=sys.stderr)
+    return exit_status(lambda: _release_what_is_committed(arguments.dist), BuildError, subprocess.CalledProcessError)
+
+
+def _release_what_is_committed(dist: Path) -> int:
+    changed = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    if changed:
+        print(f"not committed, and so not released:\n{changed.rstrip()}", file=sys.stderr)
         return 1
+    return release(ROOT, dist)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 __all__ = ["Curve", "Curves"]
+
+_NONSENSE: Final = 2.0**63
 
 
 class Curve(NamedTuple):
@@ -100,7 +102,6 @@ def _is_point(given: object) -> bool:
         isinstance(given, list)
         and len(given) == 2
         and isinstance(given[0], int)
-        and given[0] > 0
         and isinstance(given[1], int | float)
-        and 0 < given[1] < float("inf")
+        and all(0 < number < _NONSENSE for number in given)  # JSON may have more than a float can hold, and NaN
     )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
-from typing import Final
 
-__all__ = ["Interrupted", "exit_status", "port", "positive", "positive_float", "raise_on_signals"]
+from ..signals import Interrupted, raise_on_signals
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+__all__ = ["exit_status", "port", "positive", "positive_float"]
 
 
 def positive(text: str) -> int:
@@ -38,25 +35,6 @@ def port(text: str) -> int:
     return number
 
 
-class Interrupted(BaseException):
-    """A signal asks the program to end. Not an Exception, so that nobody catches it by accident."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-def raise_on_signals() -> None:
-    """Raise :class:`Interrupted` at the first signal; ignore all that follow, which must not interrupt the cleaning."""
-
-    def interrupt(number: int, _: FrameType | None) -> None:
-        for each in _SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
-
-    for each in _SIGNALS:
-        signal.signal(each, interrupt)
-
-
 def exit_status(program: Callable[[], int], *errors: type[Exception]) -> int:
     """Run a program that cleans up when a signal ends it, and return its exit status.
 
@@ -68,8 +46,8 @@ def exit_status(program: Callable[[], int], *errors: type[Exception]) -> int:
         Of these, and of what the system refuses, only the message is printed: it says all that a user needs.
     """
     told: tuple[type[Exception], ...] = (*errors, OSError)
-    raise_on_signals()
     try:
+        raise_on_signals()
         return program()
     except told as error:
         print(error, file=sys.stderr)

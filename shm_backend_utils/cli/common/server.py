@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from ...errors import MachineError
 from ...server import EmbeddedServer, Installation, Ports, StubNumpy
+from ..signals import undisturbed
 from .sample_models import OTHER_FOLDER, copy_sample_models
 
 __all__ = ["temporary_server"]
@@ -38,14 +40,22 @@ def temporary_server(
         folder = Path(name)
         models = provide_models(folder / "models")
         log_file = folder / "server.log"
-        with EmbeddedServer.start(
-            models, ports=ports, installation=installation, log_file=log_file, numpy=numpy
-        ) as server:
+        server = EmbeddedServer.start(models, ports=ports, installation=installation, log_file=log_file, numpy=numpy)
+        try:
             yield server
+        finally:
+            with undisturbed():
+                server.stop()
 
 
-def _temporary_folder(tool: str) -> tempfile.TemporaryDirectory[str]:
+@contextmanager
+def _temporary_folder(tool: str) -> Iterator[str]:
     try:
-        return tempfile.TemporaryDirectory(prefix=f"shm-backend-utils-{tool}-")
+        folder = tempfile.mkdtemp(prefix=f"shm-backend-utils-{tool}-")
     except OSError as error:
         raise MachineError(f"no temporary folder can be made: {error.strerror or error}; {OTHER_FOLDER}") from None
+    try:
+        yield folder
+    finally:
+        with undisturbed():
+            shutil.rmtree(folder)

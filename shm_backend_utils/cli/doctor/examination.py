@@ -58,12 +58,14 @@ def examine(url: str | Connectable, model: str | None = None) -> Checkup:
 
 def _examine_models(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> None:
     models = models_of(driver, checkup, wanted)
+    if models is None:
+        return
     obstacle = examine_registering(driver, checkup)
     here, gpus = process_facts(), find_client_gpus()
     shares = False
-    for number, model in enumerate(models):
+    for number, (model, versions) in enumerate(models.items()):
         if checkup.is_over:
-            checkup.add_findings(Finding(OUT_OF_TIME, f"not examined: {first_of(models[number:], _MOST_NAMED)}"))
+            checkup.add_findings(Finding(OUT_OF_TIME, f"not examined: {first_of([*models][number:], _MOST_NAMED)}"))
             break
         config = config_of(driver, checkup, model)
         if config is not None:
@@ -76,7 +78,7 @@ def _examine_models(driver: BlockingDriver, checkup: Checkup, wanted: str | None
                 checkup.add_fine("it is no Python model: its tensors go through Triton", model)
             elif not findings:
                 checkup.add_fine("its configuration has nothing against the direct path", model)
-                shares |= examine_model(driver, checkup, config, here, gpus)
+                shares |= examine_model(driver, checkup, config, versions, here, gpus)
     if obstacle is None:
         return
     if shares:

@@ -68,8 +68,8 @@ def findings_in_folder(folder: Path) -> list[Finding]:
     list of Finding
         With the models' names; none for models of other backends.
     """
-    folder = folder.absolute()
     try:
+        folder = folder.absolute()
         if not folder.is_dir():
             found = "is no folder" if folder.exists() else "is not there"
             return [Finding(NOT_A_MODEL, f"{folder} {found}")]
@@ -197,10 +197,13 @@ def _of_modes(config: dict[str, Any], codes: list[ModelCode], model: str) -> Ite
 
 def _of_copies(folder: Path) -> Iterator[Finding]:
     """Yield what is wrong with the copy; a version may have one, too, which goes first."""
-    for place in (folder, *version_folders(folder)):
-        for flaw in flaws(place):
-            if flaw.kind in _OF_COPIES:
-                yield Finding(_OF_COPIES[flaw.kind], flaw.text, folder.name)
+    try:
+        for place in (folder, *version_folders(folder)):
+            for flaw in flaws(place):
+                if flaw.kind in _OF_COPIES:
+                    yield Finding(_OF_COPIES[flaw.kind], flaw.text, folder.name)
+    except OSError as error:
+        yield _unreadable(error, folder)
 
 
 def _owner_only(folder: Path, codes: list[ModelCode]) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from ...memory.shared_file import free_bytes, total_bytes
 from ...model_spec import ModelSpec
 from .checkup import Checkup
 from .findings import Finding
+from .instances import instances_of
 from .troubles.model import MODEL_SMALL_SHM
 
 __all__ = ["MemoryNeed", "examine_memory_need", "memory_need_of"]
@@ -49,9 +50,7 @@ def memory_need_of(spec: ModelSpec, config: Mapping[str, Any]) -> MemoryNeed:
     rows = max(spec.max_batch_size, 1)
     call_bytes = sum((tensor.row_byte_size or 0) * rows for tensor in tensors)
     open_sizes = tuple(tensor.name for tensor in tensors if tensor.row_byte_size is None)
-    groups = config.get("instance_group", ())
-    instances = sum(int(group.get("count") or 1) * max(len(group.get("gpus") or ()), 1) for group in groups)
-    return MemoryNeed(call_bytes, max(instances, 1) + 1, open_sizes)
+    return MemoryNeed(call_bytes, instances_of(config) + 1, open_sizes)
 
 
 def examine_memory_need(checkup: Checkup, spec: ModelSpec, config: Mapping[str, Any], kind: RegionKind) -> None:

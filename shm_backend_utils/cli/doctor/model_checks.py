@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ...client import server_calls
@@ -16,8 +16,9 @@ from .checked_answers import checked_config, checked_report
 from .checkup import Checkup
 from .findings import Finding
 from .gpu_checks import ClientGpus, findings_on_gpus, has_gpus
+from .instances import examine_instances
 from .memory_need import examine_memory_need
-from .refusals import NOT_OPENED, finding_of_refusal
+from .refusals import NOT_OPENED, finding_of_refusal, is_of_dead_process
 from .report_checks import findings_in_report
 from .server_checks import finding_of_error
 from .troubles.model import MODEL_BUSY, NEEDS_GRPC, NO_SEALED_MEMORY, REFUSED, WRONG_REPORT
@@ -60,7 +61,12 @@ class Probes(NamedTuple):
 
 
 def examine_model(
-    driver: BlockingDriver, checkup: Checkup, config: Mapping[str, Any], here: Mapping[str, Any], gpus: ClientGpus
+    driver: BlockingDriver,
+    checkup: Checkup,
+    config: Mapping[str, Any],
+    versions: Sequence[str],
+    here: Mapping[str, Any],
+    gpus: ClientGpus,
 ) -> bool:
     """Probe a model whose configuration has nothing against the direct path; return whether it shares memory.
 
@@ -72,6 +78,8 @@ def examine_model(
         For what is found.
     config : mapping
         The model's configuration, as the server has it.
+    versions : sequence of str
+        The model's versions that are ready. The one that requests get that name none is probed.
     here : mapping
         What :func:`.process_facts` says of this process.
     gpus : ClientGpus
@@ -83,7 +91,8 @@ def examine_model(
         if spec.obstacle_to_direct() is not None:
             return False  # a finding of the configuration
         looks_for_gpus = has_gpus(config) or bool(gpus.uuids)
-        probes = _probe(driver, checkup, spec, with_gpus=looks_for_gpus)
+        tries = examine_instances(driver, checkup, spec, config, versions)
+        probes = _probe_the_living(driver, checkup, spec, tries, with_gpus=looks_for_gpus)
     except ShmError as error:
         trouble = next((trouble for kind, trouble in _FAILURES if isinstance(error, kind)), None)
         checkup.add_findings(finding_of_error(error) if trouble is None else Finding(trouble, str(error), name))
@@ -103,15 +112,28 @@ def examine_model(
     return True
 
 
+def _probe_the_living(
+    driver: BlockingDriver, checkup: Checkup, spec: ModelSpec, tries: int, *, with_gpus: bool
+) -> Probes:
+    """Probe a model, up to so many times while it is a dead process that gets the probe."""
+    while True:
+        probes = _probe(driver, checkup, spec, with_gpus=with_gpus)
+        tries -= 1
+        if not tries or not isinstance(probes.sealed, ProbeAnswer) or not is_of_dead_process(probes.sealed):
+            return probes
+
+
 def _probe(driver: BlockingDriver, checkup: Checkup, spec: ModelSpec, *, with_gpus: bool) -> Probes:
     def of(kind: RegionKind) -> ProbeAnswer | MachineError:
         deadline = checkup.until(_ANSWER_S)
         try:
             return driver.run(probe_model(driver.transport.codec, spec, kind, deadline, with_gpus=with_gpus))
-        except ConnectionError:  # it is a MachineError, too, and not of this machine
+        except ShmError as error:
+            if isinstance(error, MachineError) and not isinstance(error, ConnectionError):  # that is not this machine's
+                return error
             raise
-        except MachineError as error:
-            return error
+        except OSError as error:  # /dev/shm lets nobody make a file
+            return MachineError(str(error))
 
     sealed = of(RegionKind.SEALED)
     needs_other = isinstance(sealed, MachineError) or sealed.code in NOT_OPENED

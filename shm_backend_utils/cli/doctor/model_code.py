@@ -19,6 +19,7 @@ ANSWERING: Final = ("serve", "serve_async", "serve_batch")
 
 STREAMING: Final = "serve_streams"
 """That of decoupled models, whose ``execute`` returns nothing."""
+_MOST_NAMES: Final = 5
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,18 @@ def _dropped_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 call = node.value if isinstance(node, ast.Expr) else None
                 call = call.value if isinstance(call, ast.Await) else call
                 if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in ANSWERING:
-                    yield call.lineno, ast.unparse(call.func)
+                    yield call.lineno, _dotted(call.func)
+
+
+def _dotted(called: ast.Attribute) -> str:
+    """Return the last names of what is called: there may be more than Python's own printer can print."""
+    names = [called.attr]
+    node = called.value
+    while isinstance(node, ast.Attribute) and len(names) < _MOST_NAMES:
+        names.append(node.attr)
+        node = node.value
+    names.append(node.id if isinstance(node, ast.Name) else "…")
+    return ".".join(reversed(names))
 
 
 def _bound_by(node: ast.stmt) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Collection, Iterable, Mapping
@@ -30,6 +31,9 @@ from .troubles.server import (
     LIBRARY_MISSING,
     MODEL_NOT_LOADED,
     NO_ANSWER,
+    NO_INDEX,
+    NO_MODELS,
+    NO_OWN_REGION,
     NO_SUCH_MODEL,
     NOT_TRITON,
     REQUIRED_INPUTS,
@@ -49,6 +53,7 @@ _OTHER_PROTOCOL: Final = ("speaks HTTP, and not gRPC", "does not speak HTTP", "a
 _READY: Final = "READY"
 _UNLOADED: Final = "unloaded"
 _LIBRARY: Final = "shm_backend_utils"
+_LIBRARY_MISSING: Final = re.compile(rf"ModuleNotFoundError: No module named '?{_LIBRARY}\b")
 
 
 def finding_of_host(host: str) -> Finding | None:
@@ -108,33 +113,46 @@ def examine_server(driver: BlockingDriver, checkup: Checkup) -> bool:
     return True
 
 
-def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> list[str]:
-    """Return the models that are to be examined; what keeps others from being loaded are findings."""
+def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> dict[str, list[str]] | None:
+    """Return the models that are to be examined, each with its ready versions; None if the server answers no more.
+
+    What keeps others from being loaded are findings, and so it is that there are none.
+    """
     codec = driver.transport.codec
     try:
         told = driver.run(server_calls.ask(codec, checkup.until(_QUESTION_S), "repository index"))
-    except DeadlineExceededError as error:
+    except (DeadlineExceededError, ServerUnavailableError) as error:
         checkup.add_findings(finding_of_error(error))
-        return []
-    except ShmError:  # a proxy that lets nobody ask for it, or an old server
-        return [] if wanted is None else [wanted]
+        return None
+    except ShmError as error:  # a proxy that lets nobody ask for it, or an old server
+        if wanted is None:
+            found = str(error.message() if isinstance(error, InferenceError) else error)
+            checkup.add_findings(Finding(NO_INDEX, found))
+        return {} if wanted is None else {wanted: [""]}
     models = told.get("models")
     index = [each for each in models if _is_of_model(each)] if isinstance(models, list) else []
     named = [each for each in index if wanted is None or each["name"] == wanted]
     if wanted is not None and not named:
         there = ", ".join(sorted({each["name"] for each in index})[:8]) or "none"
         checkup.add_findings(Finding(NO_SUCH_MODEL, f"there is no model {wanted!r}; there are: {there}", wanted))
-    ready = {each["name"] for each in named if each.get("state") == _READY}
-    checkup.add_findings(*_not_loaded(named, ready, wanted))
-    return sorted(ready)
+    ready: dict[str, list[str]] = {}
+    for each in sorted(named, key=lambda each: str(each["name"])):
+        if each.get("state") == _READY:
+            ready.setdefault(each["name"], []).append(_version_of(each))
+    findings = _not_loaded(named, ready, wanted)
+    checkup.add_findings(*findings)
+    if wanted is None and not ready and not findings:
+        checkup.add_findings(Finding(NO_MODELS, f"{len(index)} in its repository, none of them loaded"))
+    return ready
 
 
 def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
-    """Have the server register a page of this process; return why it could not open it, or None."""
+    """Have the server register a page of this process; return what it says if it could not open it, else None."""
     try:
         page = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, PRIVATE)
-    except MachineError as error:
-        return str(error)
+    except (MachineError, OSError) as error:
+        checkup.add_findings(Finding(NO_OWN_REGION, str(error)))
+        return None
     registrations = Registrations(driver.transport.codec)
 
     def tried() -> Steps[None]:
@@ -151,8 +169,9 @@ def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
             return text
         checkup.add_findings(Finding(CLIENT_SHM_DISABLED, text))
         return None
-    except ShmError as error:
-        return str(error)
+    except ShmError as error:  # which tells nothing of where the server is
+        checkup.add_findings(finding_of_error(error))
+        return None
     finally:
         page.destroy()
     checkup.add_fine("the server registers memory of this process")
@@ -171,18 +190,26 @@ def _is_of_model(entry: Any) -> bool:
     return True
 
 
+def _version_of(entry: Mapping[str, Any]) -> str:
+    """Return the version that an entry of the index is of, if it is one; else nothing, which is any version."""
+    version = str(entry.get("version") or "")
+    return version if version.isdecimal() and version.isascii() else ""
+
+
 def _not_loaded(index: Iterable[Mapping[str, Any]], ready: Collection[str], wanted: str | None) -> list[Finding]:
     findings = []
     for each in index:
         name, reason = each["name"], str(each.get("reason") or "")
-        if name in ready or (wanted is None and reason in ("", _UNLOADED)):
+        is_told = reason not in ("", _UNLOADED)
+        if each.get("state") == _READY or not (is_told or (wanted is not None and name not in ready)):
             continue
         line = " ".join(reason.split())
         trouble = MODEL_NOT_LOADED
-        if "ModuleNotFoundError" in line and _LIBRARY in line:
+        if _LIBRARY_MISSING.search(line):
             trouble = LIBRARY_MISSING
         elif ("is not optional" in line and _LIBRARY in line) or "optional: true" in line:
             trouble = REQUIRED_INPUTS
-        state = str(each.get("state") or "not loaded")
-        findings.append(Finding(trouble, f"{state}: {line or 'the server gives no reason'}", name))
+        version, state = _version_of(each), str(each.get("state") or "not loaded")
+        which = f"version {version} is " if version else ""
+        findings.append(Finding(trouble, f"{which}{state}: {line or 'the server gives no reason'}", name))
     return findings

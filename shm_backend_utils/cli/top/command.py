@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from ...errors import MachineError
-from ..common.command_line import Interrupted, raise_on_signals
+from ..signals import Interrupted, raise_on_signals
 from .observer import Observer
 from .snapshot import Snapshot
 from .view import view
@@ -45,24 +45,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Look until a signal ends it, which is as it should be: return 0 then."""
-    raise_on_signals()
-    url = _DEFAULT_URL if arguments.metrics_url is None else arguments.metrics_url
-    if not url.startswith(("http://", "https://")):
-        print(f"{url!r} is no URL of a metrics port; expected http://HOST:PORT", file=sys.stderr)
-        return 1
-    console = Console(highlight=False)
-    is_live = sys.stdout.isatty() and not console.is_dumb_terminal and not (arguments.once or arguments.json)
-    observer = Observer(url)
     try:
-        if is_live:
-            _watch(observer, url, console, arguments.interval)
-            return 0
-        snapshot = _take_one(observer, arguments.interval, must_answer=arguments.metrics_url is not None)
+        raise_on_signals()
+        return _run(arguments)
     except MachineError as error:
         print(error, file=sys.stderr)
         return 1
     except Interrupted:
         return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    url = _DEFAULT_URL if arguments.metrics_url is None else arguments.metrics_url
+    if not url.startswith(("http://", "https://")):
+        raise MachineError(f"{url!r} is no URL of a metrics port; expected http://HOST:PORT")
+    console = Console(highlight=False)
+    observer = Observer(url)
+    if sys.stdout.isatty() and not console.is_dumb_terminal and not (arguments.once or arguments.json):
+        _watch(observer, url, console, arguments.interval)
+        return 0
+    snapshot = _take_one(observer, arguments.interval, must_answer=arguments.metrics_url is not None)
     if arguments.json:
         print(json.dumps(snapshot.facts()))
     else:

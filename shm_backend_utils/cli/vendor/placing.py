@@ -16,6 +16,7 @@ from typing import Final
 
 from ... import __version__
 from ...errors import MachineError
+from ..signals import undisturbed
 from ..vendored_copy import DISTRIBUTION, PACKAGE, UNFINISHED, Flaw, Manifest, digest_of, files_below, flaws
 from .parts import parts_of_model_half
 
@@ -66,7 +67,8 @@ def place_copy(model: Path) -> list[Flaw]:
             _open_to_readers_of(model, copy)
             _swap(copy, model / PACKAGE, scratch / "old")
         finally:
-            shutil.rmtree(scratch)
+            with undisturbed():
+                shutil.rmtree(scratch)
         return found
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from shm_backend_utils.cli.bench.reports.figure_rows import table_of
 from shm_backend_utils.cli.bench.reports.files import ReportError
 from shm_backend_utils.cli.bench.reports.runs import Run, json_of, read_run
 from shm_backend_utils.cli.common.figures import Figure
@@ -53,6 +56,12 @@ WRONG = {
     "a time that is none": changed(lambda content: content["curves"][0].update(points=[[64, float("nan")]])),
     "no size": changed(lambda content: content["curves"][0].update(points=[[-1, 1.0]])),
     "a point of three numbers": changed(lambda content: content["curves"][0].update(points=[[64, 1.0, 2.0]])),
+    "a size that no float holds": changed(lambda content: content["curves"][0].update(points=[[10**400, 1.0]])),
+    "a time that no float holds": changed(lambda content: content["curves"][0].update(points=[[64, 10**400]])),
+    "a figure that is not finite": changed(lambda content: content["figures"][0].update(figure=float("inf"))),
+    "a figure that no float holds": changed(lambda content: content["figures"][0].update(figure=10**400)),
+    "a limit that is not a number": changed(lambda content: content["figures"][0].update(at_most=float("nan"))),
+    "a name that is no text": changed(lambda content: content["figures"][0].update(name="\ud800")),
     "a depth of many lists": "[" * 100_000,
 }
 
@@ -72,3 +81,17 @@ def test_a_file_that_is_not_there_is_told_in_a_line(tmp_path: Path) -> None:
         read_run(tmp_path / "none.json")
     with pytest.raises(ReportError, match="cannot be read: Is a directory"):
         read_run(tmp_path)
+
+
+def test_what_has_no_end_is_not_read() -> None:
+    with pytest.raises(ReportError, match="/dev/zero cannot be read: it is no regular file"):
+        read_run(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize("name", ["[/bold]", "[red]", "\x1b[2J"])
+def test_a_name_is_shown_as_it_is_and_obeyed_by_nobody(name: str) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table_of([Figure(name, 1.0, name, name)]))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().count(repr(name)[1:-1]) == 3
+    assert "\x1b" not in console.file.getvalue()

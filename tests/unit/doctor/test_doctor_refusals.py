@@ -65,6 +65,11 @@ def test_memory_of_dev_shm_may_be_another_users_where_sealed_memory_is_only_gone
     assert found.trouble.code == "other-user"
 
 
+def test_a_process_that_has_no_memory_of_dev_shm_either_is_told_what_the_model_said_of_sealed_memory() -> None:
+    found = finding_of_refusal(ProbeAnswer(None, NOT_MINE), MachineError("no file is made there"), "localhost", "m")
+    assert (found.trouble.code, "belongs to user" in found.found) == ("other-user", True)
+
+
 NOT_REACHED: Final = {
     "unknown-host": UnknownHostError("the host of x is not known"),
     "tls": TlsError("no TLS connection"),
@@ -92,6 +97,14 @@ def test_the_servers_reason_is_recognised(code: str) -> None:
     index = [{"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": INDEX[code]}]
     (found,) = server_checks._not_loaded(index, [], None)
     assert (found.trouble.code, found.model, "\n" in found.found) == (code, "m", False)
+
+
+def test_a_library_that_is_another_one_is_not_ours() -> None:
+    """Though ours may have a part in the model's path, or be on the way to it."""
+    reason = "Internal: ModuleNotFoundError: No module named 'torch'\n\nAt:\n  /opt/shm_backend_utils/m/1/model.py(1)"
+    index = [{"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": reason}]
+    (found,) = server_checks._not_loaded(index, [], None)
+    assert found.trouble.code == "model-not-loaded"
 
 
 def test_a_model_that_was_unloaded_is_nobodys_trouble_but_his_who_asks_for_it() -> None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
+from shm_backend_utils import __version__
 from shm_backend_utils.cli.doctor import checkup
 from shm_backend_utils.cli.doctor.examination import examine
 from shm_backend_utils.cli.doctor.findings import Finding
 from shm_backend_utils.client.errors import DeadlineExceededError, InferenceError, ServerUnavailableError
 from shm_backend_utils.client.transports.transport import AsyncTransport, Transport
-from shm_backend_utils.errors import MachineError, ProbedError
+from shm_backend_utils.errors import MachineError, ProbedError, TableError
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
-from shm_backend_utils.protocol.probe import decode_probe, is_probe
+from shm_backend_utils.protocol.probe import decode_probe, digest_of, is_probe
 from shm_backend_utils.protocol.refusals import refusal
 from tests.opened import open_region
 from tests.unit.fake_server import FakeServer, Order, config
@@ -77,6 +79,23 @@ def writes(report: bytes, *, completes: bool = True) -> Callable[[Order], Any]:
     return answer
 
 
+def reports(told: dict[str, Any] | bytes) -> Callable[[Order], Any]:
+    """Return what answers a probe with a report on its nonce, and with whatever else; or with these bytes."""
+
+    def answer(order: Order) -> Any:
+        address = parse_address(order.parameters[SLOT_PARAMETER])
+        region = open_region(address.key, address.token)
+        try:
+            found = decode_probe(bytes(region.record(0).request), region.data_offset, region.header.byte_size)
+            nonce = region.bytes()[found.nonce.offset : found.nonce.offset + found.nonce.byte_size].tobytes()
+        finally:
+            region.close()
+        text = told if isinstance(told, bytes) else json.dumps({"digest": digest_of(nonce), **told}).encode()
+        return writes(text)(order)
+
+    return answer
+
+
 def raises(error: Exception) -> Callable[[Order], Any]:
     def answer(order: Order) -> Any:
         raise error
@@ -114,6 +133,35 @@ def test_a_model_that_is_busy() -> None:
         assert codes(server) == {"model-busy"}
 
 
+DEAD: Final = InferenceError("Stub process 'm_0_1' is not healthy.", "StatusCode.INTERNAL")
+
+
+@pytest.mark.parametrize("first", range(3))
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_model_of_which_one_process_is_dead(protocol: str, first: int) -> None:
+    turn = itertools.count(first)
+
+    def answer(order: Order) -> Any:
+        if next(turn) % 3 == 1:
+            raise DEAD
+        if order.parameters[SLOT_PARAMETER].endswith("/nowhere"):
+            raise InferenceError(refusal(TableError("shm_slot", "'nowhere'", "a slot")), "400")
+        return reports({"version": __version__})(order)
+
+    with Server(config("m", instance_group=[{"kind": "KIND_CPU", "count": 3}]), protocol=protocol) as server:
+        server.probed = answer
+        told = examine(server)
+    found = {each.trouble.code: each.found for each in told.findings if each.model}
+    assert found == {"dead-instance": "1 of 3 requests, one after another, met a dead process"}
+    assert any("has read a nonce" in line for _, line in told.fine)
+
+
+def test_a_model_of_which_all_processes_are_dead() -> None:
+    with Server(config("m", instance_group=[{"kind": "KIND_CPU", "count": 3}])) as server:
+        server.probed = raises(DEAD)
+        assert codes(server) == {"dead-stub"}
+
+
 def test_a_server_that_goes_meanwhile() -> None:
     with Server(config("m")) as server:
         server.probed = raises(ServerUnavailableError("the connection broke"))
@@ -131,7 +179,7 @@ def test_a_server_that_registers_no_clients_memory(monkeypatch: pytest.MonkeyPat
 def test_a_server_that_is_not_ready() -> None:
     with Server() as server:
         server.is_ready = False
-        assert codes(server) == {"server-not-ready"}
+        assert codes(server) == {"server-not-ready", "no-models"}
 
 
 @pytest.mark.parametrize("told", [{"name": "x"}, {"name": 1, "version": "2", "extensions": []}, {}])
@@ -147,7 +195,7 @@ def test_what_is_not_examined_in_time_is_named(monkeypatch: pytest.MonkeyPatch) 
         over = itertools.chain([False], itertools.repeat(True))
         monkeypatch.setattr(checkup.Checkup, "is_over", property(lambda _: next(over)))
         (late,) = [each for each in examine(server).findings if each.trouble.code == "out-of-time"]
-        assert late.found == "not examined: n"
+        assert (late.found, late.trouble.is_fatal) == ("not examined: n", True)
 
 
 def test_a_process_that_has_no_memory_to_share(monkeypatch: pytest.MonkeyPatch) -> None:

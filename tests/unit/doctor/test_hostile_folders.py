@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -10,10 +11,11 @@ from typing import Final
 
 import pytest
 
+from shm_backend_utils.cli.doctor import folder_checks
 from shm_backend_utils.cli.doctor.checkup import Checkup
 from shm_backend_utils.cli.doctor.folder_checks import findings_in_folder
 from shm_backend_utils.cli.doctor.output import as_text
-from shm_backend_utils.cli.vendored_copy import MANIFEST, PACKAGE
+from shm_backend_utils.cli.vendored_copy import MANIFEST, PACKAGE, Flaw
 from tests.unit.doctor.test_folder import model as model  # noqa: PLC0414  # a fixture
 from tests.unit.test_source_files import device, huge, pipe
 
@@ -54,6 +56,38 @@ def test_code_that_no_parser_likes(code: str, model: Path) -> None:
     (model / "1" / "model.py").write_text(code)
     (found,) = [each for each in findings_in_folder(model) if each.trouble.code == "code-does-not-parse"]
     assert not found.found.endswith(": ")
+
+
+def test_a_call_at_the_end_of_a_long_chain(model: Path) -> None:
+    """Of which Python's own printer of syntax trees makes a RecursionError."""
+    chain = "".join(f".a{number}" for number in range(700))
+    with (model / "1" / "model.py").open("a") as file:
+        file.write(f"\nclass Other:\n    def execute(self, requests):\n        self{chain}.serve(requests)\n")
+    (found,) = [each for each in findings_in_folder(model) if each.trouble.code == "not-returned"]
+    assert found.found.endswith(" returns")
+
+
+def test_a_copy_that_may_not_be_read_beside_a_configuration_that_cannot(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(place: Path) -> list[Flaw]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(place))
+
+    (model / "config.pbtxt").write_text("garbage {")
+    monkeypatch.setattr(folder_checks, "flaws", refuse)
+    other = model.parent / "n"
+    other.mkdir()
+    (other / "config.pbtxt").write_text("garbage {")
+    expected = {("m", "config-not-read"), ("m", "unreadable"), ("n", "config-not-read")}
+    assert expected <= {(each.model, each.trouble.code) for each in findings_in_folder(model.parent)}
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert codes(Path("model")) == {"unreadable"}
 
 
 def test_code_is_not_run(model: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -397,6 +398,30 @@ def test_an_interruption_between_the_two_steps_brings_the_old_copy_back(
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="-m of Python 3.10 takes packages from its folder in any case")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing_behind(number: signal.Signals, copy: Path) -> None:
+    before = contents(copy.parent)
+    code = """if True:
+        import sys, time
+        from shm_backend_utils.cli import main
+        from shm_backend_utils.cli.vendor import placing
+        def wait(*_):
+            print("made", flush=True)
+            time.sleep(60)
+        placing._swap = wait
+        sys.exit(main(["vendor", sys.argv[1]]))
+    """
+    words = [sys.executable, "-c", code, str(copy.parent)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "made\n"
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (128 + number, "")
+    assert contents(copy.parent) == before
+    assert list(copy.parent.glob(".*")) == []
+
+
 def test_a_hostile_copy_is_not_run(copy: Path, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     for file in copy.rglob("*.py"):

@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from rich.table import Table
+from rich.text import Text
 
 from ...common.figures import Figure
+from ...wording import printable
 
 __all__ = ["COLUMNS", "MEASURED_ELSEWHERE", "Elsewhere", "as_json", "cells_of", "from_json", "table_of"]
+
+_NONSENSE: Final = 2.0**63
 
 COLUMNS: Final = ("measure", "figure", "of what", "limit", "holds", "from")
 
@@ -53,12 +57,17 @@ def from_json(given: Any) -> Figure:
     if not (
         isinstance(given, Mapping)
         and all(isinstance(given.get(name), str) for name in ("name", "unit", "basis"))
-        and isinstance(given.get("figure"), int | float)
-        and all(isinstance(given.get(name, 0.0), int | float | None) for name in ("at_most", "at_least"))
+        and _is_number(given.get("figure"))
+        and all(given.get(name) is None or _is_number(given[name]) for name in ("at_most", "at_least"))
     ):
         raise ValueError(f"one of 'figures' is none: {str(given)[:60]}")
     limits = given.get("at_most"), given.get("at_least")
     return Figure(given["name"], given["figure"], given["unit"], given["basis"], *limits)
+
+
+def _is_number(given: Any) -> bool:
+    """Return whether it is one that a bench may have measured: JSON may have more than a float can hold, and NaN."""
+    return isinstance(given, int | float) and abs(given) < _NONSENSE
 
 
 def cells_of(figure: Figure | Elsewhere) -> tuple[str, ...]:
@@ -75,7 +84,12 @@ def table_of(figures: list[Figure]) -> Table:
     table = Table(*COLUMNS)
     styles = {True: "green", False: "bold red", None: None}
     for figure in figures:
-        table.add_row(*cells_of(figure), style=styles[figure.is_held])
+        table.add_row(*_shown(figure), style=styles[figure.is_held])
     for elsewhere in MEASURED_ELSEWHERE:
-        table.add_row(*cells_of(elsewhere))
+        table.add_row(*_shown(elsewhere))
     return table
+
+
+def _shown(figure: Figure | Elsewhere) -> list[Text]:
+    """Return the cells as a terminal may show them: brackets are no markup, and names may be anybody's."""
+    return [Text(printable(cell)) for cell in cells_of(figure)]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ....source_files import read_source
 from ...common.figures import Figure
 from ..curves import Curves
 from .figure_rows import as_json, from_json
@@ -55,7 +56,7 @@ def read_run(file: Path) -> Run:
         It cannot be read, or is something else.
     """
     try:
-        return _run_of(json.loads(file.read_text()))
+        return _run_of(json.loads(read_source(file)))
     except OSError as error:
         raise ReportError(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # of UTF-8, of JSON, of what it says
@@ -68,6 +69,7 @@ def _run_of(content: Any) -> Run:
     for name, kind in {"machine": dict, "figures": list, "medians_ms": dict, "curves": list}.items():
         if not isinstance(content.get(name), kind):
             raise ValueError(f"{name!r} is missing")  # noqa: TRY004
+    json.dumps(content, ensure_ascii=False).encode()  # half a surrogate pair, which JSON may have, is in no page
     machine = {str(name): str(value) for name, value in content["machine"].items()}
     figures = [from_json(figure) for figure in content["figures"]]
     return Run(machine, figures, content["medians_ms"], Curves.from_json(content["curves"]))

@@ -7,6 +7,7 @@ from typing import Final
 from ..findings import Trouble
 
 __all__ = [
+    "DEAD_INSTANCE",
     "DEAD_STUB",
     "DRIVER_NOT_SEEN",
     "GPU_NOT_SEEN",
@@ -29,10 +30,19 @@ __all__ = [
     "WRONG_REPORT",
 ]
 
+_LOAD_AGAIN: Final = (
+    "Load the model again, or restart the server; the server's log, or the kernel's, says what killed it."
+)
+
+DEAD_INSTANCE: Final = Trouble(
+    "dead-instance",
+    "Some of the model's processes are dead, though the server calls the model ready: requests that they get fail.",
+    _LOAD_AGAIN,
+)
 DEAD_STUB: Final = Trouble(
     "dead-stub",
     "The model's process is dead, though the server calls the model ready: every request fails.",
-    "Load the model again, or restart the server; the server's log, or the kernel's, says what killed it.",
+    _LOAD_AGAIN,
 )
 NO_SESSION: Final = Trouble(
     "no-session",

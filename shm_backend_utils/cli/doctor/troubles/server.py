@@ -13,6 +13,9 @@ __all__ = [
     "MODEL_NOT_LOADED",
     "NOT_TRITON",
     "NO_ANSWER",
+    "NO_INDEX",
+    "NO_MODELS",
+    "NO_OWN_REGION",
     "NO_SUCH_MODEL",
     "OTHER_MACHINE",
     "OUT_OF_TIME",
@@ -66,6 +69,22 @@ SERVER_NOT_READY: Final = Trouble(
     "The server answers, and is not ready: it still loads models, or some have not loaded.",
     "Wait until it has loaded them, or mend the models that are named below.",
 )
+NO_INDEX: Final = Trouble(
+    "no-index",
+    "The server does not tell which models it has, so none was examined.",
+    "Ask for one model by --model, or have what stands before the server let the repository index through.",
+)
+NO_MODELS: Final = Trouble(
+    "no-models",
+    "The server has loaded nothing, so no request can be served.",
+    "Add a model to the server's repository, and load it.",
+)
+NO_OWN_REGION: Final = Trouble(
+    "no-own-region",
+    "This process can make no region in /dev/shm: the path triton-shm is closed to it, and it needs sealed memory.",
+    "Do what the finding about /dev/shm says; where there is none, the system's reason tells what is lacking.",
+    is_fatal=False,
+)
 NO_SUCH_MODEL: Final = Trouble(
     "no-such-model",
     "The server has no model of this name.",
@@ -78,7 +97,7 @@ MODEL_NOT_LOADED: Final = Trouble(
 )
 LIBRARY_MISSING: Final = Trouble(
     "library-missing",
-    "The Python that runs the model has no shm_backend_utils.",
+    "The Python that runs the model has no shm_backend_utils, or not all of it.",
     "Put the model half into the model's folder: `shm-backend-utils vendor MODEL_DIR`. Or install "
     "triton-shm-backend-utils for the server's Python.",
 )
@@ -102,5 +121,4 @@ OUT_OF_TIME: Final = Trouble(
     "out-of-time",
     "The time was up before everything was examined.",
     "Examine one model with --model; see whether the server is busy.",
-    is_fatal=False,
 )
