@@ -209,7 +209,7 @@ def test_a_dev_shm_that_cannot_be_read_is_not_an_empty_one(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "shm").touch()
-    monkeypatch.setattr(regions, "DIRECTORY", tmp_path / "shm")
+    monkeypatch.setattr(regions, "DEV_SHM", tmp_path / "shm")
     assert cli.main(["regions", *arguments]) == 1
     out, error = capsys.readouterr()
     assert out == ""
@@ -217,5 +217,5 @@ def test_a_dev_shm_that_cannot_be_read_is_not_an_empty_one(
 
 
 def test_where_there_is_no_dev_shm_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regions, "DIRECTORY", tmp_path / "none")
+    monkeypatch.setattr(regions, "DEV_SHM", tmp_path / "none")
     assert cli.main(["regions"]) == 0
