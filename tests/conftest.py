@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,9 +52,23 @@ class Herald:
             self._terminal.write(f"\nFAILED {report.nodeid} ({report.when})\n", red=True)
 
 
+class FramesForgotten(logging.Filter):
+    """Has records tell their errors by text alone: pytest keeps records, and an error's frames keep a test's memory.
+
+    On a busy machine, gRPC gives an event of a loop that was closed to the next test's loop, which logs that.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+            record.exc_info = None
+        return True
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Declare markers; have failures told at once, where there is somebody to tell them: workers have not."""
+    logging.getLogger("asyncio").addFilter(FramesForgotten())
     config.addinivalue_line(
         "markers", "needs_triton(version, why): skipped where the suite's server is of an older Triton"
     )
