@@ -17,7 +17,7 @@ from shm_backend_utils.cli import main
 from shm_backend_utils.cli.doctor.examination import examine
 from shm_backend_utils.testing.faults.servers import free_ports
 from tests.crash.processes import stub_of
-from tests.releases import gives_up_loading
+from tests.releases import gives_up_loading, outlives_models
 from tests.unit.answering_server import answering
 from tests.unit.harness.folders import folder_of
 
@@ -143,6 +143,7 @@ def test_an_ordinary_model_that_nobody_has_asked_for_is_a_line_of_advice(server:
     assert [(each.trouble.code, each.trouble.is_fatal) for each in found] == [("ordinary-model", False)]
 
 
+@outlives_models
 def test_a_dead_stub_that_the_server_calls_ready(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.has("mortal", WITH_SESSION, X + Y + PATHS)
     victim = stub_of(server.loading.server, "mortal")
@@ -155,6 +156,7 @@ def test_a_dead_stub_that_the_server_calls_ready(server: Server, monkeypatch: py
     assert "dead-stub" in codes
 
 
+@outlives_models
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_one_dead_stub_of_three_is_found_whoever_is_asked_first(server: Server, protocol: str) -> None:
     name = f"mortals_{protocol}"
