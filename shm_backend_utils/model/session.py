@@ -150,6 +150,7 @@ class ShmSession:
                 returned = infer(call)
                 if returned is not None:
                     check_has_run(returned)
+                    del returned  # it may hold the request's memory
                 call.commit()
                 if call.devices is None:
                     call.end()
@@ -335,6 +336,7 @@ class ShmSession:
             returned = infer(batch)
             if returned is not None:
                 check_has_run(returned)
+                del returned  # it may hold the requests' memory
             batch.scatter()
         except BaseException as error:
             self._log(error)

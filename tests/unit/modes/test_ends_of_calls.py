@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -197,6 +198,20 @@ def test_a_coroutine_that_is_closed_gives_the_slot_back(open_session: Open, clie
     loop.close()
     assert "GeneratorExit" in message_of(call.response)
     assert client.is_over()
+
+
+def test_what_a_function_returns_is_not_kept(open_session: Open, client: Client) -> None:
+    returned: list[weakref.ref[Any]] = []
+
+    def infer(call: Call) -> Any:
+        assert not any(each() is not None for each in returned)
+        y = call.output("Y", X.shape, X.dtype).numpy()
+        y[:] = X
+        returned.append(weakref.ref(y))
+        return y
+
+    requests = [client.request({"X": X}, {"Y": 16}, slot=slot) for slot in range(3)]
+    assert [each.error() for each in open_session().serve(requests, infer)] == [None] * 3
 
 
 def test_rows_that_touch_in_two_mappings_are_not_one_view() -> None:
