@@ -33,12 +33,13 @@ def test_descriptors_threads_and_memory_are_given_back(make: type[ModelHarness])
 
     call_all_paths()  # modules are imported, and executors of the interpreter's made
     gc.collect()
-    descriptors, threads = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+    descriptors, threads = len(list(Path("/proc/self/fd").iterdir())), set(threading.enumerate())
     with ShmLeakProbe(pool_prefix=None):
         call_all_paths()
         gc.collect()
-    wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) == descriptors)
-    wait_until(lambda: threading.active_count() == threads)  # the one that closes sockets stays for a second
+    # There may be fewer: those that close sockets stay for a second, after the first calls as well as the second.
+    wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= descriptors)
+    wait_until(lambda: threads.issuperset(threading.enumerate()))
 
 
 def test_a_closed_harness_says_so() -> None:
