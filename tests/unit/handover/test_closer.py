@@ -159,10 +159,11 @@ def test_many_threads_close_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert settles(lambda: count_open() == before)
+        # Fewer, if the test before had left some that were just being closed.
+        assert settles(lambda: closer.waiting == 0 and count_open() <= before)
     finally:
         sys.setswitchinterval(interval)
-    assert (closer.waiting, failed) == (0, [])
+    assert failed == []
 
 
 def test_a_forked_child_has_nothing_of_it_and_can_close() -> None:
