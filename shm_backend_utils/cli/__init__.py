@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from .. import __version__
 from .signals import ENDING, Interrupted, raise_on_signals
 
-__all__ = ["COMMANDS", "DISTRIBUTION", "Command", "main"]
+__all__ = ["COMMANDS", "DISTRIBUTION", "GONE", "Command", "main"]
 
 DISTRIBUTION: Final = "triton-shm-backend-utils"
 _PROGRAM: Final = "shm-backend-utils"
@@ -53,6 +53,8 @@ COMMANDS: Final = (
     Command("top", "watch shared memory, who maps it, and requests by path", "cli"),
     Command("vendor", "put the model half into a model's folder"),
 )
+GONE: Final[dict[str, str]] = {}
+"""What took the place of commands that earlier versions had, as the end of "use ..."."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,7 +89,9 @@ def _parsed(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=_PROGRAM, description="What comes with shm_backend_utils.")
     parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    asked_for = next((word for word in given if not word.startswith("-")), None)
+    asked_for = next((word for word in given if not word.startswith("-")), "")
+    if asked_for in GONE:
+        parser.exit(2, f"{_PROGRAM} has no {asked_for} any more: use {GONE[asked_for]}\n")
     for command in COMMANDS:
         subparser = subparsers.add_parser(command.name, help=command.summary)
         if command.name == asked_for:

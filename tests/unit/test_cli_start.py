@@ -49,6 +49,24 @@ def test_what_is_no_command_is_told_how_to_ask(arguments: list[str]) -> None:
     assert "usage: shm-backend-utils [-h] [--version] COMMAND" in done.stderr
 
 
+@pytest.mark.parametrize("others", [[], ["--help"], ["--once", "x"]], ids=str)
+def test_a_command_that_is_gone_is_one_line_about_what_took_its_place(
+    others: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(cli.GONE, "old", "the new one")
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["old", *others])
+    assert (caught.value.code, *capsys.readouterr()) == (
+        2,
+        "",
+        "shm-backend-utils has no old any more: use the new one\n",
+    )
+
+
+def test_no_command_is_gone_and_there() -> None:
+    assert not {command.name for command in cli.COMMANDS} & set(cli.GONE)
+
+
 def test_the_command_has_its_name() -> None:
     (found,) = [each for each in metadata.entry_points(group="console_scripts") if each.name == "shm-backend-utils"]
     assert found.value == "shm_backend_utils.cli:main"
