@@ -16,6 +16,7 @@ from shm_backend_utils.cli.common.sample_models import copy_models, copy_sample_
 from shm_backend_utils.server import find_release
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
+from tests.selection import left_out
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 5.0
@@ -28,6 +29,9 @@ settings.load_profile("untimed")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much of what can be done any number of times."""
     group = parser.getgroup("amounts", "what tests do any number of times")
+    group.addoption(
+        "--all", action="store_true", help="what is long, too, and each flavour of client: tests/selection.py"
+    )
     group.addoption("--calls", type=int, default=4_000, help="calls in tests/e2e/test_threads.py; default: %(default)s")
     group.addoption(
         "--tables",
@@ -72,13 +76,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "needs_triton(version, why): skipped where the suite's server is of an older Triton"
     )
+    config.addinivalue_line("markers", "every_flavour: on each of the four clients, not on one of them")
+    config.addinivalue_line("markers", "long: with --all alone")
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
         config.pluginmanager.register(Herald(terminal))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what the suite's server cannot do; a server in a folder of one's own is taken for one that can."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is for --all; skip what the suite's server cannot do: a folder's is taken for one that can."""
+    if not config.getoption("--all") and (out := left_out(items)):
+        config.hook.pytest_deselected(items=out)
+        dropped = set(out)
+        items[:] = [item for item in items if item not in dropped]
     release = find_release()
     for item in items:
         for marker in item.iter_markers("needs_triton"):
