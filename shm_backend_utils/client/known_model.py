@@ -44,8 +44,6 @@ class KnownModel:
         What regions for its calls on the direct path are made of.
     sealed : Check or None
         Whether it can fetch sealed memory; None until that was tried.
-    huge : Check or None
-        Why that is not of huge pages, though they are wanted; None if it is, or they are not.
     explanation : Explanation or None
         Which path its calls take, and why; None until somebody has found out.
     path : str or None
@@ -71,7 +69,6 @@ class KnownModel:
         self.refusals: dict[str, str] = {}
         self.kind = RegionKind.SYSTEM
         self.sealed: Check | None = None
-        self.huge: Check | None = None
         self.explanation: Explanation | None = None
         self.path: str | None = None
         self.inline_end = 0

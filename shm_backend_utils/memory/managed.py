@@ -20,6 +20,7 @@ from .access import PRIVATE, Access
 from .kinds import RegionKind
 from .locks import SlotLease
 from .mapped_segment import MappedSegment
+from .rounding import whole_pages
 from .sealed import SealedSegment
 from .sealed_file import SealedFile
 from .segment import SystemSegment
@@ -100,7 +101,7 @@ class ManagedRegion:
                 f"records of {record_byte_size} bytes were asked for; expected a multiple of {layout.PAGE_SIZE}, "
                 f"at most {layout.MAX_RECORD_BYTE_SIZE}"
             )
-        byte_size = kind.whole_pages(layout.data_offset(slot_count, record_byte_size) + max(data_byte_size, 0))
+        byte_size = whole_pages(layout.data_offset(slot_count, record_byte_size) + max(data_byte_size, 0))
         header = Header(slot_count, byte_size, secrets.token_bytes(layout.TOKEN_LENGTH), record_byte_size)
 
         def prepare(segment: MappedSegment) -> None:
@@ -112,9 +113,7 @@ class ManagedRegion:
             key = f"{KEY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
             segment = SystemSegment.create(key, byte_size, access=access, prepare=prepare, deadline=deadline)
         else:
-            segment = SealedSegment.create(
-                kind, byte_size, header.token, access=access, prepare=prepare, deadline=deadline
-            )
+            segment = SealedSegment.create(byte_size, header.token, access=access, prepare=prepare, deadline=deadline)
         return cls(segment, header)
 
     @classmethod

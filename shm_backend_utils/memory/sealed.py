@@ -7,7 +7,6 @@ A memfd (memfd_create(2)) whose size is sealed. Who wants to map it asks the pro
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import math
 import os
@@ -21,7 +20,6 @@ from . import locks
 from .access import PRIVATE, Access
 from .descriptors import Descriptor, lack_of_descriptors_told
 from .handover.office import OFFICE
-from .kinds import HUGE_PAGE_SIZE, RegionKind
 from .machine_memory import MORE_MEMORY, available_bytes, memory_bytes
 from .mapped_segment import MappedSegment
 from .shared_file import BLOCK_SIZE, NO_SPACE, allocate
@@ -30,7 +28,6 @@ __all__ = ["LINK", "SealedSegment"]
 
 _MFD_NOEXEC_SEAL: Final = 0x0008  # Linux 6.3; the os module has no name for it
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_NO_HUGE_PAGES: Final = NO_SPACE | {errno.EINVAL, errno.ENOSYS}
 _NAME: Final = "shmbu"
 
 LINK: Final = f"/memfd:{_NAME} (deleted)"
@@ -44,7 +41,6 @@ class SealedSegment(MappedSegment):
     @lack_of_descriptors_told()
     def create(
         cls,
-        kind: RegionKind,
         byte_size: int,
         token: bytes,
         *,
@@ -56,10 +52,8 @@ class SealedSegment(MappedSegment):
 
         Parameters
         ----------
-        kind : RegionKind
-            ``SEALED``, or ``HUGE``: of pages that an administrator has set aside (``vm.nr_hugepages``).
         byte_size : int
-            Of all of it: whole pages of its kind.
+            Of all of it: whole pages.
         token : bytes
             The secret that who asks must know.
         access : Access
@@ -76,7 +70,7 @@ class SealedSegment(MappedSegment):
         TimeoutError
             Taking its space takes longer.
         """
-        descriptor = _filled(kind, byte_size, access, deadline)
+        descriptor = _filled(byte_size, access, deadline)
         key = OFFICE.new_key()
         try:
             segment = cls._make(str(key), descriptor, byte_size, prepare)
@@ -120,32 +114,27 @@ class SealedSegment(MappedSegment):
         super().close()
 
 
-def _filled(kind: RegionKind, byte_size: int, access: Access, deadline: float) -> Descriptor:
+def _filled(byte_size: int, access: Access, deadline: float) -> Descriptor:
     """Return a new memfd of this size, with all of its space, and sealed."""
-    is_huge = kind is RegionKind.HUGE
     descriptor: Descriptor | None = None
     try:
-        descriptor = _memory(kind)
+        descriptor = _memory()
         forsake_in_children(descriptor)  # other threads may fork meanwhile
         access.give_to(descriptor.fileno())
-        allocate(descriptor.fileno(), 0, byte_size, math.inf if is_huge else available_bytes(), deadline)
+        allocate(descriptor.fileno(), 0, byte_size, available_bytes(), deadline)
         fcntl.fcntl(descriptor.fileno(), fcntl.F_ADD_SEALS, _SEALS)
     except BaseException as error:
         if descriptor is not None:
             descriptor.close()  # here, as an error may keep it for long
-        if isinstance(error, OSError) and is_huge and error.errno in _NO_HUGE_PAGES:
-            raise _no_huge_pages(byte_size) from None
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise _no_memory(byte_size) from None
         raise
     return descriptor
 
 
-def _memory(kind: RegionKind) -> Descriptor:
+def _memory() -> Descriptor:
     """Return a new memfd, which cannot be executed where the kernel can forbid that; some systems demand it."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    if kind is RegionKind.HUGE:
-        flags |= os.MFD_HUGETLB | os.MFD_HUGE_2MB
     with contextlib.suppress(OSError):
         return Descriptor(os.memfd_create, _NAME, flags | _MFD_NOEXEC_SEAL)
     return Descriptor(os.memfd_create, _NAME, flags)
@@ -155,11 +144,4 @@ def _no_memory(byte_size: int) -> NoSharedMemoryError:
     return NoSharedMemoryError(
         f"sealed memory of {byte_size} bytes was asked for, but this process may have {available_bytes():.0f} more of "
         f"{memory_bytes()}; {MORE_MEMORY}, or take less: release results sooner, or lower PoolOptions(max_bytes=...)"
-    )
-
-
-def _no_huge_pages(byte_size: int) -> NoSharedMemoryError:
-    return NoSharedMemoryError(
-        f"{byte_size} bytes of huge pages were asked for, and the machine has not so many of them free; set some aside "
-        f"(sysctl vm.nr_hugepages={byte_size // HUGE_PAGE_SIZE} or more), or leave out PoolOptions(huge_pages=True)"
     )

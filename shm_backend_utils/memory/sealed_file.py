@@ -7,6 +7,7 @@ import os
 from typing import Final
 
 from ..errors import RegionRefusedError
+from ..protocol.layout import PAGE_SIZE
 from .descriptors import NO_DESCRIPTORS, Descriptor
 from .shared_file import SharedFile
 
@@ -61,19 +62,16 @@ class SealedFile(SharedFile):
         received.close()
         return file
 
-    @property
-    def page_size(self) -> int:
-        """Bytes of its pages; with ``MFD_HUGETLB``, of huge ones."""
-        return os.fstatvfs(self._descriptor.fileno()).f_bsize
-
     def check_space(self, byte_size: int) -> None:
-        """Raise RegionRefusedError unless it has memory for so many bytes, and they are whole pages of it.
+        """Raise RegionRefusedError unless it has memory for so many bytes, and they are whole pages of ordinary size.
 
-        Of a huge page, a part can be mapped and never be unmapped (munmap(2)).
+        Who touches a hole in huge pages (``MFD_HUGETLB``) is ended by the kernel, if none is free to fill it.
         """
-        page_size = self.page_size
-        if byte_size % page_size:
-            raise RegionRefusedError(self.field, f"it claims {byte_size} bytes; expected whole pages of {page_size}")
+        page_size = os.fstatvfs(self._descriptor.fileno()).f_bsize
+        if page_size > PAGE_SIZE:
+            raise RegionRefusedError(self.field, f"its pages have {page_size} bytes; expected pages of {PAGE_SIZE}")
+        if byte_size % PAGE_SIZE:
+            raise RegionRefusedError(self.field, f"it claims {byte_size} bytes; expected whole pages of {PAGE_SIZE}")
         super().check_space(byte_size)
 
 

@@ -25,7 +25,6 @@ PARAMETERS: Final = frozenset(
         "SHM_FOREIGN_REGIONS",
         "SHM_GPU_EVENTS",
         "SHM_HANDOVER_S",
-        "SHM_HUGE_PAGES",
         "SHM_MAX_MAPPED_BYTES",
         "SHM_METRICS",
         "SHM_PIN_HOST_MEMORY",
@@ -40,6 +39,7 @@ PARAMETERS: Final = frozenset(
 PREFIX: Final = "SHM_"
 """What the names of all of them begin with: a model with another one of such a name does not load."""
 
+_GONE: Final = "SHM_HUGE_PAGES"
 _ROOT: Final = 0
 _MOST_DIGITS: Final = 10  # of a user id, which has 32 bits; Python refuses to read thousands
 _LONGEST_HANDOVER_S: Final = 60.0  # a client that waits for longer than that has given up
@@ -70,9 +70,6 @@ class Config:
         What the names of the Python backend's own shared memory begin with, as this process' command line tells.
     max_mapped_bytes : int or None
         How much may be mapped at once; None for no limit. ``SHM_MAX_MAPPED_BYTES``.
-    huge_pages : bool
-        Whether sealed regions may be of huge pages. A client can punch holes into them, and the kernel ends a model
-        that touches one while no huge page is free. ``SHM_HUGE_PAGES``: ``true`` or ``false``, the default.
     gpu_events : bool
         Whether clients wait for the GPU's work, by CUDA events of theirs, and not the model, where that has named the
         streams that its work is on (``call.ready_on``). ``SHM_GPU_EVENTS``: ``true`` or ``false``, the default.
@@ -100,7 +97,6 @@ class Config:
     server_url: str = ""
     pool_prefix: str = USUAL_PREFIX
     max_mapped_bytes: int | None = None
-    huge_pages: bool = False
     gpu_events: bool = False
     pin_host_memory: bool = False
     handover_s: float = 1.0
@@ -137,7 +133,6 @@ class Config:
             max_mapped_bytes=_max_mapped_bytes(texts),
             gpu_events=_is_on(texts, "SHM_GPU_EVENTS"),
             pin_host_memory=_is_on(texts, "SHM_PIN_HOST_MEMORY"),
-            huge_pages=_is_on(texts, "SHM_HUGE_PAGES"),
             handover_s=_seconds(texts, "SHM_HANDOVER_S", cls.handover_s, _LONGEST_HANDOVER_S),
             stream_patience_s=patience_s,
             stream_total_patience_s=total_patience_s,
@@ -149,6 +144,10 @@ class Config:
 def _check_names(names: Iterable[str]) -> None:
     """Raise ModelError for a name that begins as ours do and is none: what was meant would go without a word."""
     for name in names:
+        if name == _GONE:
+            raise ModelError(
+                f"parameter {name} went with 0.3: all memory has ordinary pages; remove it from config.pbtxt"
+            )
         if name.upper().startswith(PREFIX) and name not in PARAMETERS:
             close = difflib.get_close_matches(name.upper(), PARAMETERS, n=1)
             expected = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(sorted(PARAMETERS))}"

@@ -38,6 +38,11 @@ def test_a_name_that_is_like_none_of_ours_is_refused_and_told_all() -> None:
     assert all(name in str(caught.value) for name in PARAMETERS)
 
 
+def test_huge_pages_have_gone() -> None:
+    with pytest.raises(ModelError, match="SHM_HUGE_PAGES went with 0.3: all memory has ordinary pages; remove it from"):
+        config(SHM_HUGE_PAGES="false")
+
+
 def test_the_known_names_are_those_that_are_read_and_those_that_the_page_tells() -> None:
     page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
     source = Path(config_module.__file__).read_text()

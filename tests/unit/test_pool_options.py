@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.errors import CallerError
-from shm_backend_utils.memory.kinds import HUGE_PAGE_SIZE, RegionKind
 from shm_backend_utils.memory.pool import options as module
 from shm_backend_utils.memory.pool.options import PoolOptions, RegionName
-from shm_backend_utils.protocol.layout import PAGE_SIZE
 
 MACHINE = 10 * 2**30
 DEV_SHM = 2**26
@@ -38,7 +36,7 @@ def test_a_budget_that_is_said_is_that_one(region: RegionName) -> None:
 
 
 def test_sealed_memory_is_taken_where_it_can_be() -> None:
-    assert (PoolOptions().region, PoolOptions().huge_pages) == ("auto", False)
+    assert PoolOptions().region == "auto"
 
 
 @pytest.mark.parametrize("wrong", ["memfd", "AUTO", "", None, True])
@@ -47,14 +45,7 @@ def test_another_kind_of_memory_is_refused_with_those_that_there_are(wrong: Any)
         PoolOptions(region=wrong)
 
 
-@pytest.mark.parametrize(("huge_pages", "expected"), [(False, RegionKind.SEALED), (True, RegionKind.HUGE)])
-def test_huge_pages_are_what_sealed_memory_is_made_of(huge_pages: bool, expected: RegionKind) -> None:
-    assert PoolOptions(huge_pages=huge_pages).sealed_kind is expected
-
-
-@pytest.mark.parametrize(
-    ("kind", "page"),
-    [(RegionKind.SYSTEM, PAGE_SIZE), (RegionKind.SEALED, PAGE_SIZE), (RegionKind.HUGE, HUGE_PAGE_SIZE)],
-)
-def test_memory_is_whole_pages_of_its_kind(kind: RegionKind, page: int) -> None:
-    assert [kind.whole_pages(size) for size in (1, page, page + 1)] == [page, page, 2 * page]
+@pytest.mark.parametrize("wanted", [True, False])
+def test_huge_pages_have_gone(wanted: Any) -> None:
+    with pytest.raises(CallerError, match="huge_pages went with 0.3: all memory has ordinary pages; leave it out"):
+        PoolOptions(huge_pages=wanted)

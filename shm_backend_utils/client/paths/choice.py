@@ -25,8 +25,8 @@ from ..transports.messages import Codec
 from ..transports.this_machine import is_this_machine
 from .direct import DirectExchange
 from .inline import InlineExchange
-from .sealed_trial import HUGE_PAGES, try_sealed
 from .sealed_trial import NAME as SEALED
+from .sealed_trial import try_sealed
 from .triton_shm import RegisteredExchange, Registrations
 
 __all__ = ["PathChooser"]
@@ -86,8 +86,7 @@ class PathChooser:
         sealed = yield from self._check_sealed(model, of_server, of_model, deadline)
         is_sealed = sealed is not None and sealed.outcome is not False
         of_shm = map(_without_direct, of_server) if is_sealed else of_server
-        of_memory = [check for check in (sealed, model.huge if is_sealed else None) if check is not None]
-        checks = (*of_shm, *of_model, *of_memory)
+        checks = (*of_shm, *of_model, *(() if sealed is None else (sealed,)))
         unexplained = Explanation(spec.name, None, "", checks)
         path = next((path for path in _BY_PREFERENCE if unexplained.open(path)), None)
         better = _BY_PREFERENCE[: _BY_PREFERENCE.index(path)] if path else _BY_PREFERENCE
@@ -107,7 +106,7 @@ class PathChooser:
             self._of_server = of_server
             model.explanation = explanation
             model.path = path
-            model.kind = self._sealed_kind(model) if is_sealed else RegionKind.SYSTEM
+            model.kind = RegionKind.SEALED if is_sealed else RegionKind.SYSTEM
             model.inline_end = model.data_begin + self._inline_bytes if prefers_inline else 0
         return explanation
 
@@ -126,9 +125,7 @@ class PathChooser:
         What a call has sealed is its slot. So a refusal of another region, such as one on a GPU, does not speak of it.
         """
         may_choose = path == _DIRECT and self._options.region == "auto" and SLOT_PARAMETER in reason
-        if may_choose and model.kind is RegionKind.HUGE:
-            _do_without_huge_pages(model, f"it was tried: {reason}")
-        elif may_choose and model.kind is RegionKind.SEALED:
+        if may_choose and model.kind is RegionKind.SEALED:
             _LOG.warning("calls of model %r take memory in /dev/shm from now on: %s", model.spec.name, reason)
             model.sealed = Check(SEALED, False, f"it was tried: {reason}", ())
         else:
@@ -147,26 +144,13 @@ class PathChooser:
         if self._options.region == "system" or not Explanation(model.spec.name, None, "", of_model).open(_DIRECT):
             return None
         if model.sealed is None:
-            model.huge = None
             if of_server[0].outcome is False:
                 model.sealed = Check(SEALED, False, "it is fetched by a socket of this machine alone", ())
             else:
-                model.sealed = yield from self._try_sealed(model, deadline)
+                model.sealed = yield from try_sealed(self._codec, model, self._options.access, deadline)
         if self._options.region == "sealed" and model.sealed.outcome is False:
             return replace(model.sealed, needed_by=(_DIRECT,))
         return model.sealed
-
-    def _try_sealed(self, model: KnownModel, deadline: float) -> Steps[Check]:
-        """Have a model fetch sealed memory, as it is wanted; of ordinary pages, where huge ones need not be."""
-        kind, access = self._options.sealed_kind, self._options.access
-        check = yield from try_sealed(self._codec, model, kind, access, deadline)
-        if kind is RegionKind.HUGE and self._options.region == "auto" and check.outcome is False:
-            _do_without_huge_pages(model, check.detail)
-            check = yield from try_sealed(self._codec, model, RegionKind.SEALED, access, deadline)
-        return check
-
-    def _sealed_kind(self, model: KnownModel) -> RegionKind:
-        return self._options.sealed_kind if model.huge is None else RegionKind.SEALED
 
     def _check_server(self, deadline: float) -> Steps[tuple[Check, ...]]:
         shared = (_DIRECT, _TRITON_SHM)
@@ -193,11 +177,6 @@ class PathChooser:
             Check("region registered?", True, "the server has opened memory of this process", shared),
             Check("server flag?", True, "the server registers clients' memory", (_TRITON_SHM,)),
         )
-
-
-def _do_without_huge_pages(model: KnownModel, reason: str) -> None:
-    _LOG.warning("calls of model %r take sealed memory of ordinary pages: %s", model.spec.name, reason)
-    model.huge = Check(HUGE_PAGES, False, f"ordinary ones are taken instead: {reason}", ())
 
 
 def _without_direct(check: Check) -> Check:

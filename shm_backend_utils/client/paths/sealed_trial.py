@@ -19,15 +19,14 @@ from ..steps import Send, SendForStream, Steps
 from ..transports.messages import Codec, Request
 from .exchange import batch_carrier, is_answer
 
-__all__ = ["HUGE_PAGES", "NAME", "try_sealed"]
+__all__ = ["NAME", "try_sealed"]
 
 NAME: Final = "sealed memory?"
-HUGE_PAGES: Final = "huge pages?"
 _NOT_OPENED: Final = (RegionGoneError.code, RegionRefusedError.code)
 _NEVER_BEGUN: Final = 1
 
 
-def try_sealed(codec: Codec, model: KnownModel, kind: RegionKind, access: Access, deadline: float) -> Steps[Check]:
+def try_sealed(codec: Codec, model: KnownModel, access: Access, deadline: float) -> Steps[Check]:
     """Have a model open sealed memory, and return what came of it.
 
     The request names a slot in which none was ever begun. So a model that has opened the memory refuses it as stale,
@@ -39,8 +38,6 @@ def try_sealed(codec: Codec, model: KnownModel, kind: RegionKind, access: Access
         The client's.
     model : KnownModel
         It declares the direct path.
-    kind : RegionKind
-        What the client's memory is to be made of.
     access : Access
         Who may open it.
     deadline : float
@@ -52,7 +49,7 @@ def try_sealed(codec: Codec, model: KnownModel, kind: RegionKind, access: Access
         Its outcome is None if the model has said nothing of the memory: then only a call can tell.
     """
     try:
-        region = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, access, kind=kind)
+        region = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, access, kind=RegionKind.SEALED)
     except MachineError as error:
         return Check(NAME, False, str(error), ())
     try:

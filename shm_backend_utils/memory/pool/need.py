@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ...protocol.layout import PAGE_SIZE, data_offset
 from ..kinds import RegionKind
-from ..rounding import roomy
+from ..rounding import roomy, whole_pages
 
 __all__ = ["Need", "least_size", "region_size"]
 
@@ -37,9 +37,9 @@ class Need(NamedTuple):
 def region_size(need: Need) -> int:
     """Return the size of the region that a pool makes for a need: similar calls fit in it, too."""
     data = roomy(max(need.byte_size, 1), PAGE_SIZE)
-    return need.kind.whole_pages(data + data_offset(need.slot_count, need.record_byte_size))
+    return data + data_offset(need.slot_count, need.record_byte_size)
 
 
 def least_size(need: Need) -> int:
     """Return the size of the smallest region that meets a need."""
-    return need.kind.whole_pages(max(need.byte_size, 1) + data_offset(need.slot_count, need.record_byte_size))
+    return whole_pages(max(need.byte_size, 1) + data_offset(need.slot_count, need.record_byte_size))

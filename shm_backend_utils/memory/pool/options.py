@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numbers
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Final, Literal, get_args
 
 from ...errors import CallerError
 from ..access import PRIVATE, Access
-from ..kinds import RegionKind
 from ..machine_memory import memory_bytes
 from ..shared_file import total_bytes
 
@@ -34,11 +33,6 @@ class PoolOptions:
         and needs no ``/dev/shm``; models fetch it by a socket, so they are in this process' network namespace, as
         containers of one pod are. ``"system"``: POSIX shared memory. ``"auto"``: sealed where the model can fetch it,
         else system; a client's ``explain()`` tells. Triton's own shared memory (path ``triton-shm``) is always system.
-    huge_pages : bool
-        Whether sealed memory is of huge pages (2 MiB), which an administrator has set aside (``vm.nr_hugepages``). It
-        saves page faults and address translations of large tensors; each region takes 2 MiB at least. The model's
-        ``SHM_HUGE_PAGES`` is to be ``true``. Where it is not, or the machine has none left, ``"auto"`` takes ordinary
-        pages, which a warning and ``explain()`` tell; ``"sealed"`` fails.
     max_device_bytes : int or None
         The budget on each GPU; None for all that it has.
     lend_bytes : int
@@ -60,11 +54,12 @@ class PoolOptions:
     access : Access
         Who may open the memory; by default this user alone. A server that runs as another user needs, for example,
         ``Access(mode=0o660, group_id=...)``, and this user's id in the model's ``SHM_ALLOWED_UIDS``.
+    huge_pages : None
+        Went with 0.3: all memory has ordinary pages. It is to be left out.
     """
 
     max_bytes: int | None = None
     region: RegionName = "auto"
-    huge_pages: bool = False
     max_device_bytes: int | None = None
     lend_bytes: int = 2**20
     max_batch_bytes: int = 64 * 2**20
@@ -73,18 +68,17 @@ class PoolOptions:
     stream_guess_bytes: int = 16 * 2**20
     prefault: bool = True
     access: Access = PRIVATE
+    huge_pages: InitVar[None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, huge_pages: object) -> None:
+        if huge_pages is not None:
+            raise CallerError("PoolOptions.huge_pages went with 0.3: all memory has ordinary pages; leave it out")
         for name in ("max_bytes", "max_device_bytes", "lend_bytes", "max_batch_bytes", "stream_guess_bytes"):
             value = getattr(self, name)
             if not isinstance(value, numbers.Integral) and not (value is None and name in _MAY_BE_NONE):
                 raise CallerError(f"PoolOptions.{name} is {value!r}; expected a whole number of bytes, such as 2**30")
         if self.region not in _REGIONS:
             raise CallerError(f"PoolOptions.region is {self.region!r}; expected {', '.join(map(repr, _REGIONS))}")
-        if self.huge_pages and self.region == "system":
-            raise CallerError(
-                'PoolOptions.huge_pages is True, but regions of /dev/shm have none; expected region="sealed" or "auto"'
-            )
         if self.max_bytes is not None and self.max_bytes <= 0:
             raise CallerError(f"PoolOptions.max_bytes is {self.max_bytes}; expected a number of bytes above 0")
         if self.max_device_bytes is not None and self.max_device_bytes <= 0:
@@ -108,11 +102,6 @@ class PoolOptions:
         if self.max_bytes is not None:
             return int(self.max_bytes)
         return (total_bytes() if self.region == "system" else memory_bytes()) // 2
-
-    @property
-    def sealed_kind(self) -> RegionKind:
-        """What sealed memory is made of."""
-        return RegionKind.HUGE if self.huge_pages else RegionKind.SEALED
 
 
 @dataclass(frozen=True)

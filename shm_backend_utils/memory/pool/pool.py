@@ -280,13 +280,7 @@ class SlotPool(HoldingPool):
             return make(need.kind)
         except MachineError:  # somebody else has taken the room; what lies idle here may be enough
             self.drop_idle()
-        try:
-            return make(need.kind)
-        except NoSharedMemoryError as error:
-            if need.kind is not RegionKind.HUGE or self.options.region != "auto":
-                raise
-            _LOG.warning("sealed memory is taken in ordinary pages: %s", str(error))  # it would keep what has failed
-        return make(RegionKind.SEALED)
+        return make(need.kind)
 
     def _keep_house(self) -> float:
         """Look after what is in quarantine, and let go of what nobody has used for long."""

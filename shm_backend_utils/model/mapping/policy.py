@@ -32,12 +32,10 @@ from ...memory.locks import SharedLease, borrow, use
 from ...memory.managed import KEY_PREFIX, ManagedRegion
 from ...memory.mapped_segment import MappedSegment
 from ...memory.registrations import Registration
-from ...memory.sealed_file import SealedFile
 from ...memory.segment import SystemSegment
 from ...memory.shared_file import SharedFile, owner_refused
 from ...protocol.claims import CudaRegionClaim, NamedRegionClaim
 from ...protocol.handover import parse_sealed_key
-from ...protocol.layout import PAGE_SIZE
 from ..config import Config
 
 __all__ = ["Fence", "ask", "check_slot", "open_cuda", "open_managed", "open_registered", "resolve"]
@@ -105,8 +103,6 @@ def open_managed(key: str, token: str, config: Config, fetcher: Fetcher, field: 
         file = fetcher.fetch(sealed, token, field, lambda uid: _is_allowed(uid, config))
     with file:
         _check_owner(file, config)
-        if isinstance(file, SealedFile):
-            _check_pages(file, config)
         return ManagedRegion.map(file, token)
 
 
@@ -217,16 +213,6 @@ def open_registered(
         _check_owner(file, config)
         check_room(file)
         return SystemSegment.map_part(file, registration.offset, registration.byte_size)
-
-
-def _check_pages(file: SealedFile, config: Config) -> None:
-    """Raise unless a model may touch such pages: where a huge one was punched out, and none is free, it would die."""
-    if file.page_size > PAGE_SIZE and not config.huge_pages:
-        raise RegionRefusedError(
-            file.field,
-            f"its pages have {file.page_size} bytes, and this model takes none that are larger than {PAGE_SIZE}; set "
-            "the parameter SHM_HUGE_PAGES to true in config.pbtxt, if its clients may be trusted not to punch holes",
-        )
 
 
 def _is_allowed(uid: int, config: Config) -> bool:
