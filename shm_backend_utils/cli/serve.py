@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from ..errors import MachineError
-from ..repository_layout import is_model_folder
+from ..repository.layout import is_model_folder
 from ..server import RELEASES, Ports, StubNumpy, find_gpus, install
 from .common.command_line import port
 from .common.sample_models import copy_sample_models

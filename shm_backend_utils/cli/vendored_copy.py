@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from .. import __version__
-from ..source_files import NoSourceError, read_source
+from ..repository.source_files import NoSourceError, read_source
 from .wording import first_of
 
 __all__ = [

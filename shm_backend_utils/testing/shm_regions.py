@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..client.attach import CudaRegion
+from ..client.unregistering import unregister_when_free
 from ..errors import ClosedError, TensorShapeError
 from ..memory.cuda.access import CudaAccess
 from ..memory.cuda.allocations import CudaAllocation
@@ -25,7 +26,6 @@ from ..tensors.cuda.device_array import DeviceArray
 from ..tensors.cuda.strided_array import StridedArray
 from ..tensors.strings import Strings
 from .leak_probe import UTIL_PREFIX
-from .unregistering import unregister_when_free
 
 __all__ = ["CudaShmHandle", "ShmHandle", "SystemShmHandle"]
 

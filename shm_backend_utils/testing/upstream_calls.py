@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from tritonclient.utils import serialized_byte_size
 
+from ..client.unregistering import unregister_when_free
 from .leak_probe import ShmLeakProbe
-from .unregistering import unregister_when_free
 
 __all__ = [
     "ShmLeakDetector",

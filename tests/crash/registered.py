@@ -11,8 +11,8 @@ from typing import Any
 
 import tritonclient.grpc
 
+from shm_backend_utils.client.unregistering import unregister_when_free
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.unregistering import unregister_when_free
 
 __all__ = ["SomebodyElse", "files_of_this_process"]
 

@@ -23,11 +23,11 @@ import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
 
 from shm_backend_utils.client import Attached, CudaRegion, attach
+from shm_backend_utils.client.unregistering import unregister_when_free
 from shm_backend_utils.errors import CallerError, TableError, TensorError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda import FakeDriver
-from shm_backend_utils.testing.unregistering import unregister_when_free
 
 from ..crash.gate import Gate
 from .fake_gpus import MODEL, Y_OFFSET, GpuRequest, X, hand_made_for

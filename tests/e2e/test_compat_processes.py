@@ -12,8 +12,8 @@ import pytest
 import tritonclient.grpc
 
 from shm_backend_utils.client.compat import TritonSHMClient
+from shm_backend_utils.client.unregistering import unregister_when_free
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.unregistering import unregister_when_free
 
 from .eventually import eventually
 from .two_classes import ROWS

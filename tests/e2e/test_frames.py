@@ -24,11 +24,11 @@ from shm_backend_utils.client import (
     PoolOptions,
     Result,
 )
+from shm_backend_utils.client.unregistering import unregister_when_free
 from shm_backend_utils.errors import CallerError
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.protocol.spans import MAX_FRAMES
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.unregistering import unregister_when_free
 
 from .eventually import all_memory_comes_back, eventually
 from .flavours import AnyClient, Flavour, url_of

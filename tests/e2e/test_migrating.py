@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
+from shm_backend_utils.client.unregistering import unregister_when_free
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.unregistering import unregister_when_free
 from tests.conftest import ROOT
 
 DOCUMENT = (ROOT / "docs" / "migrating.md").read_text()

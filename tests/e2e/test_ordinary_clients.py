@@ -12,8 +12,8 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from shm_backend_utils import dtypes
+from shm_backend_utils.client.unregistering import unregister_when_free
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.unregistering import unregister_when_free
 
 from .in_band import EACH_NUMBER
 

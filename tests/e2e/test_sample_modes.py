@@ -17,8 +17,8 @@ from tritonclient.utils import InferenceServerException, shared_memory
 
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.client.options import PathName
+from shm_backend_utils.client.unregistering import unregister_when_free
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.unregistering import unregister_when_free
 
 from .flavours import AnyClient
 

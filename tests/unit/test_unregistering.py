@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.testing.unregistering import unregister_when_free
+from shm_backend_utils.client.unregistering import unregister_when_free
 
 
 class Region:

@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 
 from tritonclient.utils import shared_memory
 
+from ...client.unregistering import unregister_when_free
 from ...errors import NoSharedMemoryError
 from ...memory.shared_file import DEV_SHM
-from ...testing.unregistering import unregister_when_free
 
 __all__ = ["RegisteredRegion", "registered_region"]
 

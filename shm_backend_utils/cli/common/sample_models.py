@@ -11,7 +11,7 @@ from typing import Final
 
 from ...errors import MachineError
 from ...memory.cuda.access import CudaAccess
-from ...repository_layout import CONFIG_FILE
+from ...repository.layout import CONFIG_FILE
 
 __all__ = ["OTHER_FOLDER", "REPOSITORY", "copy_models", "copy_sample_models", "models_in", "sample_models"]
 

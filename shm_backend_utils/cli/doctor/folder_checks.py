@@ -10,9 +10,8 @@ from typing import Any, Final
 from google.protobuf import json_format
 
 from ...errors import ModelError
-from ...repository_layout import CODE_FILE, CONFIG_FILE, version_folders
-from ...testing.harness.config_file import read_config
-from ...testing.harness.model_config import check_tensors
+from ...repository.config import check_tensors, read_config
+from ...repository.layout import CODE_FILE, CONFIG_FILE, version_folders
 from ..vendored_copy import PACKAGE, flaws
 from ..wording import first_of
 from .config_checks import findings_in_config, is_of_python_backend, mentions_shared_memory

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ...source_files import NoSourceError, read_source
+from ...repository.source_files import NoSourceError, read_source
 from ..vendored_copy import PACKAGE
 
 __all__ = ["ANSWERING", "STREAMING", "ModelCode"]

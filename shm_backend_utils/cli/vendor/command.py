@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ... import __version__
 from ...errors import MachineError
-from ...repository_layout import CODE_FILE, CONFIG_FILE, is_model_folder, model_folders
+from ...repository.layout import CODE_FILE, CONFIG_FILE, is_model_folder, model_folders
 from ..vendored_copy import PACKAGE, Flaw, flaws
 from ..wording import printable
 from .placing import AGAIN, place_copy

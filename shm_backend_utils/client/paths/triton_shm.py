@@ -24,6 +24,7 @@ from ..result import Result
 from ..settings import left_until
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, OutputTensor, Place, Request
+from ..unregistering import IN_USE
 from .exchange import Exchange, is_answer, output_in
 from .inline import in_band, no_strings, source_of
 
@@ -31,7 +32,6 @@ __all__ = ["RegisteredExchange", "Registrations"]
 
 _UNKNOWN_REGION: Final = "Unable to find shared memory region"
 _ALREADY_THERE: Final = "already in manager"
-_IN_USE: Final = "currently in use"
 _TOO_SMALL: Final = "should be at least"
 
 
@@ -94,7 +94,7 @@ class Registrations:
             except ShmError as error:
                 if not is_answer(error):
                     return are_in_use
-                if _IN_USE in str(error):
+                if IN_USE in str(error):
                     are_in_use = True
                     continue
             self._unwanted.discard(key)

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from ...errors import ModelError
+from ...repository.config import check_tensors
 from .answer import Answer
 from .batcher import Batcher, Pending
 from .checks import RequestChecks
 from .instance import Instance
-from .model_config import as_json, check_tensors, with_auto_completed
+from .model_config import as_json, with_auto_completed
 from .model_folder import ModelFolder
 from .requests import Request, ServerError
 from .statistics import ModelStatistics

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,13 +12,12 @@ from tritonclient.grpc import model_config_pb2
 from ...client.transports.grpc.codec import GrpcCodec
 from ...dtypes import from_config
 from ...errors import ModelError
-from ...repository_layout import CODE_FILE, CONFIG_FILE
+from ...repository.layout import CODE_FILE, CONFIG_FILE
 
-__all__ = ["BACKEND", "as_json", "check_tensors", "complete", "datatype_of", "with_auto_completed"]
+__all__ = ["BACKEND", "as_json", "complete", "datatype_of", "with_auto_completed"]
 
 BACKEND: Final = "python"
 _CODEC: Final = GrpcCodec()
-_ANY_SIZE: Final = -1
 _AUTO_COMPLETED: Final = ("input", "output", "max_batch_size", "model_transaction_policy")
 """What a model's auto_complete_config can change, besides its batcher; the server drops the rest without a word."""
 
@@ -88,56 +85,6 @@ def with_auto_completed(config: Any, completed: str) -> Any:
 def as_json(config: Any) -> str:
     """Return a configuration as ``initialize`` gets it: every field, also those that nobody set."""
     return json.dumps(_CODEC.told(config), separators=(",", ":"), ensure_ascii=False)
-
-
-def check_tensors(config: Any) -> None:
-    """Check inputs and outputs, as the server does once the model had its say.
-
-    Raises
-    ------
-    ModelError
-        One lacks a name, a type or sizes, or has such as cannot be.
-    """
-    for side in ("input", "output"):
-        for tensor in getattr(config, side):
-            said = f"model {side} " + (f"'{tensor.name}' " if tensor.name else "")
-            reason = _obstacle(tensor, config.max_batch_size)
-            if reason is not None:
-                raise ModelError(f"{said}{reason} for {config.name}; see {side} in {CONFIG_FILE}")
-
-
-def _obstacle(tensor: Any, max_batch_size: int) -> str | None:
-    sizes = "integer >= 1, or -1 to indicate a variable-size dimension"
-    reshape = tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
-    checks = (
-        (not tensor.name, "must specify 'name'"),
-        (tensor.data_type == model_config_pb2.TYPE_INVALID, "must specify 'data_type'"),
-        (not tensor.dims, "must specify 'dims'"),
-        (
-            reshape == () and max_batch_size == 0,
-            "cannot have empty reshape for non-batching model as scalar tensors are not supported",
-        ),
-        (_has_bad_size(tensor.dims), f"dimension must be {sizes}"),
-        (_has_bad_size(reshape or ()), f"reshape dimensions must be {sizes}"),
-        (reshape is not None and _parts(tensor.dims) != _parts(reshape), "has different size for dims and reshape"),
-        (tensor.is_shape_tensor, "is a shape tensor, which are only supported for TensorRT platform"),
-    )
-    return next((reason for is_wrong, reason in checks if is_wrong), None)
-
-
-def _has_bad_size(sizes: Iterable[int]) -> bool:
-    return any(size < 1 and size != _ANY_SIZE for size in sizes)
-
-
-def _parts(sizes: Iterable[int]) -> list[int]:
-    """Return the products between sizes that may be any."""
-    parts: list[list[int]] = [[]]
-    for size in sizes:
-        if size == _ANY_SIZE:
-            parts.append([])
-        else:
-            parts[-1].append(size)
-    return [math.prod(part) for part in parts]
 
 
 def _normalize(config: Any) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ModelError
-from ...repository_layout import CODE_FILE, version_folders
-from .config_file import read_config
+from ...repository.config import read_config
+from ...repository.layout import CODE_FILE, version_folders
 from .model_config import complete
 
 __all__ = ["ModelFolder"]

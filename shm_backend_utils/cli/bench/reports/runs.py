@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ....source_files import read_source
+from ....repository.source_files import read_source
 from ...common.figures import Figure
 from ..curves import Curves
 from .figure_rows import as_json, from_json

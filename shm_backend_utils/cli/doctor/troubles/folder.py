@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ....repository_layout import CONFIG_FILE
+from ....repository.layout import CONFIG_FILE
 from ...vendored_copy import PACKAGE
 from ..findings import Trouble
 

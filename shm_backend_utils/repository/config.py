@@ -1,21 +1,24 @@
-"""config.pbtxt, read by protobuf; what is wrong in it is told with its line and column."""
+"""A config.pbtxt, read by protobuf, and its inputs and outputs, checked as the server checks them."""
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from ...errors import ModelError
-from ...repository_layout import CONFIG_FILE
-from ...source_files import read_source
+from ..errors import ModelError
+from .layout import CONFIG_FILE
+from .source_files import read_source
 
-__all__ = ["read_config"]
+__all__ = ["check_tensors", "read_config"]
 
+_ANY_SIZE: Final = -1
 _PLACE: Final = re.compile(r"^\d+:\d+ : ")
 _NO_FIELD: Final = re.compile(r'Message type "inference\.([\w.]+)" has no field named "([^"]*)"')
 _NO_VALUE: Final = re.compile(r'Enum type "inference\.([\w.]+)" has no value named ([\w-]+)')
@@ -48,6 +51,22 @@ def read_config(folder: Path) -> Any:
     return config
 
 
+def check_tensors(config: Any) -> None:
+    """Check inputs and outputs, as the server does once the model had its say.
+
+    Raises
+    ------
+    ModelError
+        One lacks a name, a type or sizes, or has such as cannot be.
+    """
+    for side in ("input", "output"):
+        for tensor in getattr(config, side):
+            said = f"model {side} " + (f"'{tensor.name}' " if tensor.name else "")
+            reason = _obstacle(tensor, config.max_batch_size)
+            if reason is not None:
+                raise ModelError(f"{said}{reason} for {config.name}; see {side} in {CONFIG_FILE}")
+
+
 def _remedy(said: str) -> str:
     field, value = _NO_FIELD.search(said), _NO_VALUE.search(said)
     if field is not None:
@@ -71,3 +90,37 @@ def _descriptor(name: str) -> Any:
     for each in nested:
         found = found.nested_types_by_name.get(each) or found.enum_types_by_name[each]
     return found
+
+
+def _obstacle(tensor: Any, max_batch_size: int) -> str | None:
+    sizes = "integer >= 1, or -1 to indicate a variable-size dimension"
+    reshape = tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
+    checks = (
+        (not tensor.name, "must specify 'name'"),
+        (tensor.data_type == model_config_pb2.TYPE_INVALID, "must specify 'data_type'"),
+        (not tensor.dims, "must specify 'dims'"),
+        (
+            reshape == () and max_batch_size == 0,
+            "cannot have empty reshape for non-batching model as scalar tensors are not supported",
+        ),
+        (_has_bad_size(tensor.dims), f"dimension must be {sizes}"),
+        (_has_bad_size(reshape or ()), f"reshape dimensions must be {sizes}"),
+        (reshape is not None and _parts(tensor.dims) != _parts(reshape), "has different size for dims and reshape"),
+        (tensor.is_shape_tensor, "is a shape tensor, which are only supported for TensorRT platform"),
+    )
+    return next((reason for is_wrong, reason in checks if is_wrong), None)
+
+
+def _has_bad_size(sizes: Iterable[int]) -> bool:
+    return any(size < 1 and size != _ANY_SIZE for size in sizes)
+
+
+def _parts(sizes: Iterable[int]) -> list[int]:
+    """Return the products between sizes that may be any."""
+    parts: list[list[int]] = [[]]
+    for size in sizes:
+        if size == _ANY_SIZE:
+            parts.append([])
+        else:
+            parts[-1].append(size)
+    return [math.prod(part) for part in parts]

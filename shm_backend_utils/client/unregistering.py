@@ -8,9 +8,10 @@ from typing import Final
 
 from tritonclient.utils import InferenceServerException
 
-__all__ = ["unregister_when_free"]
+__all__ = ["IN_USE", "unregister_when_free"]
 
-_IN_USE: Final = "currently in use"  # as Triton says it
+IN_USE: Final = "currently in use"
+"""What Triton says of a region that a request is in."""
 _ROUND_S: Final = 0.01
 
 
@@ -29,7 +30,7 @@ def unregister_when_free(unregister: Callable[[], object], patience_s: float = 5
         try:
             unregister()
         except InferenceServerException as error:
-            if _IN_USE not in str(error) or time.monotonic() > deadline:
+            if IN_USE not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(_ROUND_S)
         else:
