@@ -8,11 +8,13 @@ import numpy as np
 
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.model import Call, ShmSession
+from tests.unit.table_client import Client
 
 FP32 = BY_NAME["FP32"]
 X = np.arange(4, dtype=np.float32)
 
 Open = Callable[..., ShmSession]
+MakeClient = Callable[..., Client]
 
 
 def double(call: Call) -> None:

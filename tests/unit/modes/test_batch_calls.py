@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from shm_backend_utils.model import BatchCall, ShmSession
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import delivered, message_of, outputs_of
-from tests.unit.modes.doubling import FP32, Open
+from tests.unit.modes.doubling import FP32, MakeClient, Open
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
 
@@ -55,28 +54,26 @@ def double_batch(seen: list[Any]) -> Callable[[BatchCall], None]:
     return infer
 
 
-def test_rows_that_follow_one_another_are_one_view(open_session: Open) -> None:
-    client, seen = Client(slots=3), []  # type: ignore[var-annotated]
+def test_rows_that_follow_one_another_are_one_view(open_session: Open, make_client: MakeClient) -> None:
+    client, seen = make_client(slots=3), []  # type: ignore[var-annotated]
     responses = batched(open_session).serve_batch(rows_side_by_side(client, [1, 2, 3]), double_batch(seen))
     assert [response.error() for response in responses] == [None] * 3
     assert seen == [(6, 0, "direct", "direct")]
     for slot in range(3):
         assert client.output("Y", slot).tolist() == [[2 * slot + 2] * 4] * (slot + 1)
         assert client.is_over(slot)
-    client.close()
 
 
-def test_rows_are_sorted_by_where_they_lie(open_session: Open) -> None:
-    client, seen = Client(slots=3), []  # type: ignore[var-annotated]
+def test_rows_are_sorted_by_where_they_lie(open_session: Open, make_client: MakeClient) -> None:
+    client, seen = make_client(slots=3), []  # type: ignore[var-annotated]
     requests = rows_side_by_side(client, [1, 2, 3])
     responses = batched(open_session).serve_batch(requests[::-1], double_batch(seen))
     assert [response.error() for response in responses] == [None] * 3
     assert seen == [(6, 0, "direct", "direct")]
-    client.close()
 
 
-def test_rows_that_lie_apart_are_copied_once(open_session: Open) -> None:
-    client, seen = Client(slots=2), []  # type: ignore[var-annotated]
+def test_rows_that_lie_apart_are_copied_once(open_session: Open, make_client: MakeClient) -> None:
+    client, seen = make_client(slots=2), []  # type: ignore[var-annotated]
     requests = [
         client.request({"X": np.full((2, 4), slot + 1, np.float32)}, {"Y": 32}, slot, delivered=carrier_of(2))
         for slot in range(2)
@@ -85,11 +82,10 @@ def test_rows_that_lie_apart_are_copied_once(open_session: Open) -> None:
     assert seen == [(4, 64, "triton", "triton")]
     for slot in range(2):
         assert client.output("Y", slot).tolist() == [[2 * slot + 2] * 4] * 2
-    client.close()
 
 
-def test_a_batch_of_one_request_copies_nothing(open_session: Open) -> None:
-    client, copied = Client(slots=2), []
+def test_a_batch_of_one_request_copies_nothing(open_session: Open, make_client: MakeClient) -> None:
+    client, copied = make_client(slots=2), []
     x = np.full((2, 4), 3, np.float32)
     requests = [
         client.request({"X": x}, {"Y": 32}, delivered=carrier_of(2)),
@@ -111,7 +107,6 @@ def test_a_batch_of_one_request_copies_nothing(open_session: Open) -> None:
     responses = [response for request in requests for response in session.serve_batch([request], infer)]
     assert [response.error() for response in responses] == [None] * 3
     assert copied == [0] * 3
-    client.close()
 
 
 def test_nothing_of_a_batch_is_kept(open_session: Open) -> None:
@@ -128,8 +123,8 @@ def test_nothing_of_a_batch_is_kept(open_session: Open) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_plain_requests_and_others_make_one_batch(open_session: Open) -> None:
-    client, seen = Client(), []  # type: ignore[var-annotated]
+def test_plain_requests_and_others_make_one_batch(open_session: Open, make_client: MakeClient) -> None:
+    client, seen = make_client(), []  # type: ignore[var-annotated]
     direct = client.request({"X": np.ones((1, 4), np.float32)}, {"Y": 16}, delivered=carrier_of(1))
     plain = delivered({}, ["Y"], {"X": np.full((2, 4), 3, np.float32)})
     first, second = batched(open_session).serve_batch([plain, direct], double_batch(seen))
@@ -137,11 +132,10 @@ def test_plain_requests_and_others_make_one_batch(open_session: Open) -> None:
     assert second.error() is None
     assert client.output("Y").tolist() == [[2] * 4]
     assert seen[0][0] == 3
-    client.close()
 
 
-def test_requests_of_other_shapes_are_batches_of_their_own(open_session: Open) -> None:
-    client, seen = Client(slots=2), []  # type: ignore[var-annotated]
+def test_requests_of_other_shapes_are_batches_of_their_own(open_session: Open, make_client: MakeClient) -> None:
+    client, seen = make_client(slots=2), []  # type: ignore[var-annotated]
     requests = [
         client.request({"X": np.ones((1, width), np.float32)}, {"Y": 64}, slot, delivered=carrier_of(1))
         for slot, width in enumerate((4, 5))
@@ -149,35 +143,33 @@ def test_requests_of_other_shapes_are_batches_of_their_own(open_session: Open) -
     responses = batched(open_session).serve_batch(requests, double_batch(seen))
     assert [response.error() for response in responses] == [None, None]
     assert [size for size, *_ in seen] == [1, 1]
-    client.close()
 
 
 @pytest.mark.parametrize("carried", [1, 3, None])
-def test_a_batch_size_that_triton_was_not_told_is_refused(open_session: Open, carried: int | None) -> None:
-    client = Client()
+def test_a_batch_size_that_triton_was_not_told_is_refused(
+    open_session: Open, carried: int | None, client: Client
+) -> None:
     delivered = {} if carried is None else carrier_of(carried)
     request = client.request({"X": np.ones((2, 4), np.float32)}, {"Y": 32}, delivered=delivered)
     (response,) = batched(open_session).serve_batch([request], lambda batch: None)
     assert "tensor 'X' has a batch of 2, but the request has" in message_of(response)
     assert client.is_free()
-    client.close()
 
 
-def test_a_request_without_inputs_fails_alone(open_session: Open) -> None:
-    client, seen = Client(slots=2), []  # type: ignore[var-annotated]
+def test_a_request_without_inputs_fails_alone(open_session: Open, make_client: MakeClient) -> None:
+    client, seen = make_client(slots=2), []  # type: ignore[var-annotated]
     good = client.request({"X": np.ones((1, 4), np.float32)}, {"Y": 16}, delivered=carrier_of(1))
     empty = client.request({}, {"Y": 16}, 1)
     first, second = batched(open_session).serve_batch([empty, good], double_batch(seen))
     assert message_of(first).startswith("shm:missing: ")
     assert second.error() is None
     assert client.is_over(1)
-    client.close()
 
 
-def test_a_request_that_lacks_one_of_two_inputs_fails_alone(open_session: Open) -> None:
+def test_a_request_that_lacks_one_of_two_inputs_fails_alone(open_session: Open, make_client: MakeClient) -> None:
     inputs = [tensor("X", dims=[-1]), tensor("W", dims=[-1]), tensor("SHM", "UINT8")]
     session = open_session(inputs, [tensor("Y", dims=[-1])], max_batch_size=8)
-    client = Client(slots=3)
+    client = make_client(slots=3)
     sizes: list[int] = []
     both = {"X": np.ones((1, 4), np.float32), "W": np.full((1, 4), 2, np.float32)}
     requests = [
@@ -195,21 +187,6 @@ def test_a_request_that_lacks_one_of_two_inputs_fails_alone(open_session: Open) 
     assert [responses[slot].error() for slot in (0, 2)] == [None, None]
     assert [client.output("Y", slot).tolist() for slot in (0, 2)] == [[[3] * 4]] * 2
     assert all(client.is_over(slot) for slot in range(3))
-    client.close()
-
-
-@pytest.mark.parametrize("kind", [RuntimeError, asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_what_a_batch_raises_completes_every_slot(open_session: Open, kind: type[BaseException]) -> None:
-    client = Client(slots=2)
-
-    def infer(batch: BatchCall) -> None:
-        raise kind("no")
-
-    responses = batched(open_session).serve_batch(rows_side_by_side(client, [1, 1]), infer)
-    assert all(kind.__name__ in message_of(response) for response in responses)
-    assert client.is_over(0)
-    assert client.is_over(1)
-    client.close()
 
 
 def rows_apart(client: Client) -> list[InferenceRequest]:
@@ -248,20 +225,20 @@ def test_what_is_put_after_memory_was_asked_for_is_the_output_of_a_batch(
     requests_of: Callable[[Client], list[InferenceRequest]],
     infer: Callable[[BatchCall], None],
     debug: str,
+    make_client: MakeClient,
 ) -> None:
-    client = Client(slots=2)
+    client = make_client(slots=2)
     responses = batched(open_session, parameters={"SHM_DEBUG": debug}).serve_batch(requests_of(client), infer)
     assert [response.error() for response in responses] == [None, None]
     assert [client.output("Y", slot).tolist() for slot in range(2)] == [[[2] * 4], [[4] * 4]]
-    client.close()
 
 
 @pytest.mark.parametrize("requests_of", [rows_apart, lambda client: rows_side_by_side(client, [1, 1])])
 def test_a_row_of_numpys_small_integers_has_as_many_bytes_as_its_shape_says(
-    open_session: Open, requests_of: Callable[[Client], list[InferenceRequest]]
+    open_session: Open, requests_of: Callable[[Client], list[InferenceRequest]], make_client: MakeClient
 ) -> None:
     """16 times 16 is 0 in 8 bits."""
-    client = Client(slots=2)
+    client = make_client(slots=2)
     inputs = [tensor("X", dims=[-1]), tensor("SHM", "UINT8")]
     session = open_session(inputs, [tensor("Y", dims=[-1, -1])], max_batch_size=8)
     found: list[tuple[int, ...]] = []
@@ -277,4 +254,3 @@ def test_a_row_of_numpys_small_integers_has_as_many_bytes_as_its_shape_says(
     assert [outputs_of(response)["Y"].tolist() for response in responses] == [
         [[[7] * 16] * 16]
     ] * 2  # 16 bytes are too few
-    client.close()

@@ -20,20 +20,13 @@ from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
 from tests.unit.fake_gpu import kernel as launch
 from tests.unit.fake_gpu import runtime_that_gives_all_back, stream_on
-from tests.unit.modes.doubling import FP32, Open, X, double
+from tests.unit.modes.doubling import FP32, MakeClient, Open, X, double
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
 
 SHM_DEBUG = {"SHM_DEBUG": "true"}
 UNWRITTEN = "shm:model: model.py asked for output 'Y' and has not written "
 BEYOND = "shm:model: model.py wrote beyond output 'Y': "
-
-
-@pytest.fixture
-def client() -> Iterator[Client]:
-    client = Client()
-    yield client
-    client.close()
 
 
 @pytest.fixture
@@ -228,8 +221,8 @@ def test_bytes_of_other_tensors_are_none_of_an_outputs(open_session: Open, clien
     assert answered(session, delivered(client.begin(said), ["Y", "Z"]), infer) == ""
 
 
-def test_other_slots_of_a_region_are_others(session: ShmSession) -> None:
-    client = Client(slots=2)
+def test_other_slots_of_a_region_are_others(session: ShmSession, make_client: MakeClient) -> None:
+    client = make_client(slots=2)
     request = client.request({"X": X}, {"Y": 16})
 
     def infer(call: Call) -> None:
@@ -238,7 +231,6 @@ def test_other_slots_of_a_region_are_others(session: ShmSession) -> None:
         write_beside(y, 16)  # it stands for another request's model
 
     assert answered(session, request, infer) == ""
-    client.close()
 
 
 # The ways to serve
@@ -263,9 +255,9 @@ def rows(client: Client, *, side_by_side: bool) -> list[InferenceRequest]:
 @pytest.mark.parametrize("side_by_side", [True, False])
 @pytest.mark.parametrize("written", [0, 1, 2])
 def test_in_a_batch_the_requests_whose_rows_were_not_written_fail(
-    open_session: Open, side_by_side: bool, written: int
+    open_session: Open, side_by_side: bool, written: int, make_client: MakeClient
 ) -> None:
-    client = Client(slots=2)
+    client = make_client(slots=2)
 
     def infer(batch: BatchCall) -> None:
         x = batch.input("X").numpy()
@@ -279,12 +271,13 @@ def test_in_a_batch_the_requests_whose_rows_were_not_written_fail(
         else:
             assert message_of(response).startswith(f"{UNWRITTEN}4 of its 4 elements")
         assert client.is_over(slot)
-    client.close()
 
 
 @pytest.mark.parametrize("at", [-1, 32])
-def test_in_a_batch_that_is_gathered_a_byte_beside_it_fails_all(open_session: Open, at: int) -> None:
-    client = Client(slots=2)
+def test_in_a_batch_that_is_gathered_a_byte_beside_it_fails_all(
+    open_session: Open, at: int, make_client: MakeClient
+) -> None:
+    client = make_client(slots=2)
 
     def infer(batch: BatchCall) -> None:
         y = batch.output("Y", (4,), np.float32).numpy()
@@ -293,11 +286,12 @@ def test_in_a_batch_that_is_gathered_a_byte_beside_it_fails_all(open_session: Op
 
     responses = batched(open_session).serve_batch(rows(client, side_by_side=False), infer)
     assert all(message_of(response).startswith(BEYOND) for response in responses)
-    client.close()
 
 
-def test_on_an_event_loop_the_request_whose_output_was_not_written_fails_alone(session: ShmSession) -> None:
-    client = Client(slots=2)
+def test_on_an_event_loop_the_request_whose_output_was_not_written_fails_alone(
+    session: ShmSession, make_client: MakeClient
+) -> None:
+    client = make_client(slots=2)
 
     async def infer(call: Call) -> None:
         await asyncio.sleep(0)
@@ -307,13 +301,14 @@ def test_on_an_event_loop_the_request_whose_output_was_not_written_fails_alone(s
     first, second = asyncio.run(session.serve_async(requests, infer))
     assert message_of(first).startswith(UNWRITTEN)
     assert second.error() is None
-    client.close()
 
 
 @pytest.mark.parametrize("ring", [None, Ring(1, 3, 256)], ids=["without a ring", "with a ring"])
 @pytest.mark.parametrize("mistake", [forget, beside(16), beside(-1)], ids=["forgets", "beyond", "before"])
-def test_in_a_stream_the_frame_is_found(open_session: Open, mistake: Callable[[Call], None], ring: Ring | None) -> None:
-    client = Client(slots=4)
+def test_in_a_stream_the_frame_is_found(
+    open_session: Open, mistake: Callable[[Call], None], ring: Ring | None, make_client: MakeClient
+) -> None:
+    client = make_client(slots=4)
     request = client.request({"X": X}, {"Y": 16}, ring=ring)
 
     def answer(call: StreamCall) -> Iterator[None]:
@@ -328,7 +323,6 @@ def test_in_a_stream_the_frame_is_found(open_session: Open, mistake: Callable[[C
     assert [None if frame is None else frame.error() for frame in frames] == [None, None]
     assert message_of(last).startswith(UNWRITTEN if mistake is forget else BEYOND)
     assert client.is_over()
-    client.close()
 
 
 def test_by_hand(session: ShmSession, client: Client) -> None:

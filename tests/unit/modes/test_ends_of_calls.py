@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import weakref
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from shm_backend_utils.model.modes import batch, coroutines, stream
 from shm_backend_utils.protocol.spans import Ring
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import answers_to, delivered, message_of
-from tests.unit.modes.doubling import Open, X
+from tests.unit.modes.doubling import MakeClient, Open, X
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
 
@@ -104,9 +105,11 @@ def test_a_stream_of_a_client_without_a_slot_goes_on_until_it_does_not_want_more
     assert [None if each is None else each.error() for each in answers_to(request).sent] == [None] * 4
 
 
-def test_a_stream_whose_client_is_gone_ends(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_whose_client_is_gone_ends(
+    open_session: Open, monkeypatch: pytest.MonkeyPatch, make_client: MakeClient
+) -> None:
     monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 0)
-    client = Client()
+    client = make_client()
     request, sent = client.request({"X": X}, {"Y": 16}), []  # type: ignore[var-annotated]
 
     def answer(call: StreamCall) -> Iterator[None]:
@@ -116,7 +119,6 @@ def test_a_stream_whose_client_is_gone_ends(open_session: Open, monkeypatch: pyt
 
     streaming(open_session).serve_streams([request], answer)
     assert sent == [0, 1]
-    client.close()
 
 
 def test_a_stream_that_is_left_while_forward_async_runs_fails(open_session: Open, client: Client) -> None:
@@ -221,3 +223,40 @@ def test_rows_that_touch_in_two_mappings_are_not_one_view() -> None:
     assert batch._follow_one_another([(first, 0, 16), (first, 16, 16)])
     assert not batch._follow_one_another([(first, 0, 16), (first, 17, 15)])
     assert not batch._follow_one_another([(first, 16, 16), (first, 0, 16)])
+
+
+class GoneStream:
+    """As a StreamCall, whose client is gone."""
+
+    def __enter__(self) -> GoneStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def send(self) -> None:
+        raise OSError("the client is gone")
+
+
+def test_a_generator_that_fails_in_its_end_keeps_nothing() -> None:
+    """Nothing of the stream waits for the collector."""
+    watched: list[weakref.ref[GoneStream]] = []
+
+    def answer(_: Any) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            raise KeyError("of the model's own end")
+
+    def serve() -> None:
+        gone: Any = GoneStream()
+        watched.append(weakref.ref(gone))
+        with pytest.raises(KeyError, match="of the model's own end"):
+            stream.run_stream(gone, answer)
+
+    gc.disable()
+    try:
+        serve()
+        assert watched[0]() is None
+    finally:
+        gc.enable()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -115,15 +114,6 @@ def check_late_request_is_stale(server: Server, client: Client) -> None:
     assert set(client.region.bytes()[client.data :].tolist()) == {7}
 
 
-@pytest.mark.parametrize("side_by_side", [False, True])
-def test_a_model_calls_another_one_on_its_clients_memory(
-    session: ShmSession, server: Server, client: Client, side_by_side: bool
-) -> None:
-    responses = serve(session, client, side_by_side=side_by_side)
-    assert [response.error() for response in responses] == [None, None]
-    assert [client.output("Y", slot).tolist() for slot in range(2)] == [[0, 2, 4, 6], [2, 4, 6, 8]]
-
-
 def test_a_stream_lends_the_room_that_its_client_has_given_it_beside_its_ring(
     open_session: Open, server: Server, client: Client
 ) -> None:
@@ -218,27 +208,4 @@ def test_a_request_that_was_answered_before_it_was_executed_is_refused_when_it_c
     (response,) = session.serve(requests_of(client)[:1], forward)
     assert "not today" in message_of(response)
     server.deliver = deliver  # type: ignore[method-assign]
-    check_late_request_is_stale(server, client)
-
-
-def test_a_call_that_is_left_while_forward_async_runs_is_refused_and_so_is_the_late_request(
-    session: ShmSession, server: Server, client: Client
-) -> None:
-    running: list[asyncio.Future[Any]] = []
-
-    async def infer(call: Call) -> None:
-        running.append(asyncio.ensure_future(forward_async(call)))
-        while not server.sent:
-            await asyncio.sleep(0)
-
-    async def execute() -> list[InferenceResponse]:
-        (response,) = await session.serve_async(requests_of(client)[:1], infer)
-        assert client.is_free(0)
-        assert (client.region.record(0).started, client.region.record(0).completed) == (1, 0)
-        with pytest.raises(Exception, match="shm:stale: "):
-            await running[0]
-        return [response]
-
-    (response,) = asyncio.run(execute())
-    assert message_of(response).startswith("shm:model: model.py has left the call while 1 calls of other models were")
     check_late_request_is_stale(server, client)

@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from shm_backend_utils.errors import StaleRequestError
+from shm_backend_utils.memory.locks import SharedLease, borrow
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import Call
-from shm_backend_utils.protocol.claims import LentRegionClaim
+from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.testing.emulator.request import InferenceRequest
-from tests.unit.emulated import delivered, message_of
-from tests.unit.modes.doubling import FP32, Open, X, double
+from tests.unit.claims_of import claim_of_region
+from tests.unit.emulated import delivered, error_code, message_of
+from tests.unit.modes.doubling import FP32, MakeClient, Open, X, double
 from tests.unit.table_client import Client
 
 
-def lent(client: Client, slot: int = 0, **changes: Any) -> LentRegionClaim:
-    header = client.region.header
-    fields = {
-        "key": client.region.segment.key,
-        "byte_size": header.byte_size,
-        "token": header.token.hex(),
-        "slot": slot,
-        **changes,
-    }
-    return LentRegionClaim(**fields)
+@pytest.fixture
+def lender(make_client: MakeClient) -> Client:
+    return make_client()
 
 
 def borrowing(lender: Client, client: Client, **changes: Any) -> InferenceRequest:
     """Return a lender's request whose tensors lie in its client's region."""
     at = client.data
     np.ndarray((4,), np.float32, client.region.bytes(), at)[...] = X
-    said = Table({"X": InputSpan(FP32, (4,), 1, at, 16)}, {"Y": OutputSpan(1, at + 64, 16)}, (lent(client, **changes),))
+    said = Table(
+        {"X": InputSpan(FP32, (4,), 1, at, 16)},
+        {"Y": OutputSpan(1, at + 64, 16)},
+        (claim_of_region(client.region, **changes),),
+    )
     return delivered(lender.begin(said), ["Y"])
 
 
-def test_lent_memory_is_used_and_held(open_session: Open) -> None:
-    lender, client = Client(), Client()
+def test_lent_memory_is_used_and_held(open_session: Open, lender: Client, client: Client) -> None:
     held: list[bool] = []
 
     def infer(call: Call) -> None:
@@ -52,24 +52,18 @@ def test_lent_memory_is_used_and_held(open_session: Open) -> None:
     place = lender.places(byte_sizes=[client.region.header.byte_size])["Y"]
     assert (place.region, place.offset) == (1, client.data + 64)
     assert lender.is_over()
-    for each in (lender, client):
-        each.close()
 
 
-def test_memory_that_the_client_takes_back_is_not_borrowed(open_session: Open) -> None:
-    lender, client = Client(), Client()
+def test_memory_that_the_client_takes_back_is_not_borrowed(open_session: Open, lender: Client, client: Client) -> None:
     assert client.region.lease(0).take_back()
     (response,) = open_session().serve([borrowing(lender, client)], double)
     assert message_of(response).startswith("shm:stale: the client takes back the memory")
     assert lender.is_free()
     assert lender.region.record(0).started == 0
     client.region.lease(0).give_back()
-    for each in (lender, client):
-        each.close()
 
 
-def test_a_lender_that_is_gone_has_lent_nothing(open_session: Open) -> None:
-    lender, client = Client(), Client()
+def test_a_lender_that_is_gone_has_lent_nothing(open_session: Open, lender: Client, client: Client) -> None:
     request = borrowing(lender, client)
     session = open_session()
     fresh = ManagedRegion.open(lender.region.segment.key, lender.region.header.token.hex(), "region")
@@ -80,30 +74,25 @@ def test_a_lender_that_is_gone_has_lent_nothing(open_session: Open) -> None:
     assert client.is_free()
     fresh.segment.unlink()
     fresh.close()
-    client.close()
 
 
 @pytest.mark.parametrize("changes", [{"slot": 1}, {"byte_size": 100_000_000}, {"byte_size": 8192}], ids=str)
-def test_lent_memory_that_is_not_as_claimed_is_refused(open_session: Open, changes: dict[str, Any]) -> None:
-    lender, client = Client(), Client()
+def test_lent_memory_that_is_not_as_claimed_is_refused(
+    open_session: Open, lender: Client, client: Client, changes: dict[str, Any]
+) -> None:
     (response,) = open_session().serve([borrowing(lender, client, **changes)], double)
     assert message_of(response).startswith("shm:table: ")
     for each in (lender, client):
         assert each.is_free()
-        each.close()
 
 
-def test_records_of_lent_regions_are_no_data(open_session: Open) -> None:
-    lender, client = Client(), Client()
-    said = Table({"X": InputSpan(FP32, (4,), 1, 4096, 16)}, {}, (lent(client),))
+def test_records_of_lent_regions_are_no_data(open_session: Open, lender: Client, client: Client) -> None:
+    said = Table({"X": InputSpan(FP32, (4,), 1, 4096, 16)}, {}, (claim_of_region(client.region),))
     (response,) = open_session().serve([delivered(lender.begin(said), ["Y"])], double)
     assert message_of(response).startswith("shm:table: inputs.X: found 16 bytes at offset 4096")
-    for each in (lender, client):
-        each.close()
 
 
-def test_the_slots_own_region_is_not_lent_as_well(open_session: Open) -> None:
-    client = Client()
+def test_the_slots_own_region_is_not_lent_as_well(open_session: Open, client: Client) -> None:
     begin = time.monotonic()
     (response,) = open_session().serve([borrowing(client, client)], double)
     assert message_of(response) == (
@@ -111,4 +100,53 @@ def test_the_slots_own_region_is_not_lent_as_well(open_session: Open) -> None:
     )
     assert time.monotonic() - begin < 0.5
     assert client.is_free()
-    client.close()
+
+
+def before_borrowing(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], object]) -> list[bool]:
+    """Have something happen when a request has been taken in, and is about to borrow; note what was borrowed."""
+    borrowed: list[bool] = []
+
+    def borrow_late(fd: int, record: int) -> SharedLease | None:
+        happen()
+        lease = borrow(fd, record)
+        borrowed.append(lease is not None)
+        return lease
+
+    monkeypatch.setattr(policy, "borrow", borrow_late)
+    return borrowed
+
+
+def test_the_generation_is_looked_at_again_when_the_memory_is_borrowed(
+    open_session: Open, monkeypatch: pytest.MonkeyPatch, lender: Client, client: Client
+) -> None:
+    def give_up() -> None:
+        assert not lender.is_free()  # the request has the lease of its slot: it was taken in
+        lender.region.record(0).generation = 2
+
+    borrowed = before_borrowing(monkeypatch, give_up)
+    executed: list[Call] = []
+
+    def infer(call: Call) -> None:
+        executed.append(call)
+        double(call)
+
+    (response,) = open_session().serve([borrowing(lender, client)], infer)
+    assert (borrowed, executed) == ([True], [])
+    assert response.error() is not None
+    assert (error_code(response), message_of(response).partition(": ")[0]) == ("CANCELLED", "shm:stale")
+    assert lender.region.record(0).started == 0
+    assert lender.is_free()
+    assert client.is_free()
+
+
+def test_a_lender_that_dies_as_its_memory_is_borrowed_is_noticed(
+    open_session: Open, monkeypatch: pytest.MonkeyPatch, lender: Client, client: Client
+) -> None:
+    def die() -> None:
+        lender.region.segment.unlink()
+        lender.region.close()
+
+    before_borrowing(monkeypatch, die)
+    with pytest.raises(StaleRequestError, match="is gone"), open_session().open(borrowing(lender, client)):
+        pass
+    assert client.is_free()

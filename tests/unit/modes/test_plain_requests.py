@@ -41,12 +41,6 @@ def test_what_a_plain_request_brings_is_read_only(open_session: Open) -> None:
     assert flags == [False, False, False, True]
 
 
-def test_what_is_passed_on_leaves_as_it_came(open_session: Open) -> None:
-    session = open_session()
-    (response,) = session.serve([delivered({}, ["Y"], {"X": X})], lambda call: call.put("Y", call.input("X")))
-    assert outputs_of(response)["Y"].tolist() == X.tolist()
-
-
 def test_what_is_passed_on_is_not_read(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     session, request = open_session(), delivered({}, ["Y"], {"X": X})
     with monkeypatch.context() as patched:
@@ -115,9 +109,7 @@ def test_a_model_may_serve_the_direct_path_alone(open_session: Open) -> None:
     assert message_of(response).startswith("shm:table: shm_slot: found nothing, expected the address of a slot: ")
 
 
-def test_a_model_may_not_serve_the_direct_path(open_session: Open) -> None:
-    client = Client()
+def test_a_model_may_not_serve_the_direct_path(open_session: Open, client: Client) -> None:
     session = open_session(parameters={"SHM_PATHS": "inline"})
     (response,) = session.serve([client.request({"X": X}, {"Y": 16})], double)
     assert "model 'm' does not serve the direct path" in message_of(response)
-    client.close()

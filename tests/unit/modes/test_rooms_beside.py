@@ -18,7 +18,7 @@ from shm_backend_utils.protocol.table import encode
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.claims_of import claim_of_region
 from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
-from tests.unit.modes.doubling import FP32, Open, X
+from tests.unit.modes.doubling import FP32, MakeClient, Open, X
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
 
@@ -137,8 +137,8 @@ def test_a_stream_grows_again_and_lets_go_of_the_region_before(
     third.close()
 
 
-def test_a_region_is_borrowed_once_for_all_places(open_session: Open, other: Client) -> None:
-    client = Client(slots=5)
+def test_a_region_is_borrowed_once_for_all_places(open_session: Open, other: Client, make_client: MakeClient) -> None:
+    client = make_client(slots=5)
     request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 4, 1024))
 
     def answer(call: StreamCall) -> Iterator[None]:
@@ -157,7 +157,6 @@ def test_a_region_is_borrowed_once_for_all_places(open_session: Open, other: Cli
     session.serve_streams([request], answer)
     assert in_response(answers_to(request).sent) == [True] + [False] * 11
     assert other.is_free()
-    client.close()
 
 
 @pytest.mark.parametrize("word", [0, 7, frame_number(1, 1), frame_number(2, 0), frame_number(0, 9), 2**64 - 1])

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ClosedError, ModelError
+from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import ShmSession, StreamCall
 from shm_backend_utils.protocol import results
-from shm_backend_utils.protocol.spans import Ring, frame_number
+from shm_backend_utils.protocol.layout import SlotRecord
+from shm_backend_utils.protocol.spans import MAX_FRAMES, OutputSpan, Ring, Table, frame_number
+from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
-from tests.unit.modes.doubling import Open, X
+from tests.unit.modes.doubling import MakeClient, Open, X
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
 
@@ -33,8 +36,8 @@ def frame(client: Client, slot: int, index: int, generation: int = 1) -> list[fl
     return [float(value) for value in view]
 
 
-def test_frames_go_round_as_the_client_releases_them(open_session: Open) -> None:
-    client = Client(slots=3)
+def test_frames_go_round_as_the_client_releases_them(open_session: Open, make_client: MakeClient) -> None:
+    client = make_client(slots=3)
     request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 2, 1024))
     seen: list[Any] = []
 
@@ -65,11 +68,9 @@ def test_frames_go_round_as_the_client_releases_them(open_session: Open) -> None
         *[(None, {})] * 5,
         None,
     ]
-    client.close()
 
 
-def test_without_a_ring_responses_go_through_triton(open_session: Open) -> None:
-    client = Client()
+def test_without_a_ring_responses_go_through_triton(open_session: Open, client: Client) -> None:
     request = client.request({"X": X}, {"Y": 16})
 
     def answer(call: StreamCall) -> Iterator[None]:
@@ -80,7 +81,6 @@ def test_without_a_ring_responses_go_through_triton(open_session: Open) -> None:
     streaming(open_session).serve_streams([request], answer)
     assert [outputs_of(sent)["Y"].tolist() for sent in answers_to(request).sent[:-1] if sent] == [X.tolist()] * 2
     assert client.is_over()
-    client.close()
 
 
 def test_a_response_has_the_outputs_that_were_written_since_the_last_one(open_session: Open) -> None:
@@ -96,8 +96,9 @@ def test_a_response_has_the_outputs_that_were_written_since_the_last_one(open_se
     assert [list(outputs_of(sent)) for sent in answers_to(request).sent if sent] == [["Y"], ["Z"], [], ["Y", "Z"]]
 
 
-def test_without_a_ring_strings_go_as_triton_has_them_as_nobody_reads_results(open_session: Open) -> None:
-    client = Client()
+def test_without_a_ring_strings_go_as_triton_has_them_as_nobody_reads_results(
+    open_session: Open, client: Client
+) -> None:
     request = client.request({"X": X}, {"Y": 64})
     session = streaming(open_session, outputs=[tensor("Y", "STRING")])
 
@@ -109,23 +110,12 @@ def test_without_a_ring_strings_go_as_triton_has_them_as_nobody_reads_results(op
     (sent, _) = answers_to(request).sent
     assert sent is not None
     assert outputs_of(sent)["Y"].tolist() == [b"ab", b"cde"]
-    client.close()
 
 
-@pytest.mark.parametrize("ring", [Ring(0, 2, 1024), Ring(2, 2, 1024), Ring(1, 3, 1024)], ids=str)
-def test_a_ring_of_slots_that_are_not_there_is_refused(open_session: Open, ring: Ring) -> None:
-    client = Client(slots=3)
-    request = client.request({"X": X}, {"Y": 16}, ring=ring)
-    streaming(open_session).serve_streams([request], lambda call: None)
-    (sent,) = answers_to(request).sent
-    assert sent is not None
-    assert message_of(sent).startswith("shm:table: frame_slot: found slots ")
-    assert client.is_free()
-    client.close()
-
-
-def test_a_client_that_releases_nothing_is_not_waited_for_without_end(open_session: Open) -> None:
-    client = Client(slots=2)
+def test_a_client_that_releases_nothing_is_not_waited_for_without_end(
+    open_session: Open, make_client: MakeClient
+) -> None:
+    client = make_client(slots=2)
     request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
 
     def answer(call: StreamCall) -> Iterator[None]:
@@ -138,11 +128,10 @@ def test_a_client_that_releases_nothing_is_not_waited_for_without_end(open_sessi
     assert last is not None
     assert message_of(last).startswith("shm:stalled: ")
     assert client.is_over()
-    client.close()
 
 
-def test_a_place_that_was_released_is_the_models_until_it_is_sent(open_session: Open) -> None:
-    client = Client(slots=2)
+def test_a_place_that_was_released_is_the_models_until_it_is_sent(open_session: Open, make_client: MakeClient) -> None:
+    client = make_client(slots=2)
     request = client.request({"X": X}, {"Y": 16, "Z": 16}, ring=Ring(1, 1, 1024))
     record = client.region.record(1)
 
@@ -158,7 +147,6 @@ def test_a_place_that_was_released_is_the_models_until_it_is_sent(open_session: 
     session = streaming(open_session, outputs=[tensor("Y"), tensor("Z")], parameters={"SHM_STREAM_PATIENCE_S": "0.05"})
     session.serve_streams([request], answer)
     assert [each and each.error() for each in answers_to(request).sent] == [None] * 3
-    client.close()
 
 
 def read_slowly(client: Client, pause_s: float, stop: threading.Event) -> threading.Thread:
@@ -178,8 +166,10 @@ def read_slowly(client: Client, pause_s: float, stop: threading.Event) -> thread
     return reader
 
 
-def test_a_client_that_reads_slowly_for_ever_is_not_waited_for_without_end(open_session: Open) -> None:
-    client, stop = Client(slots=2), threading.Event()
+def test_a_client_that_reads_slowly_for_ever_is_not_waited_for_without_end(
+    open_session: Open, make_client: MakeClient
+) -> None:
+    client, stop = make_client(slots=2), threading.Event()
     request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
 
     def answer(call: StreamCall) -> Iterator[None]:
@@ -201,11 +191,10 @@ def test_a_client_that_reads_slowly_for_ever_is_not_waited_for_without_end(open_
     assert message_of(last).startswith("shm:stalled: the stream has waited for its client for 0.3 s altogether")
     assert len(answers_to(request).sent) > 3
     assert client.is_over()
-    client.close()
 
 
-def test_what_a_slow_model_takes_is_no_waiting_for_its_client(open_session: Open) -> None:
-    client, stop = Client(slots=2), threading.Event()
+def test_what_a_slow_model_takes_is_no_waiting_for_its_client(open_session: Open, make_client: MakeClient) -> None:
+    client, stop = make_client(slots=2), threading.Event()
     request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
 
     def answer(call: StreamCall) -> Iterator[None]:
@@ -220,11 +209,9 @@ def test_what_a_slow_model_takes_is_no_waiting_for_its_client(open_session: Open
     stop.set()
     reader.join()
     assert answers_to(request).sent[-1] is None
-    client.close()
 
 
-def test_a_stream_that_was_not_entered_says_so(open_session: Open) -> None:
-    client = Client()
+def test_a_stream_that_was_not_entered_says_so(open_session: Open, client: Client) -> None:
     call = streaming(open_session).stream(client.request({"X": X}, {"Y": 16}))
     for use in (lambda: call.input("X"), lambda: call.put("Y", X), call.send, lambda: call.forward("other", {})):
         with pytest.raises(ModelError, match=r"has not begun; enter it first: with session.stream\(request\) as call"):
@@ -233,13 +220,91 @@ def test_a_stream_that_was_not_entered_says_so(open_session: Open) -> None:
         assert call.input("X").numpy().tolist() == X.tolist()
     with pytest.raises(ClosedError, match="this call is closed"):
         call.input("X")
-    client.close()
 
 
-def test_a_call_that_was_not_entered_says_so(open_session: Open) -> None:
-    client = Client()
+def test_a_call_that_was_not_entered_says_so(open_session: Open, client: Client) -> None:
     call = open_session().open(client.request({"X": X}, {"Y": 16}))
     with pytest.raises(ModelError, match=r"has not begun; enter it first: with session.open\(request\) as call"):
         call.output("Y", (4,), np.float32)
     assert not call.is_open
+
+
+MANY = 512
+STRIDE = 64 * MANY
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    client = Client(slots=MAX_FRAMES + 1, share=STRIDE, record_byte_size=1 << 16)
+    yield client
     client.close()
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For which places outputs were laid out, or records looked up."""
+    made: list[int] = []
+    outputs, record = Ring.outputs, ManagedRegion.record
+
+    def noting_outputs(ring: Ring, first: Mapping[str, OutputSpan], place: int) -> dict[str, OutputSpan]:
+        made.append(place)
+        return outputs(ring, first, place)
+
+    def noting_record(region: ManagedRegion, slot: int) -> SlotRecord:
+        if slot:
+            made.append(slot - 1)
+        return record(region, slot)
+
+    monkeypatch.setattr(Ring, "outputs", noting_outputs)
+    monkeypatch.setattr(ManagedRegion, "record", noting_record)
+    return made
+
+
+def ring_of(client: Client, *names: str) -> InferenceRequest:
+    """Return the request of a stream with as many places as there may be, each with these outputs."""
+    rooms = {name: OutputSpan(0, client.data + 64 * number, 16) for number, name in enumerate(names)}
+    return delivered(client.begin(Table({}, rooms, ring=Ring(1, MAX_FRAMES, STRIDE))), list(names))
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
+def test_outputs_that_the_model_does_not_have_cost_nothing_for_each_place(
+    open_session: Open, client: Client, places: list[int], is_first: bool
+) -> None:
+    unknown = [f"O{number}" for number in range(MANY - 1)]
+    request = ring_of(client, *unknown, "Y") if is_first else ring_of(client, "Y", *unknown)
+    executed: list[StreamCall] = []
+    open_session(model_transaction_policy={"decoupled": True}).serve_streams([request], executed.append)
+    (sent,) = answers_to(request).sent
+    assert sent is not None
+    assert message_of(sent) == "shm:tensor: model 'm' has no output 'O0'; it has Y"
+    assert (places, executed) == ([], [])
+    assert client.region.record(0).started == 0
+    assert client.is_free()
+
+
+def test_slots_that_are_not_there_are_refused_before_anything_is_made_for_them(
+    open_session: Open, client: Client, places: list[int]
+) -> None:
+    rooms = {"Y": OutputSpan(0, client.data, 16)}
+    request = delivered(client.begin(Table({}, rooms, ring=Ring(2, MAX_FRAMES, 64))), ["Y"])
+    open_session(model_transaction_policy={"decoupled": True}).serve_streams([request], lambda _: None)
+    (sent,) = answers_to(request).sent
+    assert sent is not None
+    assert message_of(sent).startswith("shm:table: frame_slot: found slots ")
+    assert places == []
+
+
+def test_outputs_that_the_model_has_are_laid_out_for_each_place(
+    open_session: Open, client: Client, places: list[int]
+) -> None:
+    request = ring_of(client, "Y")
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        call.put("Y", np.ones(4, np.float32))
+        yield
+
+    open_session(model_transaction_policy={"decoupled": True}).serve_streams([request], answer)
+    (sent, last) = answers_to(request).sent
+    assert sent is not None
+    assert (sent.error(), last) == (None, None)
+    assert set(places) == set(range(MAX_FRAMES))
