@@ -47,13 +47,12 @@ class Command(NamedTuple):
 COMMANDS: Final = (
     Command("serve", "run a Triton server without Docker, for development", "server"),
     Command("demo", "send photographs through a server on every path", "demo"),
-    Command("bench", "measure what this library costs on this machine", "bench"),
     Command("doctor", "find out what keeps requests from the direct path", "client"),
     Command("regions", "list our shared-memory regions"),
     Command("top", "watch shared memory, who maps it, and requests by path", "cli"),
     Command("vendor", "put the model half into a model's folder"),
 )
-GONE: Final[dict[str, str]] = {}
+GONE: Final[dict[str, str]] = {"bench": "`scripts/bench` in a checkout"}
 """What took the place of commands that earlier versions had, as the end of "use ..."."""
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 from typing import Final
 
@@ -77,9 +78,17 @@ def test_with_numpy_alone_the_model_half_and_the_commands_that_need_nothing_work
     refusal = run(command, "demo", cwd=elsewhere, status=1)
     assert "pip install 'triton-shm-backend-utils[demo]'" in refusal
     assert len(refusal.splitlines()) == 1
+    gone = run(command, "bench", "--quick", cwd=elsewhere, status=2)
+    assert gone == "shm-backend-utils has no bench any more: use `scripts/bench` in a checkout\n"
 
 
-def test_demo_and_bench_of_the_wheel_run_with_their_own_server_and_models(wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_has_nothing_of_the_bench(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert any(name.startswith("shm_backend_utils/cli/demo/") for name in names)
+    assert [name for name in names if "bench" in name] == []
+
+
+def test_the_demo_of_the_wheel_runs_with_its_own_server_and_models(wheel: Path, tmp_path: Path) -> None:
     """Both halves are the wheel's. Packages that it needs are those of this environment, which take long to install."""
     commands = make_environment(tmp_path / "environment", "--no-deps", str(wheel))
     (site_packages,) = (tmp_path / "environment").glob("lib/python*/site-packages")
@@ -90,7 +99,3 @@ def test_demo_and_bench_of_the_wheel_run_with_their_own_server_and_models(wheel:
     printed = run(commands / "shm-backend-utils", "demo", "--rounds", "1", cwd=elsewhere)
     assert json.loads(printed.splitlines()[-1])["identical"] is True
     assert (elsewhere / "demo.png").is_file()
-    groups = ["--only", "registered", "--only", "harness"]  # the second loads a sample model by itself
-    options = ["--quick", *groups, "--json", "bench.json"]
-    run(commands / "shm-backend-utils", "bench", *options, cwd=elsewhere)
-    assert json.loads((elsewhere / "bench.json").read_text())["figures"]

@@ -65,7 +65,7 @@ def set_up(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
 
 
 def test_what_commands_need_comes_first_and_the_rest_is_added(set_up: Callable[..., list[str]]) -> None:
-    assert set_up(COMMANDS) == ["create", "demo,bench"]
+    assert set_up(COMMANDS) == ["create", "demo"]
     assert set_up(COMMANDS) == []
     assert set_up(EVERYTHING) == ["dev"]
     assert set_up(EVERYTHING) == []
@@ -83,13 +83,13 @@ def test_other_dependencies_and_another_version_make_it_anew(
 ) -> None:
     set_up(EVERYTHING)
     (checkout / changed).write_text('__version__: Final = "2"\n')
-    assert set_up(COMMANDS) == ["create", "demo,bench"]
+    assert set_up(COMMANDS) == ["create", "demo"]
 
 
 def test_what_failed_is_started_over(set_up: Callable[..., list[str]]) -> None:
     with pytest.raises(StepFailedError, match="pip's words"):
-        set_up(COMMANDS, failing="demo,bench")
-    assert set_up(COMMANDS) == ["create", "demo,bench"]
+        set_up(COMMANDS, failing="demo")
+    assert set_up(COMMANDS) == ["create", "demo"]
 
 
 def test_a_server_that_cannot_be_installed_fails_the_setup_and_keeps_the_packages(
@@ -104,7 +104,7 @@ def test_a_server_that_cannot_be_installed_fails_the_setup_and_keeps_the_package
 
 def test_an_environment_with_numpy_1_has_all_that_the_other_has_but_what_needs_numpy_2() -> None:
     assert EVERYTHING_WITH_NUMPY_1.extras == EVERYTHING.extras
-    assert EVERYTHING_WITH_NUMPY_1.alone == EVERYTHING.alone == COMMANDS.alone
+    assert EVERYTHING_WITH_NUMPY_1.alone == EVERYTHING.alone
 
 
 def test_an_environment_that_is_a_link_is_refused_and_what_it_leads_to_is_kept(tmp_path: Path, checkout: Path) -> None:

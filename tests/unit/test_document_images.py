@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shm_backend_utils.cli.bench.pictures import PICTURES
+from scripts.tools.bench.pictures import PICTURES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from shm_backend_utils.cli.common import figures as common
-
 from .. import ROOT
+from .. import figures as common
 
 __all__ = ["CheckFailedError", "Figure", "NotOnAFakeError", "Outcome", "Report", "require"]
 

@@ -64,7 +64,7 @@ def main() -> int:
         action="store_const",
         dest="chosen",
         const=COMMANDS,
-        help="have in .venv what scripts/demo, serve and bench need, and not what tests need",
+        help="have in .venv what scripts/demo and serve need, and not what tests need",
     )
     kinds.add_argument(
         "--numpy1",

@@ -62,8 +62,8 @@ CUPY: Final = "cupy-cuda12x==14.2.0"
 BINDINGS_OF_CUDA_12: Final = "cuda-bindings<13"
 BINDINGS_OF_CUDA_13: Final = "cuda-bindings>=13"
 
-COMMANDS: Final = Contents("demo,bench", ("numpy>=2",), alone=(OTHER_CLIENT,))
-"""What ``scripts/demo``, ``serve`` and ``bench`` need: whoever tries the demo is not to wait for PyTorch."""
+COMMANDS: Final = Contents("demo", ("numpy>=2",))
+"""What ``scripts/demo`` and ``serve`` need: whoever tries the demo is not to wait for PyTorch."""
 EVERYTHING: Final = Contents(
     "dev", ("numpy>=2", BINDINGS_OF_CUDA_13), (OTHER_CLIENT,), (TORCH, CUPY), includes=(COMMANDS,)
 )

@@ -1,1 +1,1 @@
-"""What several commands use, and tools that run in a checkout: servers, models, command lines, rounds and figures."""
+"""What several commands use, and tools that run in a checkout: servers, models, command lines and rounds."""

@@ -1,0 +1,128 @@
+"""Measure what this library costs, each figure against something else in the same run, next to what it is held to."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import Progress
+from tritonclient.utils import InferenceServerException
+
+from shm_backend_utils.cli.common.command_line import exit_status, positive
+from shm_backend_utils.client import CopyWarning
+from shm_backend_utils.errors import ShmError
+
+from ..figures import Figure
+from .amounts import FULL, QUICK, Amounts
+from .bench import Bench, allow_many_descriptors
+from .groups import GROUPS, WITH_OTHER_CLIENT
+from .machine import describe
+from .other_client import OTHER_CLIENT, has_other_client
+from .pictures import PICTURES
+from .reports import ReportError, Reports, Run, read_run, table_of
+from .server import bench_server
+
+_OF_MEASURING: Final = ("only", "quick", "rounds", "requests", "functions")
+
+
+def main() -> int:
+    """Run the bench; return its exit status."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures and all medians to FILE")
+    parser.add_argument("--document", type=Path, metavar="FILE", help="write a page of documentation to FILE")
+    parser.add_argument(
+        "--plot", type=Path, metavar="DIR", help="draw pictures into DIR, as PNG and SVG; the page shows them"
+    )
+    parser.add_argument(
+        "--from",
+        type=Path,
+        metavar="FILE",
+        dest="source",
+        help="measure nothing: report what --json has written to FILE",
+    )
+    parser.add_argument(
+        "--only", choices=GROUPS, action="append", metavar="GROUP", help=f"measure one of {', '.join(GROUPS)}"
+    )
+    parser.add_argument("--quick", action="store_true", help="do little: to see whether everything works")
+    parser.add_argument("--rounds", type=positive, help=f"how often each case runs (default: {FULL.rounds})")
+    parser.add_argument(
+        "--requests", type=positive, help=f"how many requests at random to send (default: {FULL.requests:,})"
+    )
+    parser.add_argument("--functions", action="store_true", help="print the functions that are counted")
+    arguments = parser.parse_args()
+    return exit_status(lambda: _run(arguments), ReportError, ShmError, InferenceServerException)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    reports = Reports(arguments.json, arguments.document, arguments.plot)
+    reports.check()
+    if arguments.source:
+        _check_nothing_is_to_be_measured(arguments)
+        found = read_run(arguments.source)
+        if arguments.plot and not any(found.curves.of(picture) for picture in PICTURES):
+            raise ReportError(f"{arguments.source} has nothing to draw: no {', '.join(PICTURES)}")
+    else:
+        groups = groups_to_measure(arguments.only, draws=arguments.plot is not None)
+        found = _measured(groups, _amounts(arguments), shows_functions=arguments.functions)
+    Console().print(table_of(found.figures))
+    reports.write(found)
+    return 0
+
+
+def _check_nothing_is_to_be_measured(arguments: argparse.Namespace) -> None:
+    given = [f"--{name}" for name in _OF_MEASURING if getattr(arguments, name)]
+    if given:
+        raise ReportError(f"--from measures nothing, so there is nothing to do for {', '.join(given)}; leave one out")
+
+
+def _amounts(arguments: argparse.Namespace) -> Amounts:
+    amounts = QUICK if arguments.quick else FULL
+    if arguments.rounds:
+        amounts = amounts.with_rounds(arguments.rounds)
+    if arguments.requests:
+        amounts = amounts.with_requests(arguments.requests)
+    return amounts
+
+
+def groups_to_measure(only: Sequence[str] | None, *, draws: bool) -> list[str]:
+    """Return those that are asked for, or all that can be measured here.
+
+    Raises
+    ------
+    ReportError
+        One that is asked for cannot be; or pictures are, but not what they are drawn from.
+    """
+    if draws and only and not set(PICTURES) & set(only):
+        raise ReportError(f"--plot draws {', '.join(PICTURES)}; add one of them with --only, or leave --only out")
+    groups = list(only or GROUPS)
+    missing = [] if has_other_client() else [group for group in groups if group in WITH_OTHER_CLIENT]
+    if missing and only:
+        raise ReportError(
+            f"{', '.join(missing)}: {OTHER_CLIENT} is not installed; pip install --no-deps {OTHER_CLIENT}"
+        )
+    if not has_other_client():
+        print(f"{OTHER_CLIENT} is not installed: its rows and lines are left out", file=sys.stderr)
+    return [group for group in groups if group not in missing]
+
+
+def _measured(groups: list[str], amounts: Amounts, *, shows_functions: bool) -> Run:
+    allow_many_descriptors()
+    warnings.simplefilter("ignore", CopyWarning)  # what is copied here is what is measured
+    figures: list[Figure] = []
+    with Progress(console=Console(stderr=True), transient=True) as progress, bench_server() as server:
+        bench = Bench(server, amounts, progress, shows_functions=shows_functions)
+        plain = bench.plain_client()
+        machine = describe(plain) | amounts.label
+        plain.close()
+        for group in groups:
+            figures += GROUPS[group](bench)
+    return Run(machine, figures, bench.medians, bench.curves)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

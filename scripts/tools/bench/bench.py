@@ -1,0 +1,144 @@
+"""What every group of the bench measures with: a server, how often, and medians over the rounds."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, Final
+
+import tritonclient.grpc
+import tritonclient.http
+from rich.progress import Progress
+
+from shm_backend_utils.cli.common.rounds import Times, shuffled
+from shm_backend_utils.client import ShmClient
+from shm_backend_utils.server import EmbeddedServer
+
+from ..figures import Figure
+from .amounts import Amounts
+from .curves import Curves
+
+__all__ = ["AsyncCases", "Bench", "Cases", "Medians", "allow_many_descriptors"]
+
+Cases = Mapping[str, Callable[[], object]]
+AsyncCases = Mapping[str, Callable[[], Awaitable[object]]]
+
+WARM_UP_ROUNDS: Final = 20
+
+
+class Medians(dict[str, float]):
+    """Median time of each case, in milliseconds."""
+
+    def pair(self, one: str, other: str) -> str:
+        """Return two of them in words."""
+        return f"{self[one]:.3f} ms / {self[other]:.3f} ms"
+
+    def ratio(
+        self,
+        name: str,
+        one: str,
+        other: str,
+        unit: str,
+        *,
+        at_most: float | None = None,
+        at_least: float | None = None,
+    ) -> Figure:
+        """Return what one case takes over what another one does, as a figure of this name."""
+        return Figure(name, self[one] / self[other], unit, self.pair(one, other), at_most, at_least)
+
+
+class Bench:
+    """A server to measure against, and how often to.
+
+    Attributes
+    ----------
+    server : EmbeddedServer
+    amounts : Amounts
+    shows_functions : bool
+        Whether to print the functions that are counted.
+    medians : dict of str to Medians
+        All that were measured, by what was measured.
+    curves : Curves
+        What the pictures are drawn from.
+    """
+
+    def __init__(
+        self, server: EmbeddedServer, amounts: Amounts, progress: Progress, *, shows_functions: bool = False
+    ) -> None:
+        self.server = server
+        self.amounts = amounts
+        self.shows_functions = shows_functions
+        self.medians: dict[str, Medians] = {}
+        self.curves = Curves()
+        self._progress = progress
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """The server's address for ShmClient, by protocol."""
+        return {"grpc": self.server.grpc_url, "http": f"http://{self.server.http_url}"}
+
+    def plain_client(self, protocol: str = "grpc") -> Any:
+        """Return tritonclient's client, to be closed."""
+        if protocol == "grpc":
+            return tritonclient.grpc.InferenceServerClient(self.server.grpc_url)
+        return tritonclient.http.InferenceServerClient(self.server.http_url)
+
+    def direct_client(self) -> ShmClient:
+        """Return this library's client, whose small calls go direct as well; to be closed."""
+        return ShmClient(self.server.grpc_url, inline_bytes=0)
+
+    def say(self, text: str) -> None:
+        """Print something beside the progress."""
+        self._progress.console.print(text, highlight=False, markup=False)
+
+    def shown(self, what: str, count: int) -> Iterator[int]:
+        """Count up to ``count``, showing progress."""
+        task = self._progress.add_task(what, total=count)
+        for number in range(count):
+            yield number
+            self._progress.advance(task)
+        self._progress.remove_task(task)
+
+    def rounds_with_warm_up(
+        self, what: str, rounds: int | None = None, warm_up_rounds: int | None = None
+    ) -> Iterator[int]:
+        """Count the rounds, from below 0 to warm up, showing progress."""
+        rounds = rounds or self.amounts.rounds
+        first = min(rounds, WARM_UP_ROUNDS) if warm_up_rounds is None else warm_up_rounds
+        for number in self.shown(what, first + rounds):
+            yield number - first
+
+    def measure(
+        self, what: str, cases: Cases, rounds: int | None = None, *, warm_up_rounds: int | None = None
+    ) -> Medians:
+        """Run every case once per round, so that whatever the machine does meanwhile hits all alike."""
+        times = Times(cases)
+        for number in self.rounds_with_warm_up(what, rounds, warm_up_rounds):
+            for name in shuffled(cases, number):
+                case = cases[name]
+                begin = time.perf_counter()
+                case()
+                times.add(name, number, begin)
+        return self._medians(what, times)
+
+    async def measure_async(self, what: str, cases: AsyncCases, rounds: int | None = None) -> Medians:
+        """As :meth:`measure`, for cases that are awaited, one after another."""
+        times = Times(cases)
+        for number in self.rounds_with_warm_up(what, rounds):
+            for name in shuffled(cases, number):
+                case = cases[name]
+                begin = time.perf_counter()
+                await case()
+                times.add(name, number, begin)
+        return self._medians(what, times)
+
+    def _medians(self, what: str, times: Times) -> Medians:
+        medians = self.medians[what] = Medians(times.medians())
+        return medians
+
+
+def allow_many_descriptors() -> None:
+    """Let this process and its children open as many files as they may: slots and their mappings are files."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,0 +1,64 @@
+"""What the bench measures: :data:`GROUPS`, in the order of its report.
+
+A row of the report is a ``Figure``. To add one, measure it in the group where it belongs; to add a group, write a
+module with a function that takes a ``Bench`` and returns figures, and name it here. What a figure is held to stands at
+the top of its module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from ...figures import Figure
+from ..bench import Bench
+from .batches import batches
+from .client_time import client_time
+from .forwarding import forwarding
+from .functions import functions
+from .growth import growth
+from .harness import harness
+from .latency import latency
+from .own_time import own_time
+from .parts import parts
+from .registered import registered
+from .round_trips import round_trips
+from .sealed import sealed
+from .shapes import shapes
+from .sizes import sizes
+from .stock import infer_beside_stock, plain_clients
+from .streams import streams
+from .throughput import concurrency, throughput
+from .triton_shm_client import compat, other_client
+from .uploads import uploads
+
+__all__ = ["GROUPS", "WITH_OTHER_CLIENT"]
+
+GROUPS: Final[Mapping[str, Callable[[Bench], list[Figure]]]] = {
+    "path": round_trips,
+    "own-time": own_time,
+    "client": client_time,
+    "sealed": sealed,
+    "sizes": sizes,
+    "stock": infer_beside_stock,
+    "plain": plain_clients,
+    "throughput": throughput,
+    "uploads": uploads,
+    "other-client": other_client,
+    "compat": compat,
+    "batch": batches,
+    "forward": forwarding,
+    "registered": registered,
+    "stream": streams,
+    "growth": growth,
+    "functions": functions,
+    "parts": parts,
+    "harness": harness,
+    "shapes": shapes,
+    "concurrency": concurrency,
+    "latency": latency,
+}
+"""The groups by the names that ``--only`` knows. Those of the pictures come last: large tensors grow Triton's pools."""
+
+WITH_OTHER_CLIENT: Final = ("other-client", "compat")
+"""Those that are of triton-shm-client, and so need it."""

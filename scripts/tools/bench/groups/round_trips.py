@@ -1,0 +1,79 @@
+"""What round trips on the direct path take, each over an empty request to a model without this library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Final
+
+import numpy as np
+import tritonclient.grpc
+import tritonclient.http
+
+from shm_backend_utils.client import PreparedCall, ShmClient
+
+from ...figures import Figure
+from ..bench import Bench
+
+__all__ = ["round_trips"]
+
+IDENTITY_BYTES: Final = {"64 B": 64, "1 MiB": 2**20, "128 MiB": 2**27, "1 GiB": 2**30}
+BATCH: Final = (16, 3, 224, 224)
+MOST_OF_EMPTY: Final = 1.2
+MOST_OF_EMPTY_THAT_MULTIPLIES: Final = 1.1
+
+
+def round_trips(bench: Bench) -> list[Figure]:
+    """Measure them over both protocols."""
+    return [figure for protocol in bench.urls for figure in _of_protocol(bench, protocol)]
+
+
+def _of_protocol(bench: Bench, protocol: str) -> list[Figure]:
+    with ExitStack() as stack:
+        client = stack.enter_context(ShmClient(bench.urls[protocol]))
+        bare = bench.plain_client(protocol)
+        stack.callback(bare.close)
+        batch_size = (tritonclient.grpc if protocol == "grpc" else tritonclient.http).InferInput(
+            "SHM", [BATCH[0], 0], "UINT8"
+        )
+        batch_size.set_data_from_numpy(np.empty((BATCH[0], 0), np.uint8))
+        empty: dict[str, Callable[[], object]] = {"empty": lambda: bare.infer("empty", [])}
+        identity = {
+            size: _prepared(stack, client, "identity", (byte_size // 4,)).infer
+            for size, byte_size in IDENTITY_BYTES.items()
+        }
+        multiply: dict[str, Callable[[], object]] = {
+            "bare multiply": lambda: bare.infer("bare_multiply", [batch_size]),
+            "bare multiply, tmpfs": lambda: bare.infer("bare_multiply_tmpfs", [batch_size]),
+            "multiply": _prepared(stack, client, "multiply", BATCH).infer,
+        }
+        medians = bench.measure(f"identity, {protocol}", {**empty, **identity})
+        multiply_medians = bench.measure(f"×2, {protocol}", multiply)
+    identities = [
+        medians.ratio(
+            f"{protocol}: identity of {size}, in place",
+            size,
+            "empty",
+            "× an empty request",
+            at_most=MOST_OF_EMPTY,
+        )
+        for size in IDENTITY_BYTES
+    ]
+    doubled = multiply_medians.ratio(
+        f"{protocol}: ×2 on {list(BATCH)}, in place",
+        "multiply",
+        "bare multiply",
+        "× an empty request whose model multiplies its own memory",
+        at_most=MOST_OF_EMPTY_THAT_MULTIPLIES,
+    )
+    doubled_in_small_pages = multiply_medians.ratio(
+        doubled.name, "multiply", "bare multiply, tmpfs", "× the same, whose own memory is of tmpfs, in pages of 4 KiB"
+    )
+    return [*identities, doubled, doubled_in_small_pages]
+
+
+def _prepared(stack: ExitStack, client: ShmClient, model: str, shape: tuple[int, ...]) -> PreparedCall:
+    """Return a call whose input was filled in place."""
+    call = stack.enter_context(client.prepare(model, {"INPUT0": (shape, np.float32)}))
+    call.inputs["INPUT0"][:] = 1
+    return call

@@ -1,0 +1,103 @@
+"""This library beside no library: tritonclient, and models written with pb_utils alone, which pass their input on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, Final
+
+import numpy as np
+
+from shm_backend_utils.client import ShmClient
+
+from ...figures import Figure
+from ..bench import Bench
+from ..payloads import Floats, endless, in_band, repeated, varying
+from ..registered_pair import RegisteredPair
+from ..ways import OURS, STOCK
+
+__all__ = ["infer_beside_stock", "plain_clients"]
+
+INFER_OVER_STOCK: Final[Mapping[int, float]] = {1: 1.1, 4: 1.0, 64: 0.85}
+"""At most, by KiB."""
+PLAIN_BYTES: Final[Mapping[str, int]] = {"1 KiB": 2**10, "64 KiB": 2**16, "1 MiB": 2**20}
+PLAIN_OVER_STOCK: Final = 1.05
+ROUNDS_PER_ROUND: Final = 5
+
+
+def infer_beside_stock(bench: Bench) -> list[Figure]:
+    """Measure `infer` with shapes that vary beside tritonclient in band with the stock model, on the same arrays."""
+    figures = []
+    with ShmClient(bench.server.grpc_url) as client:
+        plain = bench.plain_client()
+        try:
+            for kibibytes, limit in INFER_OVER_STOCK.items():
+                ours, theirs = (endless(varying(kibibytes << 10)) for _ in range(2))
+
+                def infer(given: Any = ours) -> float:
+                    x = next(given)
+                    with client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
+                        return float(result["OUTPUT0"][-1])
+
+                def plain_infer(given: Any = theirs) -> float:
+                    return float(plain.infer(STOCK, in_band(next(given))).as_numpy("OUTPUT0")[-1])
+
+                name = f"infer, around {kibibytes} KiB, shapes varying"
+                cases = {"ours": infer, "stock": plain_infer}
+                medians = bench.measure(name, cases, ROUNDS_PER_ROUND * bench.amounts.rounds)
+                unit = "× tritonclient in band with a stock model"
+                figures.append(medians.ratio(name, "ours", "stock", unit, at_most=limit))
+        finally:
+            plain.close()
+    return figures
+
+
+def plain_clients(bench: Bench) -> list[Figure]:
+    """Measure a plain client's call of a model with a ShmSession, over that of the same model without."""
+    figures = []
+    with ExitStack() as stack:
+        plain = bench.plain_client()
+        stack.callback(plain.close)
+        for size, byte_size in PLAIN_BYTES.items():
+            for way, request in {
+                "in band": _in_band_request(byte_size),
+                "by Triton's shared memory": _shared_request(stack, plain, byte_size),
+            }.items():
+                cases = {model: request(plain, model) for model in (OURS, STOCK)}
+                name = f"a plain client, {size} {way}"
+                medians = bench.measure(name, cases, ROUNDS_PER_ROUND * bench.amounts.rounds)
+                unit = "× the same model written with pb_utils alone"
+                figures.append(medians.ratio(name, OURS, STOCK, unit, at_most=PLAIN_OVER_STOCK))
+    return figures
+
+
+Request = Callable[[Any, str], Callable[[], object]]
+"""Takes a client and a model's name; returns what makes one request."""
+
+
+def _in_band_request(byte_size: int) -> Request:
+    (x, *_) = repeated(byte_size)
+
+    def request(plain: Any, model: str) -> Callable[[], object]:
+        _check(model, plain.infer(model, in_band(x)).as_numpy("OUTPUT0"), x)
+        return lambda: plain.infer(model, in_band(x)).as_numpy("OUTPUT0")
+
+    return request
+
+
+def _shared_request(stack: ExitStack, plain: Any, byte_size: int) -> Request:
+    (x, *_) = repeated(byte_size)
+    pair = RegisteredPair(stack, plain, "grpc", byte_size)
+    pair.fill(x)
+
+    def request(plain: Any, model: str) -> Callable[[], object]:
+        plain.infer(model, pair.inputs, outputs=pair.outputs)
+        _check(model, pair.received(x.shape), x)
+        return lambda: plain.infer(model, pair.inputs, outputs=pair.outputs)
+
+    return request
+
+
+def _check(model: str, y: Any, x: Floats) -> None:
+    if not np.array_equal(y, x):
+        raise AssertionError(f"{model} does not give back {x.nbytes} bytes")

@@ -1,0 +1,93 @@
+"""How many calls per second one client makes when many use it, beside tritonclient in band with a stock model.
+
+Both send the same arrays, of different lengths, get them back, and read the end of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVar
+
+from ...figures import Figure
+from ..amounts import Amounts
+from ..bench import Bench
+from ..callers import STOCK_IN_BAND, for_tasks, for_threads
+from ..payloads import Floats, varying
+from ..rates import Rates, rate_ratio, rates_of_tasks, rates_of_threads
+
+__all__ = ["concurrency", "throughput"]
+
+THREADS: Final = 16
+TASKS: Final = 64
+LEAST: Final[Mapping[int, float]] = {1: 1.0, 16: 1.15}
+"""By KiB."""
+COMPARED: Final = ("ours", STOCK_IN_BAND)
+
+PICTURE: Final = "concurrency"
+PICTURE_BYTES: Final = (2**14, 2**20)
+CALLERS: Final = (1, 4, 16, 64)
+PERIOD_S: Final = 0.4
+PERIODS: Final = 2
+
+_Call = TypeVar("_Call")
+
+
+def throughput(bench: Bench) -> list[Figure]:
+    """Measure threads and tasks, over gRPC."""
+    figures = []
+    unit = "× the calls of tritonclient in band with a stock model"
+    for kibibytes, least in LEAST.items():
+        arrays = varying(kibibytes << 10)
+        rates = {
+            f"{THREADS} threads": _threads(bench, arrays, THREADS, bench.amounts, COMPARED),
+            f"{TASKS} tasks": asyncio.run(_tasks(bench, arrays, TASKS, bench.amounts, COMPARED)),
+        }
+        for who, found in rates.items():
+            figures.append(rate_ratio(f"{who}, around {kibibytes} KiB, shapes varying", found, unit, at_least=least))
+    return figures
+
+
+def concurrency(bench: Bench) -> list[Figure]:
+    """Measure what the picture shows: from one caller to many, and Triton's own shared memory as well.
+
+    In fewer and shorter periods; there is nothing that they are held to.
+    """
+    amounts = bench.amounts.with_periods(PERIOD_S, PERIODS)
+    measured: dict[str, Callable[[list[Floats], int], Rates]] = {
+        "threads": lambda arrays, callers: _threads(bench, arrays, callers, amounts),
+        "tasks": lambda arrays, callers: asyncio.run(_tasks(bench, arrays, callers, amounts)),
+    }
+    for byte_size in PICTURE_BYTES:
+        arrays = varying(byte_size)
+        for who, measure in measured.items():
+            for callers in CALLERS:
+                for name, rates in measure(arrays, callers).items():
+                    panel = f"{who}, {byte_size} bytes"
+                    bench.curves.add(PICTURE, panel, name, callers, statistics.median(rates))
+    return []
+
+
+def _threads(
+    bench: Bench, arrays: list[Floats], threads: int, amounts: Amounts, names: Iterable[str] | None = None
+) -> Rates:
+    what = f"calls of {threads} threads"
+    with for_threads(bench, _most_bytes(arrays), threads) as calls:
+        return rates_of_threads(bench, what, _chosen(calls, names), arrays, threads, amounts)
+
+
+async def _tasks(
+    bench: Bench, arrays: list[Floats], tasks: int, amounts: Amounts, names: Iterable[str] | None = None
+) -> Rates:
+    what = f"calls of {tasks} tasks"
+    async with for_tasks(bench, _most_bytes(arrays), tasks) as calls:
+        return await rates_of_tasks(bench, what, _chosen(calls, names), arrays, tasks, amounts)
+
+
+def _chosen(calls: Mapping[str, _Call], names: Iterable[str] | None) -> dict[str, _Call]:
+    return dict(calls) if names is None else {name: calls[name] for name in names}
+
+
+def _most_bytes(arrays: list[Floats]) -> int:
+    return max(x.nbytes for x in arrays)

@@ -1,0 +1,132 @@
+"""The ways to send an array to a model that gives it back: this library's, those without it, and an empty request.
+
+All but the calls in place and the empty request copy the array once on its way in. What comes back is looked at where
+it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client.options import PathName
+
+from .bench import Bench
+from .other_client import OTHER_CLIENT, connect_other_client, has_other_client
+from .payloads import Floats, in_band
+from .registered_pair import RegisteredPair
+
+__all__ = ["OURS", "OVER_THE_WIRE", "STOCK", "WAYS", "Send", "Way", "check", "ways_of"]
+
+OURS: Final = "identity"
+"""A model with a ShmSession."""
+STOCK: Final = "stock_identity"
+"""The same, written with pb_utils alone."""
+
+Send = Callable[[Floats], None]
+"""Sends an array; raises AssertionError if another one comes back."""
+Way = Callable[[Bench, str, int], AbstractContextManager[Send]]
+"""Takes the protocol, and how many bytes an array has at most."""
+
+
+def check(y: Floats, x: Floats) -> None:
+    """Raise if this is another array."""
+    if y.shape != x.shape or y[-1] != x[-1]:
+        raise AssertionError("a call got another one's answer")
+
+
+@contextmanager
+def _infer(path: PathName, bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
+    with ShmClient(bench.urls[protocol]) as client:
+
+        def send(x: Floats) -> None:
+            with client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}, path=path) as result:
+                check(result["OUTPUT0"], x)
+
+        yield send
+
+
+@contextmanager
+def _in_place(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
+    with (
+        ShmClient(bench.urls[protocol], path="direct") as client,
+        client.prepare(OURS, {"INPUT0": ((most_bytes // 4,), np.float32)}) as call,
+    ):
+        call.inputs["INPUT0"][:] = 1
+
+        def send(x: Floats) -> None:
+            check(call.infer()["OUTPUT0"], call.inputs["INPUT0"])
+
+        yield send
+
+
+@contextmanager
+def _in_band(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
+    with closing(bench.plain_client(protocol)) as plain:
+
+        def send(x: Floats) -> None:
+            check(plain.infer(STOCK, in_band(x, protocol)).as_numpy("OUTPUT0"), x)
+
+        yield send
+
+
+@contextmanager
+def _system_shm(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
+    with closing(bench.plain_client(protocol)) as plain, ExitStack() as stack:
+        pair = RegisteredPair(stack, plain, protocol, most_bytes)
+
+        def send(x: Floats) -> None:
+            pair.fill(x)
+            plain.infer(STOCK, pair.inputs, outputs=pair.outputs)
+            check(pair.received(x.shape), x)
+
+        yield send
+
+
+@contextmanager
+def _other_client(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
+    with closing(connect_other_client(bench.server.grpc_url)) as client:
+        item = ((), np.float32)  # a row is one number, a batch a tensor
+        client.register_shm_model(STOCK, [("INPUT0", *item)], [("OUTPUT0", *item)], most_bytes // 4, pool_size=1)
+
+        def send(x: Floats) -> None:
+            check(client.infer_shm(STOCK, {"INPUT0": x})["OUTPUT0"], x)
+
+        yield send
+
+
+@contextmanager
+def _empty(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
+    with closing(bench.plain_client(protocol)) as plain:
+
+        def send(x: Floats) -> None:
+            plain.infer("empty", [])
+
+        yield send
+
+
+WAYS: Final[Mapping[str, Way]] = {
+    "in place": _in_place,
+    "direct": partial(_infer, "direct"),
+    "triton-shm": partial(_infer, "triton-shm"),
+    "inline": partial(_infer, "inline"),
+    "stock in band": _in_band,
+    "stock triton shm": _system_shm,
+    OTHER_CLIENT: _other_client,
+    "empty": _empty,
+}
+"""By the names of their lines in the pictures."""
+
+OVER_THE_WIRE: Final = frozenset({"inline", "stock in band"})
+"""Those whose tensors are in the messages, which may take seconds."""
+
+
+def ways_of(protocol: str) -> dict[str, Way]:
+    """Return those that there are over a protocol: triton-shm-client knows only gRPC."""
+    has_other = protocol == "grpc" and has_other_client()
+    return {name: way for name, way in WAYS.items() if name != OTHER_CLIENT or has_other}

@@ -1,0 +1,213 @@
+"""The pictures: everything that was measured is drawn, can be read and told apart, and is the same every time."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import struct
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+
+import matplotlib as mpl
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+
+from scripts.tools.bench.amounts import FULL, QUICK, Amounts
+from scripts.tools.bench.groups import GROUPS
+from scripts.tools.bench.pictures import PICTURES, Drawing, drawings_of
+from scripts.tools.bench.pictures.drawing import label_of_bytes, line_of
+from scripts.tools.bench.pictures.style import LINES, RC
+from tests.scripts.bench.curves import MACHINE, RUNS, full_run, runs, short_run
+
+pictures = pytest.mark.parametrize("picture", PICTURES)
+with_lines = pytest.mark.parametrize("picture", ["latency", "concurrency"])
+
+
+@functools.cache
+def drawn(picture: str, run: str) -> Figure:
+    """Return a picture, laid out."""
+    with mpl.rc_context(dict(RC)):  # type: ignore[arg-type]
+        figure = PICTURES[picture].draw(RUNS[run]().of(picture), MACHINE)
+        FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
+    return figure
+
+
+def panels_of(figure: Figure) -> list[Axes]:
+    return [axes for axes in figure.axes if axes.get_visible()]
+
+
+def texts_of(figure: Figure) -> Iterator[Text]:
+    """Yield all that can be read; ticks outside of their axis are not drawn."""
+    yield from figure.texts
+    for legend in figure.legends:
+        yield from legend.get_texts()
+    for axes in panels_of(figure):
+        yield from (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts)
+        yield from labels_of(axes.xaxis)
+        yield from labels_of(axes.yaxis)
+
+
+def labels_of(axis: Axis) -> Iterator[Text]:
+    low, high = sorted(axis.get_view_interval())
+    for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+        if low <= tick.get_loc() <= high and tick.label1.get_visible():
+            yield tick.label1
+
+
+# --- what is drawn
+
+
+@runs
+@with_lines
+def test_every_line_of_every_panel_is_drawn_point_by_point(picture: str, run: str) -> None:
+    expected = [
+        {(line_of(name).label, tuple(sorted(points.items()))) for name, points in lines.items()}
+        for lines in RUNS[run]().of(picture).values()
+    ]
+    found = [
+        {
+            (line.get_label(), tuple(zip(line.get_xdata(), line.get_ydata(), strict=True)))  # type: ignore[arg-type]
+            for line in axes.lines
+        }
+        for axes in panels_of(drawn(picture, run))
+    ]
+    assert sorted(map(sorted, found)) == sorted(map(sorted, expected))
+
+
+@runs
+def test_every_bar_is_as_long_as_was_measured_and_says_so(run: str) -> None:
+    curves = [curve for curve in RUNS[run]() if curve.picture == "shapes"]
+    figure = drawn("shapes", run)
+    bars = [patch for axes in panels_of(figure) for patch in axes.patches if isinstance(patch, Rectangle)]
+    expected = sorted(y for curve in curves for y in curve.points.values())
+    assert sorted(bar.get_width() for bar in bars) == expected
+    told = sorted(text.get_text() for axes in panels_of(figure) for text in axes.texts)
+    assert told == sorted(f"{y:.2f}" for y in expected)
+
+
+@runs
+@with_lines
+def test_the_legend_names_every_line_once(picture: str, run: str) -> None:
+    (legend,) = drawn(picture, run).legends
+    names = [text.get_text() for text in legend.get_texts()]
+    lines = {name for panel in RUNS[run]().of(picture).values() for name in panel}
+    assert sorted(names) == sorted({line_of(name).label for name in lines})
+
+
+@pytest.mark.parametrize("run", ["a full run"])
+def test_axes_are_logarithmic_and_sizes_in_words(run: str) -> None:
+    for axes in panels_of(drawn("latency", run)):
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+        labels = [label.get_text() for label in labels_of(axes.xaxis)]
+        assert labels == ["64 B", "4 KiB", "256 KiB", "16 MiB", "1 GiB"]
+    (first, *_) = panels_of(drawn("latency", run))
+    assert {"0.5 ms", "1 ms", "1,000 ms"} <= {label.get_text() for label in labels_of(first.yaxis)}
+
+
+def test_a_line_that_nobody_knows_has_its_own_name() -> None:
+    assert line_of("another peer").label == "another peer"
+
+
+def test_a_size_is_told_in_its_largest_unit() -> None:
+    assert [label_of_bytes(size) for size in (64, 1024, 3 * 2**19, 2**30)] == ["64 B", "1 KiB", "1.5 MiB", "1 GiB"]
+
+
+def test_every_picture_is_of_a_group() -> None:
+    assert set(PICTURES) <= set(GROUPS)
+
+
+# --- how it looks
+
+
+@runs
+@pictures
+def test_no_words_overlap_and_none_are_cut_off(picture: str, run: str) -> None:
+    figure = drawn(picture, run)
+    shown = [text for text in texts_of(figure) if text.get_text()]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in shown]
+    assert len(boxes) > 5
+    for words, box in boxes:
+        assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1, words
+        assert figure.bbox.y0 <= box.y0 <= box.y1 <= figure.bbox.y1, words
+    for (one, box), (other, beside) in itertools.combinations(boxes, 2):
+        assert not box.overlaps(beside), (one, other)
+
+
+@runs
+@pictures
+def test_the_legend_covers_no_panel(picture: str, run: str) -> None:
+    figure = drawn(picture, run)
+    (legend,) = figure.legends
+    for axes in panels_of(figure):
+        box = axes.get_tightbbox()
+        assert box is not None
+        assert not legend.get_window_extent().overlaps(box)
+
+
+@pictures
+def test_no_two_lines_of_a_picture_look_alike(picture: str) -> None:
+    names = {name for panel in full_run().of(picture).values() for name in panel}
+    lines = [line_of(name) for name in names]
+    assert len({line.color for line in lines}) == len({line.marker for line in lines}) == len(lines)
+
+
+def test_every_line_can_be_seen_on_the_background() -> None:
+    for line in LINES.values():
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(line.color)]
+        luminance = sum(part * weight for part, weight in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
+        assert 1.05 / (luminance + 0.05) > 2  # contrast with white, by WCAG
+
+
+# --- files
+
+
+@functools.cache
+def all_drawings() -> list[Drawing]:
+    return drawings_of(full_run(), MACHINE)
+
+
+def test_there_are_both_files_of_each_picture_as_wide_as_a_page() -> None:
+    for drawing in all_drawings():
+        assert set(drawing.files) == {f"{drawing.name}.png", f"{drawing.name}.svg"}
+        png, svg = drawing.files[f"{drawing.name}.png"], drawing.files[f"{drawing.name}.svg"]
+        assert png[:8] == b"\x89PNG\r\n\x1a\n"
+        assert struct.unpack(">I", png[16:20]) == (2 * 800,)
+        root = ET.fromstring(svg)
+        assert root.tag.endswith("}svg")
+        assert root.get("width") == "576pt"  # a page scales it
+
+
+def test_the_same_run_gives_the_same_bytes() -> None:
+    again = drawings_of(full_run(), MACHINE)
+    assert all_drawings() == again
+    for _, _, _, files in again:
+        for content in files.values():
+            assert b"<dc:date>" not in content
+            assert mpl.__version__.encode() not in content
+
+
+def test_what_was_not_measured_is_not_drawn() -> None:
+    curves = type(full_run())()
+    assert drawings_of(curves, MACHINE) == []
+    curves.add("shapes", "varying", "direct", 4096, 1.0)
+    assert [drawing.name for drawing in drawings_of(curves, MACHINE)] == ["shapes"]
+
+
+def test_a_machine_that_tells_nothing_of_itself_is_no_reason_to_fail() -> None:
+    assert len(drawings_of(short_run(), {})) == len(PICTURES)
+
+
+@pytest.mark.parametrize(("amounts", "is_marked"), [(QUICK, True), (QUICK.with_rounds(1), True), (FULL, False)])
+def test_pictures_of_a_trial_say_so(amounts: Amounts, is_marked: bool) -> None:
+    with mpl.rc_context(dict(RC)):  # type: ignore[arg-type]
+        figure = PICTURES["latency"].draw(short_run().of("latency"), MACHINE | amounts.label)
+        FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
+    [_, about] = figure.texts
+    assert ("--quick" in about.get_text()) is is_marked
+    assert about.get_window_extent().x1 < figure.bbox.x1
