@@ -1,8 +1,8 @@
 """Which tests run: with ``--all`` every one; without, what is long is left out, and other flavours of one test are.
 
-A flavour is a kind of client: over gRPC or HTTP, blocking or on asyncio. What they share is asked of all four by the tests
-that are marked ``every_flavour``. Each other test of ``FOLDERS`` runs on one of its flavours, the same one every time, as
-its name decides it, so that all tests together are spread evenly.
+A flavour is a kind of client: over gRPC or HTTP, blocking or on asyncio. Tests that are marked ``every_flavour`` ask
+all four for what they share. Each other test of ``FOLDERS`` runs on one of its flavours. Its name decides which one, so
+that it is always the same, and all tests together are spread evenly.
 """
 
 from __future__ import annotations
