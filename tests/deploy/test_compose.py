@@ -43,19 +43,3 @@ def test_what_is_built_is_a_stage_of_the_dockerfile(services: dict[str, Any]) ->
             context = (FILE.parent / service["build"]["context"]).resolve()
             dockerfile = context / service["build"]["dockerfile"]
             assert f" AS {service['build']['target']}\n" in dockerfile.read_text()
-
-
-def test_sealed_memory_needs_the_servers_network(services: dict[str, Any]) -> None:
-    application = services["application"]
-    assert application["network_mode"] == "service:triton"
-    assert application["environment"]["REGION"] == "sealed"
-    assert "ipc" not in application
-    assert application["environment"]["TRITON_URL"].startswith("localhost:")
-
-
-def test_system_regions_need_the_servers_shared_memory(services: dict[str, Any]) -> None:
-    application = services["application-system"]
-    assert application["ipc"] == "service:triton"
-    assert application["environment"]["REGION"] == "system"
-    assert services["triton"]["ipc"] == "shareable"
-    assert "network_mode" not in application

@@ -48,10 +48,6 @@ def test_the_readme_leads_to_every_page_a_reader_begins_with() -> None:
     assert missing == []
 
 
-def test_the_readme_fits_two_screens() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
-
-
 @pytest.mark.parametrize("half", ["client", "model"])
 def test_the_reference_has_every_name_of_a_half_but_its_errors(half: str) -> None:
     public = {name for name in import_module(f"shm_backend_utils.{half}").__all__ if not name.endswith("Error")}

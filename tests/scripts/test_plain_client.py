@@ -43,13 +43,3 @@ def test_it_leaves_nothing_when_there_is_no_server() -> None:
     status, _, error = run("--url", "127.0.0.1:1")
     assert status == 1
     assert "resource_tracker" not in error  # it cleaned up by itself
-
-
-def test_it_needs_a_server() -> None:
-    status, _, error = run()
-    assert status == 2
-    assert "--url" in error
-
-
-def test_it_uses_nothing_of_this_package() -> None:
-    assert "shm_backend_utils" not in Path(plain_client.__file__).read_text()

@@ -6,7 +6,6 @@ import importlib
 import runpy
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +13,8 @@ import pytest
 
 from scripts.tools import ROOT
 from scripts.tools.setup import environment as environments
-from scripts.tools.setup.environment import COMMANDS, EVERYTHING, EVERYTHING_WITH_NUMPY_1, Contents, Environment
-from scripts.tools.setup.subprocesses import StepFailedError, Subprocess, ignore, run
+from scripts.tools.setup.environment import COMMANDS, EVERYTHING, Contents, Environment
+from scripts.tools.setup.subprocesses import StepFailedError, ignore, run
 
 setup = importlib.import_module("scripts.tools.setup.__main__")
 
@@ -72,11 +71,6 @@ def test_what_commands_need_comes_first_and_the_rest_is_added(set_up: Callable[.
     assert set_up(COMMANDS) == []
 
 
-def test_everything_at_once_is_installed_once(set_up: Callable[..., list[str]]) -> None:
-    assert set_up(EVERYTHING) == ["create", "dev"]
-    assert set_up(COMMANDS) == []
-
-
 @pytest.mark.parametrize("changed", ["pyproject.toml", "shm_backend_utils/__init__.py"])
 def test_other_dependencies_and_another_version_make_it_anew(
     set_up: Callable[..., list[str]], checkout: Path, changed: str
@@ -100,11 +94,6 @@ def test_a_server_that_cannot_be_installed_fails_the_setup_and_keeps_the_package
         set_up(COMMANDS, failing="server")
     monkeypatch.setattr(setup, "server_is_installed", lambda: True)
     assert set_up(COMMANDS) == []
-
-
-def test_an_environment_with_numpy_1_has_all_that_the_other_has_but_what_needs_numpy_2() -> None:
-    assert EVERYTHING_WITH_NUMPY_1.extras == EVERYTHING.extras
-    assert EVERYTHING_WITH_NUMPY_1.alone == EVERYTHING.alone
 
 
 def test_an_environment_that_is_a_link_is_refused_and_what_it_leads_to_is_kept(tmp_path: Path, checkout: Path) -> None:
@@ -144,13 +133,6 @@ def test_a_command_that_fails_is_told_in_its_own_words_and_its_lines_are_passed_
     assert lines == ["one\n", "two\n"]
     with pytest.raises(StepFailedError, match="^false failed with status 1$"):
         run(["false"], ignore)
-
-
-def test_a_command_ends_with_its_block() -> None:
-    begun = time.monotonic()
-    with Subprocess(["sleep", "60"]):
-        pass
-    assert time.monotonic() - begun < 30
 
 
 # A version manager's: it is there for every version, and works where that is enabled.

@@ -16,7 +16,6 @@ from scripts.tools import ROOT
 from scripts.tools.soak.client.checks import HeldViews, is_right
 from scripts.tools.soak.client.models import MODELS, Noise, Said
 from scripts.tools.soak.client.tally import Tally
-from scripts.tools.soak.coverage import MODEL_RELOADS, SERVER_RESTARTS, SMALL_TMPFS, TWO_USERS
 from scripts.tools.soak.hostile.report import Answer, HostileReport, Turn
 from scripts.tools.soak.report import Leaks, SoakReport
 
@@ -97,16 +96,6 @@ def test_a_soak_fails_by_each_thing_that_must_not_be(group: str) -> None:
     assert not report.is_good
 
 
-def test_every_word_is_counted_by_some_workload_or_fault() -> None:
-    """A word that nothing counts would fail every soak; one that is counted by another name would never be seen."""
-    folder = ROOT / "scripts" / "tools" / "soak"
-    code = "".join(file.read_text() for file in folder.rglob("*.py") if file.name != "coverage.py")
-    constants = {TWO_USERS: "TWO_USERS", SMALL_TMPFS: "SMALL_TMPFS"}
-    constants |= {SERVER_RESTARTS: "SERVER_RESTARTS", MODEL_RELOADS: "MODEL_RELOADS"}
-    for word in MUST_BE_DONE:
-        assert f'"{word}"' in code or constants.get(word, "?") in code, word
-
-
 def test_an_interrupt_raises_once_and_only_in_the_work_that_it_is_for() -> None:
     program = """
 import signal
@@ -167,10 +156,6 @@ def test_a_result_with_one_wrong_byte_is_found() -> None:
     assert is_right(result, MODELS["halves"].expected(payload, Said()))
     result.view(np.uint8)[-1] ^= 1
     assert not is_right(result, MODELS["halves"].expected(payload, Said()))
-
-
-def test_a_result_of_another_shape_is_found() -> None:
-    assert not is_right(np.zeros((2, 3), np.float32), np.zeros((3, 2), np.float32))
 
 
 def test_a_view_that_changes_while_it_is_held_is_found() -> None:

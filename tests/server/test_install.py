@@ -83,11 +83,6 @@ def test_the_environment_variable_names_the_folder(monkeypatch: pytest.MonkeyPat
     assert default_folder() == tmp_path / "elsewhere"
 
 
-def test_the_environment_variable_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, "~/server")
-    assert default_folder() == Path.home() / "server"
-
-
 @pytest.mark.parametrize("value", [None, ""])
 def test_without_it_the_folder_lies_in_the_users_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str | None
@@ -194,11 +189,6 @@ def test_the_environment_variable_names_the_version(monkeypatch: pytest.MonkeyPa
     assert find_release().triton == "2.41.0"
 
 
-def test_without_it_the_version_is_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VERSION_VARIABLE, raising=False)
-    assert find_release() == find_release(DEFAULT) == list(RELEASES.values())[-1]
-
-
 def test_an_unknown_version_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
     expected = (
         "no server '2.51.0' to install; expected nvidia-pytriton's 0.5.0 (Triton 2.41.0) or 0.7.0 (Triton 2.51.0)"
@@ -210,10 +200,6 @@ def test_an_unknown_version_is_refused_with_those_that_there_are(tmp_path: Path)
 @pytest.mark.parametrize(("triton", "is_there"), [("2.41", True), ("2.9", True), ("2.41.1", False), ("2.46", False)])
 def test_a_release_has_what_its_triton_and_older_ones_have(triton: str, is_there: bool) -> None:
     assert find_release("0.5.0").is_at_least(triton) is is_there
-
-
-def test_an_empty_folder_is_no_complete_installation(tmp_path: Path) -> None:
-    assert not Installation(tmp_path).is_complete
 
 
 def test_the_servers_environment_finds_this_interpreter_first() -> None:

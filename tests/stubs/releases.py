@@ -7,9 +7,8 @@ from typing import Final, NamedTuple
 
 from .declared import Declaration
 
-__all__ = ["Release", "release_of", "releases_in", "releases_of_parameters"]
+__all__ = ["Release", "release_of", "releases_of_parameters"]
 
-RELEASE: Final = re.compile(r"(\d\d)\.(\d\d) \((\d+)\.(\d+)\)")
 WHOLE: Final = re.compile(r"From Triton (\d\d\.\d\d) \((\d+)\.(\d+)\) on\b")
 PARAMETERS: Final = re.compile(r"Parameters\n-+\n(.*?)(?=\n\n\w|\Z)", re.DOTALL)
 PARAMETER: Final = re.compile(r"^(\w+(?:, \w+)*)\n((?:    .*(?:\n|\Z))+)", re.MULTILINE)
@@ -42,8 +41,3 @@ def releases_of_parameters(name: str, declared: dict[str, Declaration]) -> dict[
         if match is not None:
             found |= dict.fromkeys(names.split(", "), Release(int(match[2]), int(match[3])))
     return found
-
-
-def releases_in(text: str) -> list[tuple[str, Release]]:
-    """Return every release that a text names, with its version."""
-    return [(f"{year}.{month}", Release(int(major), int(minor))) for year, month, major, minor in RELEASE.findall(text)]

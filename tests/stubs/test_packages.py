@@ -74,10 +74,3 @@ def test_mypy_finds_them_where_the_wheel_is_installed(wheel: Path, tmp_path: Pat
     told = run(sys.executable, "-m", "mypy", *options, "model.py", cwd=tmp_path)
     assert 'Revealed type is "def (self: c_python_backend_utils.Tensor) -> bool"' in told
     assert 'Revealed type is "def (self: shm_backend_utils.' in told
-
-
-def test_stub_packages_need_no_marker_and_nothing_of_theirs_can_be_imported() -> None:
-    """PEP 561: a package that is named ``-stubs`` is a marker itself; a ``py.typed`` says ``partial`` there."""
-    assert {file.name for folder in STUBS.iterdir() for file in folder.iterdir()} == {"__init__.pyi"}
-    program = f"import importlib.util; print([importlib.util.find_spec(name) for name in {MODULES}])"
-    assert run(sys.executable, "-c", program, cwd=ROOT) == f"{[None] * len(MODULES)}\n"

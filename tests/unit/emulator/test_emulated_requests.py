@@ -1,20 +1,25 @@
-"""What the emulator tells that no real stub can, and what it hands to its host."""
+"""What the emulator tells that no real stub can, what it hands to its host, and a session of this library in it."""
 
 from __future__ import annotations
 
 import gc
+import json
+import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from shm_backend_utils.model import ShmSession
 from shm_backend_utils.tensors.cuda.capsules import CapsuleTensor, capsule_over, taken_over
 from shm_backend_utils.tensors.dlpack import CUDA
 from shm_backend_utils.tensors.dlpack_structures import managed_tensor
 from shm_backend_utils.testing.emulator import (
+    NAME,
     Faults,
     MetricsRegistry,
     TritonModelException,
@@ -24,6 +29,7 @@ from shm_backend_utils.testing.emulator import (
     sent_inputs,
     sent_outputs,
 )
+from shm_backend_utils.testing.emulator.alone import KeptAnswers, LoneServer, deliver_alone
 from shm_backend_utils.testing.emulator.errors import StubDiesError
 
 
@@ -253,3 +259,88 @@ def test_memory_of_a_gpu_of_a_type_that_triton_does_not_have_is_not_handed_on(ho
     tensor = host.backend.Tensor.from_dlpack("X", capsule)
     with pytest.raises(TritonModelException, match='^DType code "0" is not supported'):
         tensor.to_dlpack()
+
+
+CONFIG = {
+    "name": "m",
+    "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [-1], "optional": True}],
+    "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [-1]}],
+}
+
+
+@pytest.mark.parametrize("faults", [Faults(), Faults(is_stub_for_numpy_1=True)], ids=["faultless", "for NumPy 1"])
+def test_a_session_serves_what_comes_with_a_request(monkeypatch: pytest.MonkeyPatch, faults: Faults) -> None:
+    host = Host()
+    host.backend = backend_module(host, faults)
+    monkeypatch.setitem(sys.modules, NAME, host.backend)
+    with closing(ShmSession.from_args({"model_config": json.dumps(CONFIG)})) as session:
+        array = np.arange(3, dtype=np.float32)
+        request = delivered(host, Sink(), is_decoupled=False, inputs=[("X", "FP32", array)])
+
+        def double(call: Any) -> None:
+            call.put("Y", call.input("X").numpy() * 2)
+
+        (response,) = session.serve([request], double)
+        assert not response.has_error(), response.error().message()
+        (sent,) = sent_outputs(response)
+        assert sent.array is not None
+        assert sent.array.tolist() == [0, 2, 4]
+
+
+def test_what_a_model_raises_is_the_requests_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
+    monkeypatch.setitem(sys.modules, NAME, host.backend)
+    with closing(ShmSession.from_args({"model_config": json.dumps(CONFIG)})) as session:
+
+        def fail(call: Any) -> None:
+            raise ValueError("no")
+
+        inputs = [("X", "FP32", np.zeros(1, np.float32))]
+        (response,) = session.serve([delivered(host, Sink(), is_decoupled=False, inputs=inputs)], fail)
+        assert response.error().message() == "ValueError: no"
+        assert response.error().code() == host.backend.TritonError.INTERNAL
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda backend: backend.load_model("n"),
+        lambda backend: backend.unload_model("n"),
+        lambda backend: backend.is_model_ready("n"),
+    ],
+)
+def test_there_is_no_other_model_to_ask_for(ask: Callable[[Any], object]) -> None:
+    with pytest.raises(TritonModelException, match="this server has no other model$"):
+        ask(LoneServer().backend)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_there_is_no_other_model_to_call(decoupled: bool) -> None:
+    backend = LoneServer().backend
+    request = backend.InferenceRequest(model_name="n", inputs=[], requested_output_names=[])
+    found = request.exec(decoupled=decoupled)
+    (response,) = found if decoupled else [found]
+    assert response.error().message().endswith("this server has no other model")
+
+
+def test_what_is_logged_is_kept_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    server = LoneServer()
+    server.backend.Logger.log_warn("first")
+    server.backend.Logger.log_error("second")
+    assert server.lines == ["first", "second"]
+    assert capsys.readouterr().err == "first\nsecond\n"
+
+
+def test_what_a_request_is_answered_with_is_kept() -> None:
+    backend, answers = LoneServer().backend, KeptAnswers()
+    request = deliver_alone(backend, {"a": 1}, ["Y"], {"X": np.arange(2)}, answers)
+    assert (request.parameters(), request.requested_output_names()) == ('{"a":1}', {"Y"})
+    assert [tensor.name() for tensor in request.inputs()] == ["X"]
+    sender, response = request.get_response_sender(), backend.InferenceResponse([])
+    sender.send(response)
+    assert (answers.sent, answers.is_over) == ([response], False)
+    sender.send(flags=backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    assert (answers.sent, answers.is_over) == ([response, None], True)
+    assert not request.is_cancelled()
+    answers.is_given_up = True
+    assert request.is_cancelled()

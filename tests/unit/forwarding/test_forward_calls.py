@@ -60,18 +60,6 @@ def test_memory_up_to_the_regions_last_byte_is_lent(models: Models) -> None:
     client.close()
 
 
-def test_an_array_of_the_models_own_is_copied(models: Models, client: Client) -> None:
-    regions: list[int] = []
-    models.answer = lambda call: regions.append(call.table.inputs["X"].region if call.table else -1)
-
-    def infer(call: Call) -> None:
-        strange = np.arange(8, dtype=np.float32)
-        call.forward("other", {"X": strange}, [])
-
-    models.serve(client, infer)
-    assert regions == [0]
-
-
 def test_what_an_earlier_call_has_returned_is_lent_and_not_copied(models: Models, client: Client) -> None:
     regions: list[int] = []
 
@@ -149,10 +137,6 @@ def test_a_batch_says_how_many_rows_it_has(monkeypatch: pytest.MonkeyPatch, clie
         assert models.serve(client, infer).error() is None
     assert rows == [2]
     assert client.output("Y").tolist() == (X * 2).tolist()
-
-
-def test_a_model_that_would_be_called_on_its_own_behalf_is_refused(models: Models, client: Client) -> None:
-    assert "would be called on its own behalf (m → m)" in models.refused(client, lambda call: call.forward("m", {}))
 
 
 def test_the_other_model_gets_the_parameters_that_it_is_given(models: Models, client: Client) -> None:
@@ -301,14 +285,6 @@ def test_a_parameter_that_triton_does_not_pass_on_is_refused_by_its_name(
 
     refusal = models.refused(client, infer)
     assert "parameter 'ratio' is 0.5, which this Triton does not pass on from model to model" in refusal
-
-
-def test_without_a_target_the_delivered_output_is_returned(stock_models: Models, client: Client) -> None:
-    def infer(call: Call) -> None:
-        call.put("Y", call.forward("other", {"X": X}, ["Y"])["Y"])
-
-    assert stock_models.serve(client, infer).error() is None
-    assert client.output("Y").tolist() == (X * 2).tolist()
 
 
 def test_a_delivered_output_of_another_shape_than_its_memory_is_refused(stock_models: Models, client: Client) -> None:

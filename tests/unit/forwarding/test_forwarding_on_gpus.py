@@ -1,4 +1,4 @@
-"""Calls of other models with tensors on GPUs: what is given there, what is wanted there, and what may be lent."""
+"""Calls of other models with tensors on GPUs: what is given, wanted and lent there, who has it mapped, and how long."""
 
 from __future__ import annotations
 
@@ -9,34 +9,44 @@ import numpy as np
 import pytest
 
 from shm_backend_utils import dtypes
+from shm_backend_utils.errors import ModelError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.mappings import CudaMappings
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
+from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.forward.lending import Lending, LentMemory
 from shm_backend_utils.model.forward.ordinary import Asked, Given, OrdinaryForwarding
 from shm_backend_utils.model.mapping.memory import DeviceMemory, HostMemory
 from shm_backend_utils.model.triton import TritonBackend
-from shm_backend_utils.protocol.claims import LentRegionClaim
+from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.protocol.claims import CudaRegionClaim, LentRegionClaim
 from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing.emulator.response import InferenceResponse
 from shm_backend_utils.testing.emulator.tensor import Tensor
+from tests.unit.calls_on_gpus.device_calls import DEVICE, Client
 from tests.unit.claims_of import claim_of_allocation
-from tests.unit.emulated import start_server
+from tests.unit.emulated import message_of, start_server
 from tests.unit.fake_gpu import (
     BLOCK,
     CLIENT,
     INTEGERS,
+    MODEL,
     SIZE,
     array_on,
     content,
+    kernel,
+    left_of,
     runtime_that_gives_all_back,
+    stream_on,
     wait_until,
 )
+from tests.unit.forwarding.two_models import Models, config, two_models
 
 INT32 = dtypes.BY_NAME["INT32"]
 NUMBERS = [0, 1, 2, 3]
@@ -122,3 +132,144 @@ def test_memory_of_a_gpu_is_lent_with_the_region_that_fences_it(cuda: CudaRuntim
         mapping.close()
         wait_until(lambda: not cuda.retired.collect())
         allocation.free()
+
+
+OTHER = 2
+"""The virtual process of the other model."""
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with runtime_that_gives_all_back(CLIENT) as cuda:
+        client = Client(cuda)
+        yield client
+        client.close()
+
+
+@pytest.fixture
+def other_cuda(client: Client) -> Iterator[CudaRuntime]:
+    with runtime_that_gives_all_back(OTHER) as cuda:
+        yield cuda
+
+
+@pytest.fixture
+def models(client: Client, other_cuda: CudaRuntime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Models]:
+    """Two models on GPU 0, each in a process of its own. The other one may answer by events."""
+    with runtime_that_gives_all_back(MODEL) as cuda, two_models(monkeypatch, config("other")) as models:
+        models.caller.close()
+        models.other.close()
+        models.caller = _session("m", cuda)
+        models.other = _session("other", other_cuda, gpu_events=True)
+        yield models
+
+
+def _session(name: str, cuda: CudaRuntime, **settings: Any) -> ShmSession:
+    return ShmSession(ModelSpec.from_config(config(name)), Config(**settings), CudaAccess(lambda: cuda), DEVICE)
+
+
+def forward(call: Call) -> None:
+    y = call.output("Y", (4,), np.float32)
+    assert call.forward("other", {"X": call.input("X")}, {"Y": y})["Y"] is y
+
+
+def ask(models: Models, client: Client) -> Any:
+    (response,) = models.caller.serve([client.request(0, {"Y": DEVICE}, is_for_one_request=True)], forward)
+    return response
+
+
+def opened() -> tuple[int, int]:
+    """Return what both models have mapped."""
+    return left_of(MODEL).opened, left_of(OTHER).opened
+
+
+def test_it_is_lent_on_with_its_slot_and_unmapped_by_both_before_they_answer(
+    models: Models, client: Client, other_cuda: CudaRuntime
+) -> None:
+    seen: list[Any] = []
+    with stream_on(other_cuda) as stream:
+
+        def answer(call: Call) -> None:
+            assert call.table is not None
+            seen.extend(each for each in call.table.regions if isinstance(each, CudaRegionClaim))
+            call.ready_on(stream)
+            x, y = call.input("X").array, call.output("Y", (4,), np.float32).array
+            kernel(stream, lambda x, y: np.multiply(x, 2, out=y), x, y, process=OTHER)
+
+        models.answer = answer
+        models.change = lambda outputs: seen.append(opened())
+        client.write(0, 21)
+        assert ask(models, client).error() is None
+    claim, at_the_others_answer = seen
+    assert (claim.fence, claim.is_for_one_request, claim.event) == (1, True, b"")
+    assert at_the_others_answer == (2, 0)
+    assert opened() == (0, 0)
+    assert client.output(0, "Y") == [42] * 4
+    assert client.host.is_free(0)
+
+
+def test_what_the_other_model_keeps_stays_borrowed_from_the_client(models: Models, client: Client) -> None:
+    kept: list[Any] = []
+
+    def answer(call: Call) -> None:
+        kept.append(call.input("X").array)
+        call.output("Y", (4,), np.float32)
+
+    models.answer = answer
+    client.write(0, 3)
+    assert ask(models, client).error() is None
+    assert client.is_over(0)
+    assert opened() == (0, 1)
+    assert not client.host.is_free(0), "the client would give its tensor back"
+    assert kept[0].to_host().tolist() == [3] * 4
+    kept.clear()
+    wait_until(lambda: not models.other._open_context().resolver._cuda.collect())
+    assert client.host.is_free(0)
+
+
+def test_when_the_other_model_fails_nobody_has_it_any_more(models: Models, client: Client) -> None:
+    def answer(call: Call) -> None:
+        call.output("Y", (4,), np.float32)
+        raise ModelError("no")
+
+    models.answer = answer
+    assert "no" in message_of(ask(models, client))
+    wait_until(lambda: not models.other._open_context().resolver._cuda.collect())
+    wait_until(lambda: not models.caller._open_context().resolver._cuda.collect())
+    assert opened() == (0, 0)
+    assert client.host.is_free(0)
+
+
+def test_a_request_that_comes_when_the_caller_has_given_up_maps_nothing(models: Models, client: Client) -> None:
+    late: list[Any] = []
+    execute = models.execute
+
+    def too_late(request: Any) -> Any:
+        late.append(request)
+        raise OSError("not now")
+
+    models.execute = too_late  # type: ignore[method-assign]
+    response = ask(models, client)
+    assert response.error() is not None
+    del response
+    models.answer = lambda call: pytest.fail("it was executed")
+    assert "shm:stale" in message_of(execute(late.pop()))
+    wait_until(lambda: not models.other._open_context().resolver._cuda.collect())
+    assert opened() == (0, 0)
+    assert client.host.is_free(0)
+
+
+def test_a_client_that_takes_its_slot_back_meanwhile_waits_for_both(models: Models, client: Client) -> None:
+    looked: list[bool] = []
+
+    def answer(call: Call) -> None:
+        client.region.record(0).begin(client.host.generations[0] + 1, b"")
+        client.host.generations[0] += 1
+        looked.append(client.host.is_free(0))
+        call.put("Y", call.input("X"))
+
+    models.answer = answer
+    ask(models, client)
+    assert looked == [False]
+    wait_until(lambda: not models.caller._open_context().resolver._cuda.collect())
+    assert opened() == (0, 0)
+    assert client.host.is_free(0)

@@ -1,15 +1,22 @@
-"""Arguments that are called otherwise here, or elsewhere: each is told what to write."""
+"""Arguments that are called otherwise here, or elsewhere, or are none: each is told what to write."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shm_backend_utils.client import PoolOptions, ShmClient
-from shm_backend_utils.errors import CallerError
+from shm_backend_utils.client.client_memory import ClientMemory
+from shm_backend_utils.client.inputs.descriptions import described_inputs, wanted_outputs
+from shm_backend_utils.client.prepared import PreparedCall
+from shm_backend_utils.client.transports.messages import split_url
+from shm_backend_utils.errors import CallerError, ClosedError, TensorError, TensorShapeError, TensorTypeError
+from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.origin import Origin
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
 
@@ -168,3 +175,81 @@ def test_a_budget_that_has_a_number_of_its_own(name: str) -> None:
 
 def test_a_budget_of_numpy_is_a_budget() -> None:
     PoolOptions(max_bytes=np.int64(2**30), stream_guess_bytes=np.uint32(0))
+
+
+@pytest.mark.parametrize("url", [None, 8001, b"localhost:8001"])
+def test_a_url_that_is_no_text(url: Any) -> None:
+    with pytest.raises(CallerError) as error:
+        split_url(url)
+    assert str(error.value) == f"the URL is {url!r}; expected a str, for example 'localhost:8001'"
+
+
+@pytest.mark.parametrize("pool", [2**30, {"max_bytes": 2**30}])
+def test_a_pool_that_is_no_pool_options(pool: Any) -> None:
+    with pytest.raises(CallerError) as error:
+        ClientMemory(pool, CudaAccess())
+    assert str(error.value) == f"pool is {pool!r}; expected PoolOptions(max_bytes=...)"
+
+
+@pytest.mark.parametrize(
+    "description", [np.ones((2, 3), np.float32), np.float32, (3,), [], 4, "FP32", ((3,), "f4", "cuda:0", 1)]
+)
+def test_a_prepared_input_that_is_not_described(description: Any) -> None:
+    with pytest.raises(
+        TensorShapeError,
+        match=r"^input 'X' is described by .*; expected \(shape, dtype\), for example \(\(1, 3\), 'float32'\)",
+    ):
+        described_inputs({"X": description})
+
+
+@pytest.mark.parametrize("hint", [np.ones(1000), [np.ones(1000)], object(), 1.5, -1, "gpu", ((3,), "f4", object())])
+def test_a_hint_that_is_none(hint: Any) -> None:
+    """In one line, without elements and addresses: people give the array that they want filled."""
+    with pytest.raises(TensorError, match="^the (hint for output|device of tensor) 'Y' is ") as error:
+        wanted_outputs({"Y": hint})
+    assert "\n" not in str(error.value)
+    assert " at 0x" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", ["FP32", "TYPE_FP32", "flaot32", 7])
+def test_a_dtype_that_numpy_does_not_know(dtype: Any) -> None:
+    with pytest.raises(TensorTypeError) as error:
+        described_inputs({"X": ((2, 3), dtype)})
+    assert str(error.value) == (
+        f"tensor 'X' has dtype {dtype!r}, which NumPy does not know; expected for example np.float32 or 'float32'"
+    )
+
+
+@pytest.mark.parametrize("outputs", [3, np.float32(1), object])
+def test_outputs_that_are_no_names(outputs: Any) -> None:
+    with pytest.raises(CallerError) as error:
+        wanted_outputs(outputs)
+    assert str(error.value) == f"outputs is {outputs!r}; expected a list of names, or a mapping"
+
+
+def prepared() -> PreparedCall:
+    arrays = {"X": np.zeros((1, 3), np.float32)}
+    exchange: Any = SimpleNamespace(arrays=lambda: arrays, close=lambda: None)
+    call: Any = SimpleNamespace(exchange=exchange, settings=SimpleNamespace(origin=Origin.here("prepare")))
+    core: Any = SimpleNamespace(is_forked=False, is_closed=True)
+    return PreparedCall(core, call, 1.0, SimpleNamespace())  # type: ignore[arg-type]
+
+
+def test_a_prepared_input_that_is_replaced_and_not_filled() -> None:
+    with prepared() as call, pytest.raises(TypeError) as error:
+        call.inputs["X"] = np.ones((1, 3), np.float32)  # type: ignore[index]
+    assert (
+        str(error.value) == "input 'X' is memory to be filled, and cannot be replaced; write inputs['X'][...] = array"
+    )
+
+
+def test_a_prepared_input_that_is_misspelt() -> None:
+    with prepared() as call:
+        with pytest.raises(KeyError) as error:
+            call.inputs["x"]
+        assert error.value.args == ("this call has no input 'x'; it has X; did you mean 'X'?",)
+        assert list(call.inputs) == ["X"]
+        assert len(call.inputs) == 1
+        assert "x" not in call.inputs
+    with pytest.raises(ClosedError):
+        call.inputs["X"]

@@ -1,4 +1,4 @@
-"""Clients, calls and results that are used too late, by others, or twice."""
+"""Clients, calls and results that are used too late, by others, or twice; and clients whose libraries are not there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import copy
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,3 +121,34 @@ def test_a_cell_that_is_run_twice(server: FakeServer) -> None:
     assert len(names() - before) == 1, "the first client's memory went with the client"
     client.close()
     assert names() == before
+
+
+ADVICE = "run pip install 'triton-shm-backend-utils[client]'"
+
+
+def last_line_without(library: str, program: str) -> str:
+    """Return the last line that Python prints when a program imports what is not there."""
+    hidden = f"import sys; sys.modules[{library!r}] = None\n{program}"
+    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    return done.stderr.splitlines()[-1]
+
+
+def test_without_tritonclient() -> None:
+    line = last_line_without("tritonclient", "import shm_backend_utils.client")
+    assert line.startswith("ModuleNotFoundError: shm_backend_utils.client lacks a library (")
+    assert "tritonclient" in line
+    assert line.endswith(f"); {ADVICE}")
+
+
+@pytest.mark.parametrize(("library", "url"), [("grpc", "localhost:1"), ("aiohttp", "http://localhost:1")])
+def test_without_what_one_protocol_needs(library: str, url: str) -> None:
+    line = last_line_without(library, f"from shm_backend_utils.client import ShmClient; ShmClient({url!r})")
+    assert line.startswith("ModuleNotFoundError: shm_backend_utils.client lacks a library (")
+    assert library in line
+    assert line.endswith(f"); {ADVICE}")
+
+
+def test_the_model_half_needs_none_of_them() -> None:
+    hidden = "import sys; sys.modules['tritonclient'] = None; import shm_backend_utils.model"
+    subprocess.run([sys.executable, "-c", hidden], check=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.model import Call, ClosedError, ModelError, ShmSession
-from tests.unit.emulated import answers_to, delivered, log_lines, message_of, start_server
+from tests.unit.emulated import delivered, log_lines, message_of, start_server
 from tests.unit.sessions import session_of, tensor
 
 X = np.arange(4, dtype=np.float32)
@@ -128,16 +128,6 @@ def test_a_function_of_another_mode(
     assert message_of(response) == text
 
 
-def test_a_stream_of_a_model_that_is_not_decoupled(session: ShmSession) -> None:
-    request = delivered({}, ["Y"], {"X": X})
-    session.serve_streams([request], frames)
-    (response, *_) = answers_to(request).sent
-    assert message_of(response) == (
-        "shm:model: model 'm' is not decoupled, so it has no streams; write `model_transaction_policy { decoupled: "
-        "true }` in its config.pbtxt, or use serve"
-    )
-
-
 def test_an_input_that_is_written_to(session: ShmSession) -> None:
     def write(call: Call) -> None:
         call.input("X").numpy()[0] = 1
@@ -157,11 +147,6 @@ def test_a_call_that_is_kept(session: ShmSession) -> None:
     with pytest.raises(ClosedError) as error:
         kept[0].input("X")
     assert str(error.value) == "this call is closed; make a new one"
-
-
-def test_a_session_that_is_closed(session: ShmSession) -> None:
-    session.close()
-    assert answered(session, lambda call: None) == "shm:closed: this session is closed; make a new one"
 
 
 @pytest.mark.parametrize(
