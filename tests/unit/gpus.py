@@ -5,9 +5,15 @@ Everything that NVIDIA's bindings do is real but for the driver's library, which
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import faulthandler
 import gc
+import os
+import subprocess
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -28,7 +34,10 @@ __all__ = [
     "fails_by",
     "gpu",
     "in_another_thread",
+    "in_forked_child",
     "peer",
+    "run_in_a_process",
+    "switching_often",
     "that_nobody_loads",
 ]
 
@@ -83,6 +92,17 @@ def collect_all(runtime: CudaRuntime) -> None:
 
 
 @contextlib.contextmanager
+def switching_often() -> Iterator[None]:
+    """Let threads change at any line in the block."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@contextlib.contextmanager
 def that_nobody_loads(runtime: CudaRuntime) -> Iterator[CudaAccess]:
     """Yield what would load CUDA, and must not."""
     loaded: list[CudaRuntime] = []
@@ -102,6 +122,27 @@ def fails_by(name: str) -> Iterator[None]:
         yield
     assert caught.value.name == name
     assert f"failed with {name}: " in str(caught.value)
+
+
+def run_in_a_process(program: str) -> None:
+    """Run a program, which succeeds."""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def in_forked_child(work: Callable[[], object]) -> None:
+    """Do some work in a forked child, which succeeds and ends in time, with what is registered for its end."""
+    child = os.fork()
+    if child == 0:
+        faulthandler.dump_traceback_later(10, exit=True)
+        try:
+            work()
+            atexit._run_exitfuncs()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the child failed"
 
 
 def in_another_thread(work: Callable[[], Any]) -> Any:

@@ -13,7 +13,7 @@ from shm_backend_utils.memory.cuda.mappings import CudaMapping, CudaMappings
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.cuda_memory.device_memory import DEVICE, FIELD, SIZE, mapping_of, whole
-from tests.unit.gpus import NOTHING, collect_all, in_another_thread
+from tests.unit.gpus import NOTHING, collect_all
 
 
 def test_both_sides_see_what_the_other_writes(
@@ -82,28 +82,6 @@ def test_memory_that_was_closed_is_opened_again(
     assert driver.count("cuIpcOpenMemHandle", 1) - opened == 2
 
 
-def test_memory_that_is_mapped_is_not_opened_for_another_device_by_the_way(
-    allocation: CudaAllocation, mappings: CudaMappings
-) -> None:
-    """Whoever says that it is on another GPU gets no mapping of this one."""
-    mapping = mapping_of(allocation, mappings)
-    try:
-        other = mapping_of(allocation, mappings, device=0)
-    except RegionRefusedError:
-        return  # these GPUs do not reach each other
-    assert (mapping.device, other.device) == (DEVICE, 0)
-
-
-def test_memory_is_closed_when_a_mapping_is_forgotten(
-    driver: FakeDriver, allocation: CudaAllocation, mappings: CudaMappings, peer: CudaRuntime
-) -> None:
-    mapping = mapping_of(allocation, mappings)
-    assert driver.live(1).opened == 1
-    del mapping
-    collect_all(peer)
-    assert driver.live(1) == NOTHING
-
-
 def test_memory_is_closed_after_the_last_one_that_keeps_it(
     driver: FakeDriver, allocation: CudaAllocation, mappings: CudaMappings, peer: CudaRuntime
 ) -> None:
@@ -115,15 +93,6 @@ def test_memory_is_closed_after_the_last_one_that_keeps_it(
     assert driver.live(1).opened == 1
     del keeper
     collect_all(peer)
-    assert driver.live(1) == NOTHING
-
-
-def test_memory_is_closed_whichever_thread_drops_it_last(
-    driver: FakeDriver, allocation: CudaAllocation, mappings: CudaMappings, peer: CudaRuntime
-) -> None:
-    held = [mapping_of(allocation, mappings)]
-    in_another_thread(held.clear)
-    in_another_thread(lambda: collect_all(peer))
     assert driver.live(1) == NOTHING
 
 

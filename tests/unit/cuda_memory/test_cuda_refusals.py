@@ -29,15 +29,6 @@ def test_less_than_was_allocated_may_be_claimed(allocation: CudaAllocation, mapp
     assert mapping.byte_size == SIZE  # another claim may be of more
 
 
-def test_more_than_was_allocated_is_refused_and_nothing_stays_open(
-    driver: FakeDriver, allocation: CudaAllocation, mappings: CudaMappings, peer: CudaRuntime
-) -> None:
-    reason = reason_against(mappings, allocation.handle, SIZE + 1)
-    assert reason == f"it claims {SIZE + 1} bytes of an allocation of {SIZE}"
-    collect_all(peer)
-    assert driver.live(1) == NOTHING
-
-
 @pytest.mark.parametrize("what", ["more than was allocated", "no event", "interrupted"])
 def test_what_is_refused_is_unmapped_before_that_is_told(
     driver: FakeDriver,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -21,14 +21,19 @@ class Work:
     """What is to be done on a stream, until it is let go on."""
 
     def __init__(self, driver: FakeDriver, gpu: CudaRuntime, stream: int, device: int, done: list[str]) -> None:
-        self._finish = threading.Event()
+        self._finish, self._is_over = threading.Event(), threading.Event()
 
         def work() -> None:
             self._finish.wait(PATIENCE_S)
             done.append("work")
+            self._is_over.set()
 
         with gpu.on(device):
             driver.launch(stream, work)
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over.is_set()
 
     def finish(self) -> None:
         self._finish.set()
@@ -43,15 +48,7 @@ def streams(gpu: CudaRuntime) -> Iterator[list[int]]:
         gpu.destroy_stream(stream, device)
 
 
-@contextlib.contextmanager
-def nothing_waits() -> Iterator[None]:
-    """Expect a block to take no time to speak of."""
-    began = time.monotonic()
-    yield
-    assert time.monotonic() - began < PATIENCE_S / 2
-
-
-def comes_after(
+def put_behind(
     driver: FakeDriver,
     gpu: CudaRuntime,
     named: Sequence[NamedStream | NamedEvent],
@@ -59,18 +56,33 @@ def comes_after(
     then: int,
     work: Work,
     done: list[str],
-) -> bool:
-    """Return whether what comes on a stream then is done after the work, which is let go on then."""
-    with nothing_waits():
-        order_after(gpu, named, device, then)
+) -> None:
+    """Put something on a stream behind what is named, while the work is still to be let go on."""
+    order_after(gpu, named, device, then)
+    assert not work.is_over, "the host has waited for it"
     with gpu.on(device):
         driver.launch(then, lambda: done.append("then"))
-    if "then" not in done:
-        time.sleep(0.02)
-    is_first = "then" not in done
+
+
+def comes_after(
+    driver: FakeDriver, gpu: CudaRuntime, named: Any, device: int, then: int, work: Work, done: list[str]
+) -> None:
+    """See that what comes on a stream then is done after the work."""
+    put_behind(driver, gpu, named, device, then, work, done)
+    time.sleep(0.02)
+    assert "then" not in done
     work.finish()
     gpu.synchronize_stream(then, device)
-    return is_first
+
+
+def does_not_wait(
+    driver: FakeDriver, gpu: CudaRuntime, named: Any, device: int, then: int, work: Work, done: list[str]
+) -> None:
+    """See that what comes on a stream then is done without the work."""
+    put_behind(driver, gpu, named, device, then, work, done)
+    gpu.synchronize_stream(then, device)
+    assert not work.is_over
+    work.finish()
 
 
 @pytest.mark.parametrize("delay", [0, 0.005])
@@ -81,14 +93,14 @@ def test_a_stream_that_is_named_comes_first(
     driver.delay(delay)
     done: list[str] = []
     work = Work(driver, gpu, streams[0], 0, done)
-    assert comes_after(driver, gpu, [NamedStream(streams[0])], device, streams[2 * device + 1], work, done)
+    comes_after(driver, gpu, [NamedStream(streams[0])], device, streams[2 * device + 1], work, done)
     assert done == ["work", "then"]
 
 
 def test_streams_that_are_not_named_do_not(driver: FakeDriver, gpu: CudaRuntime, streams: list[int]) -> None:
     done: list[str] = []
     work = Work(driver, gpu, streams[0], 0, done)
-    assert not comes_after(driver, gpu, [NamedStream(streams[2])], 0, streams[1], work, done)
+    does_not_wait(driver, gpu, [NamedStream(streams[2])], 0, streams[1], work, done)
 
 
 def test_all_that_are_named_come_first(driver: FakeDriver, gpu: CudaRuntime, streams: list[int]) -> None:
@@ -97,7 +109,7 @@ def test_all_that_are_named_come_first(driver: FakeDriver, gpu: CudaRuntime, str
         works = [Work(driver, gpu, streams[0], 0, done), Work(driver, gpu, streams[2], 1, done)][::order]
         works[0].finish()
         named = [NamedStream(streams[0]), NamedStream(streams[2])]
-        assert comes_after(driver, gpu, named, 1, streams[3], works[1], done)
+        comes_after(driver, gpu, named, 1, streams[3], works[1], done)
         assert sorted(done) == ["then", "work", "work"]
         assert done[-1] == "then"
 
@@ -109,7 +121,7 @@ def test_where_none_is_named_all_of_the_device_comes_first(
     done: list[str] = []
     work = Work(driver, gpu, streams[2 + of_stream], 1, done)
     then = gpu.create_stream(1)
-    assert comes_after(driver, gpu, [], 1, then, work, done)
+    comes_after(driver, gpu, [], 1, then, work, done)
     assert done == ["work", "then"]
     gpu.destroy_stream(then, 1)
 
@@ -117,7 +129,7 @@ def test_where_none_is_named_all_of_the_device_comes_first(
 def test_where_none_is_named_other_devices_do_not(driver: FakeDriver, gpu: CudaRuntime, streams: list[int]) -> None:
     done: list[str] = []
     work = Work(driver, gpu, streams[0], 0, done)
-    assert not comes_after(driver, gpu, [], 1, streams[2], work, done)
+    does_not_wait(driver, gpu, [], 1, streams[2], work, done)
 
 
 def test_what_comes_later_on_the_named_stream_is_not_waited_for(
@@ -143,7 +155,7 @@ def test_a_default_stream_is_the_devices_that_is_meant_or_said(
     work = Work(driver, gpu, handle, device, done)
     named = NamedStream(handle, device if says_so else None)
     then_on = 1 - device if says_so else device
-    assert comes_after(driver, gpu, [named], then_on, streams[2 * then_on], work, done)
+    comes_after(driver, gpu, [named], then_on, streams[2 * then_on], work, done)
 
 
 @pytest.mark.parametrize("handle", [0, 1, 2])
@@ -152,7 +164,7 @@ def test_a_default_stream_is_not_that_of_the_other_gpu(
 ) -> None:
     done: list[str] = []
     work = Work(driver, gpu, handle, 1, done)
-    assert not comes_after(driver, gpu, [NamedStream(handle)], 0, streams[0], work, done)
+    does_not_wait(driver, gpu, [NamedStream(handle)], 0, streams[0], work, done)
 
 
 def test_a_threads_own_default_stream_is_the_calling_threads(
@@ -165,29 +177,22 @@ def test_a_threads_own_default_stream_is_the_calling_threads(
     elsewhere.join(PATIENCE_S)
     gpu.synchronize_stream(streams[1], 0)
     assert done == []
-    assert comes_after(driver, gpu, [NamedStream(2)], 0, streams[0], work, done)
+    comes_after(driver, gpu, [NamedStream(2)], 0, streams[0], work, done)
 
 
+@pytest.mark.parametrize("is_recorded", [True, False])
 @pytest.mark.parametrize("device", [0, 1])
-def test_an_event_that_is_named_comes_first(
-    driver: FakeDriver, gpu: CudaRuntime, streams: list[int], device: int
+def test_an_event_that_is_named_comes_first_and_not_the_device(
+    driver: FakeDriver, gpu: CudaRuntime, streams: list[int], device: int, is_recorded: bool
 ) -> None:
     done: list[str] = []
     work = Work(driver, gpu, streams[0], 0, done)
     event = gpu.create_event(0)
     with gpu.on(0):
-        gpu.record(event, streams[0])
-    assert comes_after(driver, gpu, [NamedEvent(event)], device, streams[2 * device + 1], work, done)
-    gpu.destroy_event(event, 0)
-
-
-def test_where_an_event_is_named_the_device_is_not_waited_for(
-    driver: FakeDriver, gpu: CudaRuntime, streams: list[int]
-) -> None:
-    done: list[str] = []
-    work = Work(driver, gpu, streams[0], 0, done)
-    event = gpu.create_event(0)
-    assert not comes_after(driver, gpu, [NamedEvent(event)], 0, streams[1], work, done)
+        gpu.record(event, streams[0 if is_recorded else 1])
+    then = streams[2 * device + 1]
+    check = comes_after if is_recorded else does_not_wait
+    check(driver, gpu, [NamedEvent(event)], device, then, work, done)
     gpu.destroy_event(event, 0)
 
 
@@ -197,7 +202,7 @@ def test_a_driver_before_12_5_waits_for_a_device_but_not_for_streams(
     gpu._version = 12040
     done: list[str] = []
     work = Work(driver, gpu, streams[0], 0, done)
-    assert comes_after(driver, gpu, [NamedStream(streams[0])], 0, streams[1], work, done)
+    comes_after(driver, gpu, [NamedStream(streams[0])], 0, streams[1], work, done)
     work = Work(driver, gpu, streams[0], 0, done)
     threading.Timer(0.02, work.finish).start()
     order_after(gpu, [], 0, streams[1])
@@ -257,20 +262,3 @@ def test_a_mark_stands_for_what_is_on_a_stream(driver: FakeDriver, gpu: CudaRunt
         mark.wait()
         assert mark.is_done()
         assert done[0] == "work"
-
-
-def test_a_mark_that_is_closed_leaves_nothing(driver: FakeDriver, gpu: CudaRuntime, streams: list[int]) -> None:
-    work = Work(driver, gpu, streams[0], 0, [])
-    mark = Mark(gpu, streams[0], 0)
-    mark.close()
-    mark.close()
-    assert driver.live(0).events == 0
-    work.finish()
-
-
-def test_a_mark_of_a_stream_of_another_device_leaves_nothing(
-    driver: FakeDriver, gpu: CudaRuntime, streams: list[int]
-) -> None:
-    with fails_by("CUDA_ERROR_INVALID_HANDLE"):
-        Mark(gpu, streams[0], 1)
-    assert driver.live(0).events == 0

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
 from shm_backend_utils.memory.cuda.ordering import OwnStreams
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
-from tests.unit.gpus import NOTHING, PATIENCE_S, collect_all
-
-
-@pytest.fixture
-def switch_often() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
+from tests.unit.gpus import NOTHING, PATIENCE_S, collect_all, switching_often
 
 
 def test_a_stream_is_borrowed_again_and_of_its_device(driver: FakeDriver, gpu: CudaRuntime) -> None:
@@ -64,7 +54,6 @@ def test_streams_go_with_what_made_them_and_what_is_on_them_is_done(driver: Fake
     assert done.wait(PATIENCE_S)
 
 
-@pytest.mark.usefixtures("switch_often")
 def test_no_two_threads_have_one_stream(driver: FakeDriver, gpu: CudaRuntime) -> None:
     streams, threads, turns = OwnStreams(gpu), 8, 200
     in_use: Counter[int] = Counter()
@@ -83,9 +72,10 @@ def test_no_two_threads_have_one_stream(driver: FakeDriver, gpu: CudaRuntime) ->
                 in_use[stream] -= 1
 
     workers = [threading.Thread(target=use) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(PATIENCE_S)
+    with switching_often():
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(PATIENCE_S)
     assert found == []
     assert driver.live().streams <= 2 * threads

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import subprocess
-import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,7 +17,10 @@ from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.mappings import CudaMappings
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
-from tests.unit.gpus import NOTHING, PATIENCE_S, collect_all
+from tests.unit.gpus import NOTHING, PATIENCE_S, collect_all, run_in_a_process, switching_often
+
+LOST = 9
+"""The virtual process that loses a device."""
 
 
 @pytest.fixture
@@ -33,25 +34,13 @@ def busy(driver: FakeDriver, gpu: CudaRuntime) -> Iterator[threading.Event]:
     gpu.destroy_stream(stream, 1)
 
 
-def takes_no_time(work: Callable[[], object]) -> bool:
-    began = time.monotonic()
-    work()
-    return time.monotonic() - began < PATIENCE_S / 4
-
-
-def collected_for_a_while(gpu: CudaRuntime) -> bool:
-    """Collect several times, and return whether something is left."""
-    for _ in range(5):
-        is_left = gpu.retired.collect()
-        time.sleep(0.002)
-    return is_left
-
-
 def test_work_comes_after_all_that_the_device_did_before(gpu: CudaRuntime, busy: threading.Event) -> None:
     done: list[str] = []
     gpu.retired.add(1, lambda: done.append("one"))
     gpu.retired.add(1, lambda: done.append("two"))
-    assert collected_for_a_while(gpu)
+    for _ in range(5):
+        assert gpu.retired.collect()
+        time.sleep(0.002)
     assert (done, gpu.retired.is_waiting) == ([], True)
     busy.set()
     collect_all(gpu)
@@ -104,13 +93,9 @@ def test_letting_go_waits_for_no_lock(gpu: CudaRuntime, peer: CudaRuntime, holde
         "mappings": mappings._lock,
     }
 
-    def let_go() -> None:
-        nonlocal mapping
-        mapping.close()
-        del mapping
-
     with locks[holder]:
-        assert takes_no_time(let_go)
+        mapping.close()  # would wait for ever
+        del mapping
     collect_all(peer)
 
 
@@ -125,8 +110,8 @@ def test_one_thread_at_a_time_collects_and_none_waits_for_it(gpu: CudaRuntime) -
     other = threading.Thread(target=gpu.retired.collect)
     other.start()
     assert inside.wait(PATIENCE_S)
-    assert takes_no_time(gpu.retired.collect)
     assert gpu.retired.collect(), "something is left: what the other thread is at"
+    assert other.is_alive()
     go_on.set()
     other.join(PATIENCE_S)
     assert not gpu.retired.collect()
@@ -190,35 +175,22 @@ def test_what_cannot_be_asked_now_is_asked_again(
 
 
 @pytest.mark.parametrize("function", ["cuEventCreate", "cuCtxRecordEvent", "cuEventQuery"])
-def test_what_a_lost_device_has_is_left_as_it_is(driver: FakeDriver, gpu: CudaRuntime, function: str) -> None:
+def test_what_a_lost_device_has_is_left_as_it_is(driver: FakeDriver, function: str) -> None:
     """Nobody can know any more what its memory is used for; nor is anybody to ask for ever."""
+    gpu = driver.runtime(LOST)
     done: list[str] = []
-    driver.fail_next(function, "CUDA_ERROR_ILLEGAL_ADDRESS")
+    driver.fail_next(function, "CUDA_ERROR_ILLEGAL_ADDRESS", process=LOST)
     gpu.retired.add(1, lambda: done.append("work"))
     collect_all(gpu)
     assert done == []
     gpu.retired.add(0, lambda: done.append("other"))
     collect_all(gpu)
     assert done == ["other"]
-    if function == "cuEventQuery":  # of a device that is lost, nothing can be given back
-        assert driver.live().events == 1
-        driver.bindings()
-        give_back_events(driver, gpu)
-
-
-def give_back_events(driver: FakeDriver, gpu: CudaRuntime) -> None:
-    """Destroy the event that was left: its number is the one before the next one's."""
-    number = gpu.create_event(1)
-    gpu.destroy_event(number, 1)
-    for candidate in range(number - 16 * 64, number, 16):
-        if not driver.bindings().cuEventDestroy(candidate)[0]:
-            return
+    driver.end(LOST)  # the event that was asked for is left
 
 
 def test_threads_that_let_go_and_collect_do_everything_once(gpu: CudaRuntime) -> None:
     done: list[int] = []
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
 
     def let_go(first: int) -> None:
         for number in range(first, first + 300):
@@ -226,11 +198,11 @@ def test_threads_that_let_go_and_collect_do_everything_once(gpu: CudaRuntime) ->
             gpu.retired.collect()
 
     threads = [threading.Thread(target=let_go, args=(1000 * index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    sys.setswitchinterval(before)
+    with switching_often():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
     collect_all(gpu)
     assert sorted(done) == sorted(1000 * index + number for index in range(4) for number in range(300))
 
@@ -245,12 +217,13 @@ def test_a_driver_before_12_5_is_waited_for(gpu: CudaRuntime, busy: threading.Ev
 
 
 FORKING = """
-import faulthandler, os, threading, traceback
+import os, threading
 from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.mappings import CudaMappings
 from shm_backend_utils.memory.cuda.ordering import OwnStreams
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+from tests.unit.gpus import in_forked_child
 
 driver = FakeDriver.load()
 gpu, peer = driver.runtime(0), driver.runtime(1)
@@ -258,18 +231,6 @@ allocation = CudaAllocation(gpu, 1, 1)
 mapping = CudaMappings(peer).map(allocation.handle, 1, 1, "memory", None, allocation.event_handle)
 streams = OwnStreams(peer)
 streams.give_back(streams.borrow(1), 1)
-
-def in_child(work):
-    child = os.fork()
-    if child == 0:
-        faulthandler.dump_traceback_later(10, exit=True)
-        try:
-            work()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the child failed"
 """
 
 USES = {
@@ -280,7 +241,7 @@ USES = {
             allocation.free()
             del mapping, streams, allocation
             assert not peer.retired.is_waiting and not gpu.retired.is_waiting
-        in_child(work)
+        in_forked_child(work)
         assert driver.live().opened == 1 and driver.live().allocations == 1
     """,
     "does nothing that its parent has to do": """
@@ -289,7 +250,7 @@ USES = {
         def work():
             assert not gpu.retired.collect()
             assert done == []
-        in_child(work)
+        in_forked_child(work)
         while gpu.retired.collect():
             pass
         assert done == ["work"]
@@ -310,7 +271,7 @@ USES = {
                     raise AssertionError("CUDA works in a forked child")
             except CudaError as error:
                 assert "was forked from one that uses CUDA" in str(error), error
-        in_child(work)
+        in_forked_child(work)
         go_on.set()
         thread.join()
     """,
@@ -319,6 +280,4 @@ USES = {
 
 @pytest.mark.parametrize("use", USES)
 def test_a_forked_child(use: str) -> None:
-    program = FORKING + textwrap.dedent(USES[use])
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+    run_in_a_process(FORKING + textwrap.dedent(USES[use]))

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils import dtypes
-from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import TensorError
 from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.tensors.cuda import device_array
@@ -16,11 +14,7 @@ from shm_backend_utils.tensors.cuda.copies import MAX_PIECES, copy
 from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 from tests.unit.device_arrays.gpu import Array, Gpu, numbers
 
-NUMBERS = [dtype for dtype in dtypes.BY_NAME.values() if dtype is not dtypes.BYTES]
-every_dtype = pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
-every_shape = pytest.mark.parametrize("shape", [(), (1,), (0, 3), (2, 3, 4)], ids=str)
-
-ORDERS = {
+ORDERS: dict[str, Any] = {
     "contiguous": lambda: numbers((6, 5, 4)),
     "a part": lambda: numbers((9, 7, 4))[2:8, 1:6],
     "every other": lambda: numbers((12, 5, 8))[::2, :, ::2],
@@ -39,11 +33,11 @@ def same_bytes(found: Array, expected: Array) -> None:
 # What arrives
 
 
-@every_shape
-@every_dtype
-def test_every_type_goes_there_and_back(gpu: Gpu, dtype: DType, shape: tuple[int, ...]) -> None:
-    values, back = numbers(shape, dtype.numpy), np.zeros(shape, dtype.numpy)
-    first, second, stream = gpu.empty(shape, dtype.numpy), gpu.empty(shape, dtype.numpy, 1), gpu.stream()
+@pytest.mark.parametrize("dtype", ["bool", "int16", "float64"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3, 4)], ids=str)
+def test_arrays_go_there_and_back(gpu: Gpu, dtype: str, shape: tuple[int, ...]) -> None:
+    values, back = numbers(shape, dtype), np.zeros(shape, dtype)
+    first, second, stream = gpu.empty(shape, dtype), gpu.empty(shape, dtype, 1), gpu.stream()
     copy(gpu.runtime, first, values, stream)
     copy(gpu.runtime, second, first, stream)
     copy(gpu.runtime, back, second, stream)
@@ -51,14 +45,15 @@ def test_every_type_goes_there_and_back(gpu: Gpu, dtype: DType, shape: tuple[int
 
 
 @pytest.mark.parametrize("device", TO.values(), ids=list(TO))
-@pytest.mark.parametrize("into", ORDERS.values(), ids=list(ORDERS))
 @pytest.mark.parametrize("out_of", ORDERS.values(), ids=list(ORDERS))
-def test_any_order_becomes_any_other(gpu: Gpu, out_of: Any, into: Any, device: int) -> None:
-    values = out_of()
-    source, target, stream = gpu.strided(values), gpu.strided(into() * 0, device), gpu.stream()
-    copy(gpu.runtime, target, source, stream)
-    gpu.wait()
-    same_bytes(gpu.read(target), values)
+def test_any_order_becomes_any_other(gpu: Gpu, out_of: Any, device: int) -> None:
+    """Random strides are for ``test_pieces``."""
+    values, stream = out_of(), gpu.stream()
+    for into in ORDERS.values():
+        source, target = gpu.strided(values), gpu.strided(into() * 0, device)
+        copy(gpu.runtime, target, source, stream)
+        gpu.wait()
+        same_bytes(gpu.read(target), values)
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=list(ORDERS))
@@ -133,18 +128,12 @@ def test_a_default_stream_is_that_of_the_targets_gpu(gpu: Gpu, stream: int, devi
 
 
 @pytest.mark.parametrize("says_so", [True, False], ids=["it says so", "it does not: the reader is wrong"])
-@pytest.mark.parametrize("stream", ["its own", "legacy", "per thread", "none", "-1"])
+@pytest.mark.parametrize("stream", ["its own", "legacy", "none", "-1"])
 def test_a_consumers_stream_waits_for_who_writes_the_array(gpu: Gpu, stream: str, says_so: bool) -> None:
     values, read = numbers((100,)), np.zeros(100, np.int32)
     own = gpu.stream()
     source = uploaded_late(gpu, values, says_so=says_so)
-    asked, launched = {
-        "its own": (own, own),
-        "legacy": (1, 1),
-        "per thread": (2, 2),
-        "none": (None, 1),
-        "-1": (-1, own),
-    }[stream]
+    asked, launched = {"its own": (own, own), "legacy": (1, 1), "none": (None, 1), "-1": (-1, own)}[stream]
     source.__dlpack__(stream=asked)
 
     def kernel() -> None:
@@ -157,9 +146,9 @@ def test_a_consumers_stream_waits_for_who_writes_the_array(gpu: Gpu, stream: str
 
 
 def test_an_array_on_the_host_is_what_every_stream_has_written(gpu: Gpu) -> None:
-    array = gpu.empty((50,))
-    gpu.write_late(array, numbers((50,)), gpu.stream())
-    same_bytes(array.to_host(), numbers((50,)))
+    array = gpu.empty((5, 10))
+    gpu.write_late(array, numbers((5, 10)), gpu.stream())
+    same_bytes(array.to_host(), numbers((5, 10)))
 
 
 def test_an_array_on_the_host_needs_a_gpu_that_works(gpu: Gpu) -> None:
@@ -167,11 +156,6 @@ def test_an_array_on_the_host_needs_a_gpu_that_works(gpu: Gpu) -> None:
     gpu.driver.fail_next("cuCtxSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS")
     with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
         array.to_host()
-
-
-@every_shape
-def test_an_array_on_the_host_has_its_shape(gpu: Gpu, shape: tuple[int, ...]) -> None:
-    same_bytes(gpu.array(numbers(shape)).to_host(), numbers(shape))
 
 
 def test_cudas_interface_is_read_when_the_array_is_written(gpu: Gpu) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
+from tests.unit.gpus import run_in_a_process
+
 FORKING = """
-import atexit, faulthandler, os, threading, traceback
+import os, threading
 from pathlib import Path
 from shm_backend_utils.memory.cuda.bank import DeviceBank
 from shm_backend_utils.memory.cuda.access import CudaAccess
@@ -17,6 +17,7 @@ from shm_backend_utils.memory.locks import use
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+from tests.unit.gpus import in_forked_child
 
 freeing, go_on = threading.Event(), threading.Event()
 driver = FakeDriver.load()
@@ -44,21 +45,6 @@ def descriptors(region):
     places = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
     return sum(place.stat().st_ino == inodes[region] for place in places if place.exists())
 
-def in_child(work):
-    child = os.fork()
-    if child == 0:
-        faulthandler.dump_traceback_later(5, exit=True)
-        try:
-            work()
-            atexit._run_exitfuncs()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    go_on.set()
-    assert os.waitstatus_to_exitcode(status) == 0, "the child failed"
-
 try:
 """
 
@@ -78,7 +64,7 @@ USES = {
         def work():
             there = descriptors(regions[0])
             assert there == here - 1, f"{there} of {here} descriptors are left"
-        in_child(work)
+        in_forked_child(work)
         user.give_back()
     """,
     "ends although its parent was freeing memory": """
@@ -87,13 +73,14 @@ USES = {
         collecting = threading.Thread(target=collect_all)
         collecting.start()
         assert freeing.wait(20)
-        in_child(lambda: None)
+        in_forked_child(lambda: None)
+        go_on.set()
         collecting.join()
     """,
     "frees nothing": """
         go_on.set()
         regions[0].destroy()
-        in_child(bank.close)
+        in_forked_child(bank.close)
         assert driver.live().allocations == 2
         collect_all()
         assert driver.live().allocations == 1
@@ -107,7 +94,7 @@ USES = {
             assert not bank.collect()
             bank.abandon()
             assert not [thread for thread in threading.enumerate() if thread.name == "shm device memory"]
-        in_child(work)
+        in_forked_child(work)
         user.give_back()
         while driver.live().allocations > 1:
             pass
@@ -118,5 +105,4 @@ USES = {
 @pytest.mark.parametrize("use", USES)
 def test_a_forked_child(use: str) -> None:
     program = FORKING + textwrap.indent(textwrap.dedent(USES[use]), "    ") + END
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+    run_in_a_process(program)

@@ -131,19 +131,6 @@ def test_all_memory_of_a_slot_stays_while_a_model_has_some_of_it_mapped(
     model.let_go()
 
 
-def test_memory_is_freed_after_the_last_one_that_keeps_it(
-    driver: FakeDriver, bank: DeviceBank, new_region: MakeRegion
-) -> None:
-    region = new_region()
-    keeper = region.device_memory[0].keeper
-    region.destroy()
-    collect_all(bank)
-    assert driver.live().allocations == 1
-    del keeper
-    collect_all(bank)
-    assert driver.live().allocations == 0
-
-
 def test_giving_up_waits_for_nothing_as_finalizers_do_it(
     driver: FakeDriver, gpu: CudaRuntime, bank: DeviceBank, new_region: MakeRegion
 ) -> None:
@@ -152,14 +139,6 @@ def test_giving_up_waits_for_nothing_as_finalizers_do_it(
     with bank._lock, bank._starting, gpu.retired._lock:
         region.destroy()
     assert (driver.count("cuMemFree"), driver.count("cuCtxPushCurrent")) == (0, asked)
-    collect_all(bank)
-    assert driver.count("cuMemFree") == 1
-
-
-def test_a_slot_is_given_up_once(driver: FakeDriver, bank: DeviceBank, new_region: MakeRegion) -> None:
-    region = new_region()
-    region.destroy()
-    region.destroy()
     collect_all(bank)
     assert driver.count("cuMemFree") == 1
 
@@ -177,15 +156,6 @@ def test_what_cannot_be_looked_at_now_is_kept(
 
 
 # Closing
-
-
-def test_a_bank_that_is_closed_frees_what_nobody_uses(
-    driver: FakeDriver, bank: DeviceBank, new_region: MakeRegion
-) -> None:
-    new_region().destroy()
-    bank.close()
-    assert eventually(lambda: driver.live().allocations == 0)
-    assert eventually(lambda: not collectors())
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -224,16 +194,6 @@ def test_a_bank_that_is_abandoned_asks_nothing_of_cuda_itself(
     assert eventually(lambda: driver.live().allocations == 0)
     assert asked
     assert here not in asked
-    assert eventually(lambda: not collectors())
-
-
-def test_a_finalizer_that_abandons_waits_for_no_lock_of_the_mappings(
-    driver: FakeDriver, gpu: CudaRuntime, bank: DeviceBank, new_region: MakeRegion
-) -> None:
-    new_region().destroy()
-    with bank.cuda.mappings._lock, gpu.retired._lock:
-        bank.abandon()
-    assert eventually(lambda: driver.live().allocations == 0)
     assert eventually(lambda: not collectors())
 
 

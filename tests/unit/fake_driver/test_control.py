@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
 import sys
@@ -145,11 +146,7 @@ def test_another_driver_that_is_loaded_already_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_process_that_has_it_in_its_path_needs_no_loading() -> None:
-    program = """
-    import subprocess
     code = "from cuda.bindings import driver as c; print(c.cuInit(0)[0].name, c.cuDeviceGetName(30, 0)[1])"
-    from shm_backend_utils.testing.fake_cuda.build import library
-    os.environ["LD_LIBRARY_PATH"] = str(library().parent)
-    print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
-    """
-    assert told(program).startswith("CUDA_SUCCESS b'fake CUDA driver, no GPU")
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(build.library().parent)}
+    said = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    assert said.startswith("CUDA_SUCCESS b'fake CUDA driver, no GPU")

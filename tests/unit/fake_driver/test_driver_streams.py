@@ -1,29 +1,21 @@
-"""Streams: what is on one is done late, and in CUDA's order."""
+"""Streams, events and captures: the work on a stream is done late, in CUDA's order, and refused as CUDA refuses it."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
-from tests.unit.fake_driver.asked import done, name_of, primary
+from tests.unit.fake_driver.asked import done, name_of
 
 LATE = 0.05
 BLOCKING, NON_BLOCKING = 0, 1
-
-
-def noted(driver: FakeDriver, order: list[str]) -> Callable[[str, Any], None]:
-    """Return a function that puts a word on a stream, which is noted when its turn has come."""
-
-    def put(word: str, stream: Any) -> None:
-        driver.launch(int(stream), lambda: order.append(word))
-
-    return put
+PLAIN, SHARED = 2, 6
 
 
 def test_what_is_on_a_stream_is_done_late(cuda: Any, driver: FakeDriver) -> None:
@@ -31,14 +23,11 @@ def test_what_is_on_a_stream_is_done_late(cuda: Any, driver: FakeDriver) -> None
     stream = done(cuda.cuStreamCreate(NON_BLOCKING))
     address = done(cuda.cuMemAlloc(16))
     words = np.arange(4, dtype=np.int32)
-    began = time.monotonic()
     done(cuda.cuMemcpyHtoDAsync(address, words.ctypes.data, 16, stream))
     words[:] = 9  # pageable memory was read already
-    assert time.monotonic() - began < LATE
     assert name_of(cuda.cuStreamQuery(stream)) == "NOT_READY"
     assert driver.memory(int(address), (4,), np.int32).tolist() != [0, 1, 2, 3]
     done(cuda.cuStreamSynchronize(stream))
-    assert time.monotonic() - began >= LATE
     assert driver.memory(int(address), (4,), np.int32).tolist() == [0, 1, 2, 3]
     assert name_of(cuda.cuStreamQuery(stream)) == "CUDA_SUCCESS"
     done(cuda.cuMemFree(address))
@@ -59,34 +48,17 @@ def test_pinned_memory_is_read_when_the_copy_is_done(cuda: Any, driver: FakeDriv
     done(cuda.cuStreamDestroy(stream))
 
 
-def test_streams_do_not_wait_for_each_other(cuda: Any, driver: FakeDriver) -> None:
-    order: list[str] = []
-    driver.delay(0)
-    first, second = (done(cuda.cuStreamCreate(NON_BLOCKING)) for _ in range(2))
-    gate = threading.Event()
-    driver.launch(int(first), lambda: order.append(str(gate.wait(10))))
-    noted(driver, order)("second", second)
-    done(cuda.cuStreamSynchronize(second))
-    assert order == ["second"]
-    gate.set()
-    done(cuda.cuStreamSynchronize(first))
-    assert order == ["second", "True"]
-    for stream in (first, second):
-        done(cuda.cuStreamDestroy(stream))
-
-
 @pytest.mark.parametrize("default", [0, 1])
 def test_the_legacy_stream_waits_for_blocking_streams_and_they_for_it(
     cuda: Any, driver: FakeDriver, default: int
 ) -> None:
     order: list[str] = []
-    put = noted(driver, order)
     driver.delay(0.01)
     first, second = (done(cuda.cuStreamCreate(BLOCKING)) for _ in range(2))
     gate = threading.Event()
     driver.launch(int(first), lambda: order.append(str(gate.wait(10))))
-    put("default", default)
-    put("second", second)
+    driver.launch(default, lambda: order.append("default"))
+    driver.launch(int(second), lambda: order.append("second"))
     time.sleep(0.05)
     assert order == []
     gate.set()
@@ -96,67 +68,10 @@ def test_the_legacy_stream_waits_for_blocking_streams_and_they_for_it(
         done(cuda.cuStreamDestroy(stream))
 
 
-def test_non_blocking_streams_are_not_ordered_with_the_legacy_stream(cuda: Any, driver: FakeDriver) -> None:
-    order: list[str] = []
-    driver.delay(0)
-    stream = done(cuda.cuStreamCreate(NON_BLOCKING))
-    gate = threading.Event()
-    driver.launch(int(stream), lambda: order.append(str(gate.wait(10))))
-    noted(driver, order)("default", 0)
-    done(cuda.cuStreamSynchronize(0))
-    assert order == ["default"]
-    gate.set()
-    done(cuda.cuCtxSynchronize())
-    assert order == ["default", "True"]
-    done(cuda.cuStreamDestroy(stream))
-
-
-def test_each_thread_has_a_default_stream(cuda: Any, driver: FakeDriver) -> None:
-    order: list[str] = []
-    driver.delay(0)
-    gate = threading.Event()
-    driver.launch(2, lambda: order.append(str(gate.wait(10))))
-
-    def elsewhere() -> None:
-        primary(cuda, 0)
-        noted(driver, order)("elsewhere", 2)
-        done(cuda.cuStreamSynchronize(2))
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert order == ["elsewhere"]
-    gate.set()
-    done(cuda.cuCtxSynchronize())
-
-
-def test_devices_do_not_wait_for_each_other(cuda: Any, driver: FakeDriver) -> None:
-    gate = threading.Event()
-    driver.launch(0, lambda: gate.wait(10))
-    with cuda.context(1):
-        done(cuda.cuCtxSynchronize())
-        done(cuda.cuStreamSynchronize(0))
-    assert name_of(cuda.cuStreamQuery(0)) == "NOT_READY"
-    gate.set()
-    done(cuda.cuCtxSynchronize())
-
-
-def test_a_stream_knows_its_context(cuda: Any) -> None:
-    with cuda.context(1):
-        stream = done(cuda.cuStreamCreate(NON_BLOCKING))
-    context = done(cuda.cuStreamGetCtx(stream))
-    context = context[0] if isinstance(context, tuple) else context
-    done(cuda.cuCtxPushCurrent(context))
-    assert int(done(cuda.cuCtxGetDevice())) == 1
-    done(cuda.cuCtxPopCurrent())
-    assert int(done(cuda.cuStreamGetDevice(stream))) == 1
-    done(cuda.cuStreamDestroy(stream))
-
-
 def test_a_destroyed_stream_does_what_was_on_it(cuda: Any, driver: FakeDriver) -> None:
     order: list[str] = []
     stream = done(cuda.cuStreamCreate(NON_BLOCKING))
-    noted(driver, order)("done", stream)
+    driver.launch(int(stream), lambda: order.append("done"))
     done(cuda.cuStreamDestroy(stream))
     done(cuda.cuCtxSynchronize())
     assert order == ["done"]
@@ -196,4 +111,110 @@ def test_memory_of_the_pool_is_freed_in_the_order_of_its_stream(cuda: Any, drive
     done(cuda.cuMemFreeAsync(address, stream))
     done(cuda.cuStreamSynchronize(stream))
     assert driver.live(0).allocations == 0
+    done(cuda.cuStreamDestroy(stream))
+
+
+# Events
+
+
+def test_a_wait_is_for_the_record_of_its_time(cuda: Any, driver: FakeDriver) -> None:
+    order: list[str] = []
+    gate = threading.Event()
+    first, second, waiting = (done(cuda.cuStreamCreate(1)) for _ in range(3))
+    event = done(cuda.cuEventCreate(PLAIN))
+    driver.launch(int(first), lambda: order.append(str(gate.wait(10))))
+    done(cuda.cuEventRecord(event, first))
+    done(cuda.cuStreamWaitEvent(waiting, event, 0))
+    done(cuda.cuEventRecord(event, second))
+    done(cuda.cuEventSynchronize(event))  # of what is recorded now
+    driver.launch(int(waiting), lambda: order.append("waited"))
+    done(cuda.cuEventDestroy(event))  # at once, though a stream waits
+    gate.set()
+    done(cuda.cuStreamSynchronize(waiting))
+    assert order == ["True", "waited"]
+    for stream in (first, second, waiting):
+        done(cuda.cuStreamDestroy(stream))
+
+
+def test_a_destroyed_event_is_not_used(cuda: Any, driver: FakeDriver) -> None:
+    event = done(cuda.cuEventCreate(PLAIN))
+    done(cuda.cuEventDestroy(event))
+    assert name_of(cuda.cuEventRecord(event, 0)) == "INVALID_HANDLE"
+    assert name_of(cuda.cuStreamWaitEvent(0, event, 0)) == "INVALID_HANDLE"
+    assert driver.violations() == ["an event was used that is destroyed, or never was"] * 2
+    driver.forget()
+
+
+def test_what_the_exporter_has_destroyed_is_not_used(cuda: Any, other: Any, driver: FakeDriver) -> None:
+    event = done(cuda.cuEventCreate(SHARED))
+    handle = done(cuda.cuIpcGetEventHandle(event))
+    opened = done(other.cuIpcOpenEventHandle(handle))
+    done(cuda.cuEventDestroy(event))
+    assert driver.violations() == []
+    assert name_of(other.cuStreamWaitEvent(0, opened, 0)) == "INVALID_HANDLE"
+    assert name_of(other.cuEventRecord(opened, 0)) == "INVALID_HANDLE"
+    assert driver.violations() == ["an event was used that its exporter has destroyed"] * 2
+    driver.forget()
+    done(other.cuEventDestroy(opened))
+    assert name_of(other.cuIpcOpenEventHandle(handle)) == "INVALID_HANDLE"
+
+
+# Capture
+
+
+@pytest.fixture(params=[0, 1])
+def stream(cuda: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    stream = done(cuda.cuStreamCreate(request.param))
+    yield stream
+    cuda.cuStreamEndCapture(stream)
+    done(cuda.cuStreamDestroy(stream))
+
+
+def begin(cuda: Any, stream: Any, mode: str = "GLOBAL") -> None:
+    done(cuda.cuStreamBeginCapture(stream, getattr(cuda.CUstreamCaptureMode, f"CU_STREAM_CAPTURE_MODE_{mode}")))
+
+
+def test_what_is_captured_is_not_done(cuda: Any, driver: FakeDriver, stream: Any) -> None:
+    order: list[str] = []
+    begin(cuda, stream)
+    assert int(done(cuda.cuStreamIsCapturing(stream))) == 1
+    assert int(done(cuda.cuStreamGetCaptureInfo(stream))[0]) == 1
+    driver.launch(int(stream), lambda: order.append("done"))
+    done(cuda.cuGraphDestroy(done(cuda.cuStreamEndCapture(stream))))
+    done(cuda.cuStreamSynchronize(stream))
+    assert int(done(cuda.cuStreamIsCapturing(stream))) == 0
+    assert order == []
+
+
+@pytest.mark.parametrize("call", ["cuStreamSynchronize", "cuStreamQuery", "cuCtxSynchronize", "cuMemAlloc"])
+def test_what_would_wait_or_allocate_spoils_the_capture(cuda: Any, stream: Any, call: str) -> None:
+    begin(cuda, stream)
+    arguments = {"cuCtxSynchronize": (), "cuMemAlloc": (4,)}.get(call, (stream,))
+    assert name_of(getattr(cuda, call)(*arguments)) == "STREAM_CAPTURE_UNSUPPORTED"
+    assert name_of(cuda.cuStreamEndCapture(stream)) == "STREAM_CAPTURE_INVALIDATED"
+
+
+def test_events_of_a_capture(cuda: Any, stream: Any) -> None:
+    outside, event, second = done(cuda.cuEventCreate(2)), done(cuda.cuEventCreate(2)), done(cuda.cuStreamCreate(1))
+    begin(cuda, stream)
+    done(cuda.cuEventRecord(event, stream))
+    assert name_of(cuda.cuEventQuery(event)) == "CAPTURED_EVENT"
+    assert name_of(cuda.cuEventSynchronize(event)) == "CAPTURED_EVENT"
+    assert name_of(cuda.cuStreamWaitEvent(stream, outside, 0)) == "STREAM_CAPTURE_ISOLATION"
+    done(cuda.cuStreamWaitEvent(second, event, 0))  # it joins
+    assert int(done(cuda.cuStreamIsCapturing(second))) == 1
+    done(cuda.cuStreamEndCapture(stream))
+    assert int(done(cuda.cuStreamIsCapturing(second))) == 0
+    for one in (outside, event):
+        done(cuda.cuEventDestroy(one))
+    done(cuda.cuStreamDestroy(second))
+
+
+def test_the_legacy_stream_beside_a_capturing_blocking_one(cuda: Any, driver: FakeDriver) -> None:
+    stream, event = done(cuda.cuStreamCreate(0)), done(cuda.cuEventCreate(2))
+    begin(cuda, stream, "RELAXED")
+    assert name_of(cuda.cuEventRecord(event, 0)) == "STREAM_CAPTURE_IMPLICIT"
+    assert name_of(cuda.cuStreamEndCapture(stream)) == "STREAM_CAPTURE_INVALIDATED"
+    assert name_of(cuda.cuStreamBeginCapture(0, cuda.CUstreamCaptureMode(0))) == "STREAM_CAPTURE_UNSUPPORTED"
+    done(cuda.cuEventDestroy(event))
     done(cuda.cuStreamDestroy(stream))

@@ -6,17 +6,15 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
+from shm_backend_utils.errors import RegionGoneError
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.mappings import device_with
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol.spans import Table
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
 from tests.unit.claims_of import claim_of_allocation, resolved, slot_of
-from tests.unit.fake_gpu import BLOCK, DRIVER, MODEL, left_of
-from tests.unit.manager_cuda.device_claims import DEVICE, NOTHING, Model, close_lease_on, times
+from tests.unit.fake_gpu import BLOCK, MODEL, left_of
+from tests.unit.manager_cuda.device_claims import DEVICE, NOTHING, Model, times
 
 
 def test_claimed_memory_is_the_clients(model: Model, allocation: CudaAllocation) -> None:
@@ -30,31 +28,12 @@ def test_claimed_memory_is_mapped_once_however_often_it_is_claimed(model: Model,
     assert (len(regions), times("cuIpcOpenMemHandle")) == (1, 1)
 
 
-def test_the_gpu_is_found_by_its_uuid_whatever_its_number(
-    cuda: CudaRuntime, client: CudaRuntime, region: ManagedRegion, allocation: CudaAllocation
-) -> None:
-    numbers = [device_with(cuda, client.device_uuid(device), "it") for device in (1, 0)]
-    assert numbers == [1, 0]
-    with pytest.raises(RegionRefusedError, match="that this model does not see"):
-        device_with(cuda, "00" * 16, "it")
-
-
 @pytest.mark.parametrize(("first", "second"), [(BLOCK, 100), (100, BLOCK)])
 def test_another_descriptor_may_claim_more_or_less_of_the_same_memory(
     model: Model, allocation: CudaAllocation, first: int, second: int
 ) -> None:
     for byte_size in (first, second):
         assert model.resolve(claim_of_allocation(allocation, byte_size=byte_size)).memory.byte_size == byte_size
-
-
-def test_the_client_sees_that_its_memory_is_mapped(
-    model: Model, region: ManagedRegion, allocation: CudaAllocation
-) -> None:
-    model.resolve(claim_of_allocation(allocation))
-    assert has_users(region.segment.fileno())
-    model.registry.unregister_all()
-    model.unmap()
-    assert not has_users(region.segment.fileno())
 
 
 def test_the_client_sees_its_memory_mapped_as_long_as_an_array_lives(
@@ -105,12 +84,6 @@ def test_memory_that_no_slot_fences_is_unmapped_before_the_answer(model: Model, 
         assert left_of(MODEL) == NOTHING
 
 
-def test_memory_that_a_slot_fences_stays_mapped_for_the_next_request(model: Model, allocation: CudaAllocation) -> None:
-    model.resolve(claim_of_allocation(allocation))
-    model.resolver.sweep()
-    assert left_of(MODEL).opened == 1
-
-
 def test_the_clients_event_is_opened_and_closed_with_its_memory(model: Model, allocation: CudaAllocation) -> None:
     found: Any = model.resolve(claim_of_allocation(allocation))
     again: Any = model.resolve(claim_of_allocation(allocation))
@@ -121,29 +94,3 @@ def test_the_clients_event_is_opened_and_closed_with_its_memory(model: Model, al
     model.registry.unregister_all()
     model.unmap()
     assert left_of(MODEL) == NOTHING
-
-
-@pytest.mark.parametrize("event", [bytes(64), b"\1" * 64], ids=["zeros", "rubbish"])
-def test_an_event_that_is_none_is_refused_and_nothing_stays_mapped(
-    model: Model, region: ManagedRegion, allocation: CudaAllocation, event: bytes
-) -> None:
-    with pytest.raises(RegionRefusedError, match=r"^regions\[1\]"):
-        model.resolve(claim_of_allocation(allocation, event=event))
-    model.unmap()
-    assert left_of(MODEL) == NOTHING
-    assert not has_users(region.segment.fileno())
-
-
-def test_an_unmap_that_fails_keeps_the_lease(
-    cuda: CudaRuntime, model: Model, region: ManagedRegion, allocation: CudaAllocation
-) -> None:
-    model.resolve(claim_of_allocation(allocation))
-    DRIVER.fail_next("cuIpcCloseMemHandle", "CUDA_ERROR_UNKNOWN", process=MODEL)
-    model.registry.unregister_all()
-    model.unmap()
-    assert has_users(region.segment.fileno())
-    for _ in range(2):  # the test undoes it: an address is closed as often as it was opened
-        address = cuda.open(allocation.handle, DEVICE)
-    for _ in range(3):
-        cuda.close(address, DEVICE)
-    close_lease_on(region)

@@ -69,13 +69,3 @@ def test_a_machine_whose_cuda_does_not_work_says_so_and_may_be_tried_again(
         assert remedy in str(error)
         assert not has_users(region.segment.fileno())
     assert model.resolve(claim).memory.byte_size == BLOCK
-
-
-def test_a_machine_without_gpus_refuses_every_claim(
-    cuda: CudaRuntime, region: ManagedRegion, allocation: CudaAllocation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = Model(lambda: cuda, region)
-    monkeypatch.setattr(cuda, "device_count", lambda: 0)
-    error = refusal(lambda: model.resolve(claim_of_allocation(allocation)))
-    assert "it sees 0" in str(error)
-    model.resolver.close()

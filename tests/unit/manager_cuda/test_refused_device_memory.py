@@ -24,13 +24,6 @@ FIELD = "regions[1]"
 TOO_SHORT, TOO_LONG = b"\1" * (HANDLE_LENGTH - 1), b"\1" * (HANDLE_LENGTH + 1)
 
 
-@pytest.mark.parametrize("handle", [b"", TOO_SHORT, TOO_LONG], ids=len)
-def test_a_handle_of_another_length_is_refused(cuda: CudaRuntime, manager: SharedMemoryManager, handle: bytes) -> None:
-    error = refusal(lambda: manager.register_cuda_shared_memory("mine", handle, BLOCK, DEVICE))
-    assert str(error) == f"region 'mine' refused: its handle has {len(handle)} bytes; expected {HANDLE_LENGTH}"
-    assert (DRIVER.count("cuIpcOpenMemHandle", MODEL), manager.status()) == (0, [])
-
-
 @pytest.mark.parametrize("byte_size", [-1, 2**63])
 def test_a_size_that_no_memory_has_is_refused(
     manager: SharedMemoryManager, allocation: CudaAllocation, byte_size: int
@@ -124,27 +117,6 @@ def test_memory_that_is_on_another_gpu_than_is_claimed_is_refused(
     error = refusal(lambda: model.resolve(claim), allocation.handle)
     assert "it is on GPU 1, and not on GPU 0, as it says" in str(error)
     assert not has_users(region.segment.fileno())
-
-
-def test_claimed_memory_that_was_freed_is_refused(
-    model: Model, region: ManagedRegion, allocation: CudaAllocation
-) -> None:
-    free(allocation)
-    error = refusal(lambda: model.resolve(claim_of_allocation(allocation)), allocation.handle)
-    assert "its owner has freed the memory" in str(error)
-    assert not has_users(region.segment.fileno())
-
-
-def test_memory_of_this_very_process_is_refused(
-    client: CudaRuntime, region: ManagedRegion, allocation: CudaAllocation
-) -> None:
-    model = Model(lambda: client, region)
-    manager = SharedMemoryManager(cuda=CudaAccess(lambda: client))
-    for work in (lambda: register(manager, allocation), lambda: model.resolve(claim_of_allocation(allocation))):
-        error = refusal(work, allocation.handle)
-        assert isinstance(error, RegionRefusedError)
-        assert "the handle was exported by this very process" in error.reason
-    model.resolver.close()
 
 
 def test_memory_that_no_slot_fences_is_refused_where_the_model_takes_none(
