@@ -14,14 +14,17 @@ import pytest
 from shm_backend_utils.client.errors import BudgetError
 from shm_backend_utils.errors import CallerError, MachineError
 from shm_backend_utils.memory.access import Access
+from shm_backend_utils.memory.pool import options as module
 from shm_backend_utils.memory.pool.need import Need, region_size
-from shm_backend_utils.memory.pool.options import PoolOptions
+from shm_backend_utils.memory.pool.options import PoolOptions, RegionName
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 from tests.unit.taken_regions import REGION, is_there, take, used
 
 SHM = Path("/dev/shm")
+
+
 MEBIBYTE = 2**20
 
 
@@ -70,22 +73,7 @@ def test_a_region_has_room_for_similar_calls_if_the_budget_has_it() -> None:
             assert used(pool, need.byte_size).byte_size == region_size(need) - pages_less * PAGE_SIZE
 
 
-def test_by_default_the_budget_is_half_of_the_machines_shared_memory() -> None:
-    space = os.statvfs(SHM)
-    with contextlib.closing(SlotPool(PoolOptions())) as pool:
-        assert pool.status.max_bytes == space.f_blocks * space.f_frsize // 2
-
-
-def test_idle_regions_make_way_for_a_larger_one(pool: SlotPool) -> None:
-    taken = [take(pool) for _ in range(3)]
-    small = [region for region, _ in taken]
-    del taken
-    large = used(pool, 3 * REGION - data_offset(1, PAGE_SIZE))
-    assert [is_there(region) for region in small] == [False, False, False]
-    assert pool.status.byte_size == large.byte_size == 3 * REGION
-
-
-def test_no_more_idle_regions_make_way_than_must(pool: SlotPool) -> None:
+def test_idle_regions_make_way_for_a_larger_one_and_no_more_than_must(pool: SlotPool) -> None:
     taken = [take(pool) for _ in range(3)]
     small = [region for region, _ in taken]
     del taken
@@ -93,15 +81,9 @@ def test_no_more_idle_regions_make_way_than_must(pool: SlotPool) -> None:
     assert large.byte_size <= 2 * REGION
     assert sum(map(is_there, small)) == 1
     del memory
-
-
-def test_a_region_that_is_held_never_makes_way(pool: SlotPool) -> None:
-    held, memory = take(pool)
-    ticket = pool.request(Need(3 * REGION - data_offset(1, PAGE_SIZE), 1), Origin.here("take"))
-    assert not ticket.granted.done()
-    assert is_there(held)
-    assert memory.nbytes == REGION
-    pool.withdraw(ticket)
+    largest = used(pool, 3 * REGION - data_offset(1, PAGE_SIZE))
+    assert not any(map(is_there, [*small, large]))
+    assert pool.status.byte_size == largest.byte_size == 3 * REGION
 
 
 def test_one_that_is_too_small_makes_way_although_there_is_room() -> None:
@@ -145,20 +127,13 @@ def test_a_pool_that_is_closed_tells_what_the_server_still_knows(pool: SlotPool)
     assert memory.nbytes
 
 
-def test_regions_that_nobody_uses_for_long_are_destroyed() -> None:
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE, idle_s=0))) as pool:
-        region = used(pool)
-        wait_until(lambda: not is_there(region))
-        assert (pool.status.idle, pool.status.byte_size) == (0, 0)
-
-
-def test_regions_that_are_held_for_long_stay() -> None:
+def test_regions_that_nobody_uses_for_long_are_destroyed_and_those_that_are_held_stay() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE, idle_s=0))) as pool:
         held, memory = take(pool)
         idle = used(pool)
         wait_until(lambda: not is_there(idle))
         assert is_there(held)
-        assert memory.nbytes
+        assert (pool.status.idle, pool.status.byte_size) == (0, memory.nbytes)
 
 
 def test_a_pool_that_is_closed_has_not_left_what_was_to_make_way_for_a_region_that_was_never_made(
@@ -174,27 +149,16 @@ def test_a_pool_that_is_closed_has_not_left_what_was_to_make_way_for_a_region_th
     assert ticket.granted.done()
 
 
-@pytest.fixture
-def more_than_there_is() -> int:
-    """A number of bytes that this machine's shared memory does not hold."""
+def test_for_memory_that_the_machine_does_not_have_idle_regions_make_way_and_nothing_is_counted_as_used() -> None:
     space = os.statvfs(SHM)
-    return 2 * space.f_blocks * space.f_frsize
-
-
-def test_memory_that_the_machine_does_not_have_is_not_counted_as_used(more_than_there_is: int) -> None:
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=2 * more_than_there_is))) as pool:
-        with pytest.raises(MachineError, match="/dev/shm has [0-9]+ free"):
-            take(pool, more_than_there_is)
-        assert pool.status.byte_size == 0
-        assert is_there(used(pool))
-
-
-def test_idle_regions_make_way_where_the_machine_has_no_more_memory(more_than_there_is: int) -> None:
+    more_than_there_is = 2 * space.f_blocks * space.f_frsize
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=2 * more_than_there_is))) as pool:
         idle = used(pool, group="triton-shm")
-        with pytest.raises(MachineError):
+        with pytest.raises(MachineError, match="/dev/shm has [0-9]+ free"):
             take(pool, more_than_there_is)
         assert not is_there(idle)
+        assert pool.status.byte_size == 0
+        assert is_there(used(pool))
 
 
 def test_who_may_open_the_memory_is_as_the_options_say() -> None:
@@ -249,3 +213,36 @@ def test_what_makes_way_has_its_part_of_the_budget_until_it_is_gone(pool: SlotPo
     assert all(ticket.granted.done() for ticket in tickets)
     taken += [pool.redeem(ticket) for ticket in tickets[1:] if ticket not in granted]
     assert on_disk() - before == pool.status.byte_size == len(taken) * REGION
+
+
+MACHINE = 10 * 2**30
+
+
+DEV_SHM = 2**26
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container as docker starts it: much memory, and 64 MiB in /dev/shm."""
+    monkeypatch.setattr(module, "memory_bytes", lambda: MACHINE)
+    monkeypatch.setattr(module, "total_bytes", lambda: DEV_SHM)
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(
+    ("region", "expected"), [("auto", MACHINE // 2), ("sealed", MACHINE // 2), ("system", DEV_SHM // 2)]
+)
+def test_the_budget_is_half_of_what_there_is_of_such_memory(region: RegionName, expected: int) -> None:
+    assert PoolOptions(region=region).budget_bytes == expected
+
+
+@pytest.mark.parametrize("wrong", ["memfd", "AUTO", "", None, True])
+def test_another_kind_of_memory_is_refused_with_those_that_there_are(wrong: Any) -> None:
+    with pytest.raises(CallerError, match=f"PoolOptions.region is {wrong!r}; expected 'auto', 'system', 'sealed'"):
+        PoolOptions(region=wrong)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_huge_pages_have_gone(wanted: Any) -> None:
+    with pytest.raises(CallerError, match="huge_pages went with 0.3: all memory has ordinary pages; leave it out"):
+        PoolOptions(huge_pages=wanted)

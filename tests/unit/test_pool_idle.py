@@ -1,4 +1,8 @@
-"""Slots in which a model may still be at work: they wait until it is certain that none is."""
+"""Regions that nobody has: idle ones, which stay for a while, and those in which a model may still be at work.
+
+Who takes an idle one without the lock has it, whatever is done to the idle ones. A slot in doubt waits until it is
+certain that no model is at work in it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.locks import SlotLease
+from shm_backend_utils.memory.pool.inventory import Inventory, Kind
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
@@ -18,15 +24,95 @@ from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset, record_offset
 
 SHM = Path("/dev/shm")
-REGION = data_offset(2, PAGE_SIZE) + PAGE_SIZE
+
+
+KIND: Kind = (1, PAGE_SIZE, "direct")
+
+
+OTHER: Kind = (1, PAGE_SIZE, "forward")
+
+
+@pytest.fixture
+def inventory() -> Iterator[Inventory]:
+    """One that is full with two idle regions."""
+    first, second = (SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, PRIVATE) for _ in range(2))
+    inventory = Inventory(first.byte_size + second.byte_size)
+    with contextlib.ExitStack() as at_end:
+        at_end.callback(inventory.destroy_all)
+        for region in (first, second):
+            promise = inventory.promise(region.byte_size, KIND)
+            assert promise is not None
+            assert promise.evicted == []
+            inventory.add(region, KIND, promise)
+        for region in (first, second):
+            inventory.put_back(region)
+        yield inventory
+
+
+def is_there(region: SlotRegion) -> bool:
+    return (SHM / region.key).exists()
+
+
+def test_a_region_goes_when_it_has_been_idle_since_before_a_moment_and_not_at_it(inventory: Inventory) -> None:
+    first, second = inventory.idle
+    first.idle_since, second.idle_since = 10.0, 20.0
+    inventory.destroy_idle(before=10.0)
+    assert (is_there(first), is_there(second)) == (True, True)
+    inventory.destroy_idle(before=20.0)
+    assert (is_there(first), is_there(second)) == (False, True)
+    assert inventory.byte_size == second.byte_size
+
+
+def test_a_region_that_was_taken_and_has_no_holder_yet_does_not_go_with_the_idle_ones(inventory: Inventory) -> None:
+    taken = inventory.take(1, KIND)
+    assert taken is not None
+    assert taken in inventory.idle  # as its taker has not said that it has it
+    inventory.destroy_idle()
+    assert is_there(taken)
+    assert inventory.byte_size == taken.byte_size
+
+
+def test_a_region_that_was_taken_and_has_no_holder_yet_makes_no_room_for_others(inventory: Inventory) -> None:
+    taken = inventory.take(1, KIND)
+    assert taken is not None
+    (other,) = [region for region in inventory.idle if region is not taken]
+    assert inventory.promise(inventory.max_bytes, OTHER) is None
+    assert is_there(taken)
+    assert not is_there(other), "it had made room before that was seen"
+    assert inventory.byte_size == taken.byte_size
+
+
+def test_of_another_kind_the_region_goes_that_was_idle_the_longest(inventory: Inventory) -> None:
+    first, second = inventory.idle
+    first.idle_since, second.idle_since = 20.0, 10.0
+    promise = inventory.promise(first.byte_size, OTHER)
+    assert promise is not None
+    assert promise.evicted == [second]
+    assert inventory.byte_size == inventory.max_bytes
+    for _ in range(2):
+        inventory.unpromise(promise)
+        assert (is_there(first), is_there(second)) == (True, False)
+        assert inventory.byte_size == first.byte_size
+
+
+def test_what_has_no_room_even_without_the_idle_ones_leaves_them_alone(inventory: Inventory) -> None:
+    idle = inventory.idle
+    assert inventory.promise(inventory.max_bytes + 1, KIND) is None
+    assert [is_there(region) for region in idle] == [True, True]
+    assert inventory.take(1, KIND) is not None
+
+
+TWO_SLOTS = data_offset(2, PAGE_SIZE) + PAGE_SIZE
 """What a region of two slots takes of the budget."""
+
+
 LONG_S = 30.0
 
 
 @pytest.fixture
 def pool() -> Iterator[SlotPool]:
     """A pool that may have one region of two slots."""
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=TWO_SLOTS))) as pool:
         yield pool
 
 
@@ -84,25 +170,14 @@ def test_a_region_in_doubt_in_which_a_model_executes_waits_in_quarantine(pool: S
     with executing(region):
         assert use(pool, 0) is region
         status = pool.status
-        assert (status.held, status.idle, status.quarantined, status.byte_size) == (0, 0, 1, REGION)
-
-
-def test_nobody_gets_a_region_in_quarantine(pool: SlotPool) -> None:
-    region = use(pool)
-    with executing(region):
-        use(pool, 0)
-        assert pool.take_idle(Need(1, 2), Origin.here("use")) is None
-        assert not pool.request(Need(1, 2), Origin.here("use")).granted.done()
-
-
-def test_a_region_in_quarantine_never_makes_way(pool: SlotPool) -> None:
-    region = use(pool)
-    with executing(region):
-        use(pool, 0)
-        ticket = pool.request(Need(1, 1, group="triton-shm"), Origin.here("use"))
-        assert not ticket.granted.done()
+        assert (status.held, status.idle, status.quarantined, status.byte_size) == (0, 0, 1, TWO_SLOTS)
+        assert pool.take_idle(Need(1, 2), "use") is None
+        assert not pool.request(Need(1, 2), "use").granted.done(), "nobody gets it"
+        ticket = pool.request(Need(1, 1, group="triton-shm"), "use")
+        assert not ticket.granted.done(), "it makes no way"
         assert (SHM / region.key).exists()
-        pool.withdraw(ticket)
+        assert "0 slots are held" in str(pool.exhausted(ticket, 1))
+        assert "1 more are in quarantine" in str(pool.exhausted(ticket, 1))
 
 
 def test_who_waits_gets_the_region_when_the_model_has_finished(pool: SlotPool) -> None:
@@ -115,28 +190,12 @@ def test_who_waits_gets_the_region_when_the_model_has_finished(pool: SlotPool) -
     assert pool.status.quarantined == 0
 
 
-def test_a_region_returns_from_quarantine_by_the_next_call(pool: SlotPool) -> None:
-    region = use(pool)
-    with executing(region):
-        use(pool, 0)
-    assert use(pool) is region
-
-
 def test_one_slot_in_which_a_model_executes_keeps_the_whole_region_in_quarantine(pool: SlotPool) -> None:
     region = use(pool)
     with executing(region, slot=1):
         use(pool, 0, 1)
         assert pool.status.quarantined == 1
         assert [slot.is_in_doubt for slot in region.slots] == [False, True]
-
-
-def test_the_message_of_a_dry_pool_counts_what_is_in_quarantine(pool: SlotPool) -> None:
-    region = use(pool)
-    with executing(region):
-        use(pool, 0)
-        ticket = pool.request(Need(1, 2), Origin.here("use"))
-        assert "0 slots are held" in str(pool.exhausted(ticket, 1))
-        assert "1 more are in quarantine" in str(pool.exhausted(ticket, 1))
 
 
 def test_a_spoiled_region_is_destroyed_although_a_model_executes_in_it(pool: SlotPool) -> None:

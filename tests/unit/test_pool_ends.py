@@ -1,0 +1,421 @@
+"""Finalizers and interrupts, which come in any thread and at any point: no region is lost, and nothing hangs.
+
+A pool puts an origin into words while nobody else may touch it. So an origin whose words take down objects is the
+surest way to have finalizers run at the worst time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import shm_backend_utils
+from shm_backend_utils.errors import ClosedError
+from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.options import PoolOptions
+from shm_backend_utils.memory.pool.pool import SlotPool
+from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.origin import Origin
+from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
+from shm_backend_utils.testing.faults.interrupts import Interrupts
+
+SHM = Path("/dev/shm")
+
+
+REGION = data_offset(1, PAGE_SIZE) + PAGE_SIZE
+
+
+LONG_S = 30.0
+
+
+class Disruptive:
+    """A holder that does something else while it is put into words."""
+
+    def __init__(self, disrupt: Callable[[], object]) -> None:
+        self._disrupt = disrupt
+
+    def __str__(self) -> str:
+        self._disrupt()
+        return "disrupt"
+
+
+@pytest.fixture
+def pool() -> Iterator[SlotPool]:
+    """A pool that may have one region."""
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
+        yield pool
+
+
+def take(pool: SlotPool, origin: object) -> npt.NDArray[np.uint8]:
+    return pool.redeem(pool.request(Need(1), origin))[1]
+
+
+def test_memory_that_is_collected_while_the_pool_is_locked_comes_back(pool: SlotPool) -> None:
+    cycle: list[Any] = [take(pool, Disruptive(gc.collect))]
+    cycle.append(cycle)
+    del cycle
+    ticket = pool.request(Need(1), Origin.here("wait"))
+    ticket.granted.result(LONG_S)
+
+
+def test_memory_that_dies_in_another_thread_while_the_pool_is_locked_comes_back(pool: SlotPool) -> None:
+    held: list[Any] = []
+
+    def let_another_thread_clear() -> None:
+        other = threading.Thread(target=held.clear)
+        other.start()
+        other.join()
+
+    held.append(take(pool, Disruptive(let_another_thread_clear)))
+    ticket = pool.request(Need(1), Origin.here("wait"))
+    ticket.granted.result(LONG_S)
+    assert held == []
+
+
+def test_memory_that_dies_while_an_error_is_put_into_words_comes_back(pool: SlotPool) -> None:
+    doomed: list[Any] = []
+    held = [take(pool, Disruptive(doomed.clear))]
+    ticket = pool.request(Need(1), Origin.here("wait"))
+    assert not ticket.granted.done()
+    doomed.append(held.pop())
+    pool.exhausted(ticket, 1)
+    ticket.granted.result(LONG_S)
+
+
+def test_a_pool_that_is_abandoned_removes_its_regions_and_fails_who_waits(pool: SlotPool) -> None:
+    memory = take(pool, Origin.here("take"))
+    ticket = pool.request(Need(1), Origin.here("wait"))
+    pool.abandon()
+    with pytest.raises(ClosedError):
+        ticket.granted.result(LONG_S)
+    assert objects_of_this_process() == []
+    memory[-1] = 42
+    assert memory[-1] == 42
+    pool.abandon()
+    with pytest.raises(ClosedError):
+        pool.request(Need(1), Origin.here("take"))
+    SlotPool(PoolOptions()).abandon()  # one that never had memory
+
+
+def test_a_pool_that_another_thread_abandons_while_it_is_locked_is_closed_then(pool: SlotPool) -> None:
+    abandoned: list[threading.Thread] = []
+
+    def abandon() -> None:
+        other = threading.Thread(target=pool.abandon)
+        other.start()
+        abandoned.append(other)
+
+    held = take(pool, Disruptive(abandon))
+    ticket = pool.request(Need(1), Origin.here("wait"))
+    abandoned[0].join()
+    with pytest.raises(ClosedError):
+        ticket.granted.result(LONG_S)
+    assert objects_of_this_process() == []
+    assert held.nbytes
+
+
+def test_a_pool_that_is_abandoned_within_its_own_locked_section_is_closed_after_it(pool: SlotPool) -> None:
+    held = take(pool, Disruptive(pool.abandon))
+    with pytest.raises(ClosedError):
+        pool.request(Need(1), Origin.here("wait")).granted.result(5)
+    assert objects_of_this_process() == []
+    assert held.nbytes
+
+
+def objects_of_this_process() -> list[Path]:
+    return list(SHM.glob(f"shmbu-{os.getpid()}-*"))
+
+
+PROGRAM = """
+import contextlib, faulthandler, gc, logging
+from shm_backend_utils.client import PoolOptions
+from shm_backend_utils.origin import Origin
+from shm_backend_utils.client.client_memory import ClientMemory
+from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.errors import ClosedError
+
+faulthandler.dump_traceback_later(10, exit=True)  # a deadlock
+
+class Collecting:
+    def __str__(self):
+        gc.collect()
+        return "take"
+
+logging.basicConfig()
+gc.disable()
+
+# A log handler that asks for the pool's figures
+pool = ClientMemory(PoolOptions(max_bytes=12288), CudaAccess()).pool
+figures = []
+handler = logging.Handler()
+handler.emit = lambda record: figures.append(pool.status)
+logging.getLogger("shm_backend_utils").addHandler(handler)
+region, memory = pool.redeem(pool.request(Need(1), Origin.here("take")))
+pool.request(Need(1), Origin.here("wait"))
+assert figures[0].held == 1
+del region, memory
+pool.close()
+
+# A client that is collected while its pool is locked
+memory_of_client = ClientMemory(PoolOptions(max_bytes=12288), CudaAccess())
+pool = memory_of_client.pool
+class Client:
+    pass
+client = Client()
+client.itself = client
+memory_of_client.end_with(client)
+del client
+region, memory = pool.redeem(pool.request(Need(1), Collecting()))
+with contextlib.suppress(ClosedError):
+    pool.request(Need(1), Origin.here("wait"))
+pool.close()
+"""
+
+
+def test_it_does_not_hang() -> None:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stderr=subprocess.PIPE, text=True) as running:
+        _, errors = running.communicate()
+    for left in SHM.glob(f"shmbu-{running.pid}-*"):
+        left.unlink(missing_ok=True)
+    assert running.returncode == 0, errors
+
+
+@pytest.mark.parametrize("end", [SlotPool.close, SlotPool.abandon], ids=["closed", "abandoned"])
+def test_a_pool_that_has_ended_has_no_thread(end: Callable[[SlotPool], None]) -> None:
+    before = threading.enumerate()
+    pool = SlotPool(PoolOptions(max_bytes=REGION))
+    take(pool, "taker")
+    (thread,) = [each for each in threading.enumerate() if each not in before]
+    end(pool)
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("end", [SlotPool.close, SlotPool.abandon], ids=["closed", "abandoned"])
+def test_a_forked_childs_copy_of_a_pool_leaves_what_was_to_make_way_to_its_parent(
+    end: Callable[[SlotPool], None],
+) -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
+        region, memory = pool.redeem(pool.request(Need(1, group="other"), "taker"))
+        path = SHM / region.key
+        del region, memory
+        ticket = pool.request(Need(1), "taker")
+        assert ticket.granted.done()
+        pool.forsake()  # as in a child
+        end(pool)
+        assert path.exists()
+        pool.is_forked = False  # its thread, and the file, are of this process in truth
+    assert not path.exists()
+
+
+MEBIBYTE = 2**20
+
+
+MEMORY = Path(shm_backend_utils.__file__).parent / "memory"
+
+
+INTERRUPTS = Interrupts(MEMORY / "pool", MEMORY / "managed.py")
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "was_idle", "idle"),
+    [
+        (SlotRegion, "prefault", False, 1),
+        (SlotRegion, "__init__", False, 0),
+        (SlotPool, "_settle", False, 0),
+        (SlotPool, "_hold", False, 1),
+        (SlotPool, "_hold", True, 1),
+    ],
+)
+def test_an_interrupt_while_memory_is_taken_loses_no_region_and_promises_nothing(
+    owner: type, name: str, was_idle: bool, idle: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
+        if was_idle:
+            pool.redeem(pool.request(Need(1), "another"))
+        ticket = pool.request(Need(1), "taker")
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                pool.redeem(ticket)
+        pool.withdraw(ticket)
+        assert (pool.status.held, pool.status.idle, pool.status.byte_size) == (0, idle, idle * REGION)
+
+
+def test_a_region_whose_taker_is_interrupted_before_its_memory_is_watched_comes_back_once() -> None:
+    class Interrupted(dict[Any, Any]):
+        def __setitem__(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
+        watched = pool._watched
+        pool._watched = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            pool.redeem(pool.request(Need(1), "taker"))
+        assert (pool.status.held, pool.status.idle) == (0, 1)
+        with pytest.raises(KeyboardInterrupt):
+            pool.take_idle(Need(1), "taker")
+        assert (pool.status.held, pool.status.idle) == (0, 1)
+        pool._watched = watched
+        assert pool.take_idle(Need(1), "the next") is not None
+
+
+def test_an_interrupt_before_an_idle_region_is_taken_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(deque[SlotRegion]):
+        def pop(self) -> SlotRegion:  # type: ignore[override]
+            raise KeyboardInterrupt
+
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
+        pool.redeem(pool.request(Need(1), "another"))
+        ((kind, shelves),) = pool._inventory.shelves.items()
+        with monkeypatch.context() as patch:
+            patch.setitem(pool._inventory.shelves, kind, [(size, Interrupted(each)) for size, each in shelves])
+            with pytest.raises(KeyboardInterrupt):
+                pool.take_idle(Need(1), "taker")
+        assert (pool.status.held, pool.status.idle) == (0, 1)
+        assert not pool._inventory.returned
+
+
+def test_an_interrupt_while_regions_make_way_leaves_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    destroy = SlotRegion.destroy
+    begun: list[SlotRegion] = []
+
+    def interrupted_at_the_second(region: SlotRegion) -> None:
+        begun.append(region)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        destroy(region)
+
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * REGION))) as pool:
+        taken = [pool.redeem(pool.request(Need(1), "another")) for _ in range(3)]
+        regions = [region for region, _ in taken]
+        for region in regions:
+            region.is_registered = True
+        del taken
+        ticket = pool.request(Need(3 * REGION - data_offset(1, PAGE_SIZE)), "taker")
+        monkeypatch.setattr(SlotRegion, "destroy", interrupted_at_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            pool.redeem(ticket)
+        assert pool.status.byte_size == 0
+        assert not any((SHM / region.key).exists() for region in regions)
+        assert sorted(pool.take_unregistered()) == sorted(region.key for region in regions)
+
+
+def test_what_an_interrupted_close_has_left_goes_when_memory_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
+        memories = []
+        for _ in range(2):
+            region, memory = pool.redeem(pool.request(Need(1), "taker"))
+            memories.append(memory)
+            del memory
+        with monkeypatch.context() as patch:
+            patch.setattr(SlotRegion, "destroy", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                pool.close()
+        assert (SHM / region.key).exists()
+        memories.pop()
+        assert not (SHM / region.key).exists()
+
+
+def test_other_threads_go_on_while_pages_are_entered() -> None:
+    is_over = threading.Event()
+    longest_s = 0.0
+
+    def watch() -> None:
+        nonlocal longest_s
+        last = time.perf_counter()
+        while not is_over.is_set():
+            now = time.perf_counter()
+            longest_s = max(longest_s, now - last)
+            last = now
+
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=512 * MEBIBYTE, prefault=False))) as pool:
+        region, memory = pool.redeem(pool.request(Need(256 * MEBIBYTE), "taker"))
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        begin = time.perf_counter()
+        region.prefault()
+        took_s = time.perf_counter() - begin
+        is_over.set()
+        watcher.join()
+        assert memory.nbytes
+        assert longest_s < took_s / 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finalizer
+def test_an_interrupt_at_any_line_leaves_nothing_behind_and_closes() -> None:
+    def files() -> set[Path]:
+        return set(SHM.glob(f"shmbu-{os.getpid()}-*"))
+
+    before = files()
+    line = 1
+    while True:
+        pool = SlotPool(PoolOptions(max_bytes=MEBIBYTE))
+        was_interrupted = INTERRUPTS.at(line, lambda: pool.redeem(pool.request(Need(1), "taker")))  # noqa: B023
+        closing = threading.Thread(target=pool.close, daemon=True)
+        closing.start()
+        closing.join(LONG_S)
+        assert not closing.is_alive(), f"closing hangs after an interrupt at line {line}"
+        assert files() == before, f"memory is left after an interrupt at line {line}"
+        if not was_interrupted:
+            return
+        line += 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finalizer
+def test_an_interrupt_at_any_line_of_redeeming_leaves_no_promise() -> None:
+    was_interrupted, line = True, 1
+    while was_interrupted:
+        with contextlib.closing(SlotPool(PoolOptions(max_bytes=2 * REGION))) as pool:
+            pool.redeem(pool.request(Need(PAGE_SIZE + 1, group="other"), "another"))  # makes way, for more than asked
+            ticket = pool.request(Need(1), "taker")
+            was_interrupted = INTERRUPTS.at(line, lambda: pool.redeem(ticket))  # noqa: B023
+            pool.withdraw(ticket)
+            pool.drop_idle()
+            status = pool.status
+            assert status.byte_size == status.held * REGION, f"a promise is left after an interrupt at line {line}"
+        line += 1
+
+
+def test_an_interrupt_at_any_line_of_taking_an_idle_region_loses_none() -> None:
+    was_interrupted, line = True, 1
+    while was_interrupted:
+        with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
+            pool.redeem(pool.request(Need(1), "another"))
+            taken: list[Any] = []  # so that no finalizer is interrupted
+            was_interrupted = INTERRUPTS.at(line, lambda: taken.append(pool.take_idle(Need(1), "taker")))  # noqa: B023
+            taken.clear()
+            assert pool.take_idle(Need(1), "next"), f"the region is lost after an interrupt at line {line}"
+        line += 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finalizer
+def test_an_interrupt_at_any_line_of_a_finalizer_loses_no_region() -> None:
+    lines = 40  # more than it has; Python swallows what is raised there
+    for line in range(1, lines):
+        with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
+            held = [pool.redeem(pool.request(Need(1), "another"))]
+            INTERRUPTS.at(line, held.clear)
+            ticket = pool.request(Need(1), "next")
+            assert ticket.granted.done(), f"the region is lost after an interrupt at line {line}"
+            region, memory = pool.redeem(ticket)
+            assert pool.take_idle(Need(1), "third") is None, f"it is in use twice after an interrupt at line {line}"
+            assert (region.byte_size, memory.nbytes, pool.status.held) == (REGION, REGION, 1)
