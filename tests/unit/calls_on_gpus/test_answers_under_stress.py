@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -19,7 +18,7 @@ from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession
 from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, Client, session_on
 from tests.unit.fake_gpu import DRIVER, array_on, kernel, stream_on
-from tests.unit.gpus import DELAY_S
+from tests.unit.gpus import DELAY_S, switching_often
 
 THREADS = 4
 ANSWERS = 60
@@ -38,15 +37,6 @@ def clients(client_cuda: CudaRuntime) -> Iterator[list[Client]]:
     yield clients
     for client in clients:
         client.close()
-
-
-@pytest.fixture
-def hurry() -> Iterator[None]:
-    former = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(former)
-    DRIVER.delay(DELAY_S)
 
 
 def double(x: npt.NDArray[np.float32], y: npt.NDArray[np.float32]) -> None:
@@ -128,11 +118,10 @@ class Stress:
         return infer
 
 
-def test_no_answer_is_wrong(
-    cuda: CudaRuntime, clients: list[Client], monkeypatch: pytest.MonkeyPatch, hurry: None
-) -> None:
-    with contextlib.closing(session_on(cuda, monkeypatch, gpu_events=True)) as session:
+def test_no_answer_is_wrong(cuda: CudaRuntime, clients: list[Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(session_on(cuda, monkeypatch, gpu_events=True)) as session, switching_often():
         stress = Stress(cuda, session, clients)
         stress.run(ANSWERS)
+    DRIVER.delay(DELAY_S)
     assert stress.wrong == []
     assert stress.by_event > THREADS

@@ -22,7 +22,7 @@ from tests.unit.emulated import delivered, message_of
 from tests.unit.fake_gpu import MODEL, left_of
 from tests.unit.manager_cuda.device_claims import NOTHING
 
-REQUESTS = 1500
+REQUESTS = 600
 HEAD = 32
 """Bytes of a claim in front of its handles."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -88,14 +88,6 @@ def test_requests_side_by_side_share_one_mapping_of_an_allocation(client: Client
     assert [response.error() for response in responses] == [None] * 3
     assert counts() == (2, 2)
     assert all(client.host.is_free(slot) for slot in range(3))
-
-
-def test_memory_that_stays_mapped_may_be_lent_for_a_request_too(client: Client, session: ShmSession) -> None:
-    client.write(0, 3)
-    session.serve([client.request(0, {})], read)
-    session.serve([request(client)], read)
-    assert counts() == (2, 0)
-    assert client.host.is_free(0)
 
 
 def test_an_array_that_model_py_keeps_keeps_it_mapped_and_borrowed(client: Client, session: ShmSession) -> None:
@@ -189,21 +181,6 @@ def test_a_client_that_takes_the_slot_back_finds_it_unmapped(client: Client, ses
     assert client.host.is_free(0)
 
 
-def test_what_no_slot_fences_is_unmapped_before_the_answer_also_if_that_is_an_error(
-    client: Client, session: ShmSession
-) -> None:
-    def infer(call: Call) -> None:
-        x = x_of(call)
-        try:
-            raise ValueError(x.shape)
-        except ValueError as error:
-            raise ModelError("no") from error
-
-    (response,) = session.serve([client.request(0, {}, fenced=False)], infer)
-    assert message_of(response) == "shm:model: no"
-    assert counts() == (2, 2)
-
-
 @pytest.mark.parametrize("fenced", [True, False], ids=["lent", "not fenced"])
 @pytest.mark.parametrize("reason", ["table", "handle"])
 def test_a_request_that_is_refused_leaves_nothing_mapped(
@@ -245,17 +222,15 @@ def allocations(client_cuda: CudaRuntime) -> Iterator[list[CudaAllocation]]:
         each.free()
 
 
-@pytest.mark.parametrize("lends", [lambda number: number % 3 == 0, lambda number: True], ids=["some", "all"])
-def test_ten_thousand_requests_over_64_allocations_leave_nothing(
-    client: Client, session: ShmSession, allocations: list[CudaAllocation], lends: Callable[[int], bool]
+@pytest.mark.parametrize("every", [3, 1], ids=["some", "all"])
+def test_a_thousand_requests_over_64_allocations_leave_nothing(
+    client: Client, session: ShmSession, allocations: list[CudaAllocation], every: int
 ) -> None:
-    opened = set()
-    for number in range(10_000):
-        client.allocations[0], former = allocations[number % 64], client.allocations[0]
-        try:
-            sent = client.request(0, {}, is_for_one_request=lends(number))
-        finally:
-            client.allocations[0] = former
+    opened, former = set(), client.allocations[0]
+    for number in range(1000):
+        client.allocations[0] = allocations[number % 64]
+        sent = client.request(0, {}, is_for_one_request=number % every == 0)
+        client.allocations[0] = former
         (response,) = session.serve([sent], lambda call: x_of(call) and None)
         assert response.error() is None
         opened.add(left_of(MODEL).opened)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,21 +20,7 @@ from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, Tensor
 from tests.unit.client_on_gpus.gpu_server import GpuServer
 from tests.unit.fake_server import config
 from tests.unit.fake_wires import client_of
-
-PATIENCE_S = 5.0
-
-
-@pytest.fixture
-def driver() -> Iterator[FakeDriver]:
-    """The fake driver; in the end everything was given back, and nothing done that CUDA leaves undefined."""
-    driver = FakeDriver.load()
-    driver.forget()
-    before = driver.live()
-    yield driver
-    driver.delay(0)
-    with contextlib.suppress(AssertionError):
-        wait_until(lambda: driver.live() == before)  # memory pools free on streams
-    assert (driver.live(), driver.violations()) == (before, [])
+from tests.unit.gpus import PATIENCE_S
 
 
 @pytest.fixture
@@ -70,10 +56,9 @@ def client(server: GpuServer, cuda: CudaAccess) -> Iterator[ShmClient]:
         yield client
 
 
-def wait_until(holds: object, patience_s: float = PATIENCE_S) -> None:
+def wait_until(holds: Callable[[], bool]) -> None:
     """Wait until a condition holds, and collect garbage meanwhile."""
-    deadline = time.monotonic() + patience_s
-    assert callable(holds)
+    deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline
         gc.collect()

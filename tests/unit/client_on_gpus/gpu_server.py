@@ -24,7 +24,7 @@ from shm_backend_utils.protocol.spans import Table
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.fake_server import Arrays, FakeServer, Order
 
-__all__ = ["Claimed", "GpuServer"]
+__all__ = ["PROCESS", "Claimed", "GpuServer"]
 
 PROCESS = 1
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import warnings
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.client import InferenceError, PoolOptions, ShmClient
 from shm_backend_utils.client.paths import further, on_gpus, staging
-from shm_backend_utils.errors import CallerError, TensorError, TensorTypeError
+from shm_backend_utils.errors import CallerError, TensorError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
@@ -42,13 +45,6 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "check_is_installed", lambda _: None)
 
 
-def test_outputs_are_of_no_library_where_none_is_known(
-    driver: FakeDriver, server: GpuServer, client: ShmClient
-) -> None:
-    result = client.infer("m", {"IN0": X}, outputs=ON_GPU)
-    np.testing.assert_array_equal(on_host(result), 2 * X)
-
-
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("path", ["direct", "inline", "triton-shm"])
 def test_outputs_are_of_the_library_that_is_named(
@@ -73,10 +69,12 @@ def test_outputs_are_of_the_library_of_the_inputs(
 
 
 def test_a_torch_that_knows_no_gpu_is_refused_before_anything_is_sent(
-    driver: FakeDriver, server: GpuServer, client: ShmClient
+    driver: FakeDriver, server: GpuServer, client: ShmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch = pytest.importorskip("torch")
-    assert not torch.backends.cuda.is_built()  # as these tests install it
+    torch: Any = ModuleType("torch")
+    torch.__spec__ = ModuleSpec("torch", None)
+    torch.backends = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: False))
+    monkeypatch.setitem(sys.modules, "torch", torch)
     with pytest.raises(CallerError, match="library is 'torch', which is built without CUDA here; install one for CUDA"):
         client.infer("m", {"IN0": tensor_of(driver, X)}, outputs=ON_GPU, library="torch")
     assert server.orders == []
@@ -91,7 +89,7 @@ def test_a_list_of_tensors_on_a_gpu_is_told_how_to_become_one(
         client.infer("m", {"IN0": [tensor_of(driver, X)]}, outputs=ON_GPU)
 
 
-@pytest.mark.parametrize("library", ["numpy", "Torch", "", 3])
+@pytest.mark.parametrize("library", ["numpy", 3])
 def test_what_is_no_library_is_refused(client: ShmClient, library: Any) -> None:
     with pytest.raises(CallerError, match="library is .*; expected one of 'torch', 'cupy', 'jax', 'numba'"):
         client.infer("m", {"IN0": X}, library=library)
@@ -116,8 +114,7 @@ def test_a_copy_of_a_result_holds_no_memory_of_the_slot(
     np.testing.assert_array_equal(copied.to_host(), 2 * X)
 
 
-@pytest.mark.parametrize("name", ["BOOL", "UINT8", "INT64", "FP16", "BF16", "FP64"])
-@pytest.mark.parametrize("is_lent", [True, False], ids=["lent", "copied"])
+@pytest.mark.parametrize(("name", "is_lent"), [("BOOL", True), ("BF16", True), ("INT64", False)])
 def test_every_data_type_passes(
     driver: FakeDriver, server: GpuServer, cuda: CudaAccess, name: str, is_lent: bool
 ) -> None:
@@ -131,11 +128,6 @@ def test_every_data_type_passes(
         assert server.seen.inputs["IN0"].tobytes() == values.tobytes()
 
 
-def test_what_no_gpu_computes_with_is_refused(driver: FakeDriver, client: ShmClient) -> None:
-    with pytest.raises(TensorTypeError):
-        client.infer("m", {"IN0": driver.tensor(np.zeros(4, np.complex64))}, outputs=ON_GPU)
-
-
 def test_an_empty_tensor_passes(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
     empty = np.zeros(0, np.float32)
     with warnings.catch_warnings():
@@ -147,8 +139,7 @@ def test_an_empty_tensor_passes(driver: FakeDriver, server: GpuServer, client: S
 # Other paths
 
 
-@pytest.mark.parametrize("path", ["inline", "triton-shm"])
-@pytest.mark.parametrize("kind", ["device", "pool", "managed", "vmm"])
+@pytest.mark.parametrize(("path", "kind"), [("inline", "managed"), ("triton-shm", "pool"), ("triton-shm", "vmm")])
 def test_over_the_host_every_kind_of_memory_goes(
     driver: FakeDriver, server: GpuServer, client: ShmClient, path: Any, kind: Any
 ) -> None:
@@ -158,8 +149,7 @@ def test_over_the_host_every_kind_of_memory_goes(
     np.testing.assert_array_equal(on_host(result), 4 * X)
 
 
-@pytest.mark.parametrize("path", ["inline", "triton-shm"])
-@pytest.mark.parametrize("is_given", [True, False], ids=["given", "to be filled"])
+@pytest.mark.parametrize(("path", "is_given"), [("inline", True), ("triton-shm", False), ("triton-shm", True)])
 def test_prepared_calls_over_the_host_read_the_gpu_anew(
     driver: FakeDriver, server: GpuServer, client: ShmClient, path: Any, is_given: bool
 ) -> None:

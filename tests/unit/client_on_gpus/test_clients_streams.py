@@ -15,7 +15,7 @@ from shm_backend_utils.errors import CallerError, ClosedError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.client_on_gpus.conftest import on_host, tensor_of
-from tests.unit.client_on_gpus.gpu_server import GpuServer
+from tests.unit.client_on_gpus.gpu_server import PROCESS, GpuServer
 from tests.unit.fake_gpu import held_back, stream_on
 
 X = np.arange(600, dtype=np.float32)
@@ -43,10 +43,8 @@ def runtime(driver: FakeDriver) -> CudaRuntime:
 
 @pytest.fixture
 def stream(runtime: CudaRuntime) -> Iterator[int]:
-    stream = runtime.create_stream(0)
-    yield stream
-    runtime.synchronize_stream(stream, 0)
-    runtime.destroy_stream(stream, 0)
+    with stream_on(runtime) as stream:
+        yield stream
 
 
 def written_late(driver: FakeDriver, stream: int, **options: Any) -> Any:
@@ -75,12 +73,11 @@ def test_what_is_written_late_is_waited_for(
 def test_without_that_wait_it_would_be_wrong(
     driver: FakeDriver, server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int, kind: str
 ) -> None:
-    idle = runtime.create_stream(0)
-    x = written_late(driver, stream, kind=kind)
-    client.infer("m", {"IN0": x}, outputs=ON_GPU, stream=idle)
-    assert not server.seen.inputs["IN0"].any()
-    runtime.synchronize_stream(stream, 0)
-    runtime.destroy_stream(idle, 0)
+    with stream_on(runtime) as idle, held_back(stream, process=0):
+        x = written_late(driver, stream, kind=kind)
+        client.infer("m", {"IN0": x}, outputs=ON_GPU, stream=idle)
+        assert not server.seen.inputs["IN0"].any()
+    runtime.synchronize_stream(stream, 0)  # it writes to x
 
 
 def test_an_event_is_named_as_a_stream_is(
@@ -97,43 +94,15 @@ def test_an_event_is_named_as_a_stream_is(
     runtime.destroy_event(Event.ptr, 0)
 
 
-def test_several_are_named_by_a_sequence(
-    driver: FakeDriver, server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int
-) -> None:
-    other = runtime.create_stream(0)
-    x, y = written_late(driver, stream), written_late(driver, other)
-    outputs = {**ON_HOST, "OUT1": X.nbytes}
-    client.infer("two", {"IN0": x, "IN1": y}, outputs=outputs, stream=[Stream(stream), other])
-    np.testing.assert_array_equal(server.seen.inputs["IN0"], X)
-    np.testing.assert_array_equal(server.seen.inputs["IN1"], X)
-    runtime.destroy_stream(other, 0)
-
-
 def test_what_the_library_says_of_its_stream_is_heeded(
     driver: FakeDriver, server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int
 ) -> None:
-    idle = runtime.create_stream(0)
     x = tensor_of(driver, X)
     driver.launch(stream, lambda: time.sleep(LATE_S))
     x.write(2 * X, stream)
-    client.infer("m", {"IN0": x}, outputs=ON_HOST, stream=idle)
+    with stream_on(runtime) as idle:
+        client.infer("m", {"IN0": x}, outputs=ON_HOST, stream=idle)
     np.testing.assert_array_equal(server.seen.inputs["IN0"], 2 * X)
-    runtime.destroy_stream(idle, 0)
-
-
-def test_an_earlier_result_is_read_before_a_call_writes_there(
-    driver: FakeDriver, server: GpuServer, client: ShmClient, stream: int
-) -> None:
-    result = client.infer("m", {"IN0": X}, outputs=ON_GPU)
-    array: Any = result["OUT0"]
-    address, read = array.address, []
-    driver.launch(stream, lambda: time.sleep(LATE_S))
-    driver.launch(stream, lambda: read.append(driver.memory(address, X.shape, X.dtype).copy()))
-    del array
-    result.release()
-    again: Any = client.infer("m", {"IN0": 3 * X}, outputs=ON_GPU, stream=stream)["OUT0"]
-    assert again.address == address
-    np.testing.assert_array_equal(read[0], 2 * X)
 
 
 @pytest.mark.parametrize("before", ["stream", "event", "nothing"])
@@ -167,9 +136,7 @@ def test_who_names_the_same_stream_again_waits_for_nothing_else(
         client.infer("m", {"IN0": X}, outputs=ON_GPU, stream=stream, timeout_s=2).release()
 
 
-@pytest.mark.parametrize(
-    "stream", ["fast", 1.5j, object(), -5, [object()]], ids=["text", "complex", "object", "negative", "list"]
-)
+@pytest.mark.parametrize("stream", ["fast", -5], ids=str)
 def test_what_is_no_stream_is_refused_with_and_without_gpus(client: ShmClient, stream: object) -> None:
     with pytest.raises(CallerError, match=r"stream|expected"):
         client.infer("m", {"IN0": X}, stream=stream)
@@ -182,12 +149,10 @@ def test_without_gpus_a_stream_is_of_no_use(client: ShmClient, stream: int) -> N
 def test_a_late_user_has_his_call_end_in_time_and_its_memory_kept(
     driver: FakeDriver, server: GpuServer, client: ShmClient, stream: int
 ) -> None:
-    driver.launch(stream, lambda: time.sleep(0.6))
     x = tensor_of(driver, X, kind="device")
-    begin = time.monotonic()
-    with pytest.raises(DeadlineExceededError, match="its GPU was still at work on what comes before it"):
+    late = "its GPU was still at work on what comes before it"
+    with held_back(stream, process=0), pytest.raises(DeadlineExceededError, match=late):
         client.infer("m", {"IN0": x}, outputs=ON_GPU, stream=stream, timeout_s=0.1)
-    assert time.monotonic() - begin < 0.4
     assert not server.orders
     np.testing.assert_array_equal(on_host(client.infer("m", {"IN0": x}, outputs=ON_GPU, stream=stream)), 2 * X)
 
@@ -205,12 +170,12 @@ def test_on_a_named_stream_outputs_are_waited_for_there(
     driver: FakeDriver, server: GpuServer, client: ShmClient, stream: int, runtime: CudaRuntime
 ) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()  # makes memory
-    server.answers_early, server.work_s = True, 0.4
-    begin, read = time.monotonic(), []
-    result: Any = client.infer("m", {"IN0": X}, outputs=ON_GPU, stream=stream)["OUT0"]
-    assert time.monotonic() - begin < 0.3
-    address = result.address
-    driver.launch(stream, lambda: read.append(driver.memory(address, X.shape, X.dtype).copy()))
+    server.answers_early, read = True, []
+    with held_back(server.own_stream, process=PROCESS):
+        result: Any = client.infer("m", {"IN0": X}, outputs=ON_GPU, stream=stream)["OUT0"]
+        address = result.address
+        driver.launch(stream, lambda: read.append(driver.memory(address, X.shape, X.dtype).copy()))
+        assert read == []
     runtime.synchronize_stream(stream, 0)
     np.testing.assert_array_equal(read[0], 2 * X)
 
@@ -244,14 +209,6 @@ def test_a_closed_call_takes_no_stream(server: GpuServer, client: ShmClient, str
         call.inputs_ready(stream)
 
 
-def test_a_stream_that_cuda_does_not_know_is_the_callers_mistake(
-    driver: FakeDriver, server: GpuServer, client: ShmClient
-) -> None:
-    driver.fail_next("cuStreamGetCtx", "CUDA_ERROR_INVALID_HANDLE")
-    with pytest.raises(CallerError, match="the stream that was named is none of this process' on a GPU"):
-        client.infer("m", {"IN0": tensor_of(driver, X)}, outputs=ON_GPU, stream=0x1234567)
-
-
 @pytest.mark.parametrize("way", ["inputs_ready", "infer", "neither"])
 def test_a_prepared_call_comes_behind_what_is_named(
     driver: FakeDriver, server: GpuServer, client: ShmClient, stream: int, way: str
@@ -276,13 +233,11 @@ def test_a_prepared_call_comes_behind_what_is_named(
 def test_what_is_named_for_one_request_is_not_for_the_next(
     driver: FakeDriver, server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int
 ) -> None:
-    idle = runtime.create_stream(0)
     x = tensor_of(driver, X)
-    with client.prepare("m", {"IN0": x}, outputs=ON_HOST) as call:
+    with stream_on(runtime) as idle, client.prepare("m", {"IN0": x}, outputs=ON_HOST) as call:
         call.inputs_ready(idle)
         call.infer()
         driver.launch(stream, lambda: time.sleep(LATE_S))
         x.write(3 * X, stream)
         call.infer()
         np.testing.assert_array_equal(server.seen.inputs["IN0"], 3 * X)
-    runtime.destroy_stream(idle, 0)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.client_on_gpus.conftest import tensor_of
 from tests.unit.client_on_gpus.gpu_server import GpuServer
 from tests.unit.fake_gpu import stream_on
+from tests.unit.gpus import switching_often
 
 THREADS = 4
 ANSWERS = 40
@@ -26,14 +25,6 @@ LATE_S = (0, 0, 0.0002, 0.001)
 X = np.arange(600, dtype=np.float32)
 ON_GPU = {"OUT0": (X.shape, X.dtype, "cuda:0")}
 ON_HOST = {"OUT0": X.nbytes}
-
-
-@pytest.fixture
-def hurry() -> Iterator[None]:
-    former = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(former)
 
 
 class Stress:
@@ -109,10 +100,9 @@ class Stress:
 
 @pytest.mark.parametrize("answers_early", [True, False], ids=["by event", "when it is done"])
 @pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
-def test_no_answer_is_wrong(
-    driver: FakeDriver, server: GpuServer, client: ShmClient, hurry: None, answers_early: bool
-) -> None:
+def test_no_answer_is_wrong(driver: FakeDriver, server: GpuServer, client: ShmClient, answers_early: bool) -> None:
     server.answers_early = answers_early
     stress = Stress(driver, server, client)
-    stress.run(ANSWERS)
+    with switching_often():
+        stress.run(ANSWERS)
     assert stress.wrong == []

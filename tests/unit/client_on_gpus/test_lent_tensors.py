@@ -8,6 +8,7 @@ import os
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,7 @@ import pytest
 from shm_backend_utils.client import CopyWarning, DeadlineExceededError, InferenceError, ShmClient
 from shm_backend_utils.errors import TensorError
 from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
-from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, Tensor
 from tests.unit.client_on_gpus.conftest import gpu_client, on_host, tensor_of, wait_until
 from tests.unit.client_on_gpus.gpu_server import GpuServer
 from tests.unit.fake_gpu import stream_on
@@ -25,7 +25,6 @@ from tests.unit.fake_gpu import stream_on
 X = np.arange(600, dtype=np.float32)
 ON_GPU = {"OUT0": (X.shape, X.dtype, "cuda:0")}
 ON_HOST = {"OUT0": X.nbytes}
-BLOCK = 2 * 2**20
 
 
 def loans(server: GpuServer) -> list[Any]:
@@ -77,11 +76,26 @@ def test_small_tensors_are_copied_and_nothing_is_told(driver: FakeDriver, server
         assert len(loans(server)) == 1
 
 
-@pytest.mark.parametrize(("kind", "told"), [("pool", "memory pool"), ("vmm", "virtual memory"), ("managed", "managed")])
+def in_a_block_of_others(driver: FakeDriver) -> Tensor:
+    """Return the second of two small allocations."""
+    return [driver.tensor(X) for _ in range(2)][-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (lambda driver: tensor_of(driver, X, kind="pool"), "memory pool"),
+        (lambda driver: tensor_of(driver, X, kind="vmm"), "virtual memory"),
+        (lambda driver: tensor_of(driver, X, kind="managed"), "managed"),
+        (lambda driver: driver.tensor(np.repeat(X, 2))[::2], "it is not C-contiguous"),
+        (in_a_block_of_others, "its allocation shares a block of CUDA's with others"),
+    ],
+    ids=["pool", "vmm", "managed", "strided", "small"],
+)
 def test_memory_that_cuda_cannot_share_is_copied_once_and_that_is_told_once(
-    driver: FakeDriver, server: GpuServer, client: ShmClient, kind: Any, told: str
+    driver: FakeDriver, server: GpuServer, client: ShmClient, given: Callable[[FakeDriver], Tensor], told: str
 ) -> None:
-    x = tensor_of(driver, X, kind=kind)
+    x = given(driver)
     with pytest.warns(CopyWarning, match=f"input 'IN0' of model 'm' is copied on its GPU: .*{told}") as caught:
         result = client.infer("m", {"IN0": x}, outputs=ON_GPU)
     assert caught[0].filename == __file__
@@ -90,22 +104,6 @@ def test_memory_that_cuda_cannot_share_is_copied_once_and_that_is_told_once(
         warnings.simplefilter("error")
         np.testing.assert_array_equal(on_host(client.infer("m", {"IN0": x}, outputs=ON_GPU)), 2 * X)
     assert not loans(server)
-
-
-def test_a_small_allocation_that_shares_a_block_is_copied_and_that_is_told(
-    driver: FakeDriver, server: GpuServer, client: ShmClient
-) -> None:
-    small = [driver.tensor(X) for _ in range(2)]
-    with pytest.warns(CopyWarning, match="its allocation shares a block of CUDA's with others"):
-        result = client.infer("m", {"IN0": small[-1]}, outputs=ON_GPU)
-    np.testing.assert_array_equal(on_host(result), 2 * X)
-
-
-def test_strided_memory_is_copied_and_that_is_told(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
-    x = driver.tensor(np.arange(1200, dtype=np.float32))[::2]
-    with pytest.warns(CopyWarning, match="it is not C-contiguous"):
-        result = client.infer("m", {"IN0": x}, outputs=ON_GPU)
-    np.testing.assert_array_equal(on_host(result), 4 * X)
 
 
 def test_a_tensor_is_let_go_of_with_the_answer(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
@@ -251,15 +249,3 @@ def test_memory_that_cuda_cannot_share_is_no_prepared_calls(
     with pytest.raises(TensorError, match=r"input 'IN0' cannot be a prepared call's memory: .*'cuda:0'") as caught:
         client.prepare("m", {"IN0": tensor_of(driver, X, kind=kind)}, outputs=ON_HOST)
     assert caught.value.tensor == "IN0"
-
-
-def test_inputs_that_are_to_be_filled_are_arrays_on_the_gpu(
-    driver: FakeDriver, server: GpuServer, client: ShmClient
-) -> None:
-    with client.prepare("m", {"IN0": (X.shape, X.dtype, "cuda:0")}, outputs=ON_GPU) as call:
-        array: Any = call.inputs["IN0"]
-        assert isinstance(array, DeviceArray)
-        driver.memory(array.address, X.shape, X.dtype)[:] = X
-        np.testing.assert_array_equal(on_host(call.infer()), 2 * X)
-        np.testing.assert_array_equal(on_host(call.infer()), 2 * X)
-        del array

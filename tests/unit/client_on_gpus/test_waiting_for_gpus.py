@@ -75,10 +75,16 @@ def test_a_model_that_leaves_work_to_its_gpu_blocks_no_event_loop(
     assert longest_gap_s(server, cuda, call) < LATE_S / 2
 
 
-@pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
-@pytest.mark.parametrize("path", ["direct", "inline"])
-@pytest.mark.parametrize("kind", ["device", "managed"])
-@pytest.mark.parametrize("is_old", [False, True], ids=["", "old driver"])
+@pytest.mark.parametrize(
+    ("path", "kind", "is_named", "is_old"),
+    [
+        ("direct", "device", True, False),
+        ("direct", "managed", False, False),
+        ("direct", "device", False, True),
+        ("inline", "device", True, False),
+        ("inline", "managed", False, True),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
 def test_a_user_who_is_late_blocks_no_event_loop(
     driver: FakeDriver, server: GpuServer, cuda: CudaAccess, is_named: bool, path: Any, kind: str, is_old: bool
@@ -177,7 +183,7 @@ def test_a_request_without_an_answer_is_waited_for_before_the_next_of_a_prepared
         np.testing.assert_array_equal(on_host(call.infer()), 2 * X)
 
 
-@pytest.mark.parametrize("events", [(2,), (1, 2), (0,), (9,), (1, 1)], ids=str)
+@pytest.mark.parametrize("events", [(1, 2), (0,), (1, 1)], ids=str)
 def test_events_that_there_are_not_are_the_peers_fault(
     driver: FakeDriver, server: GpuServer, client: ShmClient, events: tuple[int, ...]
 ) -> None:

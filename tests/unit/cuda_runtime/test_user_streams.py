@@ -159,7 +159,7 @@ def test_several_are_named_in_their_order() -> None:
     assert named([]) == ()
 
 
-@pytest.mark.parametrize("value", ["55", [[5]], [5, None]])
+@pytest.mark.parametrize("value", ["55", [[5]], [5, None], threading.Event()])
 def test_a_sequence_of_something_else_is_refused(value: Any) -> None:
     with pytest.raises(CallerError, match="is no stream of a GPU"):
         named(value)
