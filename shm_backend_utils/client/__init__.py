@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from .extra import what_is_missing_told
 
@@ -29,9 +30,9 @@ from ..errors import (
 from ..memory.access import Access
 from ..memory.cuda.errors import CudaError
 from ..memory.pool.options import PoolOptions
+from ..moved import moved
 from ..tensors.cuda.device_array import DeviceArray
 from .aio import AsyncShmClient
-from .attach import Attached, CudaRegion, attach
 from .client import ShmClient
 from .copy_warnings import CopyWarning
 from .errors import (
@@ -62,7 +63,6 @@ __all__ = [
     "Access",
     "AsyncPreparedCall",
     "AsyncShmClient",
-    "Attached",
     "BatchSizeError",
     "BudgetError",
     "CallerError",
@@ -72,7 +72,6 @@ __all__ = [
     "ConnectionLostError",
     "CopyWarning",
     "CudaError",
-    "CudaRegion",
     "DeadlineExceededError",
     "DeviceArray",
     "Explanation",
@@ -105,8 +104,12 @@ __all__ = [
     "Tls",
     "TlsError",
     "UnknownHostError",
-    "attach",
 ]
+
+if TYPE_CHECKING:
+    from ..compat.attach import *  # noqa: F403
+else:
+    __getattr__ = moved(__name__, "shm_backend_utils.compat.attach")
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..errors import (
     CallerError,
     ClosedError,
@@ -22,6 +24,7 @@ from ..errors import (
     TensorTypeError,
 )
 from ..memory.cuda.errors import CudaError
+from ..moved import moved
 from ..tensors.attributes import BufferAttributes, MemoryType
 from ..tensors.cuda.device_array import DeviceArray
 from ..tensors.cuda.device_view import DeviceView
@@ -31,7 +34,6 @@ from ..tensors.view import TensorView
 from .auto_complete import auto_complete
 from .call import Call
 from .context import SequencePart
-from .mapping.manager import MemoryInfo, RegionStatus, SharedMemoryManager
 from .modes.batch import BatchCall
 from .modes.stream import StreamCall
 from .session import ShmSession
@@ -48,17 +50,14 @@ __all__ = [
     "DeviceView",
     "ForwardError",
     "MachineError",
-    "MemoryInfo",
     "MemoryType",
     "MissingTensorError",
     "ModelError",
     "PeerError",
     "RegionGoneError",
     "RegionRefusedError",
-    "RegionStatus",
     "RequestCancelledError",
     "SequencePart",
-    "SharedMemoryManager",
     "ShmError",
     "ShmSession",
     "StalledStreamError",
@@ -72,6 +71,9 @@ __all__ = [
     "TensorView",
     "auto_complete",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = moved(__name__, "shm_backend_utils.compat.shared_memory_manager")
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 import triton_shm_client
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.client.compat import InferShmError, TritonSHMClient
+from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMClient
 from shm_backend_utils.testing.faults.servers import MortalServer
 
 from .processes import eventually

@@ -22,8 +22,8 @@ import tritonclient.http
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
 
-from shm_backend_utils.client import Attached, CudaRegion, attach
 from shm_backend_utils.client.unregistering import unregister_when_free
+from shm_backend_utils.compat.attach import Attached, CudaRegion, attach
 from shm_backend_utils.errors import CallerError, TableError, TensorError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.server import EmbeddedServer

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.client.compat import TritonSHMClient
+from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 from shm_backend_utils.server import EmbeddedServer
 from tests.releases import names_sequences, takes_floats
 

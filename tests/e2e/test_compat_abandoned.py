@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from shm_backend_utils import forks
-from shm_backend_utils.client.compat import TritonSHMClient
+from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import eventually

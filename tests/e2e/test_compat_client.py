@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc
 from tritonclient.grpc import InferenceServerClientPlugin
 
-from shm_backend_utils.client.compat import InferShmError, TritonSHMClient
+from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMClient
 from shm_backend_utils.server import EmbeddedServer
 
 from .loading_server import MODELS, LoadingServer

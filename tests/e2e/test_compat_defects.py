@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client.compat import InferShmError, TritonSHMClient
+from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMClient
 from shm_backend_utils.errors import TensorError
 from shm_backend_utils.server import EmbeddedServer
 

@@ -12,7 +12,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import DeadlineExceededError, ServerUnavailableError
-from shm_backend_utils.client.compat import InferShmError, TritonSHMClient
+from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMClient
 from shm_backend_utils.errors import BatchSizeError, ShmError, TensorTypeError
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.faults.servers import free_ports

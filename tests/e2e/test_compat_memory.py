@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc
 
 from shm_backend_utils.client import DeadlineExceededError
-from shm_backend_utils.client.compat import InferShmError, TritonSHMClient
+from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMClient
 from shm_backend_utils.errors import ClosedError, MachineError
 from shm_backend_utils.server import EmbeddedServer
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import tritonclient.grpc
 
-from shm_backend_utils.client.compat import TritonSHMClient
 from shm_backend_utils.client.unregistering import unregister_when_free
+from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import eventually
@@ -26,7 +26,7 @@ BEGIN = """
 import os, signal, sys, threading, time
 import numpy as np
 from shm_backend_utils.client import ForkedError
-from shm_backend_utils.client.compat import InferShmError, TritonSHMClient
+from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMClient
 
 client = TritonSHMClient(sys.argv[1])
 client.register_shm_model("rows", [("X", (4,), np.float32)], [("DOUBLED", (4,), np.float32)], 4, 2)

@@ -48,7 +48,7 @@ def test_the_other_clients_class_has_its_name_here() -> None:
     line = re.findall(r"^```python\n(.*?)```", DOCUMENT, re.DOTALL | re.MULTILINE)[0]
     names: dict[str, Any] = {}
     exec(line, names)
-    assert names["TritonSHMClient"].__module__.startswith("shm_backend_utils.client.compat")
+    assert names["TritonSHMClient"].__module__.startswith("shm_backend_utils.compat.triton_shm_client")
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_it_runs_and_gives_the_sums_and_the_differences(column: str, triton_serv
 
 def test_attach_is_an_import_and_one_call(triton_server: EmbeddedServer) -> None:
     by_hand, attached = (program(column, triton_server) for column in ("by hand", "attach"))
-    without_import = attached.replace("from shm_backend_utils.client import attach\n", "", 1)
+    without_import = attached.replace("from shm_backend_utils.compat.attach import attach\n", "", 1)
     call = 'client.infer(\n    "add_sub",\n    **attach("add_sub", inputs, outputs, batch_size=1),\n)\n'
     assert without_import.replace(call, 'client.infer("add_sub", inputs, outputs=outputs)\n', 1) == by_hand
 

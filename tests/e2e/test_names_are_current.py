@@ -14,7 +14,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from shm_backend_utils.client import attach
+from shm_backend_utils.compat.attach import attach
 from shm_backend_utils.server import EmbeddedServer
 
 PAGE: Final = 4096

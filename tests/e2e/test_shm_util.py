@@ -13,12 +13,12 @@ import pytest
 from tritonclient.utils import shared_memory
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.errors import MachineError
-from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.shm_util import (
+from shm_backend_utils.compat.shm_util import (
     ShmLeakProbe,
     unregister_cleanup_shm_regions,
 )
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.server import EmbeddedServer
 
 from .in_band import EACH_NUMBER, strings_in_band
 from .shm_util_wire import COUNTS, MODULES, Wire, X, wire_to

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.memory.segment import SystemSegment
-from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.shm_util import (
+from shm_backend_utils.compat.shm_util import (
     ShmLeakProbe,
     SystemShmHandle,
     cleanup_shm_regions,
     create_set_shm_regions,
 )
+from shm_backend_utils.memory.segment import SystemSegment
+from shm_backend_utils.server import EmbeddedServer
 
 from .shm_util_wire import MODULES, Wire, X, wire_to
 

@@ -12,8 +12,8 @@ import pytest
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from shm_backend_utils.client.unregistering import unregister_when_free
+from shm_backend_utils.compat import shm_util as su
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing import shm_util as su
 
 from .shm_util_wire import MODULES
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.client import AsyncShmClient, ShmClient
-from shm_backend_utils.client.compat import TritonSHMClient
+from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import all_memory_comes_back

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import triton_shm_client
 
-from shm_backend_utils.client.compat import TritonSHMClient
+from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 from shm_backend_utils.server import EmbeddedServer
 
 __all__ = ["CLASSES", "FACTS", "LATE_WRITER", "ORDINARY", "ROWS", "Call", "Declared", "x_of"]

@@ -29,7 +29,8 @@ from shm_backend_utils import (
     TensorView,
     Tls,
 )
-from shm_backend_utils.client import Attached, CudaError, ServerUnavailableError, TensorError, attach
+from shm_backend_utils.client import CudaError, ServerUnavailableError, TensorError
+from shm_backend_utils.compat.attach import Attached, attach
 from shm_backend_utils.model import DeviceArray, DeviceView, Strings, auto_complete
 
 IMAGES = np.ones((2, 3), np.float32)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tritonclient import grpc, http
 
-from shm_backend_utils.client import CudaRegion, attach
+from shm_backend_utils.compat.attach import CudaRegion, attach
 from shm_backend_utils.errors import CallerError, TableError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.protocol.claims import CudaRegionClaim

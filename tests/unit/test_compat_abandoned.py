@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from shm_backend_utils.client.compat import TritonSHMClient
+from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 
 NOBODY = "127.0.0.1:1"
 

@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.grpc.auth import BasicAuth
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.client.compat import TritonSHMClient
+from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 
 FLOATS: list[Any] = [("X", (4,), np.float32)]
 

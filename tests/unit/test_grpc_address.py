@@ -9,8 +9,8 @@ import grpc
 import pytest
 import tritonclient.grpc
 
-from shm_backend_utils.client.compat import TritonSHMClient
 from shm_backend_utils.client.transports.grpc.address import CHANNEL_OPTIONS, GrpcAddress
+from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 
 
 class Channels:

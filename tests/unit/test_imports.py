@@ -48,7 +48,16 @@ def test_every_form_of_import_is_seen(source: str, packages: set[str]) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["model", "protocol.table", "memory.managed", "tensors.view", "tensors.dlpack", "model_spec", "errors"],
+    [
+        "model",
+        "compat.shared_memory_manager",
+        "protocol.table",
+        "memory.managed",
+        "tensors.view",
+        "tensors.dlpack",
+        "model_spec",
+        "errors",
+    ],
 )
 @pytest.mark.parametrize("missing", [[], ["ml_dtypes"]], ids=["all there", "without ml_dtypes"])
 def test_importing_it_loads_only_numpy_and_the_standard_library(module: str, missing: list[str]) -> None:
@@ -84,4 +93,4 @@ def test_only_one_module_imports_tritons_backend() -> None:
 
 def test_only_these_parts_import_tritonclient() -> None:
     parts = {file.partition("/")[0] for file in files_that_import("tritonclient")}
-    assert parts == {"cli", "client", "repository", "testing"}
+    assert parts == {"cli", "client", "compat", "repository", "testing"}

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from shm_backend_utils.compat.shm_regions import SystemShmHandle
 from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import KEY_PREFIX, ManagedRegion
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.testing.leak_probe import POOL_PREFIX, ShmLeakProbe
-from shm_backend_utils.testing.shm_regions import SystemShmHandle
 
 SHM = Path("/dev/shm")
 PAGE = 4096

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.client.compat.registered_model import _put
+from shm_backend_utils.compat.registered_model import _put
 from shm_backend_utils.errors import PeerError
 
 FLOATS = np.arange(6, dtype=np.float32).reshape(2, 3)

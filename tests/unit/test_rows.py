@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shm_backend_utils.client.compat.rows import Rows, check_rows
+from shm_backend_utils.compat.registered_model import Rows, check_rows
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import TensorShapeError
 

@@ -11,15 +11,15 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
 
-from shm_backend_utils.errors import ClosedError, TensorError, TensorTypeError
-from shm_backend_utils.memory.segment import SystemSegment
-from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
-from shm_backend_utils.testing.shm_util import (
+from shm_backend_utils.compat.shm_util import (
     SystemShmHandle,
     cleanup_shm_regions,
     create_set_shm_regions,
     unregister_cleanup_shm_regions,
 )
+from shm_backend_utils.errors import ClosedError, TensorError, TensorTypeError
+from shm_backend_utils.memory.segment import SystemSegment
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
 X: Final = np.arange(1, 6, dtype=np.float32)
 ONE_INPUT: Final[Any] = [("X", X)]

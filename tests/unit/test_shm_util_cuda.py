@@ -12,18 +12,18 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.errors import ClosedError, MachineError, TensorShapeError
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
-from shm_backend_utils.testing.fake_cuda.driver import LiveCounts, Tensor
-from shm_backend_utils.testing.shm_util import (
+from shm_backend_utils.compat.shm_util import (
     CudaShmHandle,
     ShmRegions,
     cleanup_shm_regions,
     create_set_cuda_shm_regions,
     unregister_cleanup_shm_regions,
 )
+from shm_backend_utils.errors import ClosedError, MachineError, TensorShapeError
+from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.memory.cuda.errors import CudaError
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
+from shm_backend_utils.testing.fake_cuda.driver import LiveCounts, Tensor
 from tests.unit.fake_gpu import CLIENT, DRIVER, MODEL, left_of, runtime_that_gives_all_back, stream_on
 from tests.unit.gpus import collect_all
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import AsyncShmClient, CudaRegion, PoolOptions, ShmClient, aio, client
+from shm_backend_utils.client import AsyncShmClient, PoolOptions, ShmClient, aio, client
+from shm_backend_utils.compat.attach import CudaRegion
 from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
 from tests.unit.emulated import delivered
 from tests.unit.fake_server import FakeServer, config

@@ -13,7 +13,7 @@ import tritonclient.http
 import tritonclient.utils
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
 
-from shm_backend_utils.testing import shm_util as su
+from shm_backend_utils.compat import shm_util as su
 
 X: Final = np.arange(4, dtype=np.float32)
 SHM: Final = Path("/dev/shm")

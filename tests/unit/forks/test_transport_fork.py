@@ -134,7 +134,7 @@ async def main():
 asyncio.run(main())
 """
 COMPAT = """
-from shm_backend_utils.client.compat import TritonSHMClient
+from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 client = TritonSHMClient(url.removeprefix("grpc://"))
 client.get_model_config("m")
 def refused():

@@ -13,8 +13,8 @@ import pytest
 from tritonclient.grpc import InferInput, InferRequestedOutput, service_pb2
 from tritonclient.utils import shared_memory
 
-from shm_backend_utils.client import attach
 from shm_backend_utils.client.errors import InferenceError
+from shm_backend_utils.compat.attach import attach
 from shm_backend_utils.testing.harness import ModelHarness
 from tests.unit.harness.wires import HarnessWire
 

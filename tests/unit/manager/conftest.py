@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shm_backend_utils.model import SharedMemoryManager
+from shm_backend_utils.compat.shared_memory_manager import SharedMemoryManager
 from tests.unit.manager.registering import PAGE, SHM, MakeFile
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from shm_backend_utils.model import SharedMemoryManager
+from shm_backend_utils.compat.shared_memory_manager import SharedMemoryManager
 from shm_backend_utils.model.mapping.mapped import MappedRegion
 from shm_backend_utils.model.mapping.registry import Registry
 

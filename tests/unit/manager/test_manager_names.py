@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shm_backend_utils.compat.shared_memory_manager import RegionStatus, SharedMemoryManager
 from shm_backend_utils.errors import CallerError, RegionGoneError, RegionRefusedError
-from shm_backend_utils.model import RegionStatus, SharedMemoryManager
 from shm_backend_utils.tensors.attributes import MemoryType
 from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, register, registry_of
 

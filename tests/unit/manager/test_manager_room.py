@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from shm_backend_utils.compat.shared_memory_manager import SharedMemoryManager
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.model import SharedMemoryManager
 from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, register, registry_of
 
 

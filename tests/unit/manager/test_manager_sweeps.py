@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
+from shm_backend_utils.compat.shared_memory_manager import SharedMemoryManager
 from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.model import SharedMemoryManager
 from shm_backend_utils.model.mapping.mapped import MappedRegion
 from shm_backend_utils.testing.faults.memory import take_space_beyond
 from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, register, registry_of

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from shm_backend_utils.compat.shared_memory_manager import SharedMemoryManager
 from shm_backend_utils.errors import CallerError, MachineError, RegionRefusedError
 from shm_backend_utils.memory.segment import SystemSegment
-from shm_backend_utils.model import SharedMemoryManager
 from shm_backend_utils.model.mapping.mapped import MappedRegion
 from shm_backend_utils.model.mapping.memory import HostMemory
 from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, registry_of

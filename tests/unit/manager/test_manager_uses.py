@@ -6,8 +6,8 @@ import os
 
 import numpy as np
 
+from shm_backend_utils.compat.shared_memory_manager import SharedMemoryManager
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.model import SharedMemoryManager
 from shm_backend_utils.model.mapping.mapped import MappedRegion
 from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, region_of, register, registry_of
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from shm_backend_utils.compat.shared_memory_manager import SharedMemoryManager
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.model import SharedMemoryManager
 from tests.unit.fake_gpu import CLIENT, MODEL, SIZE, runtime_that_gives_all_back
 from tests.unit.manager_cuda.device_claims import DEVICE, Model
 

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
+from shm_backend_utils.compat.shared_memory_manager import SharedMemoryManager
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.model import SharedMemoryManager
 from tests.unit.claims_of import claim_of_allocation
 from tests.unit.fake_gpu import BLOCK, DRIVER, MODEL
 from tests.unit.manager_cuda.device_claims import Model, refusal, register

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from shm_backend_utils.compat.shared_memory_manager import SharedMemoryManager
 from shm_backend_utils.errors import CallerError, MachineError, RegionRefusedError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
 from shm_backend_utils.memory.locks import has_borrowers, has_users
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.model import SharedMemoryManager
 from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.spans import Table
 from tests.unit.claims_of import claim_of_allocation, slot_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from shm_backend_utils.compat.shared_memory_manager import RegionStatus, SharedMemoryManager
 from shm_backend_utils.errors import CallerError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.model import RegionStatus, SharedMemoryManager
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
 from tests.unit.fake_gpu import BLOCK, DRIVER, MODEL, SIZE, content, left_of, wait_until
 from tests.unit.manager_cuda.device_claims import DEVICE, NOTHING, register, times

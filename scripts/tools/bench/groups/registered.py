@@ -14,7 +14,7 @@ import tritonclient.http
 from tritonclient.utils import shared_memory
 
 from shm_backend_utils.cli.common.registered_regions import registered_region
-from shm_backend_utils.client import attach
+from shm_backend_utils.compat.attach import attach
 
 from ...figures import Figure
 from ..bench import Bench

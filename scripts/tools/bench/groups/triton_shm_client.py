@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.client.compat import TritonSHMClient
+from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 
 from ...figures import Figure
 from ..bench import Bench, Medians

@@ -1,4 +1,4 @@
-"""Regions of Triton's own CUDA shared memory, as ``testing.shm_util`` makes them and as ``attach`` describes them."""
+"""Regions of Triton's own CUDA shared memory, as ``compat.shm_util`` makes them and as ``attach`` describes them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.client import attach
-from shm_backend_utils.testing.shm_util import (
+from shm_backend_utils.compat.attach import attach
+from shm_backend_utils.compat.shm_util import (
     CudaShmHandle,
     ShmRegions,
     cleanup_shm_regions,

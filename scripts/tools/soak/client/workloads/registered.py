@@ -12,8 +12,8 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import ServerUnavailableError
-from shm_backend_utils.client.attach import attach
-from shm_backend_utils.client.compat import TritonSHMClient
+from shm_backend_utils.compat.attach import attach
+from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 from shm_backend_utils.memory.segment import SystemSegment
 
 from ..board import Phase

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from tritonclient.utils import serialized_byte_size
 
 from ..client.unregistering import unregister_when_free
-from .leak_probe import ShmLeakProbe
+from ..testing.leak_probe import ShmLeakProbe
 
 __all__ = [
     "ShmLeakDetector",

@@ -14,28 +14,28 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient.utils import InferenceServerException
 
-from ... import dtypes
-from ...dtypes import BYTES
-from ...errors import PeerError, ShmError, TensorNameError, TensorTypeError
-from ...memory.cuda.access import CudaAccess
-from ...memory.pool.need import Need, region_size
-from ...memory.pool.options import PoolOptions
-from ...origin import Origin
-from ...protocol.call_layout import aligned
-from ...protocol.layout import MAX_RECORD_BYTE_SIZE, data_offset
-from ...tensors.strings import Strings
-from ..attempts import finish
-from ..client_memory import ClientMemory
-from ..core import Core
-from ..errors import ForkedError, InferenceError
-from ..options import RequestOptions
-from ..paths.inline import InlineExchange
-from ..settings import CallSettings
-from ..steps import BlockingDriver, Steps, Together, forget_locals
-from ..transports.transport import Transport
-from .rows import Rows, check_rows
+from .. import dtypes
+from ..client.attempts import finish
+from ..client.client_memory import ClientMemory
+from ..client.core import Core
+from ..client.errors import ForkedError, InferenceError
+from ..client.inputs.sources import Source
+from ..client.options import RequestOptions
+from ..client.paths.inline import InlineExchange
+from ..client.settings import CallSettings
+from ..client.steps import BlockingDriver, Steps, Together, forget_locals
+from ..client.transports.transport import Transport
+from ..dtypes import BYTES
+from ..errors import PeerError, ShmError, TensorNameError, TensorShapeError, TensorTypeError
+from ..memory.cuda.access import CudaAccess
+from ..memory.pool.need import Need, region_size
+from ..memory.pool.options import PoolOptions
+from ..origin import Origin
+from ..protocol.call_layout import aligned
+from ..protocol.layout import MAX_RECORD_BYTE_SIZE, data_offset
+from ..tensors.strings import Strings
 
-__all__ = ["InferShmError", "RegisteredModel", "TensorDeclaration"]
+__all__ = ["InferShmError", "RegisteredModel", "Rows", "TensorDeclaration", "check_rows"]
 
 TensorDeclaration = tuple[str, Sequence[int], npt.DTypeLike]
 """Name, shape of a row, dtype."""
@@ -220,6 +220,71 @@ class RegisteredModel:
                 )
             check_rows(name, data, self.inputs[name][0], self.max_batch_size)
         return row_count
+
+
+class Rows(Source):
+    """Some rows of one input.
+
+    Unlike other sources, they take on the dtype and shape that they are declared with, by the rules of NumPy's
+    assignment, ``target[i] = row``: numbers of any dtype are cast, and dimensions of 1 are repeated.
+
+    Parameters
+    ----------
+    name : str
+        Of the input.
+    data : numpy.ndarray or list
+        The rows.
+    row_shape, dtype
+        Of each row as the model gets it.
+    """
+
+    __slots__ = ("_data",)
+
+    def __init__(
+        self, name: str, data: npt.NDArray[Any] | list[Any], row_shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        shape = (len(data), *row_shape)
+        super().__init__(dtypes.from_numpy(dtype, name), shape, math.prod(shape) * dtype.itemsize, ())
+        self._data = data
+
+    def write_to(self, target: npt.NDArray[Any]) -> None:
+        """Assign the rows; raises what NumPy raises for values that cannot be cast."""
+        if isinstance(self._data, np.ndarray):
+            target[...] = self._data
+        else:
+            # Without stacking them first: one copy less. The dots make elements rows like others: without them, some
+            # versions of NumPy take an array of one for it, and some do not.
+            for index, row in enumerate(self._data):
+                target[index, ...] = row
+
+
+def check_rows(name: str, data: Sequence[Any] | npt.NDArray[Any], row_shape: tuple[int, ...], count: int) -> None:
+    """Raise TensorShapeError unless so many rows at a time can be assigned to rows of this shape."""
+    if isinstance(data, np.ndarray):
+        for rows in {min(count, len(data)), len(data) % count or count}:
+            _check(name, (rows, *data.shape[1:]), (rows, *row_shape))
+    else:
+        for row in data:
+            shape = np.shape(row)
+            is_array = hasattr(row, "shape")
+            if len(shape) > len(row_shape) and not is_array:  # of arrays alone, NumPy leaves dimensions of 1 out
+                raise _does_not_fit(name, shape, row_shape)
+            _check(name, shape, row_shape)
+
+
+def _check(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    significant = shape
+    while len(significant) > len(wanted) and significant[0] == 1:
+        significant = significant[1:]
+    padded = (1,) * (len(wanted) - len(significant)) + significant
+    if len(padded) != len(wanted) or any(size not in (1, want) for size, want in zip(padded, wanted, strict=True)):
+        raise _does_not_fit(name, shape, wanted)
+
+
+def _does_not_fit(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> TensorShapeError:
+    return TensorShapeError(
+        name, f"input {name!r}: {list(shape)} does not fit the shape {list(wanted)} that was registered"
+    )
 
 
 def _together(operations: list[Steps[None]]) -> Steps[None]:

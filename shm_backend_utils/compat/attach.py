@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from .. import dtypes
+from ..client.transports.messages import Place
 from ..errors import CallerError, TensorError, TensorTypeError
 from ..memory.cuda.access import CudaAccess
 from ..model_spec import BATCH_CARRIER
 from ..protocol.claims import CudaRegionClaim, NamedRegionClaim, RegionClaim
 from ..protocol.named import PARAMETER, encode_descriptor, parse_descriptor
 from ..protocol.spans import InputSpan, OutputSpan, Table
-from .transports.messages import Place
 
 __all__ = ["Attached", "CudaRegion", "attach"]
 

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..client.attach import CudaRegion
 from ..client.unregistering import unregister_when_free
 from ..errors import ClosedError, TensorShapeError
 from ..memory.cuda.access import CudaAccess
@@ -25,7 +24,8 @@ from ..tensors.cuda.copies import copy
 from ..tensors.cuda.device_array import DeviceArray
 from ..tensors.cuda.strided_array import StridedArray
 from ..tensors.strings import Strings
-from .leak_probe import UTIL_PREFIX
+from ..testing.leak_probe import UTIL_PREFIX
+from .attach import CudaRegion
 
 __all__ = ["CudaShmHandle", "ShmHandle", "SystemShmHandle"]
 
@@ -223,7 +223,7 @@ class CudaShmHandle(ShmHandle):
 
     @property
     def region(self) -> CudaRegion:
-        """What ``client.attach`` wants to know of it."""
+        """What :func:`.attach.attach` wants to know of it."""
         return CudaRegion(self._raw_handle.encode(), self.device_id, self.byte_size)
 
     @property

@@ -10,14 +10,14 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...errors import CallerError, RegionGoneError, RegionRefusedError
-from ...memory.cuda.access import CudaAccess
-from ...memory.segment import SystemSegment
-from ...memory.shared_file import SharedFile
-from ...tensors.attributes import BufferAttributes
-from .mapped import MappedRegion
-from .registry import RegionStatus, Registry
-from .retiring import collect_all
+from ..errors import CallerError, RegionGoneError, RegionRefusedError
+from ..memory.cuda.access import CudaAccess
+from ..memory.segment import SystemSegment
+from ..memory.shared_file import SharedFile
+from ..model.mapping.mapped import MappedRegion
+from ..model.mapping.registry import RegionStatus, Registry
+from ..model.mapping.retiring import collect_all
+from ..tensors.attributes import BufferAttributes
 
 __all__ = ["MemoryInfo", "RegionStatus", "SharedMemoryManager"]
 

@@ -20,13 +20,13 @@ import numpy.typing as npt
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from ...errors import CallerError, ClosedError
-from ...forks import forsake_in_children, never_destroy
-from ..errors import ForkedError
-from ..options import RequestOptions, Tls, check_options
-from ..transports.grpc.address import CHANNEL_OPTIONS, GrpcAddress, tls_credentials
-from ..transports.grpc.codec import Metadata
-from ..transports.grpc.transport import GrpcTransport
+from ..client.errors import ForkedError
+from ..client.options import RequestOptions, Tls, check_options
+from ..client.transports.grpc.address import CHANNEL_OPTIONS, GrpcAddress, tls_credentials
+from ..client.transports.grpc.codec import Metadata
+from ..client.transports.grpc.transport import GrpcTransport
+from ..errors import CallerError, ClosedError
+from ..forks import forsake_in_children, never_destroy
 from .registered_model import InferShmError, RegisteredModel, TensorDeclaration
 
 __all__ = ["InferShmError", "OptionError", "TritonSHMClient"]

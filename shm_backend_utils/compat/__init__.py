@@ -1,0 +1,1 @@
+"""What the field has today, call-compatible, on this library's memory."""
