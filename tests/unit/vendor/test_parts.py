@@ -30,7 +30,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_is_the_layers_below_the_model_half() -> None:
     contract = PYPROJECT.partition('name = "Imports go downward only')[2].partition("[[tool")[0]
-    layers = [set(re.findall(r"\w+", line)) for line in re.findall(r'^    "([^.]*)",$', contract, re.MULTILINE)]
+    layers = [set(re.findall(r"\w+", line)) for line in re.findall(r'^    "([^.\n]*)",$', contract, re.MULTILINE)]
     place = next(place for place, layer in enumerate(layers) if "model" in layer)
     below = set[str]().union(*layers[place + 1 :])
     assert {part.stem for part in parts_of_model_half(PACKAGE)} == {"model"} | below
