@@ -20,6 +20,7 @@ HANDLE = bytes(range(64))
 REGION_SIZE = 12288
 NAMED = NamedRegionClaim("pool 1")
 CUDA = CudaRegionClaim(HANDLE, REGION_SIZE, UUID, None)
+SPANS = [("inputs", "IMAGE"), ("outputs", "OUTPUT0")]
 
 
 def in_base64(data: bytes) -> str:
@@ -94,32 +95,35 @@ def test_a_scalar_input_has_an_empty_shape() -> None:
 # Text that is no descriptor
 
 
-@pytest.mark.parametrize("value", [None, True, 1, 2.5, [], {}], ids=str)
+@pytest.mark.parametrize("value", [None, 1, {}], ids=str)
 def test_what_is_no_string_is_refused(value: object) -> None:
     with pytest.raises(TableError, match="shm_io: found a value of type .*, expected a string"):
         named.parse_descriptor(value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "nonsense", "{'v': 1}", '{"v": 1} 2', "\ufeff{}", "\ud800", "dé"])
-def test_text_that_is_not_json_is_refused(text: str) -> None:
-    assert refusal(text).found == "text that is not JSON"
+NO_JSON = ["", "{", "nonsense", "{'v': 1}", '{"v": 1} 2', "[" * 8000, '{"v":' * 1600]
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        in_hexadecimal(""),
-        in_hexadecimal("{"),
-        in_hexadecimal("nonsense"),
+        *(*NO_JSON, "\ufeff{}", "\ud800", "dé"),
+        *map(in_hexadecimal, NO_JSON),
         in_hexadecimal(json.dumps(valid()), "utf-16"),
         in_hexadecimal(json.dumps(valid()))[:-1],
         f"{in_hexadecimal(json.dumps(valid()))} ",
         f"0x{in_hexadecimal(json.dumps(valid()))}",
         "ff7b7d",
     ],
+    ids=lambda text: ascii(text)[:20],
 )
-def test_hexadecimal_digits_of_something_else_are_refused(text: str) -> None:
+def test_text_that_is_not_json_is_refused_in_hexadecimal_too(text: str) -> None:
     assert refusal(text).found == "text that is not JSON"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="before 3.11, integers of any length were converted")
+def test_an_integer_that_python_will_not_convert_is_refused() -> None:
+    assert refusal('{"v": ' + "9" * 8000 + "}").found == "text that is not JSON"
 
 
 def test_what_is_wrong_in_hexadecimal_is_named_as_ever() -> None:
@@ -132,18 +136,7 @@ def test_the_length_of_hexadecimal_counts_as_it_is_sent() -> None:
     assert refusal(text + in_hexadecimal(" ")).found == f"{len(text) + 2} characters"
 
 
-@pytest.mark.parametrize("bracket", ["[", '{"v":'])
-def test_nesting_that_exceeds_the_interpreters_stack_is_refused(bracket: str) -> None:
-    for text in (bracket * (8000 // len(bracket)), in_hexadecimal(bracket * (8000 // len(bracket)))):
-        assert refusal(text).found == "text that is not JSON"
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="before 3.11, integers of any length were converted")
-def test_an_integer_that_python_will_not_convert_is_refused() -> None:
-    assert refusal('{"v": ' + "9" * 8000 + "}").found == "text that is not JSON"
-
-
-@pytest.mark.parametrize("value", [None, True, 1, 1.5, "text", []])
+@pytest.mark.parametrize("value", [None, 1, "text", []])
 def test_json_that_is_not_an_object_is_refused(value: object) -> None:
     assert refusal(json.dumps(value)).field == "shm_io"
 
@@ -162,10 +155,62 @@ def test_a_descriptor_that_would_be_too_long_is_not_encoded() -> None:
 
 # Fields
 
+Path = tuple[Any, ...]  # of keys and indices
+LEFT_OUT = object()
 
-@pytest.mark.parametrize("version", [None, True, 0, 2, -1, 1.0, "1", [1], 10**300], ids=lambda v: str(v)[:9])
-def test_another_version_is_refused(version: object) -> None:
-    assert refusal(valid() | {"v": version, "added_in_another_version": 1}).field == "shm_io.v"
+
+def broken(path: Path, wrong: object) -> dict[str, Any]:
+    """Return a descriptor in which one thing is wrong, or left out."""
+    value: Any = valid()
+    *way, last = path
+    place = value
+    for step in way:
+        place = place[step]
+    if wrong is LEFT_OUT:
+        del place[last]
+    else:
+        place[last] = wrong
+    return value  # type: ignore[no-any-return]
+
+
+NO_COUNT = [-1, 2**63, "4096", True, 24.0, float("inf"), None, [24]]
+WRONG: list[tuple[Path, list[Any]]] = [
+    (("v",), [LEFT_OUT, None, True, 0, 2, -1, 1.0, "1", [1], 10**300]),
+    (("model",), [LEFT_OUT, "", None, 1]),
+    *(((group,), [LEFT_OUT, None, []]) for group in ("inputs", "outputs")),
+    (("regions",), [LEFT_OUT, None, {}]),
+    (("regions", 0), [None, 1, "named", []]),
+    (("regions", 0, "kind"), [LEFT_OUT, "CUDA", "sealed", "", None, 2, True, ["cuda"], {"cuda": 1}]),
+    (("regions", 0, "byte_size"), [LEFT_OUT, 0, -1, 2**63, 10**300, 4096.0, True, "4096", float("nan"), None, []]),
+    (("regions", 0, "device_uuid"), [LEFT_OUT, "", UUID[:-1], UUID + "0", UUID + "\n", UUID.upper(), "g" * 32, 1]),
+    (("regions", 0, "handle"), [LEFT_OUT, None, 64, [], "", in_base64(HANDLE[:-1]), in_base64(HANDLE * 100)]),
+    (("regions", 0, "handle"), [letter + in_base64(HANDLE)[1:] for letter in (" ", "-", "_", "\0", "é", "\ud800")]),
+    (("regions", 0, "handle"), [in_base64(HANDLE) + letter for letter in ("=", "\n", "A")]),
+    (("regions", 1, "kind"), [LEFT_OUT]),
+    (("regions", 1, "name"), [LEFT_OUT, "", None, 1, ["pool 1"]]),
+    *((("regions", 0, unknown), [1]) for unknown in ("slot_region", "key", "")),
+    *((("regions", 1, unknown), [1]) for unknown in ("token", "offset")),
+    (("inputs", "IMAGE"), [None, {}, [], [0], [0, 4096, 24, "FP32"], [0, 4096, 24, "FP32", [2, 3], 1]]),
+    (("outputs", "OUTPUT0"), [None, {}, [], [0], [0, 4096, 24, "FP32"]]),
+    *(((group, name, 0), [-1, 2, 2**70, False, 0.0, None]) for group, name in SPANS),
+    *(((group, name, place), NO_COUNT) for group, name in SPANS for place in (1, 2)),
+    (("inputs", "IMAGE", 3), [None, 1, "", "fp32", "TYPE_FP32", "STRING", "FP8", ["FP32"], "x" * 9999]),
+    (("inputs", "IMAGE", 4), [None, 6, "2,3", {}, [2, -3], [2, 3.0], [True, 6], [2**63], [1] * 33]),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [(path, wrong) for path, values in WRONG for wrong in values],
+    ids=lambda value: ascii(value)[:24],
+)
+def test_what_is_wrong_or_left_out_is_named(path: Path, wrong: object) -> None:
+    field = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    assert refusal(broken(path, wrong)).field == f"shm_io{field}"
+
+
+def test_another_version_is_refused_whatever_else_it_has() -> None:
+    assert refusal(valid() | {"v": 3, "added_in_another_version": 1}).field == "shm_io.v"
 
 
 @pytest.mark.parametrize("kind", ["system", "lent"])
@@ -178,154 +223,41 @@ def test_managed_regions_are_those_of_an_older_client(kind: str) -> None:
     assert error.expected.startswith("2, ")
 
 
-@pytest.mark.parametrize("field", ["v", "model", "regions", "inputs", "outputs"])
-def test_a_missing_field_is_refused(field: str) -> None:
-    value = valid()
-    del value[field]
-    assert refusal(value).field == f"shm_io.{field}"
-
-
 @pytest.mark.parametrize("extra", ["extra", "ring", "x" * 10_000, "\ud800"], ids=lambda extra: ascii(extra)[:9])
 def test_an_unknown_field_is_refused(extra: str) -> None:
-    error = refusal(valid() | {extra: 1})
-    assert error.found == "an unknown field"
+    assert refusal(valid() | {extra: 1}).found == "an unknown field"
 
 
-@pytest.mark.parametrize(
-    ("field", "wrong"),
-    [
-        *(("model", ""), ("model", None), ("model", 1), ("regions", None), ("regions", {})),
-        *(("inputs", None), ("inputs", []), ("outputs", None), ("outputs", [])),
-    ],
-)
-def test_a_field_of_the_wrong_type_is_refused(field: str, wrong: object) -> None:
-    assert refusal(valid() | {field: wrong}).field == f"shm_io.{field}"
-
-
-@pytest.mark.parametrize("wrong", [None, 1, "named", []])
-def test_a_region_that_is_not_an_object_is_refused(wrong: object) -> None:
-    assert refusal(valid() | {"regions": [wrong]}).field == "shm_io.regions[0]"
-
-
-@pytest.mark.parametrize(
-    ("index", "field"), [(0, "kind"), (0, "handle"), (0, "byte_size"), (0, "device_uuid"), (1, "kind"), (1, "name")]
-)
-def test_a_missing_field_of_a_region_is_refused(index: int, field: str) -> None:
-    value = valid()
-    del value["regions"][index][field]
-    assert refusal(value).field == f"shm_io.regions[{index}].{field}"
-
-
-@pytest.mark.parametrize(("index", "field"), [(0, "slot_region"), (0, "key"), (0, ""), (1, "token"), (1, "offset")])
-def test_a_region_has_no_field_of_another_kind(index: int, field: str) -> None:
-    value = valid()
-    value["regions"][index][field] = 1
-    assert refusal(value).field == f"shm_io.regions[{index}].{field}"
-
-
-WRONG: list[tuple[int, str, list[object]]] = [
-    (0, "kind", ["CUDA", "sealed", "", None, 2, True, ["cuda"], {"cuda": 1}]),
-    (0, "byte_size", [0, -1, 2**63, 10**300, 4096.0, True, "4096", float("nan"), None, []]),
-    (0, "device_uuid", ["", UUID[:-1], UUID + "0", UUID + "\n", UUID.upper(), "g" * 32, 1]),
-    (0, "handle", [None, 64, [], {}, "", in_base64(HANDLE[:-1]), in_base64(HANDLE * 100)]),
-    (0, "handle", [letter + in_base64(HANDLE)[1:] for letter in (" ", "-", "_", "\0", "é", "\ud800")]),
-    (0, "handle", [in_base64(HANDLE) + letter for letter in ("=", "\n", "A")]),
-    (1, "name", ["", None, 1, ["pool 1"]]),
-]
-
-
-@pytest.mark.parametrize(
-    ("index", "field", "wrong"),
-    [(index, field, wrong) for index, field, values in WRONG for wrong in values],
-    ids=lambda value: ascii(value)[:24],
-)
-def test_a_wrong_value_in_a_region_is_refused(index: int, field: str, wrong: object) -> None:
-    value = valid()
-    value["regions"][index][field] = wrong
-    assert refusal(value).field == f"shm_io.regions[{index}].{field}"
-
-
-def test_memory_that_is_named_twice_is_refused() -> None:
-    for index in (0, 1):
-        value = valid()
-        value["regions"].append(value["regions"][index])
-        assert refusal(value).field == "shm_io.regions[2]"
-
-
-def test_memory_that_is_named_twice_in_other_letters_is_refused() -> None:
-    value = valid()
+def test_memory_that_is_named_twice_is_refused_in_other_letters_too() -> None:
     letters = in_base64(HANDLE)
     assert letters.endswith("w==")
+    cuda, pool = valid()["regions"]
     again = letters[:-3] + "x=="  # the last bits before padding count for nothing
-    value["regions"].append({**value["regions"][0], "handle": again})
-    assert refusal(value).field == "shm_io.regions[2]"
+    for twice in (cuda, pool, {**cuda, "handle": again}):
+        assert refusal(valid() | {"regions": [cuda, pool, twice]}).field == "shm_io.regions[2]"
 
 
 # Spans
 
 
-@pytest.mark.parametrize("group", ["inputs", "outputs"])
-@pytest.mark.parametrize("wrong", [None, {}, [], [0], [0, 4096, 24, "FP32"], [0, 4096, 24, "FP32", [2, 3], 1]])
-def test_an_entry_of_the_wrong_form_is_refused(group: str, wrong: object) -> None:
-    assert refusal(valid() | {group: {"NAME": wrong}}).field == f"shm_io.{group}.NAME"
-
-
-@pytest.mark.parametrize("group", ["inputs", "outputs"])
-@pytest.mark.parametrize(
-    ("place", "wrong"),
-    [
-        *((0, wrong) for wrong in (-1, 2, 2**70, False, 0.0, None)),
-        *((1, wrong) for wrong in (-1, 2**63, "4096", True, float("inf"))),
-        *((2, wrong) for wrong in (-1, 2**63, 24.0, True, [24])),
-    ],
-    ids=str,
-)
-def test_a_wrong_number_in_a_span_is_refused(group: str, place: int, wrong: object) -> None:
-    value = valid()
-    (name,) = value[group]
-    value[group][name][place] = wrong
-    assert refusal(value).field == f"shm_io.{group}.{name}[{place}]"
-
-
-@pytest.mark.parametrize("group", ["inputs", "outputs"])
-def test_a_span_in_a_descriptor_without_regions_is_refused(group: str) -> None:
+@pytest.mark.parametrize(("group", "name"), SPANS)
+def test_a_span_in_a_descriptor_without_regions_and_a_tensor_without_a_name_are_refused(group: str, name: str) -> None:
     value = valid() | {"regions": []} | {"inputs": {}, "outputs": {}} | {group: valid()[group]}
-    (name,) = value[group]
     assert refusal(value).field == f"shm_io.{group}.{name}[0]"
+    assert refusal(valid() | {group: {"": valid()[group][name]}}).field == f"shm_io.{group}"
 
 
-@pytest.mark.parametrize("wrong", [None, 1, "", "fp32", "TYPE_FP32", "STRING", "FP8", ["FP32"], "x" * 9999], ids=repr)
-def test_a_data_type_that_triton_does_not_have_is_refused(wrong: object) -> None:
-    value = valid()
-    value["inputs"]["IMAGE"][3] = wrong
-    assert refusal(value).field == "shm_io.inputs.IMAGE[3]"
-
-
-@pytest.mark.parametrize("wrong", [None, 6, "2,3", {}, [2, -3], [2, 3.0], [True, 6], [2**63], [1] * 33], ids=str)
-def test_a_shape_that_is_none_is_refused(wrong: object) -> None:
-    value = valid()
-    value["inputs"]["IMAGE"][4] = wrong
-    assert refusal(value).field == "shm_io.inputs.IMAGE[4]"
-
-
-@pytest.mark.parametrize("shape", [[], [2], [2, 3, 1, 2], [0], [2**62, 2**62], [2**63 - 1] * 32])
-def test_an_input_whose_size_is_not_that_of_its_shape_is_refused(shape: list[int]) -> None:
-    value = valid()
-    value["inputs"]["IMAGE"][4] = shape
-    assert refusal(value).field == "shm_io.inputs.IMAGE.byte_size"
-
-
-def test_an_empty_tensor_of_a_shape_that_no_array_has_is_refused() -> None:
-    value = valid()
-    value["inputs"]["IMAGE"] = [0, 4096, 0, "FP32", [0, 2**62, 2**62]]
-    assert refusal(value).field == "shm_io.inputs.IMAGE.shape"
-
-
-@pytest.mark.parametrize("offset", [REGION_SIZE - 20, REGION_SIZE, 2**63 - 4])
-def test_an_input_that_ends_outside_its_region_is_refused(offset: int) -> None:
-    value = valid()
-    value["inputs"]["IMAGE"][1] = offset
-    assert refusal(value).field == "shm_io.inputs.IMAGE"
+@pytest.mark.parametrize(
+    ("entry", "field"),
+    [
+        *(([0, 4096, 24, "FP32", shape], "IMAGE.byte_size") for shape in ([], [2], [2, 3, 1, 2], [0], [2**62, 2**62])),
+        ([0, 4096, 24, "FP32", [2**63 - 1] * 32], "IMAGE.byte_size"),
+        ([0, 4096, 0, "FP32", [0, 2**62, 2**62]], "IMAGE.shape"),
+        *(([0, at, 24, "FP32", [2, 3]], "IMAGE") for at in (REGION_SIZE - 20, REGION_SIZE, 2**63 - 4)),
+    ],
+)
+def test_an_input_that_contradicts_itself_or_leaves_its_region_is_refused(entry: list[object], field: str) -> None:
+    assert refusal(valid() | {"inputs": {"IMAGE": entry}}).field == f"shm_io.inputs.{field}"
 
 
 @pytest.mark.parametrize(("offset", "byte_size"), [(8192, 4097), (8193, 4096), (1, 2**63 - 1)])
@@ -346,13 +278,6 @@ def test_spans_in_different_regions_do_not_overlap() -> None:
     value = valid()
     value["outputs"]["OTHER"] = [1, 8192, 4096]
     assert len(parsed(value).outputs) == 2
-
-
-@pytest.mark.parametrize("group", ["inputs", "outputs"])
-def test_a_tensor_without_a_name_is_refused(group: str) -> None:
-    value = valid()
-    value[group] = {"": next(iter(value[group].values()))}
-    assert refusal(value).field == f"shm_io.{group}"
 
 
 @pytest.mark.parametrize("name", ["\ud800", "x" * 5000, "\x1b[31m"], ids=lambda name: ascii(name)[:9])

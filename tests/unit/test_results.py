@@ -71,6 +71,7 @@ def test_results_are_written_as_they_are_drawn() -> None:
     whole = record(output(), labels, events=(3, 1))
     assert written == whole[16 : 16 + len(written)]
     assert not any(whole[16 + len(written) :])
+    assert results.results_length(written) == struct.unpack_from("<I", written)[0] == 16 + len(written)
 
 
 @pytest.mark.parametrize("events", [(1,), (1, 2, 3, 4), (5, 4, 3, 2, 1)])
@@ -84,29 +85,15 @@ def test_events_are_padded_to_whole_words(events: tuple[int, ...]) -> None:
 def test_an_event_is_that_of_a_further_region_and_named_once(events: tuple[int, ...]) -> None:
     with pytest.raises(PeerError, match="break the protocol: events of regions .* of which 1 are there"):
         results.decode(record(output(), events=events), [REGION] * 2)
+    assert "of which 0 are there" in broken(record(output(), events=events))
 
 
-def test_without_further_regions_there_are_no_events() -> None:
-    assert "of which 0 are there" in broken(record(output(), events=(1,)))
-
-
-def test_the_length_counts_the_stamps() -> None:
-    written = results.encode([Y])
-    assert results.results_length(written) == struct.unpack_from("<I", written)[0] == 16 + len(written)
-
-
-def test_a_completed_call_may_have_no_outputs() -> None:
+def test_a_call_may_have_no_outputs_and_a_failed_one_has_no_results() -> None:
     assert decoded(record()) == Results((), (), 7)
-
-
-def test_a_failed_call_has_no_results() -> None:
+    assert results.decode(record(started=9, completed=8), []).completed == 8
     assert not any(results.NO_RESULTS)
     assert len(results.NO_RESULTS) == 8
     assert decoded(record(length=0)) == Results((), (), 7)
-
-
-def test_the_stamp_is_read() -> None:
-    assert results.decode(record(started=9, completed=8), []).completed == 8
 
 
 @pytest.mark.parametrize("number", table.NUMBERS.values())
@@ -165,6 +152,7 @@ def test_counts_and_lengths_that_are_wrong_are_the_peers_fault(changes: dict[str
 
 def test_an_output_that_is_there_twice_is_the_peers_fault() -> None:
     assert "there twice" in broken(record(output(), output()))
+    assert "8192" in broken(record(output(), output(name=b"Z", offset=REGION))), "one that is broken spoils all"
 
 
 def test_results_that_break_off_are_the_peers_fault() -> None:
@@ -172,7 +160,3 @@ def test_results_that_break_off_are_the_peers_fault() -> None:
     for length in range(24, 24 + len(output())):
         with pytest.raises(PeerError):
             decoded(whole[:length])
-
-
-def test_one_broken_output_spoils_all_results() -> None:
-    assert "8192" in broken(record(output(), output(name=b"Z", offset=REGION)))

@@ -30,7 +30,7 @@ def objects(source: StringSource) -> npt.NDArray[np.object_]:
     return target
 
 
-def encoded(source: StringSource) -> bytes:
+def bytes_of(source: StringSource) -> bytes:
     """Return what is written into shared memory, once it is known that what follows is left alone."""
     target = np.full(source.byte_size + 10, 255, np.uint8)
     source.write_to(target)
@@ -69,28 +69,19 @@ def test_strings_arrive_as_they_are(value: Any) -> None:
         (np.empty((0, 3), object), (-1, 3), b""),
         (np.array("word", object), (), b"\x04\0\0\0word"),
         (np.array([["a", "x"], ["b", "y"]]).T[:1], (-1, -1), b"\x01\0\0\0a\x01\0\0\0b"),
-        ([np.array(["a", "b"]), np.array(["c", "d"])], (-1, 2), b"".join(b"\x01\0\0\0%c" % ord(c) for c in "abcd")),
+        ([np.array(["a"]), np.array(["b"])], (-1, 1), b"\x01\0\0\0a\x01\0\0\0b"),
         (np.array(["a", "b"], ">U1"), (-1,), b"\x01\0\0\0a\x01\0\0\0b"),
     ],
     ids=["both", "one", "empty strings", "none", "no rows", "0-d", "transposed", "rows", "big-endian"],
 )
 def test_strings_are_written_as_lengths_and_bytes(value: Any, dims: tuple[int, ...], expected: bytes) -> None:
-    assert encoded(source(value, dims)) == expected
+    assert bytes_of(source(value, dims)) == expected
 
 
-def test_strings_of_batches_follow_one_another() -> None:
-    tensor = {"name": "X", "data_type": "TYPE_STRING", "dims": []}
-    model = ModelSpec.from_config({"name": "model", "input": [tensor], "max_batch_size": 8})
-    made = sources(model, {"X": [np.array(["a", "b"]), np.array(["c"])]})["X"]
-    assert isinstance(made, StringSource)
-    assert encoded(made) == b"".join(b"\x01\0\0\0%c" % ord(c) for c in "abc")
-
-
-@pytest.mark.parametrize("length", [0, 1, 59, 60, 61, 124, 1000, 10**6])
+@pytest.mark.parametrize("length", [0, 59, 60, 10**6])
 def test_strings_need_room_for_their_lengths_and_bytes_and_no_more(length: int) -> None:
     made = source([b"x" * length, "ü"])
     assert made.byte_size == made.encoded.nbytes == 4 + length + 4 + 2
-
     assert objects(source("word", (1, 1))).tolist() == [["word"]]
 
 
