@@ -19,6 +19,7 @@ from shm_backend_utils.client import (
     Result,
     ShmClient,
 )
+from shm_backend_utils.client.transports.connect import Connectable
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 
@@ -32,7 +33,7 @@ FLAVOURS: Final = ("grpc", "http", "grpc aio", "http aio")
 class LoopedClient:
     """An AsyncShmClient with the methods of ShmClient. Its event loop runs while one of them does."""
 
-    def __init__(self, url: str, **options: Any) -> None:
+    def __init__(self, url: str | Connectable, **options: Any) -> None:
         self.aio = AsyncShmClient(url, **options)
         self._loop = asyncio.new_event_loop()
 
@@ -136,9 +137,9 @@ AnyClient = ShmClient | LoopedClient
 
 @dataclass(frozen=True)
 class Flavour:
-    """One of the four, with the address of a server, and what memory its clients take unless a test says it."""
+    """One of the four, with the address of a server or a harness, and the memory that its clients take by default."""
 
-    url: str
+    url: Any
     is_aio: bool
     region: RegionName = "auto"
 
@@ -149,7 +150,7 @@ class Flavour:
 
     @property
     def has_streams(self) -> bool:
-        return not self.url.startswith("http")
+        return not str(self.url).startswith("http")
 
 
 def url_of(server: EmbeddedServer, protocol: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.client import CopyWarning, DeadlineExceededError, PoolOptions, Result, ShmClient
+from shm_backend_utils.client import DeadlineExceededError, PoolOptions, Result, ShmClient
 from shm_backend_utils.errors import SlotInDoubtError
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import all_memory_comes_back, eventually
-from .flavours import AnyClient
-from .mapped import lies_in_shared_memory
 from .own_regions import lose, own_regions
 
 pytestmark = pytest.mark.every_region
@@ -50,99 +47,6 @@ def is_right(result: Result, count: int) -> bool:
 def grpc_client(triton_server: EmbeddedServer, region: RegionName) -> Any:
     with ShmClient(triton_server.grpc_url, timeout_s=30, pool=PoolOptions(region=region)) as client:
         yield client
-
-
-def test_outputs_that_found_no_room_have_some_the_next_time(any_client: AnyClient) -> None:
-    with any_client.prepare("counting", INPUTS) as call:
-        first = count_to(call, 1000)
-        assert first.overflowed.keys() == {"NUMBERS", "WORDS"}
-        assert is_right(first, 1000)
-        second = count_to(call, 1000)
-        assert second.overflowed == {}
-        assert lies_in_shared_memory(second["NUMBERS"])
-        assert second.bytes_avoided > 4000
-        assert is_right(second, 1000)
-
-
-def test_the_inputs_stay_where_they_are(any_client: AnyClient) -> None:
-    with any_client.prepare("counting", INPUTS) as call:
-        before = call.inputs["COUNT_AND_DELAY_US"]
-        for count in (10, 10, 10_000, 10_000):
-            before[:] = count, 0
-            assert is_right(call.infer(), count)
-        assert call.inputs["COUNT_AND_DELAY_US"] is before
-
-
-def test_sizes_that_grow_again_and_shrink(any_client: AnyClient) -> None:
-    with any_client.prepare("counting", INPUTS) as call:
-        overflows = []
-        for count in (100, 100, 10_000, 10_000, 1_000_000, 1_000_000, 5, 0, 10_000, 1_000_000):
-            with count_to(call, count, timeout_s=60) as result:
-                assert is_right(result, count)
-                overflows.append(bool(result.overflowed))
-    assert overflows == [True, False, True, False, True] + [False] * 5
-
-
-def test_an_array_of_an_earlier_result_keeps_its_memory_when_the_call_grows(any_client: AnyClient) -> None:
-    with any_client.prepare("counting", INPUTS) as call:
-        kept = []
-        for count in (100, 100, 10_000, 10_000, 100_000, 100_000):
-            kept.append((count, count_to(call, count)["NUMBERS"]))
-        for count, array in kept:
-            assert array.tolist() == numbers(count)
-    for count, array in kept:
-        assert array.tolist() == numbers(count)
-    del kept, array
-    all_memory_comes_back(any_client)
-
-
-def test_a_hint_that_was_too_small_is_learned_from_too(any_client: AnyClient) -> None:
-    with any_client.prepare("counting", INPUTS, outputs={"NUMBERS": 4}) as call:
-        assert count_to(call, 100).overflowed == {"NUMBERS": 400}
-        result = count_to(call, 100)
-        assert result.overflowed == {}
-        assert result["NUMBERS"].tolist() == numbers(100)
-
-
-@pytest.mark.parametrize("path", ["triton-shm", "inline"])
-def test_on_other_paths_an_output_of_unknown_size_comes_back_as_ever(any_client: AnyClient, path: Any) -> None:
-    with any_client.prepare("counting", INPUTS, outputs=["NUMBERS"], path=path) as call:
-        for count in (10, 1000, 5):
-            assert count_to(call, count)["NUMBERS"].tolist() == numbers(count)
-
-
-def test_without_memory_to_grow_outputs_go_on_to_come_back_and_it_is_said(triton_server: EmbeddedServer) -> None:
-    with (
-        ShmClient(triton_server.grpc_url, timeout_s=30, pool=PoolOptions(max_bytes=64 * 1024)) as client,
-        warnings.catch_warnings(record=True) as told,
-    ):
-        warnings.simplefilter("always")
-        with client.prepare("counting", INPUTS) as call:
-            for _ in range(3):
-                result = count_to(call, 100_000)
-                assert result.overflowed.keys() == {"NUMBERS", "WORDS"}
-                assert is_right(result, 100_000)
-            result = count_to(call, 10)
-            assert is_right(result, 10)
-            assert client.stats().slot_waits == 0
-    texts = [str(each.message) for each in told if each.category is CopyWarning]
-    assert len(texts) == 3
-    assert "PoolOptions(max_bytes=...)" in texts[2]
-
-
-@pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
-def test_a_call_grows_as_soon_as_there_is_memory(triton_server: EmbeddedServer) -> None:
-    with (
-        ShmClient(triton_server.grpc_url, timeout_s=30, pool=PoolOptions(max_bytes=2**20)) as client,
-        client.prepare("counting", INPUTS, outputs=["NUMBERS"]) as call,
-    ):
-        in_the_way = client.prepare("counting", INPUTS, outputs={"NUMBERS": 700_000})
-        assert count_to(call, 100_000).overflowed
-        assert count_to(call, 100_000).overflowed
-        in_the_way.close()
-        result = count_to(call, 100_000)
-        assert not result.overflowed
-        assert result["NUMBERS"].tolist() == numbers(100_000)
 
 
 def test_a_late_request_keeps_both_regions_until_it_is_over(grpc_client: ShmClient) -> None:

@@ -55,11 +55,8 @@ class _Answering:
         if message.procedure == _INFER:
             return _Call(self._threads.submit(self._infer, message, began), began)
         done: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        try:
-            with self._translating():
-                done.set_result(PROCEDURES[message.procedure](self._server, message.request))
-        except Exception as error:
-            done.set_exception(error)
+        with self._translating():
+            done.set_result(PROCEDURES[message.procedure](self._server, message.request))
         return _Call(done, began)
 
     def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
@@ -153,6 +150,7 @@ class HarnessTransport(Transport):
             raise deadline_exceeded() from None
         finally:
             call.give_up()
+            del call  # an error and its frames would keep each other, and with them the memory of a result
 
     def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
         return self._answering.stream(message, patience_s)
@@ -177,12 +175,16 @@ class AsyncHarnessTransport(AsyncTransport):
 
     async def send(self, message: GrpcMessage, timeout_s: float) -> Any:
         call = self._answering.send(message)
+        done = asyncio.wrap_future(call.done)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(call.done), timeout_s)
-        except asyncio.TimeoutError:
-            raise deadline_exceeded() from None
+            await asyncio.wait({done}, timeout=timeout_s)
+            if not done.done():
+                raise deadline_exceeded()
+            return done.result()
         finally:
+            done.cancel()
             call.give_up()
+            del call, done  # an error and its frames would keep each other, and with them the memory of a result
 
     async def stream(self, message: GrpcMessage, patience_s: float) -> AsyncGenerator[Any, None]:
         loop = asyncio.get_running_loop()

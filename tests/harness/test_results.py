@@ -15,10 +15,12 @@ import pytest
 from shm_backend_utils.client import AsyncShmClient, BudgetError, PoolExhaustedError, PoolOptions, Result, ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import ClosedError
+from shm_backend_utils.testing.harness import ModelHarness
+from tests.e2e.eventually import all_memory_comes_back
+from tests.e2e.flavours import AnyClient, Flavour, LoopedClient
+from tests.e2e.mapped import lies_in_shared_memory
 
-from .eventually import all_memory_comes_back
-from .flavours import AnyClient, Flavour, LoopedClient
-from .mapped import lies_in_shared_memory
+MODELS = ("identity",)
 
 LENGTH = 75_000
 ROOM = {"OUTPUT0": 4 * LENGTH}
@@ -36,36 +38,36 @@ def poor_client(flavour: Flavour) -> Iterator[AnyClient]:
         yield client
 
 
-def test_a_copy_lies_in_ordinary_memory(any_client: AnyClient, path: PathName) -> None:
-    with infer(any_client, 1, path=path) as result:
+def test_a_copy_lies_in_ordinary_memory(client: AnyClient, path: PathName) -> None:
+    with infer(client, 1, path=path) as result:
         copies = result.copy()
-    infer(any_client, 2, path=path).release()
+    infer(client, 2, path=path).release()
     assert list(copies) == ["OUTPUT0"]
     assert (copies["OUTPUT0"] == 1).all()
     assert not lies_in_shared_memory(copies["OUTPUT0"])
     assert copies["OUTPUT0"].flags.writeable
 
 
-def test_a_result_can_be_released_twice(any_client: AnyClient, path: PathName) -> None:
-    result = infer(any_client, 1, path=path)
+def test_a_result_can_be_released_twice(client: AnyClient, path: PathName) -> None:
+    result = infer(client, 1, path=path)
     result.release()
     result.release()
     with pytest.raises(ClosedError, match="this result is closed"):
         result["OUTPUT0"]
 
 
-def test_leaving_the_block_releases_the_result(any_client: AnyClient, path: PathName) -> None:
-    with infer(any_client, 1, path=path) as result:
-        assert any_client.stats().slots_held == (path != "inline")
-    all_memory_comes_back(any_client)
+def test_leaving_the_block_releases_the_result(client: AnyClient, path: PathName) -> None:
+    with infer(client, 1, path=path) as result:
+        assert client.stats().slots_held == (path != "inline")
+    all_memory_comes_back(client)
     with pytest.raises(ClosedError, match="this result is closed"):
         result.copy()
 
 
-def test_a_result_that_is_dropped_is_released(any_client: AnyClient, path: PathName) -> None:
-    result = infer(any_client, 1, path=path)
+def test_a_result_that_is_dropped_is_released(client: AnyClient, path: PathName) -> None:
+    result = infer(client, 1, path=path)
     del result
-    all_memory_comes_back(any_client)
+    all_memory_comes_back(client)
 
 
 @pytest.mark.parametrize(
@@ -79,27 +81,27 @@ def test_a_result_that_is_dropped_is_released(any_client: AnyClient, path: PathN
     ids=["the array", "a slice", "another shape", "another dtype"],
 )
 def test_a_view_that_outlives_its_result_stays_as_it_is(
-    any_client: AnyClient, path: PathName, derive: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+    client: AnyClient, path: PathName, derive: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 ) -> None:
-    with infer(any_client, 1, path=path) as result:
+    with infer(client, 1, path=path) as result:
         view = derive(result["OUTPUT0"])
     before = view.copy()
     for value in (2, 3):
-        infer(any_client, value, path=path).release()
+        infer(client, value, path=path).release()
     np.testing.assert_array_equal(view, before)
 
 
 @pytest.mark.parametrize("path", ["direct", "triton-shm"])
-def test_a_slot_is_used_again_when_the_last_view_is_gone(any_client: AnyClient, path: PathName) -> None:
-    with infer(any_client, 1, path=path) as result:
+def test_a_slot_is_used_again_when_the_last_view_is_gone(client: AnyClient, path: PathName) -> None:
+    with infer(client, 1, path=path) as result:
         view = result["OUTPUT0"][:1]
         address = view.ctypes.data
-    assert any_client.stats().slots_held == 1
-    with infer(any_client, 2, path=path) as other:
+    assert client.stats().slots_held == 1
+    with infer(client, 2, path=path) as other:
         assert other["OUTPUT0"].ctypes.data != address
     del view, other
-    all_memory_comes_back(any_client)
-    assert any_client.stats().slots_idle == 2
+    all_memory_comes_back(client)
+    assert client.stats().slots_idle == 2
 
 
 def test_views_outlive_the_client(flavour: Flavour, path: PathName) -> None:
@@ -149,8 +151,10 @@ def test_a_pool_that_stays_dry_is_an_error(poor_client: AnyClient, path: PathNam
         assert (result["OUTPUT0"] == 3).all()
 
 
-def test_error_and_warning_name_the_line_that_holds_the_memory(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    with ShmClient(url, pool=ONE_CALL_ALONE) as client:
+def test_error_and_warning_name_the_line_that_holds_the_memory(
+    harness: ModelHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ShmClient(harness, pool=ONE_CALL_ALONE) as client:
         held, line = client.infer("identity", {"INPUT0": np.ones(LENGTH, np.float32)}, outputs=ROOM), this_line()
         with pytest.raises(PoolExhaustedError, match=f"1 by infer at {__file__}:{line}"):
             infer(client, 2, timeout_s=0.1)
@@ -159,12 +163,14 @@ def test_error_and_warning_name_the_line_that_holds_the_memory(url: str, caplog:
     assert f"1 by infer at {__file__}:{line}" in caplog.text
 
 
-def test_error_and_warning_name_the_line_of_a_coroutine(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_error_and_warning_name_the_line_of_a_coroutine(
+    harness: ModelHarness, caplog: pytest.LogCaptureFixture
+) -> None:
     async def hold(client: AsyncShmClient) -> tuple[Result, int]:
         x = np.ones(LENGTH, np.float32)
         return await client.infer("identity", {"INPUT0": x}, outputs=ROOM), this_line()
 
-    with LoopedClient(url, pool=ONE_CALL_ALONE) as client:
+    with LoopedClient(harness, pool=ONE_CALL_ALONE) as client:
         held, line = client.run(hold(client.aio))
         with pytest.raises(PoolExhaustedError, match=f"1 by infer at {__file__}:{line}"):
             infer(client, 2, timeout_s=0.1)
@@ -202,9 +208,9 @@ def test_a_prepared_call_holds_memory_until_it_is_closed(poor_client: AnyClient)
         call.infer()
 
 
-def test_the_result_of_a_closed_prepared_call_stays_valid(any_client: AnyClient, path: PathName) -> None:
-    with any_client.prepare("identity", {"INPUT0": ((LENGTH,), np.float32)}, path=path) as call:
+def test_the_result_of_a_closed_prepared_call_stays_valid(client: AnyClient, path: PathName) -> None:
+    with client.prepare("identity", {"INPUT0": ((LENGTH,), np.float32)}, path=path) as call:
         call.inputs["INPUT0"][:] = 1
         result = call.infer()
-    infer(any_client, 2, path=path).release()
+    infer(client, 2, path=path).release()
     assert (result["OUTPUT0"] == 1).all()

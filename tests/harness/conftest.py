@@ -1,0 +1,58 @@
+"""What every test here starts from: models in a harness, and a client of it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from shm_backend_utils.client.options import PathName
+from shm_backend_utils.memory.pool.options import RegionName
+from shm_backend_utils.model.mapping import resolver
+from shm_backend_utils.testing.harness import ModelHarness
+from tests.e2e.flavours import AnyClient, Flavour
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+REPOSITORIES: Final = (ROOT / "tests" / "models", ROOT / "model_repository")
+SWEEP_INTERVAL_S: Final = 0.01
+"""How soon a model gives a closed client's memory back: every test is asked whether it leaves any."""
+
+
+@pytest.fixture(scope="module")
+def harness(request: pytest.FixtureRequest) -> Iterator[ModelHarness]:
+    """The models that the module names as ``MODELS``, in this process."""
+    folders = [folder / name for name in request.module.MODELS for folder in REPOSITORIES if (folder / name).is_dir()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resolver, "SWEEP_INTERVAL_S", SWEEP_INTERVAL_S)
+        with ModelHarness(*folders) as harness:
+            yield harness
+
+
+@pytest.fixture
+def region() -> RegionName:
+    """Return what memory clients take."""
+    return "auto"
+
+
+@pytest.fixture
+def flavour(request: pytest.FixtureRequest, harness: ModelHarness, region: RegionName) -> Flavour:
+    """The blocking client or the asyncio one, to be made by the test: by its name, so always the same one."""
+    name = f"{request.module.__name__}.{request.function.__qualname__}"
+    return Flavour(harness, zlib.crc32(name.encode()) % 2 == 1, region)
+
+
+@pytest.fixture
+def client(flavour: Flavour) -> Iterator[AnyClient]:
+    """Return that client; as most tests are about shared memory, no call is too small for it."""
+    with flavour.client() as client:
+        yield client
+
+
+@pytest.fixture(params=["direct", "triton-shm", "inline"])
+def path(request: pytest.FixtureRequest) -> PathName:
+    """Each way that tensors can go."""
+    path: PathName = request.param
+    return path

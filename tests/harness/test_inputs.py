@@ -1,0 +1,171 @@
+"""What can be passed as an input: the model gets the same bytes, whatever held them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils import dtypes
+from shm_backend_utils.client.options import PathName
+from shm_backend_utils.errors import TensorTypeError
+from tests.e2e.flavours import AnyClient
+from tests.e2e.mapped import lies_in_shared_memory
+
+MODELS = ("brain_floats", "identity", "rows")
+
+THREE_ROWS: Final = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+class Exporter:
+    """Has DLPack's two methods, and nothing else."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array
+
+    def __dlpack__(self, **named: Any) -> Any:
+        return self._array.__dlpack__(**named)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+
+class Described:
+    """Has __array_interface__, and nothing else."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array
+        self.__array_interface__ = array.__array_interface__
+
+
+class Convertible:
+    """Has __array__, and nothing else."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array
+
+    def __array__(self, *arguments: Any, **named: Any) -> npt.NDArray[Any]:
+        return self._array
+
+
+def spread(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an equal array whose elements do not lie side by side."""
+    wide: npt.NDArray[Any] = np.zeros((array.shape[0] * 2, array.shape[1] * 3), array.dtype)
+    view = wide[::2, ::3]
+    view[:] = array
+    return view
+
+
+def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    copy: npt.NDArray[Any] = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+KINDS: Final[dict[str, Callable[[npt.NDArray[Any]], Any]]] = {
+    "array": lambda array: array,
+    "Fortran order": np.asfortranarray,
+    "not contiguous": spread,
+    "reversed": lambda array: array[::-1].copy()[::-1],
+    "big-endian": lambda array: array.astype(">f4"),
+    "read-only": read_only,
+    "transposed": lambda array: array.T.copy().T,
+    "list of rows": list,
+    "tuple of rows": tuple,
+    "list of batches": lambda array: [array[:1], array[1:]],
+    "list of rows in all orders": lambda array: [array[0], array[1, ::-1].copy()[::-1], spread(array)[2]],
+    "list of DLPack objects": lambda array: [Exporter(row) for row in array],
+    "DLPack object": Exporter,
+    "__array_interface__": Described,
+    "__array__": Convertible,
+    "nested lists of numbers": lambda array: array.tolist(),
+    "nested lists of integers": lambda array: array.astype(int).tolist(),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_gets_the_same_whatever_held_it(client: AnyClient, path: PathName, kind: str) -> None:
+    with client.infer("rows", {"X": KINDS[kind](THREE_ROWS)}, outputs=["DOUBLED"], path=path) as result:
+        np.testing.assert_array_equal(result["DOUBLED"], THREE_ROWS * 2)
+
+
+@pytest.mark.parametrize("scalar", [7, 7.0, np.float32(7), np.array([7], np.float32)], ids=repr)
+def test_one_number_is_a_tensor_of_one_element(client: AnyClient, path: PathName, scalar: Any) -> None:
+    with client.infer("identity", {"INPUT0": scalar}, path=path) as result:
+        np.testing.assert_array_equal(result["OUTPUT0"], np.array([7], np.float32))
+
+
+def test_inputs_are_left_as_they_were(client: AnyClient, path: PathName) -> None:
+    x = THREE_ROWS.copy()
+    client.infer("rows", {"X": x}, outputs=["DOUBLED"], path=path).release()
+    np.testing.assert_array_equal(x, THREE_ROWS)
+
+
+def test_an_output_view_can_be_the_next_input(client: AnyClient, path: PathName) -> None:
+    with (
+        client.infer("rows", {"X": THREE_ROWS}, outputs=["DOUBLED"], path=path) as first,
+        client.infer("rows", {"X": first["DOUBLED"]}, outputs=["DOUBLED"], path=path) as second,
+    ):
+        np.testing.assert_array_equal(second["DOUBLED"], THREE_ROWS * 4)
+
+
+BF16: Final = dtypes.BF16.numpy
+HALVES: Final = np.array([1, -2, 0.5, 0, -0.0, np.inf, 1e38], BF16)
+BITS: Final = np.array([0x3F80, 0xC000, 0x7F80, 0x7FC1, 0x7F81, 0x8000, 0x0001], np.uint16).view(BF16)
+"""1, -2, infinity, two that are no numbers, -0, and the smallest."""
+
+KINDS_OF_BRAIN_FLOATS: Final[dict[str, Any]] = {
+    "array": HALVES,
+    "big-endian": HALVES.astype(BF16.newbyteorder(">")),
+    "reversed": HALVES[::-1].copy()[::-1],
+    "every other": np.repeat(HALVES, 2)[::2],
+    "Python's numbers": HALVES.tolist(),
+}
+
+not_a_number = pytest.mark.filterwarnings("ignore:invalid value encountered in add")
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_BRAIN_FLOATS)
+def test_brain_floats_are_the_same_whatever_held_them(client: AnyClient, path: PathName, kind: str) -> None:
+    with client.infer("brain_floats", {"X": KINDS_OF_BRAIN_FLOATS[kind]}, path=path) as result:
+        assert result["Y"].dtype == result["SAME"].dtype == BF16
+        assert result["Y"].tolist() == (HALVES + HALVES).tolist()
+        assert result["SAME"].tolist() == HALVES.tolist()
+
+
+@not_a_number
+@pytest.mark.parametrize("x", [BITS, BITS[:0], BITS[:1]], ids=["all", "none", "one"])
+def test_every_bit_of_brain_floats_is_kept(client: AnyClient, path: PathName, x: npt.NDArray[Any]) -> None:
+    with client.infer("brain_floats", {"X": x}, path=path) as result:
+        assert result["SAME"].tobytes() == x.tobytes()
+        assert (result["Y"].dtype, result["Y"].shape) == (BF16, x.shape)
+
+
+def test_brain_floats_lie_in_shared_memory_both_ways(client: AnyClient) -> None:
+    hints = {"Y": ((7,), BF16), "SAME": None}
+    with client.prepare("brain_floats", {"X": ((7,), BF16)}, outputs=hints) as call:
+        for x in (HALVES, -HALVES):
+            call.inputs["X"][:] = x
+            with call.infer() as result:
+                assert result.overflowed == {}
+                assert lies_in_shared_memory(result["Y"])
+                assert result["Y"].tolist() == (x + x).tolist()
+                assert result["SAME"].ctypes.data == call.inputs["X"].ctypes.data
+
+
+@not_a_number
+def test_brain_floats_that_find_no_room_come_back_in_the_response(client: AnyClient) -> None:
+    with client.infer("brain_floats", {"X": BITS}, outputs={"SAME": 0, "Y": 0}, path="direct") as result:
+        assert result.overflowed == {"Y": BITS.nbytes}  # the other is an input's memory, and needs no room
+        assert result["Y"].dtype == BF16
+    with client.infer("brain_floats", {"X": HALVES}, outputs=["Y"], path="direct") as result:
+        assert result.overflowed == {}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16, "V2"], ids=str)
+def test_two_bytes_of_another_type_are_no_brain_floats(client: AnyClient, path: PathName, dtype: Any) -> None:
+    with pytest.raises(TensorTypeError, match="tensor 'X' "):
+        client.infer("brain_floats", {"X": np.zeros(4, dtype)}, path=path)

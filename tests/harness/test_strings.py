@@ -1,0 +1,272 @@
+"""Strings: on the direct path they lie in shared memory like everything else; on every path they are the same."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils.client import InferenceError
+from shm_backend_utils.client.options import PathName
+from shm_backend_utils.errors import TensorError, TensorTypeError
+from tests.e2e.eventually import all_memory_comes_back
+from tests.e2e.flavours import AnyClient
+
+MODELS = ("identity", "word_games", "words")
+
+TEXT: Final = [["a", "bcd", ""], ["ü", "日本語", "ends with nothing\0"]]
+WORDS: Final = np.array([[word.encode() for word in row] for row in TEXT], object)
+LOUD: Final = [[word.upper() for word in row] for row in WORDS]
+LENGTHS: Final = [[len(word) for word in row] for row in WORDS]
+
+KINDS: Final[dict[str, Any]] = {
+    "lists of text": TEXT,
+    "lists of bytes": WORDS.tolist(),
+    "lists of both": [TEXT[0], list(WORDS[1])],
+    "array of objects": WORDS,
+    "array of text": np.array(TEXT, object),
+    "Fortran order": np.asfortranarray(WORDS),
+    "transposed": WORDS.T.copy().T,
+    "reversed": WORDS[::-1].copy()[::-1],
+    "list of rows": list(WORDS),
+}
+
+
+def infer(client: AnyClient, words: Any = WORDS, **named: Any) -> dict[str, npt.NDArray[Any]]:
+    with client.infer("words", {"WORDS": words}, **named) as result:
+        return dict(result)
+
+
+def test_strings_go_and_come(client: AnyClient, path: PathName) -> None:
+    with client.infer("words", {"WORDS": TEXT}, path=path) as result:
+        assert result.path == path
+        assert result["LOUD"].tolist() == LOUD
+        assert result["LENGTHS"].tolist() == LENGTHS
+        assert result["SAME"].tolist() == WORDS.tolist()
+        assert result["SAME"].dtype == object
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_strings_are_the_same_whatever_held_them(client: AnyClient, path: PathName, kind: str) -> None:
+    assert infer(client, KINDS[kind], path=path, outputs=["LOUD"])["LOUD"].tolist() == LOUD
+
+
+@pytest.mark.parametrize("array", [np.array([["a", "bc"]]), np.array([[b"a", b"bc"]]), np.array([["a", "bc"]], ">U2")])
+def test_strings_of_numpys_own_dtypes(client: AnyClient, path: PathName, array: npt.NDArray[Any]) -> None:
+    assert infer(client, array, path=path)["LOUD"].tolist() == [[b"A", b"BC"]]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[[b"\xff\x00\xfe", b"\0", b"\0\0\0\0"]], [[b"", b""], [b"", b""]], [[b"x" * 10**6]], [[b"w"] * 10_000]],
+    ids=["no text", "empty", "long", "many"],
+)
+def test_any_bytes_come_back_as_they_went(client: AnyClient, path: PathName, words: Any) -> None:
+    assert infer(client, words, path=path, outputs=["SAME"])["SAME"].tolist() == words
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)], ids=str)
+def test_no_strings_at_all(client: AnyClient, path: PathName, shape: tuple[int, int]) -> None:
+    found = infer(client, np.empty(shape, object), path=path)
+    assert [(name, array.shape) for name, array in found.items()] == [(name, shape) for name in found]
+
+
+@pytest.mark.parametrize("path", ["triton-shm", "inline"])
+def test_strings_that_a_request_carried_were_not_avoided(client: AnyClient, path: PathName) -> None:
+    with client.infer("words", {"WORDS": WORDS}, outputs=["LOUD"], path=path) as result:
+        assert result.bytes_avoided == 0
+
+
+def test_strings_that_found_no_room_come_back_in_the_same_response_and_have_room_the_next_time(
+    client: AnyClient,
+) -> None:
+    for words in (WORDS, np.repeat(WORDS, 10, axis=1)):
+        encoded_size = sum(4 + len(word) for word in words.flat)
+        for overflowed in ({"LOUD": encoded_size}, {}):
+            with client.infer("words", {"WORDS": words}, outputs=["LOUD", "SAME"]) as result:
+                assert result.overflowed == overflowed
+                assert result["LOUD"].tolist() == [[word.upper() for word in row] for row in words]
+                assert result["SAME"].tolist() == words.tolist()
+
+
+@pytest.mark.parametrize("hint", [1000, ((2, 3), "S20"), ((2, 3), "U20"), ((6,), object)], ids=str)
+def test_a_hint_gives_strings_room(client: AnyClient, path: PathName, hint: Any) -> None:
+    with client.infer("words", {"WORDS": WORDS}, outputs={"LOUD": hint}, path=path) as result:
+        assert result.overflowed == {}
+        assert result["LOUD"].tolist() == LOUD
+
+
+@pytest.mark.parametrize("hint", [0, 10, ((2, 3), "S1"), None], ids=str)
+def test_a_hint_that_is_too_small_does_not_matter(client: AnyClient, path: PathName, hint: Any) -> None:
+    with client.infer("words", {"WORDS": WORDS}, outputs={"LOUD": hint}, path=path) as result:
+        assert bool(result.overflowed) == (path == "direct")
+        assert result["LOUD"].tolist() == LOUD
+
+
+def test_room_that_is_exactly_enough_is_enough(client: AnyClient) -> None:
+    size = sum(4 + len(word) for word in WORDS.flat)
+    for hint, overflowed in ((size, {}), (size - 1, {"LOUD": size})):
+        with client.infer("words", {"WORDS": WORDS}, outputs={"LOUD": hint}) as result:
+            assert result.overflowed == overflowed
+            assert result["LOUD"].tolist() == LOUD
+
+
+def test_strings_of_a_result_hold_no_shared_memory(client: AnyClient) -> None:
+    result = client.infer("words", {"WORDS": WORDS}, outputs={"LOUD": 1000, "SAME": None})
+    all_memory_comes_back(client)
+    infer(client, [["something else", "of other lengths"]], outputs={"LOUD": 1000})
+    assert (result["LOUD"].tolist(), result["SAME"].tolist()) == (LOUD, WORDS.tolist())
+
+
+def test_calls_that_run_together_do_not_mix_their_strings(client: AnyClient, path: PathName) -> None:
+    words = [[[b"%d" % (10**number)]] for number in range(20)]
+    tasks = [client.submit("words", {"WORDS": one}, outputs=["LOUD"], path=path) for one in words]
+    assert [task.result()["LOUD"].tolist() for task in tasks] == words
+
+
+def test_more_strings_than_are_copied_in_passing(client: AnyClient, path: PathName) -> None:
+    word = b"x" * (5 << 20)
+    assert infer(client, [[word]], path=path, outputs=["LENGTHS"])["LENGTHS"].item() == len(word)
+
+
+@pytest.mark.parametrize("value", [np.zeros((1, 2), np.float32), np.array([[1, 2]], object), [[1, 2]], [["a", 1.5]]])
+def test_numbers_among_strings_are_refused_by_the_inputs_name(client: AnyClient, path: PathName, value: Any) -> None:
+    with pytest.raises(TensorTypeError, match="'WORDS'") as refusal:
+        client.infer("words", {"WORDS": value}, path=path)
+    assert refusal.value.tensor == "WORDS"
+
+
+def test_strings_for_an_input_of_numbers_are_refused_by_its_name(client: AnyClient) -> None:
+    with pytest.raises(TensorError, match="'INPUT0' is BYTES, but the model's configuration says TYPE_FP32"):
+        client.infer("identity", {"INPUT0": np.array(["1.5"])})
+
+
+every_dtype = pytest.mark.parametrize("dtype", ["S20", "U20", object], ids=str)
+
+
+@every_dtype
+def test_a_prepared_call_takes_other_strings_each_time(client: AnyClient, path: PathName, dtype: Any) -> None:
+    with client.prepare("words", {"WORDS": ((1, 2), dtype)}, outputs=["LOUD", "SAME"], path=path) as call:
+        words = call.inputs["WORDS"]
+        for given, expected in (
+            (["a", "bc"], [b"a", b"bc"]),
+            ([b"a longer one", ""], [b"a longer one", b""]),
+            (["ü", b"\0"], ["ü".encode(), b"\0"]),
+        ):
+            words[0] = given
+            with call.infer() as result:
+                assert result["LOUD"].tolist() == [[word.upper() for word in expected]]
+                assert result["SAME"].tolist() == [expected]
+
+
+def test_strings_that_were_not_filled_are_empty(client: AnyClient, path: PathName) -> None:
+    with client.prepare("words", {"WORDS": ((1, 2), "S20")}, outputs=["SAME"], path=path) as call:
+        call.inputs["WORDS"][0, 1] = "b"
+        assert call.infer()["SAME"].tolist() == [[b"", b"b"]]
+
+
+def test_strings_that_outgrow_their_room_are_an_error_that_tells_the_remedy(client: AnyClient) -> None:
+    with client.prepare("words", {"WORDS": ((1, 2), "S20")}, outputs=["SAME"]) as call:
+        call.inputs["WORDS"][0] = ["x" * 41, ""]
+        with pytest.raises(
+            TensorError,
+            match=r"input 'WORDS' take 49 bytes, but the call was prepared for 48; describe them as \(shape, 'S100'\)",
+        ) as error:
+            call.infer()
+        assert error.value.tensor == "WORDS"
+        call.inputs["WORDS"][0] = ["x" * 40, ""]  # their room is for all of them together
+        assert call.infer()["SAME"].tolist() == [[b"x" * 40, b""]]
+
+
+@pytest.mark.parametrize("element", [1, None, 2.5], ids=str)
+def test_what_is_no_string_is_refused_by_the_inputs_name(client: AnyClient, path: PathName, element: Any) -> None:
+    with client.prepare("words", {"WORDS": ((1, 2), "S20")}, outputs=["SAME"], path=path) as call:
+        call.inputs["WORDS"][0] = ["a", element]
+        with pytest.raises(TensorTypeError, match="'WORDS'"):
+            call.infer()
+        call.inputs["WORDS"][0] = ["a", "b"]
+        assert call.infer()["SAME"].tolist() == [[b"a", b"b"]]
+
+
+def test_strings_of_the_last_result_stay_when_the_call_is_made_again(client: AnyClient, path: PathName) -> None:
+    with client.prepare("words", {"WORDS": ((1, 1), "S20")}, outputs={"LOUD": 100}, path=path) as call:
+        call.inputs["WORDS"][:] = "first"
+        first = call.infer()["LOUD"]
+        call.inputs["WORDS"][:] = "second"
+        assert (call.infer()["LOUD"].item(), first.item()) == (b"SECOND", b"FIRST")
+
+
+def test_a_tensor_of_no_strings(client: AnyClient, path: PathName) -> None:
+    with client.prepare("words", {"WORDS": ((0, 2), "S20")}, path=path) as call:
+        assert call.infer()["LOUD"].shape == (0, 2)
+
+
+PLAYED_WORDS: Final = [b"one", b"\0", b"", "ü".encode(), b"ends with nothing\0"]
+ANSWERS: Final[dict[str, list[bytes]]] = {
+    "list": ["ü".encode(), b"", b"bc"],
+    "list of bytes": [b"\xff", b"ends with nothing\0", b""],
+    "list of both": ["ü".encode(), b"\xff", b"\0"],
+    "array of text": ["ü".encode(), b"bc"],
+    "array of bytes": [b"\xff", b"bc"],
+    "array of objects": ["ü".encode(), b"\xff\0"],
+    "array in another order": [b"d", b"b"],
+    "nothing": [],
+    "array of nothing": [],
+    "all but the first": PLAYED_WORDS[1:],
+    "the strings themselves": PLAYED_WORDS,
+    "the array": PLAYED_WORDS,
+}
+FAULTS: Final = {
+    "a number": "an element of type int; expected str or bytes",
+    "a number among objects": "an element of type int; expected str or bytes",
+    "numbers": "'Y' is FP64, but the model's configuration says TYPE_STRING",
+    "a list among objects": "an element of type list; expected str or bytes",
+    "text that has no UTF-8": "'Y'",
+    "two dimensions": "'Y' has shape [1, 2], but the model's configuration says [-1]",
+    "memory": "output 'Y' holds strings, of which nobody knows the size yet; use call.put()",
+}
+
+
+def play(client: AnyClient, game: str, **named: Any) -> npt.NDArray[Any]:
+    """Return what the model gives in this game."""
+    hint = named.pop("hint", None)
+    with client.infer(
+        "word_games", {"WORDS": PLAYED_WORDS}, outputs={"Y": hint}, parameters={"game": game}, **named
+    ) as result:
+        assert bool(result.overflowed) is (hint == 0)
+        return result["Y"]
+
+
+@pytest.mark.parametrize("game", ANSWERS)
+def test_a_model_may_give_strings_in_any_form(client: AnyClient, path: PathName, game: str) -> None:
+    found = play(client, game, path=path, hint=1000)
+    assert (found.dtype, found.tolist()) == (np.dtype(object), ANSWERS[game])
+
+
+@pytest.mark.parametrize("game", ["list", "array of text", "array of objects", "all but the first", "the array"])
+def test_strings_of_any_form_come_back_in_the_response_if_they_find_no_room(client: AnyClient, game: str) -> None:
+    assert play(client, game, hint=0).tolist() == ANSWERS[game]
+
+
+def test_strings_that_are_an_inputs_need_no_room(client: AnyClient) -> None:
+    game = {"game": "the strings themselves"}
+    with client.infer("word_games", {"WORDS": PLAYED_WORDS}, outputs={"Y": 0}, parameters=game) as result:
+        assert (result["Y"].tolist(), result.overflowed) == (PLAYED_WORDS, {})
+
+
+@pytest.mark.parametrize("game", FAULTS)
+def test_what_is_no_strings_is_the_models_fault_and_the_next_request_is_served(
+    client: AnyClient, path: PathName, game: str
+) -> None:
+    with pytest.raises(InferenceError) as failure:
+        play(client, game, path=path)
+    assert FAULTS[game] in failure.value.message()
+    assert failure.value.status() == "StatusCode.INTERNAL"
+    assert play(client, "list", path=path, hint=1000).tolist() == ANSWERS["list"]
+
+
+def test_a_model_that_gets_no_strings_names_the_input(client: AnyClient, path: PathName) -> None:
+    with pytest.raises(InferenceError, match="the request has no input 'WORDS'"):
+        client.infer("word_games", {}, outputs=["Y"], parameters={"game": "the array"}, path=path)
