@@ -117,10 +117,9 @@ class ShmHandle(ABC):
             unregister_when_free(lambda: self._unregister_at(client))
             self._may_be_registered = False
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether the server may do undefined things if the memory goes now."""
-        return False
+    def destroy_unless_needed(self) -> None:
+        """Give the memory back, unless the server may do undefined things if it goes now."""
+        self.destroy()
 
     @abstractmethod
     def destroy(self) -> None:
@@ -226,10 +225,10 @@ class CudaShmHandle(ShmHandle):
         """What :func:`.attach.attach` wants to know of it."""
         return CudaRegion(self._raw_handle.encode(), self.device_id, self.byte_size)
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether the server may have it mapped: CUDA leaves undefined what comes of memory that is freed then."""
-        return self._may_be_registered
+    def destroy_unless_needed(self) -> None:
+        """Free the memory unless the server may have it mapped: CUDA leaves undefined what comes of that."""
+        if not self._may_be_registered:
+            self.destroy()
 
     def write(self, data: npt.NDArray[np.uint8] | DeviceArray | StridedArray) -> None:
         """Fill the beginning, as the base class says, after all that the GPUs have to do: nobody names streams here."""

@@ -18,7 +18,7 @@ from ..tensors.cuda.imported import imported, is_on_gpu
 from ..tensors.cuda.strided_array import StridedArray
 from ..tensors.strings import Strings
 
-__all__ = ["GivenInput", "NewRegion", "OutputRoom", "given_inputs", "new_regions", "output_rooms"]
+__all__ = ["GivenInput", "Room", "given_inputs", "output_rooms", "region_rooms"]
 
 
 class GivenInput(NamedTuple):
@@ -42,15 +42,8 @@ class GivenInput(NamedTuple):
     data: npt.NDArray[np.uint8] | DeviceArray | StridedArray
 
 
-class OutputRoom(NamedTuple):
-    """An output, and how many bytes it may have."""
-
-    name: str
-    byte_size: int
-
-
-class NewRegion(NamedTuple):
-    """A region to be made."""
+class Room(NamedTuple):
+    """The name of an output or a region, and how many bytes it has."""
 
     name: str
     byte_size: int
@@ -82,23 +75,23 @@ def given_inputs(input_list: Sequence[Any], cuda: CudaAccess | None) -> list[Giv
     return tensors
 
 
-def output_rooms(output_list: Sequence[tuple[str, int]]) -> list[OutputRoom]:
+def output_rooms(output_list: Sequence[tuple[str, int]]) -> list[Room]:
     """Return the outputs, given as ``(name, byte size)``; ValueError if one is not."""
     _check_is_list("output_list", output_list, "(name, byte size) pairs")
     for entry in output_list:
         if not _is_pair(entry):
             raise ValueError(f"output_list holds {entry!r}; expected a pair of a name and a byte size")
-    tensors = [OutputRoom(name, _byte_size(size, f"output {name!r}")) for name, size in output_list]
+    tensors = [Room(name, _byte_size(size, f"output {name!r}")) for name, size in output_list]
     _check_differ("output_list", [tensor.name for tensor in tensors])
     return tensors
 
 
-def new_regions(
+def region_rooms(
     inputs: Sequence[GivenInput],
-    outputs: Sequence[OutputRoom],
+    outputs: Sequence[Room],
     names: Sequence[str] | None,
     byte_sizes: Sequence[int] | None,
-) -> list[NewRegion]:
+) -> list[Room]:
     """Return one region for each input, and then for each output; ValueError if they cannot be as they are wanted."""
     roles = [f"input {tensor.name!r}" for tensor in inputs] + [f"output {tensor.name!r}" for tensor in outputs]
     needed = [tensor.byte_size for tensor in inputs] + [tensor.byte_size for tensor in outputs]
@@ -123,7 +116,7 @@ def new_regions(
             raise ValueError(
                 f"{role} needs {least} bytes, but {size} were given for its region {name!r}; make that at least {least}"
             )
-        found.append(NewRegion(name, size))
+        found.append(Room(name, size))
     return found
 
 

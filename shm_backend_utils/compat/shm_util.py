@@ -28,7 +28,7 @@ from ..memory.cuda.access import CudaAccess
 from ..testing.leak_probe import ShmLeakProbe
 from . import upstream_calls
 from .shm_regions import CudaShmHandle, ShmHandle, SystemShmHandle
-from .shm_tensors import GivenInput, NewRegion, OutputRoom, given_inputs, new_regions, output_rooms
+from .shm_tensors import GivenInput, Room, given_inputs, output_rooms, region_rooms
 from .upstream_calls import (
     ShmLeakDetector,
     create_set_either_shm_region,
@@ -132,8 +132,9 @@ def create_set_shm_regions(*arguments: Any, **named: Any) -> Any:  # noqa: D417 
     tritonclient.utils.InferenceServerException
         The server refuses a region, or is not there. Whatever happens, nothing is left behind.
     """  # the arguments are those of the overloads
-    is_original = len(arguments) + len(named) > _OWN_ARGUMENTS_TO_CREATE
-    return (upstream_calls.create_set_regions if is_original else _create_on_host)(*arguments, **named)
+    if len(arguments) + len(named) > _OWN_ARGUMENTS_TO_CREATE:
+        return upstream_calls.create_set_regions(*arguments, **named)
+    return _create(*arguments, **named, make=SystemShmHandle, cuda=None)
 
 
 def create_set_cuda_shm_regions(
@@ -174,13 +175,14 @@ def create_set_cuda_shm_regions(
     """
     access = cuda or CudaAccess()
     return _create(
-        given_inputs(input_list, access),
-        output_rooms(output_list),
+        input_list,
+        output_list,
         shm_region_names,
         shm_region_byte_sizes,
         triton_client,
         protocol,
-        lambda region: CudaShmHandle(region.name, region.byte_size, device_id, access),
+        make=lambda name, byte_size: CudaShmHandle(name, byte_size, device_id, access),
+        cuda=access,
     )
 
 
@@ -235,49 +237,33 @@ def cleanup_shm_regions(shm_handles: Iterable[ShmHandle | None]) -> None:
     _do_all([handle.destroy for handle in _those_made(shm_handles)])
 
 
-def _create_on_host(
+def _create(
     input_list: Sequence[Any],
     output_list: Sequence[tuple[str, int]],
     shm_region_names: Sequence[str] | None,
     shm_region_byte_sizes: Sequence[int] | None,
     triton_client: Any,
     protocol: str,
+    *,
+    make: Callable[[str, int], ShmHandle],
+    cuda: CudaAccess | None,
 ) -> ShmRegions:
-    return _create(
-        given_inputs(input_list, None),
-        output_rooms(output_list),
-        shm_region_names,
-        shm_region_byte_sizes,
-        triton_client,
-        protocol,
-        lambda region: SystemShmHandle(region.name, region.byte_size),
-    )
-
-
-def _create(
-    inputs: list[GivenInput],
-    outputs: list[OutputRoom],
-    names: Sequence[str] | None,
-    byte_sizes: Sequence[int] | None,
-    client: Any,
-    protocol: str,
-    make: Callable[[NewRegion], ShmHandle],
-) -> ShmRegions:
-    module = _module_of(protocol, client)
+    inputs, outputs = given_inputs(input_list, cuda), output_rooms(output_list)
+    module = _module_of(protocol, triton_client)
     regions = ShmRegions([], [], [])
     try:
-        for region in new_regions(inputs, outputs, names, byte_sizes):
-            regions.shm_handles.append(make(region))
+        for room in region_rooms(inputs, outputs, shm_region_names, shm_region_byte_sizes):
+            regions.shm_handles.append(make(*room))
         in_handles, out_handles = regions.shm_handles[: len(inputs)], regions.shm_handles[len(inputs) :]
         for given, handle in zip(inputs, in_handles, strict=True):
             handle.write(given.data)
         for handle in regions.shm_handles:
-            handle.register(client)
+            handle.register(triton_client)
         regions.inputs.extend(map(functools.partial(_input, module), inputs, in_handles))
         regions.outputs.extend(map(functools.partial(_output, module), outputs, out_handles))
     except BaseException:
         with contextlib.suppress(Exception):  # the first error says why
-            _unregister_cleanup(regions.shm_handles, client, protocol)
+            _unregister_cleanup(regions.shm_handles, triton_client, protocol)
         raise
     return regions
 
@@ -286,12 +272,7 @@ def _unregister_cleanup(shm_handles: Iterable[ShmHandle | None], triton_client: 
     _module_of(protocol, triton_client)
     handles = _those_made(shm_handles)
     unregistering = [functools.partial(handle.unregister, triton_client) for handle in handles]
-    _do_all([*unregistering, *[functools.partial(_destroy_unless_needed, handle) for handle in handles]])
-
-
-def _destroy_unless_needed(handle: ShmHandle) -> None:
-    if not handle.is_needed:
-        handle.destroy()
+    _do_all([*unregistering, *[handle.destroy_unless_needed for handle in handles]])
 
 
 def _input(module: Any, tensor: GivenInput, handle: ShmHandle) -> Any:
@@ -303,7 +284,7 @@ def _input(module: Any, tensor: GivenInput, handle: ShmHandle) -> Any:
     return described
 
 
-def _output(module: Any, tensor: OutputRoom, handle: ShmHandle) -> Any:
+def _output(module: Any, tensor: Room, handle: ShmHandle) -> Any:
     described = module.InferRequestedOutput(tensor.name)
     described.set_shared_memory(handle.name, tensor.byte_size)
     return described

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Collection, Iterator, Sequence
+from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 from tritonclient.utils import serialized_byte_size
@@ -32,40 +33,33 @@ _HTTP_PORT: Final = 8000
 _DEVICE: Final = 0
 
 
-class _SystemMemory:
-    """What tritonclient does with shared memory of the host."""
+class _Memory:
+    """What tritonclient does with shared memory of one kind, by its module for that."""
 
-    def __init__(self) -> None:
-        from tritonclient.utils import shared_memory  # noqa: PLC0415  # as for GPUs
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.fill = module.set_shared_memory_region
+        self.destroy = module.destroy_shared_memory_region
 
-        self._module: Any = shared_memory
-        self.fill = self._module.set_shared_memory_region
-        self.destroy = self._module.destroy_shared_memory_region
 
+class _SystemMemory(_Memory):
     def create(self, name: str, byte_size: int) -> Any:
         return self._module.create_shared_memory_region(f"{name}_data", f"/{name}", byte_size)
 
     def register(self, client: Any, name: str, _: Any, byte_size: int) -> None:
+        self.unregister(client, name)
         client.register_system_shared_memory(f"{name}_data", f"/{name}", byte_size)
 
     def unregister(self, client: Any, name: str) -> None:
         client.unregister_system_shared_memory(f"{name}_data")
 
 
-class _CudaMemory:
-    """The same on a GPU."""
-
-    def __init__(self) -> None:
-        from tritonclient.utils import cuda_shared_memory  # noqa: PLC0415  # needs CUDA's library
-
-        self._module: Any = cuda_shared_memory
-        self.fill = self._module.set_shared_memory_region
-        self.destroy = self._module.destroy_shared_memory_region
-
+class _CudaMemory(_Memory):
     def create(self, name: str, byte_size: int) -> Any:
         return self._module.create_shared_memory_region(f"{name}_data", byte_size, _DEVICE)
 
     def register(self, client: Any, name: str, handle: Any, byte_size: int) -> None:
+        self.unregister(client, name)
         raw_handle = self._module.get_raw_handle(handle)
         client.register_cuda_shared_memory(f"{name}_data", raw_handle, _DEVICE, byte_size)
 
@@ -166,7 +160,6 @@ def register_add_shm_regions(
         for output, byte_size in _wanted(outputs, output0_byte_size, output1_byte_size):
             registered.append((output.handle, shm_region_names[output.name], byte_size))
     for number, name, byte_size in registered:
-        memory.unregister(triton_client, name)
         memory.register(triton_client, name, shm_handles[number], byte_size)
     inputs[0].set_shared_memory(f"{shm_region_names[0]}_data", input0_byte_size)
     inputs[1].set_shared_memory(f"{shm_region_names[1]}_data", input1_byte_size)
@@ -244,7 +237,6 @@ def register_add_either_shm_regions(
         return
     sizes, tensors = (input_byte_size, output_byte_size), (inputs, outputs)
     for prefix, handles, byte_size in zip(shm_region_prefix, shm_handles, sizes, strict=True):
-        memory.unregister(triton_client, f"{prefix}{io_num}")
         memory.register(triton_client, f"{prefix}{io_num}", handles[io_num], byte_size)
     for prefix, each, byte_size in zip(shm_region_prefix, tensors, sizes, strict=True):
         each[io_num].set_shared_memory(f"{prefix}{io_num}_data", byte_size)
@@ -274,8 +266,10 @@ def _memory(use_system_shared_memory: bool, use_cuda_shared_memory: bool) -> _Sy
     if use_system_shared_memory and use_cuda_shared_memory:
         raise ValueError("use_system_shared_memory and use_cuda_shared_memory are both set; expected one of them")
     if use_system_shared_memory:
-        return _SystemMemory()
-    return _CudaMemory() if use_cuda_shared_memory else None
+        return _SystemMemory(import_module("tritonclient.utils.shared_memory"))
+    if use_cuda_shared_memory:  # needs CUDA's library
+        return _CudaMemory(import_module("tritonclient.utils.cuda_shared_memory"))
+    return None
 
 
 def _byte_size(array: Any) -> int:
