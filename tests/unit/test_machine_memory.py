@@ -35,7 +35,10 @@ def meminfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def limit(group: Path, most: str, used: int = 0, reclaimable: int | None = 0) -> None:
+Limit = tuple[int | str, int, int | None]
+
+
+def limit(group: Path, most: int | str, used: int = 0, reclaimable: int | None = 0) -> None:
     (group / "memory.max").write_text(f"{most}\n")
     (group / "memory.current").write_text(f"{used}\n")
     if reclaimable is not None:
@@ -47,77 +50,57 @@ def test_of_this_machine_something_is_told() -> None:
     assert 0 < available_bytes() < math.inf
 
 
-def test_without_files_it_is_the_machines(groups: Path, meminfo: Path) -> None:
-    assert memory_bytes() == MACHINE
-    assert available_bytes() == MACHINE // 1024 * 1024
+ALL = MACHINE // 1024 * 1024
+"""What is available without a limit: so many kB."""
 
 
-def test_a_containers_limit_counts(groups: Path, meminfo: Path) -> None:
-    limit(groups / "pod" / "container", str(64 * MEBIBYTE), used=20 * MEBIBYTE)
-    assert memory_bytes() == 64 * MEBIBYTE
-    assert available_bytes() == 44 * MEBIBYTE
-
-
-def test_so_does_the_one_of_a_group_around_it(groups: Path, meminfo: Path) -> None:
-    limit(groups / "pod", str(32 * MEBIBYTE), used=30 * MEBIBYTE)
-    limit(groups / "pod" / "container", str(64 * MEBIBYTE), used=20 * MEBIBYTE)
-    assert memory_bytes() == 32 * MEBIBYTE
-    assert available_bytes() == 2 * MEBIBYTE
-
-
-def test_pages_of_files_that_nobody_uses_are_available(groups: Path, meminfo: Path) -> None:
-    limit(groups / "pod", str(64 * MEBIBYTE), used=60 * MEBIBYTE, reclaimable=10 * MEBIBYTE)
-    assert available_bytes() == 14 * MEBIBYTE
+@pytest.mark.parametrize(
+    ("pod", "container", "most", "available"),
+    [
+        (None, None, MACHINE, ALL),
+        (None, (64 * MEBIBYTE, 20 * MEBIBYTE, 0), 64 * MEBIBYTE, 44 * MEBIBYTE),
+        ((32 * MEBIBYTE, 30 * MEBIBYTE, 0), (64 * MEBIBYTE, 20 * MEBIBYTE, 0), 32 * MEBIBYTE, 2 * MEBIBYTE),
+        ((64 * MEBIBYTE, 60 * MEBIBYTE, 10 * MEBIBYTE), None, 64 * MEBIBYTE, 14 * MEBIBYTE),
+        ((MEBIBYTE, 2 * MEBIBYTE, 0), None, MEBIBYTE, -MEBIBYTE),
+        ((2 * MACHINE, 0, 0), None, MACHINE, ALL),
+        *((None, (nothing, 0, 0), MACHINE, ALL) for nothing in ("max", "", "a word")),
+        (None, (MEBIBYTE, 0, None), MACHINE, ALL),
+    ],
+    ids=["none", "own", "one around it", "unused pages", "beyond", "of the machine", "max", "", "a word", "files lack"],
+)
+def test_the_least_that_a_group_leaves_counts(
+    groups: Path, meminfo: Path, pod: Limit | None, container: Limit | None, most: int, available: int
+) -> None:
+    for group, said in ((groups / "pod", pod), (groups / "pod" / "container", container)):
+        if said is not None:
+            limit(group, *said)
+    assert (memory_bytes(), available_bytes()) == (most, available)
 
 
 def test_a_group_that_does_not_tell_of_them_has_none(groups: Path, meminfo: Path) -> None:
-    limit(groups / "pod", str(64 * MEBIBYTE), used=60 * MEBIBYTE)
+    limit(groups / "pod", 64 * MEBIBYTE, used=60 * MEBIBYTE)
     (groups / "pod" / "memory.stat").write_text("anon 5\n")
     assert available_bytes() == 4 * MEBIBYTE
-
-
-def test_what_is_used_beyond_a_limit_leaves_less_than_nothing(groups: Path, meminfo: Path) -> None:
-    limit(groups / "pod", str(MEBIBYTE), used=2 * MEBIBYTE)
-    assert available_bytes() <= 0
-
-
-@pytest.mark.parametrize("most", ["max", "", "a word"])
-def test_a_group_without_a_limit_is_passed_over(groups: Path, meminfo: Path, most: str) -> None:
-    limit(groups / "pod" / "container", most)
-    assert memory_bytes() == MACHINE
-
-
-def test_a_group_whose_files_lack_is_passed_over(groups: Path, meminfo: Path) -> None:
-    limit(groups / "pod" / "container", str(MEBIBYTE), reclaimable=None)
-    assert memory_bytes() == MACHINE
-
-
-def test_a_limit_beyond_the_machine_is_none(groups: Path, meminfo: Path) -> None:
-    limit(groups / "pod", str(2 * MACHINE))
-    assert memory_bytes() == MACHINE
-    assert available_bytes() <= MACHINE
 
 
 def test_in_the_root_group_it_is_the_roots(groups: Path, meminfo: Path, tmp_path: Path) -> None:
     """A container sees its own group as the root, and there the limit is; a machine's root has none."""
     (tmp_path / "own").write_text("0::/\n")
-    limit(groups, str(16 * MEBIBYTE))
-    limit(groups / "pod", str(MEBIBYTE))
+    limit(groups, 16 * MEBIBYTE)
+    limit(groups / "pod", MEBIBYTE)
     assert memory_bytes() == 16 * MEBIBYTE
 
 
-@pytest.mark.parametrize("own", ["", "3:memory:/pod/container\n", "0::/../../outside\n"])
-def test_a_process_whose_groups_are_not_there_has_the_machines(
-    groups: Path, meminfo: Path, tmp_path: Path, own: str
+@pytest.mark.parametrize("own", [None, "", "3:memory:/pod/container\n", "0::/../../outside\n"])
+def test_a_process_whose_groups_are_not_there_or_not_told_has_the_machines(
+    groups: Path, meminfo: Path, tmp_path: Path, own: str | None
 ) -> None:
-    (tmp_path / "own").write_text(own)
-    limit(groups / "pod" / "container", str(MEBIBYTE))
-    assert memory_bytes() == MACHINE
-
-
-def test_a_process_that_is_not_told_its_group_has_the_machines(groups: Path, meminfo: Path, tmp_path: Path) -> None:
-    limit(groups, str(MEBIBYTE))
-    (tmp_path / "own").unlink()
+    limit(groups / "pod" / "container", MEBIBYTE)
+    if own is None:
+        (tmp_path / "own").unlink()
+        limit(groups, MEBIBYTE)
+    else:
+        (tmp_path / "own").write_text(own)
     assert memory_bytes() == MACHINE
 
 

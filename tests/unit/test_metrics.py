@@ -1,4 +1,4 @@
-"""What is counted in a model's process, and how it gets to the server."""
+"""What is counted in a model's process, of which calls, and how it gets to the server."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
-from shm_backend_utils.errors import ModelError, ProbedError, TableError, TensorShapeError
-from shm_backend_utils.model.metrics import Metrics
+from shm_backend_utils import errors
+from shm_backend_utils.errors import MachineError, ModelError, ProbedError, ShmError, TableError, TensorShapeError
+from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model.debug import MeasuredDebugCall
+from shm_backend_utils.model.metrics import MeasuredCall, Metrics
+from tests.unit.emulated import delivered, error_code
+from tests.unit.fake_gpu import DRIVER, MODEL, runtime_that_gives_all_back
 from tests.unit.metrics_port import MetricsPort
+from tests.unit.sessions import session_of, tensor
+from tests.unit.table_client import Client
 
 PREFIX = "shm_backend_utils_"
 
 
-class Session:
+class Counted:
     """Metrics, the port that they are on, and what is mapped."""
 
     def __init__(self, port: Any) -> None:
@@ -35,34 +45,42 @@ def port() -> MetricsPort:
 
 
 @pytest.fixture
-def session(port: MetricsPort, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+def counted(port: MetricsPort, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     monkeypatch.setattr("shm_backend_utils.model.metrics._INTERVAL_S", 3600.0)  # the tests publish by themselves
-    session = Session(port)
-    yield session
-    session.metrics.close()
+    counted = Counted(port)
+    yield counted
+    counted.metrics.close()
 
 
-def test_answers_are_counted_by_path(session: Session) -> None:
+def test_answers_are_counted_by_path_and_growth_adds_up(counted: Counted, port: MetricsPort) -> None:
     for path in ("direct", "triton", "direct"):
-        session.metrics.answered(path, 0, 0)
-    assert session.published("path") == {"calls_total direct": 2, "calls_total triton": 1}
+        counted.metrics.answered(path, 0, 0)
+        counted.metrics.took(1e-5)
+        counted.metrics.publish()
+    port.changes.clear()
+    counted.metrics.publish()
+    assert port.changes == [], "where nothing has happened, nothing is sent"
+    assert counted.published("path") == {"calls_total direct": 2, "calls_total triton": 1}
+    assert counted.published("le")["own_seconds_bucket +Inf"] == 3
+    labels = [dict(labels) for _, labels in port.series()]
+    assert {(found["model"], found["version"]) for found in labels} == {("resize", "3")}
 
 
-def test_bytes_are_counted_by_whether_they_were_copied(session: Session) -> None:
-    session.metrics.answered("direct", 4000, 10)
-    session.metrics.answered("triton", 500, 7)
-    assert session.published() == {"zero_copy_bytes_total": 4500, "copied_bytes_total": 17}
+def test_bytes_are_counted_by_whether_they_were_copied(counted: Counted) -> None:
+    counted.metrics.answered("direct", 4000, 10)
+    counted.metrics.answered("triton", 500, 7)
+    assert counted.published() == {"zero_copy_bytes_total": 4500, "copied_bytes_total": 17}
 
 
-def test_refusals_are_counted_by_the_errors_class(session: Session) -> None:
+def test_refusals_are_counted_by_the_errors_class(counted: Counted) -> None:
     for error in (
         TableError("v", "2", "1"),
         TensorShapeError("X", "too large"),
         TableError("v", "0", "1"),
         ModelError("no output"),
     ):
-        session.metrics.refused(error)
-    assert session.published("reason") == {
+        counted.metrics.refused(error)
+    assert counted.published("reason") == {
         "refusals_total TableError": 2,
         "refusals_total TensorShapeError": 1,
         "refusals_total ModelError": 1,
@@ -70,15 +88,15 @@ def test_refusals_are_counted_by_the_errors_class(session: Session) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("the model's own"), KeyboardInterrupt(), ProbedError("the report is …")])
-def test_other_errors_are_no_refusals(session: Session, error: BaseException) -> None:
-    session.metrics.refused(error)
-    assert session.published("reason") == {}
+def test_other_errors_are_no_refusals(counted: Counted, error: BaseException) -> None:
+    counted.metrics.refused(error)
+    assert counted.published("reason") == {}
 
 
-def test_own_time_is_a_cumulative_histogram(session: Session) -> None:
+def test_own_time_is_a_cumulative_histogram(counted: Counted) -> None:
     for seconds in (1e-6, 2e-5, 3e-5, 4e-4, 2.0):  # the second is a bucket's bound, and belongs to it
-        session.metrics.took(seconds)
-    buckets = session.published("le")
+        counted.metrics.took(seconds)
+    buckets = counted.published("le")
     assert buckets == {
         "own_seconds_bucket 5e-06": 1,
         "own_seconds_bucket 1e-05": 1,
@@ -92,47 +110,38 @@ def test_own_time_is_a_cumulative_histogram(session: Session) -> None:
         "own_seconds_bucket 0.1": 4,
         "own_seconds_bucket +Inf": 5,
     }
-    assert session.published() == {"own_seconds_count": 5, "own_seconds_sum": pytest.approx(2.000451)}
+    assert counted.published() == {"own_seconds_count": 5, "own_seconds_sum": pytest.approx(2.000451)}
 
 
-def test_at_no_time_does_a_bucket_exceed_a_wider_one(session: Session, port: MetricsPort) -> None:
-    session.metrics.took(1e-6)
-    session.metrics.publish()
+def test_at_no_time_does_a_bucket_exceed_a_wider_one(counted: Counted, port: MetricsPort) -> None:
+    counted.metrics.took(1e-6)
+    counted.metrics.publish()
     changes = [change.split() for change in port.changes]
     bounds = [float(label) for name, *label_and_amount in changes if "bucket" in name for label in label_and_amount[:1]]
     assert len(bounds) == 11
     assert bounds == sorted(bounds, reverse=True)
 
 
-def test_growth_adds_up(session: Session) -> None:
-    for _ in range(3):
-        session.metrics.answered("direct", 1, 1)
-        session.metrics.took(1e-5)
-        session.metrics.publish()
-    assert session.published("path") == {"calls_total direct": 3}
-    assert session.published("le")["own_seconds_bucket +Inf"] == 3
+def test_what_is_mapped_is_told_as_it_is(counted: Counted) -> None:
+    counted.mapped = (8192, 2)
+    assert counted.published() == {"mapped_bytes": 8192, "mapped_regions": 2}
+    counted.mapped = (4096, 1)
+    assert counted.published() == {"mapped_bytes": 4096, "mapped_regions": 1}
+    counted.mapped = (0, 0)
+    assert counted.published() == {}
 
 
-def test_what_is_mapped_is_told_as_it_is(session: Session) -> None:
-    session.mapped = (8192, 2)
-    assert session.published() == {"mapped_bytes": 8192, "mapped_regions": 2}
-    session.mapped = (4096, 1)
-    assert session.published() == {"mapped_bytes": 4096, "mapped_regions": 1}
-    session.mapped = (0, 0)
-    assert session.published() == {}
-
-
-def test_calls_reach_the_server_only_when_they_are_published(session: Session, port: MetricsPort) -> None:
-    session.metrics.answered("direct", 1, 1)
-    session.metrics.refused(ModelError("no output"))
-    session.metrics.took(1e-5)
+def test_calls_reach_the_server_only_when_they_are_published(counted: Counted, port: MetricsPort) -> None:
+    counted.metrics.answered("direct", 1, 1)
+    counted.metrics.refused(ModelError("no output"))
+    counted.metrics.took(1e-5)
     assert port.changes == []
 
 
-def test_many_calls_cost_as_many_round_trips_as_one(session: Session, port: MetricsPort) -> None:
+def test_many_calls_cost_as_many_round_trips_as_one(counted: Counted, port: MetricsPort) -> None:
     for _ in range(1000):
-        session.metrics.answered("direct", 1, 1)
-    session.metrics.publish()
+        counted.metrics.answered("direct", 1, 1)
+    counted.metrics.publish()
     assert sorted(port.changes) == [
         f"{PREFIX}calls_total direct 1000",
         f"{PREFIX}copied_bytes_total 1000",
@@ -140,65 +149,47 @@ def test_many_calls_cost_as_many_round_trips_as_one(session: Session, port: Metr
     ]
 
 
-def test_where_nothing_has_happened_nothing_is_sent(session: Session, port: MetricsPort) -> None:
-    session.mapped = (8192, 2)
-    session.metrics.publish()
-    port.changes.clear()
-    session.metrics.publish()
-    assert port.changes == []
-
-
-def test_threads_count_without_loss(session: Session) -> None:
+def test_threads_count_without_loss(counted: Counted) -> None:
     def count() -> None:
         for _ in range(2000):
-            session.metrics.answered("direct", 1, 0)
+            counted.metrics.answered("direct", 1, 0)
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        session.metrics.publish()
-    assert session.published("path") == {"calls_total direct": 8000}
+        counted.metrics.publish()
+    assert counted.published("path") == {"calls_total direct": 8000}
 
 
-def test_every_series_names_its_model_version_and_session(session: Session, port: MetricsPort) -> None:
-    labels = [dict(labels) for _, labels in port.series()]
-    assert {(found["model"], found["version"]) for found in labels} == {("resize", "3")}
-    assert len({found["session"] for found in labels}) == 1
-
-
-def test_sessions_of_one_model_share_no_series(session: Session, port: MetricsPort) -> None:
-    other = Session(port)  # the port complains if they did
-    session.metrics.answered("direct", 1, 1)
-    session.metrics.publish()
+def test_sessions_of_one_model_share_no_series(counted: Counted, port: MetricsPort) -> None:
+    other = Counted(port)  # the port complains if they did
+    counted.metrics.answered("direct", 1, 1)
+    counted.metrics.publish()
     other.metrics.close()
     del other
-    assert session.published("path") == {"calls_total direct": 1}
+    assert counted.published("path") == {"calls_total direct": 1}
 
 
-def test_a_closed_session_has_no_series(session: Session, port: MetricsPort) -> None:
+def test_a_closed_session_has_no_series(counted: Counted, port: MetricsPort) -> None:
     assert port.series()
-    session.metrics.close()
+    counted.metrics.close()
     assert port.series() == {}
-
-
-def test_closing_twice_is_fine(session: Session) -> None:
-    session.metrics.close()
-    session.metrics.close()
+    counted.metrics.close()
 
 
 def test_sums_are_published_from_time_to_time_until_the_server_does_not_take_them(
     port: MetricsPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shm_backend_utils.model.metrics._INTERVAL_S", 0.001)
-    session = Session(port)
-    session.metrics.answered("direct", 1, 1)
+    counted = Counted(port)
+    counted.metrics.answered("direct", 1, 1)
     assert port.was_changed.wait(20)
     port.failure = RuntimeError("the server has gone")
-    session.metrics.answered("direct", 1, 1)
+    counted.metrics.answered("direct", 1, 1)
     assert port.was_warned.wait(20)
-    session.metrics.answered("direct", 1, 1)
-    session.metrics.close()
+    counted.metrics.answered("direct", 1, 1)
+    counted.metrics.close()
     assert port.warnings == ["model 'resize' publishes its metrics no longer: the server has gone"]
 
 
@@ -206,3 +197,134 @@ def test_a_server_without_metrics_gets_a_warning_and_the_session_goes_without() 
     port: Any = MetricsPort(has_metrics=False)
     assert Metrics.start_or_warn(port, "resize", "3", lambda: (0, 0)) is None
     assert port.warnings == ["model 'resize' publishes no metrics, though SHM_METRICS is true: no metrics here"]
+
+
+def test_every_class_of_refusals_has_a_series_however_many_refusals_there_are(
+    counted: Counted, port: MetricsPort
+) -> None:
+    """A probe's answer is no refusal."""
+    counted.metrics.publish()
+    before = len(port.series())
+    for number in range(1000):
+        counted.metrics.refused(TableError(f"inputs[{number}]", str(number), "another"))
+        counted.metrics.publish()
+    assert len(port.series()) == before + 1
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ShmError)]
+    for kind in kinds:
+        counted.metrics.refused(kind.__new__(kind))
+    counted.metrics.publish()
+    assert len(port.series()) == before + len({kind.__name__ for kind in kinds} - {ProbedError.__name__})
+
+
+X = np.arange(4, dtype=np.float32)
+
+
+class Told:
+    """In the place of metrics: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def answered(self, path: str, zero_copy_bytes: int, copied_bytes: int) -> None:
+        self.told.append((path, zero_copy_bytes, copied_bytes))
+
+    def refused(self, error: BaseException) -> None:
+        self.told.append(type(error))
+
+    def took(self, own_s: float) -> None:
+        assert own_s > 0
+        self.told.append("time")
+
+
+@pytest.fixture
+def cuda() -> Iterator[CudaRuntime]:
+    with runtime_that_gives_all_back() as cuda:
+        yield cuda
+
+
+@pytest.fixture
+def metrics() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def session(cuda: CudaRuntime, metrics: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+    access = CudaAccess(lambda: cuda)
+    with session_of(monkeypatch, [tensor("X"), tensor("W")], [tensor("Y"), tensor("Z")], cuda=access) as session:
+        monkeypatch.setattr(session, "_new_call", lambda *arguments: MeasuredCall(metrics, *arguments))
+        yield session
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    client = Client()
+    yield client
+    client.close()
+
+
+def double(call: Call) -> None:
+    x = call.input("X")
+    np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())
+
+
+def test_what_is_copied_counts_as_such(session: ShmSession, metrics: Told, client: Client) -> None:
+    def infer(call: Call) -> None:
+        call.put("Y", np.ones(4, np.float32))
+        double(call) if call.parameters else None
+        call.put("Z", np.ones(2, np.float32))
+
+    session.serve([client.request({"X": X}, {"Y": 16, "Z": 4}, delivered={"W": X})], infer)
+    assert metrics.told == ["time", ("direct", 16, 16 + 16 + 8)]
+
+
+def test_what_triton_delivers_was_copied(session: ShmSession, metrics: Told) -> None:
+    session.serve([delivered({}, ["Y"], {"X": X})], double)
+    assert metrics.told == ["time", ("triton", 0, 32)]
+
+
+def test_a_call_that_a_gpu_works_for_is_counted_as_it_ends(session: ShmSession, metrics: Told, client: Client) -> None:
+    def infer(call: Call) -> None:
+        double(call)
+        call.ready_on(0)
+
+    session.serve([client.request({"X": X}, {"Y": 16})], infer)
+    assert metrics.told == ["time", ("direct", 32, 0)]
+    del metrics.told[:]
+
+    def infer_and_fail(call: Call) -> None:
+        infer(call)
+        DRIVER.fail_next("cuStreamSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS", process=MODEL)
+
+    (response,) = session.serve([client.request({"X": X}, {"Y": 16})], infer_and_fail)
+    assert error_code(response) == "UNAVAILABLE"
+    (kind,) = metrics.told
+    assert issubclass(kind, MachineError)
+
+
+def test_a_call_that_is_refused_or_fails_is_a_refusal_and_no_answer(
+    session: ShmSession, metrics: Told, client: Client
+) -> None:
+    session.serve([client.request({}, {"Y": 16})], double)
+    session.serve([client.request({"X": X}, {"Y": 16})], lambda call: None)
+    assert [kind.__name__ for kind in metrics.told] == ["MissingTensorError", "ModelError"]
+
+
+def test_a_call_outside_of_serve_is_counted_once(session: ShmSession, metrics: Told, client: Client) -> None:
+    with session.open(client.request({"X": X}, {"Y": 16})) as call:
+        double(call)
+    assert metrics.told == ["time", ("direct", 32, 0)]
+    del metrics.told[:]
+    with pytest.raises(ValueError, match="no"), session.open(client.request({"X": X}, {"Y": 16})):
+        raise ValueError("no")
+    assert metrics.told == [ValueError]
+
+
+def test_a_session_with_shm_debug_counts_as_well(
+    session: ShmSession, metrics: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_new_call", lambda *arguments: MeasuredDebugCall(metrics, *arguments))
+    session.serve([client.request({"X": X}, {"Y": 16})], double)
+    assert metrics.told == ["time", ("direct", 32, 0)]
+    del metrics.told[:]
+    session.serve([client.request({"X": X}, {"Y": 16})], lambda call: call.output("Y", (4,), np.float32))
+    assert metrics.told == [ModelError]

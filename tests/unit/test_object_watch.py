@@ -1,11 +1,16 @@
-"""What the kernel tells of objects in /dev/shm. Other tests may open some meanwhile, so silence is waited for."""
+"""What runs or listens beside the calls: a thread that does something from time to time, and what the kernel tells.
+
+It tells of objects in /dev/shm. Other tests may open some meanwhile, so silence is waited for.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
+import queue
 import resource
 import secrets
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,8 +20,86 @@ import pytest
 
 from shm_backend_utils.memory import object_watch
 from shm_backend_utils.memory.object_watch import ObjectWatch
+from shm_backend_utils.memory.repeater import Repeater
+
+LONG_S = 30.0
+
+
+NEVER_S = 1e6
+
+
+def test_the_work_is_done_again_and_again() -> None:
+    threads: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
+
+    def work() -> float:
+        threads.put(threading.current_thread())
+        return 0.0
+
+    repeater = Repeater(work, 0, "test")
+    (thread,) = {threads.get(timeout=LONG_S) for _ in range(3)}
+    repeater.stop()
+    assert (thread.name, thread.daemon) == ("test", True), "it keeps no program alive"
+
+
+def test_it_is_done_at_once_if_somebody_hurries() -> None:
+    done: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def work() -> float:
+        done.put(1)
+        return NEVER_S
+
+    repeater = Repeater(work, NEVER_S, "test")
+    assert done.empty()
+    for _ in range(2):
+        repeater.hurry()
+        done.get(timeout=LONG_S)
+    repeater.stop()
+
+
+def test_the_thread_has_ended_when_it_was_stopped_and_nothing_is_done_any_more() -> None:
+    done: list[int] = []
+
+    def work() -> float:
+        done.append(1)
+        return NEVER_S
+
+    before = set(threading.enumerate())
+    repeater = Repeater(work, NEVER_S, "test")
+    (thread,) = set(threading.enumerate()) - before
+    repeater.stop()
+    assert not thread.is_alive()
+    repeater.hurry()
+    repeater.stop()
+    assert done == []
+
+
+def test_the_work_may_stop_it() -> None:
+    stopped = threading.Event()
+    begin = threading.Event()
+
+    def work() -> float:
+        begin.wait(LONG_S)
+        repeater.stop()
+        stopped.set()
+        return 0.0
+
+    repeater = Repeater(work, 0, "test")
+    begin.set()
+    assert stopped.wait(LONG_S)
+    repeater.stop()
+
+
+def test_a_finalizer_may_stop_it_and_it_ends_at_once() -> None:
+    repeater = Repeater(lambda: NEVER_S, NEVER_S, "stopped by a finalizer")
+    repeater.stop_some_time()
+    for thread in [each for each in threading.enumerate() if each.name == "stopped by a finalizer"]:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+
 
 SHM: Final = Path("/dev/shm")
+
+
 LOOKS: Final = 100_000
 
 
@@ -46,18 +129,14 @@ def test_an_object_that_is_opened_is_news_once(watch: ObjectWatch, path: Path) -
     os.close(fd)
 
 
-def test_a_mapping_that_goes_is_news_though_its_descriptor_went_long_before(watch: ObjectWatch, path: Path) -> None:
+@pytest.mark.parametrize("has_name", [True, False])
+def test_a_mapping_that_goes_is_news_though_its_descriptor_went_long_before(
+    watch: ObjectWatch, path: Path, has_name: bool
+) -> None:
     with path.open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 4096)
-    wait_for_silence(watch)
-    mapped.close()
-    assert watch.has_news()
-
-
-def test_a_mapping_of_an_object_that_has_lost_its_name_is_news_when_it_goes(watch: ObjectWatch, path: Path) -> None:
-    with path.open("r+b") as file:
-        mapped = mmap.mmap(file.fileno(), 4096)
-    path.unlink()
+    if not has_name:
+        path.unlink()
     wait_for_silence(watch)
     mapped.close()
     assert watch.has_news()

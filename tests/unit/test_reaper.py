@@ -21,9 +21,13 @@ from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.reaper import RegionReport
 from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.layout import Header
+from tests.unit.sessions import session_of, tensor
 
 SHM = Path("/dev/shm")
+
+
 NOBODY = 65534
+
 
 OWNER = """
 import sys
@@ -74,6 +78,11 @@ def file_with_header() -> bytes:
     return bytes(memory)
 
 
+def with_header_changed(at: int, changed: bytes) -> bytes:
+    whole = file_with_header()
+    return whole[:at] + changed + whole[at + len(changed) :]
+
+
 def reported(reports: list[RegionReport], key: str) -> RegionReport | None:
     return next((report for report in reports if report.key == key), None)
 
@@ -86,11 +95,6 @@ def found(region: ManagedRegion) -> RegionReport:
 
 def path_of(region: ManagedRegion) -> Path:
     return shared_file.DEV_SHM / region.segment.key
-
-
-def test_a_living_owners_region_stays(region: ManagedRegion) -> None:
-    assert reaper.reap() == []
-    assert path_of(region).exists()
 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])
@@ -107,77 +111,61 @@ def test_the_region_of_an_owner_that_was_killed_is_removed(shared_memory: Path, 
         assert not path.exists()
 
 
-def test_a_dead_owners_region_that_was_truncated_is_removed(dead: Path) -> None:
-    os.truncate(dead, layout.HEADER_LENGTH)
-    assert [(report.key, report.byte_size) for report in reaper.reap()] == [(dead.name, layout.HEADER_LENGTH)]
+@pytest.mark.parametrize(("byte_size", "slot_count"), [(3 * layout.PAGE_SIZE, 1), (layout.HEADER_LENGTH, 1), (0, 0)])
+def test_a_dead_owners_region_is_removed_and_reported_also_if_it_was_truncated(
+    dead: Path, byte_size: int, slot_count: int
+) -> None:
+    os.truncate(dead, byte_size)
+    assert [report.key for report in reaper.scan()] == [dead.name]
+    assert dead.exists(), "looking removes nothing"
+    (removed,) = reaper.reap()
+    assert (removed.key, removed.byte_size, removed.slot_count) == (dead.name, byte_size, slot_count)
+    assert not removed.is_owner_alive
     assert not dead.exists()
 
 
-def test_a_region_that_was_truncated_to_nothing_is_removed(dead: Path) -> None:
-    os.truncate(dead, 0)
-    assert [(report.key, report.byte_size, report.slot_count) for report in reaper.reap()] == [(dead.name, 0, 0)]
-    assert not dead.exists()
-
-
-def test_an_empty_file_whose_name_we_would_not_give_stays(shared_memory: Path) -> None:
-    path = shared_memory / "shmbu-mine"
-    path.touch()
+@pytest.mark.parametrize(("name", "content"), [("shmbu-mine", b""), ("foreign-1-0123456789abcdef", file_with_header())])
+def test_a_file_whose_name_we_would_not_give_stays(shared_memory: Path, name: str, content: bytes) -> None:
+    path = shared_memory / name
+    path.write_bytes(content)
     assert reaper.reap() == []
     assert path.exists()
 
 
-def test_what_was_removed_is_reported(dead: Path) -> None:
-    (removed,) = reaper.reap()
-    assert (removed.key, removed.byte_size, removed.is_owner_alive) == (dead.name, 3 * layout.PAGE_SIZE, False)
-
-
-def test_a_region_whose_owner_closed_it_and_forgot_it_is_removed(region: ManagedRegion) -> None:
-    region.close()
-    reaper.reap()
-    assert not path_of(region).exists()
-
-
-def test_arrays_over_a_removed_region_stay_valid(region: ManagedRegion) -> None:
+def test_a_region_whose_owner_closed_it_and_forgot_it_is_removed_and_arrays_over_it_stay_valid(
+    region: ManagedRegion,
+) -> None:
+    report = found(region)
+    assert (report.byte_size, report.uid, report.slot_count) == (region.header.byte_size, os.geteuid(), 2)
+    assert report.age_s >= 0
+    assert report.is_owner_alive
+    assert reaper.reap() == []
+    assert path_of(region).exists()
     array = region.data()
-    region.close()
-    reaper.reap()
-    array[:] = 7
-    assert set(array.tolist()) == {7}
-
-
-def test_a_region_that_this_process_only_has_open_does_not_live_for_that(region: ManagedRegion) -> None:
     peer = ManagedRegion.open(region.segment.key, region.header.token.hex(), "regions[0]")
     region.close()
+    assert not found(region).is_owner_alive, "it does not live for one that only has it open"
     reaper.reap()
+    assert not path_of(region).exists()
     assert peer.segment.is_unlinked
+    array[:] = 7
+    assert set(array.tolist()) == {7}
     peer.close()
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        b"SHMBUREG",
-        b"somebody else's" * 1000,
-        bytes(8192),
-        b"X" + file_with_header()[1:],
-        file_with_header()[:8] + b"\0" + file_with_header()[9:],
-        file_with_header()[:8] + b"\3" + file_with_header()[9:],
-        file_with_header()[:12] + b"\0\0\0\0" + file_with_header()[16:],
-        file_with_header()[:12] + b"\xff\xff\xff\xff" + file_with_header()[16:],
-        file_with_header()[:40] + b"\0\0\0\0" + file_with_header()[44:],
-        file_with_header()[:40] + b"\1\x10\0\0" + file_with_header()[44:],
-    ],
-    ids=[
-        "cut off in the header",
-        "garbage",
-        "zeros",
-        "other magic",
-        "not ready",
-        "other version",
-        "no slots",
-        "more slots than fit",
-        "no records",
-        "records of no whole pages",
+        pytest.param(b"SHMBUREG", id="cut off in the header"),
+        pytest.param(b"somebody else's" * 1000, id="garbage"),
+        pytest.param(bytes(8192), id="zeros"),
+        pytest.param(b"X" + file_with_header()[1:], id="other magic"),
+        pytest.param(with_header_changed(8, b"\0"), id="not ready"),
+        pytest.param(with_header_changed(8, b"\3"), id="other version"),
+        pytest.param(with_header_changed(12, b"\0\0\0\0"), id="no slots"),
+        pytest.param(with_header_changed(12, b"\xff\xff\xff\xff"), id="more slots than fit"),
+        pytest.param(with_header_changed(40, b"\0\0\0\0"), id="no records"),
+        pytest.param(with_header_changed(40, b"\1\x10\0\0"), id="records of no whole pages"),
     ],
 )
 def test_a_file_without_a_valid_header_stays(path: Path, content: bytes) -> None:
@@ -202,13 +190,6 @@ def test_a_symbolic_link_stays_and_so_does_what_it_points_to(path: Path, tmp_pat
     reaper.reap()
     assert path.is_symlink()
     assert target.exists()
-
-
-def test_a_file_under_another_prefix_stays(shared_memory: Path) -> None:
-    path = shared_memory / "foreign-1-0123456789abcdef"
-    path.write_bytes(file_with_header())
-    reaper.reap()
-    assert path.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -327,28 +308,6 @@ def test_reapers_at_once_remove_every_dead_region_once(shared_memory: Path) -> N
     assert sorted(removed) == names
 
 
-def test_a_report_says_what_a_region_is(region: ManagedRegion) -> None:
-    report = found(region)
-    assert report.byte_size == region.header.byte_size
-    assert report.uid == os.geteuid()
-    assert report.slot_count == 2
-    assert report.age_s >= 0
-
-
-def test_a_report_says_that_the_owner_lives(region: ManagedRegion) -> None:
-    assert found(region).is_owner_alive
-
-
-def test_a_report_says_that_the_owner_is_dead(region: ManagedRegion) -> None:
-    region.close()
-    assert not found(region).is_owner_alive
-
-
-def test_looking_removes_nothing(dead: Path) -> None:
-    assert [report.key for report in reaper.scan()] == [dead.name]
-    assert dead.exists()
-
-
 @pytest.mark.parametrize("pages", [1, 3])
 def test_a_report_counts_the_slots_in_use(pages: int) -> None:
     region = ManagedRegion.create(100, 2, record_byte_size=pages * layout.PAGE_SIZE)
@@ -358,3 +317,52 @@ def test_a_report_counts_the_slots_in_use(pages: int) -> None:
     region.lease(1).give_back()
     assert found(region).slots_in_use == 0
     region.close()
+
+
+# What a model's process has that forwards requests: a pool, and a region in use.
+FORWARDING = """
+import sys
+from pathlib import Path
+from shm_backend_utils.memory import segment, shared_file
+from shm_backend_utils.memory.pool.options import PoolOptions
+from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.pool import SlotPool
+segment.DEV_SHM = shared_file.DEV_SHM = Path(sys.argv[1])
+pool = SlotPool(PoolOptions())
+region, memory = pool.redeem(pool.request(Need(100), "forward"))
+print(region.key, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def left(shared_memory: Path) -> Path:
+    """A region that a killed process has left."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FORWARDING, str(shared_memory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        path = shared_memory / process.stdout.readline().strip()
+        process.kill()
+    assert path.exists()
+    return path
+
+
+def test_a_model_that_loads_removes_what_a_killed_model_has_left_if_that_can_be(
+    left: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    def load() -> None:
+        with session_of(monkeypatch, [tensor("IN")], [tensor("OUT")]):
+            pass
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        load()
+        assert left.exists()
+    load()
+    assert not left.exists()
+    monkeypatch.setattr(reaper, "DEV_SHM", tmp_path / "nowhere")
+    load()

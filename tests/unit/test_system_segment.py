@@ -1,22 +1,32 @@
-"""POSIX shared memory, against the real /dev/shm."""
+"""POSIX shared memory, against the real /dev/shm: what lies under a key, and the space that it takes there."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import math
 import mmap
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
+from shm_backend_utils.memory import mapped_segment as module
 from shm_backend_utils.memory.access import Access
 from shm_backend_utils.memory.segment import SystemSegment
+from shm_backend_utils.memory.shared_file import SharedFile
 
 PAGE = mmap.PAGESIZE
+
+
 PEBIBYTE = 2**50
 
 
@@ -48,21 +58,13 @@ def refused(key: str, byte_size: int = PAGE) -> str:
     return caught.value.reason
 
 
-def test_a_new_segment_is_a_file_of_its_size_full_of_zeros(segment: SystemSegment) -> None:
-    assert path_of(segment.key).read_bytes() == bytes(PAGE)
-
-
-def test_a_new_segment_is_its_owners_alone(segment: SystemSegment) -> None:
-    assert stat.S_IMODE(path_of(segment.key).stat().st_mode) == 0o600
-
-
-def test_a_new_segment_has_all_of_its_space_taken(segment: SystemSegment) -> None:
-    assert path_of(segment.key).stat().st_blocks * 512 == PAGE
-
-
-def test_a_segment_knows_what_it_is(segment: SystemSegment) -> None:
+def test_a_new_segment_is_its_owners_alone_full_of_zeros_and_has_all_of_its_space(segment: SystemSegment) -> None:
     status = path_of(segment.key).stat()
+    assert path_of(segment.key).read_bytes() == bytes(PAGE)
+    assert (stat.S_IMODE(status.st_mode), status.st_blocks * 512) == (0o600, PAGE)
     assert (segment.byte_size, segment.identity) == (PAGE, (status.st_dev, status.st_ino))
+    segment.check(PAGE, "regions[0]")
+    assert not segment.is_unlinked
 
 
 def test_a_key_that_is_taken_is_left_alone(segment: SystemSegment) -> None:
@@ -70,6 +72,7 @@ def test_a_key_that_is_taken_is_left_alone(segment: SystemSegment) -> None:
     with pytest.raises(FileExistsError):
         SystemSegment.create(segment.key, 2 * PAGE)
     assert path_of(segment.key).read_bytes() == b"\7" + bytes(PAGE - 1)
+    assert not segment.is_unlinked, "it stays its owner's"
 
 
 @pytest.mark.parametrize("byte_size", [PEBIBYTE, 2**63 - 1], ids=["1 PiB", "most"])
@@ -86,16 +89,12 @@ def test_a_segment_that_cannot_be_made_leaves_nothing_behind(key: str, byte_size
 
 
 def test_both_sides_see_what_the_other_writes(segment: SystemSegment) -> None:
-    other = SystemSegment.open(segment.key, PAGE, "regions[0]")
+    other = SystemSegment.open(segment.key, 100, "regions[0]")
+    assert len(other.buffer()) == other.byte_size == PAGE, "it is opened as a whole, whatever is claimed of it"
+    assert other.identity == segment.identity
     segment.buffer()[0] = 1
     other.buffer()[1] = 2
     assert bytes(other.buffer()[:2]) == bytes(segment.buffer()[:2]) == b"\1\2"
-    other.close()
-
-
-def test_a_segment_is_opened_as_a_whole_whatever_is_claimed_of_it(segment: SystemSegment) -> None:
-    other = SystemSegment.open(segment.key, 100, "regions[0]")
-    assert len(other.buffer()) == other.byte_size == PAGE
     other.close()
 
 
@@ -112,12 +111,6 @@ def test_a_segment_whose_preparation_fails_leaves_nothing(key: str) -> None:
     assert not path_of(key).exists()
 
 
-def test_a_key_that_is_taken_stays_its_owners(segment: SystemSegment) -> None:
-    with pytest.raises(FileExistsError):
-        SystemSegment.create(segment.key, PAGE)
-    assert not segment.is_unlinked
-
-
 def test_other_users_are_let_in_by_mode_and_group(key: str) -> None:
     segment = SystemSegment.create(key, PAGE, access=Access(mode=0o660, group_id=os.getgid()))
     status = path_of(key).stat()
@@ -130,12 +123,6 @@ def test_prefaulting_changes_no_byte(segment: SystemSegment) -> None:
     segment.buffer()[5] = 7
     segment.prefault()
     assert bytes(segment.buffer()[:8]) == b"\0\0\0\0\0\7\0\0"
-
-
-def test_two_that_open_the_same_object_find_the_same_identity(segment: SystemSegment) -> None:
-    other = SystemSegment.open(segment.key, PAGE, "regions[0]")
-    assert other.identity == segment.identity
-    other.close()
 
 
 def test_a_key_that_names_nothing_is_gone(key: str) -> None:
@@ -168,17 +155,9 @@ def test_an_object_that_is_smaller_than_claimed_is_refused(segment: SystemSegmen
     assert refused(segment.key, PAGE + 1) == f"it claims {PAGE + 1} bytes, but {PAGE} are there"
 
 
-def test_an_unchanged_segment_passes_its_check(segment: SystemSegment) -> None:
-    segment.check(PAGE, "regions[0]")
-    assert not segment.is_unlinked
-
-
-def test_a_claim_of_more_than_is_mapped_fails_the_check(segment: SystemSegment) -> None:
+def test_a_claim_of_more_than_is_mapped_fails_the_check_also_of_one_that_has_grown(segment: SystemSegment) -> None:
     with pytest.raises(RegionRefusedError, match=f"it claims {PAGE + 1} bytes, but {PAGE} are there"):
         segment.check(PAGE + 1, "regions[0]")
-
-
-def test_a_segment_that_has_grown_is_still_mapped_as_it_was(segment: SystemSegment) -> None:
     os.truncate(path_of(segment.key), 2 * PAGE)
     with pytest.raises(RegionRefusedError, match=f"it claims {2 * PAGE} bytes, but {PAGE} are there"):
         segment.check(2 * PAGE, "regions[0]")
@@ -191,30 +170,16 @@ def test_a_truncated_segment_fails_the_check(segment: SystemSegment, claimed: in
         segment.check(claimed, "regions[0]")
 
 
-def test_an_unlinked_segment_fails_the_check(segment: SystemSegment) -> None:
-    path_of(segment.key).unlink()
+def test_an_unlinked_segment_fails_the_check_also_if_another_has_its_key(segment: SystemSegment) -> None:
+    segment.unlink()
+    segment.unlink()
+    assert not path_of(segment.key).exists()
     with pytest.raises(RegionGoneError, match=r"regions\[0\] was removed by its owner"):
         segment.check(PAGE, "regions[0]")
     assert segment.is_unlinked
-
-
-def test_another_object_under_the_same_key_does_not_pass_for_the_first(segment: SystemSegment) -> None:
-    segment.unlink()
-    successor = SystemSegment.create(segment.key, PAGE)
-    successor.close()
-    with pytest.raises(RegionGoneError):
+    SystemSegment.create(segment.key, PAGE).close()
+    with pytest.raises(RegionGoneError, match=r"regions\[0\] was replaced by its owner"):
         segment.check(PAGE, "regions[0]")
-
-
-def test_unlink_removes_the_object(segment: SystemSegment) -> None:
-    segment.unlink()
-    assert not path_of(segment.key).exists()
-
-
-def test_unlinking_twice_is_fine(segment: SystemSegment) -> None:
-    segment.unlink()
-    segment.unlink()
-    assert segment.is_unlinked
 
 
 def test_unlink_works_after_close(segment: SystemSegment) -> None:
@@ -238,18 +203,13 @@ def test_unlink_leaves_a_symbolic_link_under_the_same_key_alone(segment: SystemS
     moved.unlink()
 
 
-def test_an_array_outlives_close_and_unlink(segment: SystemSegment) -> None:
+def test_an_array_outlives_close_and_unlink_and_memory_is_unmapped_with_the_last_one(segment: SystemSegment) -> None:
     array = np.frombuffer(segment.buffer(), np.uint8)
+    view = array[10:20]
     segment.unlink()
     segment.close()
     array[:] = 5
-    assert int(array.sum()) == 5 * PAGE
-
-
-def test_memory_is_unmapped_when_the_last_array_is_gone(segment: SystemSegment) -> None:
-    array = np.frombuffer(segment.buffer(), np.uint8)
-    view = array[10:20]
-    segment.close()
+    assert int(view.sum()) == 50
     del array
     (_, inode) = segment.identity
     assert f" {inode} " in Path("/proc/self/maps").read_text()
@@ -268,14 +228,126 @@ def test_a_closed_segment_says_so(segment: SystemSegment) -> None:
     segment.close()
     with pytest.raises(ClosedError, match="this shared-memory segment is closed"):
         segment.buffer()
-
-
-def test_a_closed_segment_fails_its_check(segment: SystemSegment) -> None:
-    segment.close()
     with pytest.raises(RegionGoneError, match=r"regions\[0\] was unmapped"):
         segment.check(PAGE, "regions[0]")
-
-
-def test_a_closed_segment_passes_for_unlinked(segment: SystemSegment) -> None:
-    segment.close()
     assert segment.is_unlinked
+
+
+SHM = Path("/dev/shm")
+
+
+FIELD = "regions[1]"
+
+
+def has_free(monkeypatch: pytest.MonkeyPatch, blocks_free: int, blocks: int = 100) -> None:
+    said = SimpleNamespace(f_bavail=blocks_free, f_frsize=PAGE, f_blocks=blocks)
+    monkeypatch.setattr(os, "statvfs", lambda _: said)
+
+
+def failing(number: int) -> Callable[..., Any]:
+    def fail(*_: object) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def make(key: str, byte_size: int = PAGE, deadline: float = math.inf) -> None:
+    SystemSegment.create(key, byte_size, deadline=deadline).close()
+
+
+@pytest.mark.parametrize(("blocks_free", "blocks"), [(1, 100), (0, 0)], ids=["the last page", "no limit"])
+def test_what_is_free_can_be_taken(key: str, monkeypatch: pytest.MonkeyPatch, blocks_free: int, blocks: int) -> None:
+    """A file system without a limit says that it has no blocks, and gives some."""
+    has_free(monkeypatch, blocks_free, blocks)
+    make(key, PAGE)
+
+
+def test_what_there_is_no_room_for_takes_nothing_from_others_meanwhile(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[object] = []
+    has_free(monkeypatch, 1)
+    monkeypatch.setattr(os, "posix_fallocate", lambda *piece: taken.append(piece))
+    with pytest.raises(MachineError, match=f"{PAGE + 1} bytes was asked for"):
+        make(key, PAGE + 1)
+    assert taken == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM, errno.EFBIG], ids=errno.errorcode.get)
+def test_space_that_somebody_else_has_taken_meanwhile_is_an_error_of_the_machine(
+    key: str, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", failing(number))
+    with pytest.raises(MachineError, match=r"4096 bytes was asked for, but /dev/shm has \d+ free"):
+        make(key)
+
+
+def test_another_failure_than_a_lack_of_space_is_not_said_to_be_one(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", failing(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
+        make(key)
+
+
+def test_space_that_cannot_be_taken_in_time_is_not_taken(key: str) -> None:
+    with pytest.raises(TimeoutError, match="4096 bytes of shared memory could not be made in time"):
+        make(key, deadline=time.monotonic() - 1)
+    assert not (SHM / key).exists()
+
+
+def test_a_segment_is_prefaulted_until_a_moment_and_not_longer(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PREFAULT_PIECE", PAGE)
+    advised: list[int] = []
+
+    class Mapping(mmap.mmap):
+        def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
+            advised.append(start)
+
+    monkeypatch.setattr(mmap, "mmap", Mapping)
+    with contextlib.closing(SystemSegment.create(key, 3 * PAGE)) as segment:
+        segment.prefault(time.monotonic() - 1)
+        assert advised == []
+        segment.prefault(time.monotonic() + 60)
+        assert advised == [0, PAGE, 2 * PAGE]
+
+
+# Of files that somebody else made
+
+
+@pytest.fixture
+def file(key: str) -> Iterator[SharedFile]:
+    """A page, and a hole behind it."""
+    (SHM / key).write_bytes(bytes(PAGE))
+    os.truncate(SHM / key, 2 * PAGE)
+    with SharedFile.open(key, FIELD) as file:
+        yield file
+
+
+def test_a_file_has_the_size_and_the_space_that_it_has_and_not_a_byte_more(file: SharedFile) -> None:
+    file.check_size(2 * PAGE)
+    file.check_space(PAGE)
+    with pytest.raises(RegionRefusedError, match=f"claims {2 * PAGE + 1} bytes, but {2 * PAGE} are there"):
+        file.check_size(2 * PAGE + 1)
+    with pytest.raises(RegionRefusedError, match=f"memory for {PAGE} bytes of {PAGE + 1}, and else holes"):
+        file.check_space(PAGE + 1)
+
+
+def test_of_no_bytes_no_space_is_taken(file: SharedFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", failing(errno.EINVAL))  # so says the kernel
+    file.take_space(PAGE, 0)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM, errno.EFBIG], ids=errno.errorcode.get)
+def test_holes_that_cannot_be_filled_are_an_error_of_the_machine(
+    file: SharedFile, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", failing(number))
+    with pytest.raises(MachineError, match=r"has holes, and /dev/shm has \d+ bytes free for its 8192; give"):
+        file.take_space(0, 2 * PAGE)
+
+
+def test_a_file_whose_space_cannot_be_taken_for_another_reason_is_refused(
+    file: SharedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", failing(errno.EOPNOTSUPP))
+    with pytest.raises(RegionRefusedError, match="the server cannot take its space: Operation not supported"):
+        file.take_space(0, 2 * PAGE)
