@@ -239,9 +239,7 @@ def test_results_reach_the_owner(kind: Kind, region: ManagedRegion) -> None:
     assert results_in(record)[:18] == b"{}" * 9
 
 
-def test_the_longest_table_disturbs_neither_results_nor_the_next_slot(
-    region: ManagedRegion, peer: ManagedRegion
-) -> None:
+def test_the_longest_table_disturbs_no_results_nor_the_next_slot(region: ManagedRegion, peer: ManagedRegion) -> None:
     for slot in range(SLOTS):
         region.record(slot).begin(slot + 1, bytes([slot + 1]) * (region.record(slot).room - 8))
     for slot in range(SLOTS):
@@ -251,9 +249,7 @@ def test_the_longest_table_disturbs_neither_results_nor_the_next_slot(
     assert not peer.data().any()
 
 
-def test_the_longest_results_disturb_neither_the_next_slot_nor_the_data(
-    region: ManagedRegion, peer: ManagedRegion
-) -> None:
+def test_the_longest_results_disturb_no_data_nor_the_next_slot(region: ManagedRegion, peer: ManagedRegion) -> None:
     for slot in range(SLOTS):
         peer.record(slot).complete(slot + 1, bytes([slot + 1]) * peer.record(slot).results_room)
     for slot in range(SLOTS):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 
 from .gate import Gate
@@ -36,21 +35,9 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[E
         server.wait()
 
 
-@pytest.fixture(params=["grpc", "http"])
-def url(request: pytest.FixtureRequest, server: EmbeddedServer) -> str:
-    return {"grpc": server.grpc_url, "http": f"http://{server.http_url}"}[request.param]
-
-
-@pytest.fixture(params=["sealed", "system"])
-def region(request: pytest.FixtureRequest) -> RegionName:
-    """What the memory of a client that is killed is made of."""
-    name: RegionName = request.param
-    return name
-
-
 @pytest.fixture
-def client(url: str) -> Iterator[ShmClient]:
-    with ShmClient(url, timeout_s=60) as client:
+def client(server: EmbeddedServer) -> Iterator[ShmClient]:
+    with ShmClient(server.grpc_url, timeout_s=60) as client:
         yield client
 
 

@@ -141,17 +141,12 @@ def story(request: pytest.FixtureRequest, stories: dict[str, Story]) -> Story:
     return stories[request.param]
 
 
-def test_what_the_model_does_not_take_any_more_is_refused_for_what_it_is(story: Story) -> None:
-    wrong = {case: found for case, found in story.of_old.items() if type(found) is not story.change.refusal}
-    assert not wrong
-
-
-def test_what_the_model_takes_now_goes_through(story: Story) -> None:
-    assert story.of_new == {case: case[1] for case in story.of_new}
-
-
-def test_and_so_it_does_after_a_refusal(story: Story) -> None:
-    assert story.of_new_after_old == {case: case[1] for case in story.of_new_after_old}
+def test_what_the_model_takes_now_goes_through_and_the_rest_is_refused_for_what_it_is(story: Story) -> None:
+    assert {case: type(found) for case, found in story.of_old.items()} == dict.fromkeys(
+        story.of_old, story.change.refusal
+    )
+    for found in (story.of_new, story.of_new_after_old):
+        assert found == {case: case[1] for case in found}
 
 
 def test_larger_batches_are_taken_at_once(mirror: Mirror) -> None:

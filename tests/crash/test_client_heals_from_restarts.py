@@ -111,36 +111,20 @@ def mortal(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[M
         yield mortal
 
 
-@pytest.fixture(scope="module")
-def story(mortal: MortalServer) -> Story:
-    return Story(mortal)
-
-
 @pytest.fixture(params=FLAVOURS)
 def flavour(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
 
 
-def test_every_call_gives_the_right_bytes_or_one_of_our_errors(story: Story) -> None:
-    assert story.wrong == []
-
-
-def test_once_a_caller_was_answered_no_call_fails_any_more(story: Story) -> None:
-    assert not story.failed_again
-
-
-def test_a_client_that_was_idle_meanwhile_does_not_notice(story: Story) -> None:
-    assert story.errors_of_the_idle == dict.fromkeys(story.errors_of_the_idle)
-
-
-def test_without_a_server_calls_say_that_there_is_none(story: Story) -> None:
+def test_a_server_that_dies_and_comes_back_is_called_again(mortal: MortalServer) -> None:
+    story = Story(mortal)
+    assert story.wrong == [], "every call gives the right bytes or one of our errors"
+    assert not story.failed_again, "once a caller was answered, no call fails any more"
+    assert story.errors_of_the_idle == dict.fromkeys(story.errors_of_the_idle), "who was idle does not notice"
     for error in story.errors_without_a_server:
         assert isinstance(error, ServerUnavailableError)
         assert re.search("is it running|still running", str(error))
-
-
-def test_nothing_of_the_clients_stays_registered(story: Story) -> None:
     assert story.left_registered == set()
 
 
@@ -156,9 +140,7 @@ def test_a_server_that_was_too_slow_to_say_what_it_shares_is_asked_again(
         assert error_of(client, path) is None
 
 
-def test_the_page_that_such_a_server_was_asked_with_does_not_stay_registered(
-    mortal: MortalServer, flavour: str
-) -> None:
+def test_the_page_that_such_a_server_was_asked_with_is_not_left_registered(mortal: MortalServer, flavour: str) -> None:
     with SomebodyElse.at(mortal.server) as somebody:
         before = somebody.registered_by_this_process()
         with open_client(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:

@@ -99,9 +99,7 @@ def test_memory_whose_file_somebody_removed_is_replaced(ours: EitherClient, path
     assert (counts(ours) - runs)[1] == 1
 
 
-def test_memory_that_lost_its_file_and_its_registration_is_replaced(
-    ours: EitherClient, somebody_else: SomebodyElse
-) -> None:
+def test_memory_that_lost_file_and_registration_is_replaced(ours: EitherClient, somebody_else: SomebodyElse) -> None:
     before = files_of_this_process()
     ours.infer("tally", {"X": X}, path="triton-shm").release()
     for file in files_of_this_process() - before:
@@ -134,9 +132,7 @@ def test_a_prepared_call_that_lost_its_file_says_so(ours: EitherClient) -> None:
         assert not any(file.name in str(failure.value) for file in lost)
 
 
-def test_a_client_that_closes_leaves_nothing_registered_but_what_is_not_its_own(
-    flavour: str, address: str, somebody_else: SomebodyElse
-) -> None:
+def test_a_client_that_closes_leaves_what_is_others(flavour: str, address: str, somebody_else: SomebodyElse) -> None:
     strangers = shared_memory.create_shared_memory_region("a strangers", "/strangers", 64)
     try:
         somebody_else.grpc.register_system_shared_memory("a strangers", "/strangers", 64)
@@ -150,9 +146,7 @@ def test_a_client_that_closes_leaves_nothing_registered_but_what_is_not_its_own(
         shared_memory.destroy_shared_memory_region(strangers)
 
 
-def test_memory_that_made_room_for_other_memory_is_unregistered(
-    flavour: str, address: str, somebody_else: SomebodyElse
-) -> None:
+def test_memory_that_made_room_is_unregistered(flavour: str, address: str, somebody_else: SomebodyElse) -> None:
     with open_client(flavour, address, pool=PoolOptions(max_bytes=1 << 18)) as client:
         for length in (1000, 10_000, 50_000):
             client.infer("identity", {"INPUT0": np.zeros(length, np.float32)}, path="triton-shm").release()

@@ -36,12 +36,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
         yield server
 
 
-@pytest.fixture
-def client(server: EmbeddedServer) -> Iterator[ShmClient]:
-    with ShmClient(server.grpc_url, timeout_s=60) as client:
-        yield client
-
-
 class Scene:
     """A call whose model has called `crash_stages`, which stands at the gate when the caller is killed."""
 
@@ -96,9 +90,7 @@ def test_memory_is_not_used_again_while_the_other_model_writes_to_it(
     assert client.stats().slots_idle == 1
 
 
-def test_a_model_that_comes_too_late_does_not_touch_the_memory(
-    server: EmbeddedServer, client: ShmClient, gate: Gate
-) -> None:
+def test_a_model_that_comes_too_late_touches_no_memory(server: EmbeddedServer, client: ShmClient, gate: Gate) -> None:
     scene = Scene(server, client, "killed_before_it_began", "forward_into", "not begun", gate)
     memory = scene.y
     scene.call.inputs["X"][:] = 7
@@ -112,9 +104,7 @@ def test_a_model_that_comes_too_late_does_not_touch_the_memory(
     eventually(lambda: client.stats().slots_held == 0 == client.stats().quarantined)
 
 
-def test_what_the_caller_had_of_its_own_is_no_concern_of_the_client(
-    server: EmbeddedServer, client: ShmClient, gate: Gate
-) -> None:
+def test_what_the_caller_had_of_its_own_is_its_own(server: EmbeddedServer, client: ShmClient, gate: Gate) -> None:
     """Neither input nor output of the other model is the client's: its memory is free while that one goes on."""
     scene = Scene(server, client, "killed_on_its_own", "forward_own", "half written", gate)
     scene.close()
@@ -124,9 +114,7 @@ def test_what_the_caller_had_of_its_own_is_no_concern_of_the_client(
         np.testing.assert_array_equal(result["Y"], X + 1)
 
 
-def test_the_scratch_memory_of_a_killed_model_is_removed_by_the_next_client(
-    server: EmbeddedServer, client: ShmClient
-) -> None:
+def test_scratch_memory_of_a_killed_model_goes_with_the_next_client(server: EmbeddedServer, client: ShmClient) -> None:
     with client.infer("killed_at_rest", {"X": X}, parameters={"way": "forward_own", "model": "crash_stages"}) as result:
         pid = json.loads(result["FACTS"].tobytes())["pid"]
     assert stub_of(server, "killed_at_rest") == pid

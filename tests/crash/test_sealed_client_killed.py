@@ -24,10 +24,11 @@ SWEEP_S = 5.0
 A_BUSY_MACHINE_S = 10.0
 
 
-@pytest.fixture(params=["making", "idle"])
+@pytest.fixture(params=["making", "reading"])
 def victim(request: pytest.FixtureRequest, server: EmbeddedServer) -> Iterator[subprocess.Popen[str]]:
     """One that has called the model before it comes to where it is killed."""
-    command = [sys.executable, str(Path(__file__).with_name("sealed_victim.py")), server.grpc_url, request.param]
+    victim_py = Path(__file__).with_name("victim.py")
+    command = [sys.executable, str(victim_py), server.grpc_url, request.param, "{}", "sealed"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victim:
         assert victim.stdout is not None
         assert victim.stdout.readline() == "here\n"

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from shm_backend_utils.client import PoolOptions, ShmClient
+from shm_backend_utils.memory import sealed, shared_file
 from shm_backend_utils.memory.pool.options import RegionName
 
 LENGTH = 1 << 16
@@ -18,6 +19,12 @@ def stay() -> NoReturn:
     print("here", flush=True)
     sys.stdin.read()  # ends, too, if the test does
     sys.exit("nobody killed me")
+
+
+def allocate_and_stay(*arguments: Any) -> None:
+    """Make a sealed region halfway: its memory is taken, and nobody knows of it yet."""
+    shared_file.allocate(*arguments)
+    stay()
 
 
 def main(url: str, stage: str, parameters: dict[str, Any], region: RegionName) -> None:
@@ -32,9 +39,12 @@ def main(url: str, stage: str, parameters: dict[str, Any], region: RegionName) -
         call.infer()
     call.inputs["X"][:] = 1
     result = call.infer()
+    assert result["Y"][0] == 2
     if stage == "reading":
-        assert result["Y"][0] == 2
         stay()
+    if stage == "making":
+        vars(sealed)["allocate"] = allocate_and_stay
+        client.infer("crash_stages", {"X": np.ones(4 * LENGTH, np.float32)})
     if stage == "writing":
         call.inputs["X"][: LENGTH // 2] = 7
         stay()

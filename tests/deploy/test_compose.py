@@ -22,21 +22,6 @@ def test_it_is_as_the_specification_wants_it() -> None:
     compose_spec.PyCompose.from_yaml(FILE.read_text()).validate()
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("shm_size:", "shm_sise:"),
-        ("shm_size: 1gb", "shm_size: much"),
-        ("condition: service_healthy", "condition: fine"),
-    ],
-)
-def test_the_specification_refuses_what_is_wrong(right: str, wrong: str) -> None:
-    text = FILE.read_text()
-    assert right in text
-    with pytest.raises(ValueError, match=":"):
-        compose_spec.PyCompose.from_yaml(text.replace(right, wrong)).validate()
-
-
 def test_what_is_built_is_a_stage_of_the_dockerfile(services: dict[str, Any]) -> None:
     for service in services.values():
         if "build" in service:

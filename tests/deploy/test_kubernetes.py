@@ -178,24 +178,6 @@ def test_a_polite_stop_has_its_time(name: str) -> None:
     assert pod["terminationGracePeriodSeconds"] > before_s + int(exit_s) + 10
 
 
-def test_the_scaled_object_has_what_keda_wants() -> None:
-    """KEDA's schema is nowhere to be had here; these are its fields as its documentation of 2.15 has them."""
-    ((_, item),) = whole("ScaledObject")
-    assert item["apiVersion"] == "keda.sh/v1alpha1"
-    spec = item["spec"]
-    fields = "scaleTargetRef pollingInterval cooldownPeriod minReplicaCount maxReplicaCount fallback advanced triggers"
-    assert set(spec) <= set(fields.split())
-    assert spec["scaleTargetRef"]["name"] == "shm-triton"
-    assert set(spec["fallback"]) == {"failureThreshold", "replicas"}
-    (trigger,) = spec["triggers"]
-    assert trigger["type"] == "prometheus"
-    assert {"serverAddress", "query", "threshold"} <= set(trigger["metadata"])
-    assert all(isinstance(value, str) for value in trigger["metadata"].values())  # of anything else KEDA makes nothing
-    behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-    ((_, autoscaler),) = whole("HorizontalPodAutoscaler")
-    assert behavior == autoscaler["spec"]["behavior"]
-
-
 def test_the_adapters_rule_makes_the_metric_that_the_autoscaler_asks_for() -> None:
     values = yaml.safe_load((FOLDER / "overlays" / "scaled-adapter" / "adapter-values.yaml").read_text())
     (rule,) = values["rules"]["custom"]

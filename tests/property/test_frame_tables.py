@@ -48,9 +48,7 @@ def test_what_was_written_is_read(rooms: dict[str, OutputSpan], generation: int,
 
 
 @given(rooms=all_rooms(), at=st.integers(8, 400), changed=st.binary(min_size=1, max_size=8))
-def test_what_is_changed_is_checked_as_if_it_had_been_written_so(
-    rooms: dict[str, OutputSpan], at: int, changed: bytes
-) -> None:
+def test_what_is_changed_is_checked_as_if_written_so(rooms: dict[str, OutputSpan], at: int, changed: bytes) -> None:
     data = bytearray(record_with(encode_rooms(CLAIM, rooms), 1))
     data[at : at + len(changed)] = changed
     told = ""

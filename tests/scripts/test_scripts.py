@@ -19,6 +19,7 @@ import tritonclient.grpc as grpcclient
 
 from scripts.tools import ROOT
 from scripts.tools.processes import children, command_line
+from shm_backend_utils.cli.common.sample_models import REPOSITORY, copy_models
 
 SHARED_MEMORY = Path("/dev/shm")
 DEADLINE_S = 60.0
@@ -126,6 +127,12 @@ def start() -> Iterator[Callable[..., Program]]:
 
 
 @pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A repository that is loaded sooner than that of all samples."""
+    return copy_models([REPOSITORY / "identity"], tmp_path / "models")
+
+
+@pytest.fixture
 def failing_repository(tmp_path: Path) -> Path:
     (tmp_path / "failing" / "1").mkdir(parents=True)
     (tmp_path / "failing" / "config.pbtxt").write_text('backend: "python"\n')
@@ -133,33 +140,26 @@ def failing_repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_serve_prints_one_line_when_every_model_is_ready(start: Callable[..., Program]) -> None:
-    serve = start("serve")
-    line = serve.first_line()
-    ready = re.fullmatch(r"READY grpc=(\S+:\d+) http=\S+:\d+ metrics=\S+:\d+ log=(\S+)\n", line)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_prints_one_line_when_every_model_is_ready_and_ends_cleanly_on_a_signal(
+    start: Callable[..., Program], models: Path, number: int
+) -> None:
+    serve = start("serve", *(["--model-repository", str(models)] if number == signal.SIGINT else []))
+    ready = re.fullmatch(r"READY grpc=(\S+:\d+) http=\S+:\d+ metrics=\S+:\d+ log=(\S+)\n", serve.first_line())
     assert ready is not None
     assert "Started GRPCInferenceService" in Path(ready[2]).read_text()
     with grpcclient.InferenceServerClient(ready[1]) as client:
         assert client.is_model_ready("identity")
-    serve.signal(signal.SIGTERM)
-    assert serve.finish()[1] == ""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_serve_ends_cleanly_on_a_signal(start: Callable[..., Program], number: int) -> None:
-    serve = start("serve")
-    serve.first_line()
     server_pid, prefix = serve.server()
     assert shared_memory_of(prefix)  # or there would be nothing that could be left
     serve.signal(number)
-    status, _, error = serve.finish()
-    assert (status, error) == (0, "")
+    assert serve.finish() == (0, "", "")
     assert not is_running(server_pid)
     assert shared_memory_of(prefix) == []
 
 
-def test_serve_ends_cleanly_on_a_signal_while_the_server_starts(start: Callable[..., Program]) -> None:
-    serve = start("serve")
+def test_serve_ends_cleanly_on_a_signal_while_the_server_starts(start: Callable[..., Program], models: Path) -> None:
+    serve = start("serve", "--model-repository", str(models))
     server_pid, prefix = serve.server()
     serve.signal(signal.SIGTERM)
     assert serve.finish() == (0, "", "")
@@ -167,9 +167,7 @@ def test_serve_ends_cleanly_on_a_signal_while_the_server_starts(start: Callable[
     assert shared_memory_of(prefix) == []
 
 
-def test_serve_fails_with_the_reason_when_a_model_does_not_load(
-    start: Callable[..., Program], failing_repository: Path
-) -> None:
+def test_serve_tells_why_a_model_does_not_load(start: Callable[..., Program], failing_repository: Path) -> None:
     status, out, error = start("serve", "--model-repository", str(failing_repository)).finish()
     assert status != 0
     assert out == ""
@@ -177,8 +175,8 @@ def test_serve_fails_with_the_reason_when_a_model_does_not_load(
     assert "Traceback" not in error.splitlines()[0]
 
 
-def test_serve_fails_with_the_end_of_the_log_when_the_server_dies(start: Callable[..., Program]) -> None:
-    serve = start("serve")
+def test_serve_fails_with_the_end_of_the_log_when_the_server_dies(start: Callable[..., Program], models: Path) -> None:
+    serve = start("serve", "--model-repository", str(models))
     serve.first_line()
     server_pid, prefix = serve.server()
     os.kill(server_pid, signal.SIGKILL)
@@ -189,51 +187,23 @@ def test_serve_fails_with_the_end_of_the_log_when_the_server_dies(start: Callabl
     assert shared_memory_of(prefix) == []
 
 
-class DemoRun:
-    """A demo that started its own server and ran to its end."""
-
-    def __init__(self, picture: Path) -> None:
-        program = Program("demo", "--rounds", "1", "--picture", str(picture))
-        _, prefix = program.server()
-        self.picture = picture
-        self.status, self.out, self.error = program.finish()
-        self.summary = json.loads(self.out.splitlines()[-1])
-        self.left_behind = shared_memory_of(prefix, *regions_of_demo(program.pid))
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
-    return DemoRun(tmp_path_factory.mktemp("demo") / "demo.png")
-
-
-def test_demo_finds_the_results_of_all_paths_identical(demo: DemoRun) -> None:
-    assert demo.status == 0
-    assert demo.summary["identical"] is True
-
-
-def test_demo_ends_with_its_measurements_as_json(demo: DemoRun) -> None:
-    assert set(demo.summary) == {"identical", "direct_ms", "triton_shm_ms", "inline_ms", "empty_ms", "wire_bytes"}
-    assert all(demo.summary[key] > 0 for key in demo.summary if key.endswith("_ms"))
-    assert set(demo.summary["wire_bytes"]) == {"direct", "triton_shm", "inline"}
-
-
-def test_demo_sends_far_fewer_bytes_on_the_direct_path_than_inline(demo: DemoRun) -> None:
-    assert demo.summary["wire_bytes"]["direct"] * 1000 < demo.summary["wire_bytes"]["inline"]
-
-
-def test_demo_sends_as_many_bytes_for_a_large_photograph_as_for_a_small_one_but_for_digits(demo: DemoRun) -> None:
-    row = next(line for line in demo.out.splitlines() if "direct" in line)
+def test_demo_finds_the_results_of_all_paths_identical(start: Callable[..., Program], tmp_path: Path) -> None:
+    program = start("demo", "--rounds", "1", "--picture", str(tmp_path / "demo.png"))
+    _, prefix = program.server()
+    status, out, _ = program.finish()
+    summary = json.loads(out.splitlines()[-1])
+    assert (status, summary["identical"]) == (0, True)
+    assert set(summary) == {"identical", "direct_ms", "triton_shm_ms", "inline_ms", "empty_ms", "wire_bytes"}
+    assert all(summary[key] > 0 for key in summary if key.endswith("_ms"))
+    assert set(summary["wire_bytes"]) == {"direct", "triton_shm", "inline"}
+    assert summary["wire_bytes"]["direct"] * 1000 < summary["wire_bytes"]["inline"]
+    # A large photograph takes as many bytes as a small one, but for digits.
+    row = next(line for line in out.splitlines() if "direct" in line)
     counts = [int(number) for number in re.findall(r"\b\d{3}\b", row.split("│")[2])]
     assert counts
     assert max(counts) - min(counts) < 16
-
-
-def test_demo_draws_a_picture(demo: DemoRun) -> None:
-    assert demo.picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_demo_leaves_nothing_in_shared_memory(demo: DemoRun) -> None:
-    assert demo.left_behind == []
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert shared_memory_of(prefix, *regions_of_demo(program.pid)) == []
 
 
 @pytest.fixture
@@ -243,9 +213,7 @@ def url(start: Callable[..., Program]) -> str:
     return ready[1]
 
 
-def test_an_interrupted_demo_leaves_nothing_in_shared_memory_or_at_the_server(
-    start: Callable[..., Program], url: str
-) -> None:
+def test_an_interrupted_demo_leaves_nothing_in_memory_or_at_the_server(start: Callable[..., Program], url: str) -> None:
     with grpcclient.InferenceServerClient(url) as client:
         demo = start("demo", "--url", url, "--rounds", "100000")
         regions = regions_of_demo(demo.pid)

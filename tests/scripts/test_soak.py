@@ -136,9 +136,7 @@ def hostile(answers: Sequence[Answer], turns: Sequence[Turn]) -> HostileReport:
     ],
     ids=["held up a little", "held up", "refused", "died", "may die", "streams wait"],
 )
-def test_honest_clients_must_not_be_held_up_nor_refused_nor_killed(
-    answers: list[Answer], turn: Turn, is_good: bool
-) -> None:
+def test_honest_clients_must_not_be_held_up_refused_or_killed(answers: list[Answer], turn: Turn, is_good: bool) -> None:
     assert hostile(answers, [turn]).is_good == is_good
 
 

@@ -32,9 +32,9 @@ instance_group [ { kind: KIND_CPU } ]
 IDLE_MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 
 
-def make_repository(folder: Path, *, model: str = IDLE_MODEL, config: str = CONFIG) -> Path:
-    """Make a model repository with one model, ``idle``."""
-    version = folder / "models" / "idle" / "1"
+def make_repository(folder: Path, *, model: str = IDLE_MODEL, config: str = CONFIG, name: str = "idle") -> Path:
+    """Put a model into a repository in a folder."""
+    version = folder / "models" / name / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(model)
     (version.parent / "config.pbtxt").write_text(config)
@@ -94,19 +94,11 @@ def test_a_server_does_not_listen_on_every_address(triton_server: EmbeddedServer
             socket.create_connection(("127.0.0.2", int(url.split(":")[1])), timeout=10)
 
 
-def test_the_process_id_is_the_servers(triton_server: EmbeddedServer) -> None:
+def test_its_process_and_its_log_are_told(triton_server: EmbeddedServer) -> None:
     assert Path(f"/proc/{triton_server.pid}/comm").read_text().strip() == "tritonserver"
-
-
-def test_the_log_is_the_servers(triton_server: EmbeddedServer) -> None:
-    assert "Started HTTPService" in triton_server.log_file.read_text()
-    assert triton_server.log_tail(2) == "\n".join(triton_server.log_file.read_text().splitlines()[-2:])
-
-
-def test_two_servers_run_at_once_and_share_nothing(triton_server: EmbeddedServer, server: EmbeddedServer) -> None:
-    assert answers(f"{triton_server.http_url}/v2/health/ready")
-    assert answers(f"{server.http_url}/v2/models/idle/ready")
-    assert triton_server.shm_prefix != server.shm_prefix
+    log = triton_server.log_file.read_text()
+    assert "Started HTTPService" in log
+    assert triton_server.log_tail(2) == "\n".join(log.splitlines()[-2:])
 
 
 @dataclass(frozen=True)
@@ -126,11 +118,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     ports = Ports().resolve()
     with EmbeddedServer.start(make_repository(folder), ports=ports, log_file=folder / "server.log") as server:
         return Stopped(
-            server,
-            ports,
-            server.pid,
-            len(processes_of_group(server.pid)),
-            bool(shared_memory(server.shm_prefix)),
+            server, ports, server.pid, len(processes_of_group(server.pid)), bool(shared_memory(server.shm_prefix))
         )
 
 
@@ -145,20 +133,13 @@ def test_ports_that_are_given_are_used(stopped: Stopped) -> None:
         assert f"Started {service} at {url}" in log
 
 
-def test_a_stopped_server_leaves_no_process(stopped: Stopped) -> None:
+def test_a_stopped_server_leaves_nothing_and_may_be_stopped_again(stopped: Stopped) -> None:
     assert stopped.process_count == 2  # the server and the model's stub
-    assert processes_of_group(stopped.pid) == []
-    assert not stopped.server.is_running
-
-
-def test_a_stopped_server_leaves_no_shared_memory(stopped: Stopped) -> None:
     assert stopped.had_shared_memory
-    assert shared_memory(stopped.server.shm_prefix) == []
-
-
-def test_stopping_twice_is_fine(stopped: Stopped) -> None:
     stopped.server.stop()
     assert not stopped.server.is_running
+    assert processes_of_group(stopped.pid) == []
+    assert shared_memory(stopped.server.shm_prefix) == []
 
 
 def test_a_server_that_has_died_has_no_process_id_though_its_supervisor_still_lives(tmp_path: Path) -> None:
@@ -169,12 +150,15 @@ def test_a_server_that_has_died_has_no_process_id_though_its_supervisor_still_li
         supervisor.kill()
 
 
-def test_a_server_that_is_killed_leaves_no_stub_and_no_shared_memory(server: EmbeddedServer) -> None:
+def test_a_server_that_is_killed_leaves_nothing(triton_server: EmbeddedServer, server: EmbeddedServer) -> None:
+    assert answers(f"{server.http_url}/v2/models/idle/ready")
+    assert triton_server.shm_prefix != server.shm_prefix
     pid = server.pid
     os.kill(pid, signal.SIGKILL)
     assert server.wait() != 0
     assert processes_of_group(pid) == []
     assert shared_memory(server.shm_prefix) == []
+    assert answers(f"{triton_server.http_url}/v2/health/ready")
 
 
 LAUNCHER = """
@@ -198,18 +182,15 @@ def test_nothing_outlives_a_launcher_that_is_killed(repository: Path, tmp_path: 
     wait_until(lambda: not shared_memory(prefix))
 
 
-def test_a_model_that_raises_is_named_with_its_reason(tmp_path: Path) -> None:
-    model = IDLE_MODEL + "    def initialize(self, args):\n        raise ValueError('the weights are missing')\n"
-    with pytest.raises(MachineError, match="failed to load 'idle' version 1: .*ValueError: the weights are missing"):
-        EmbeddedServer.start(make_repository(tmp_path, model=model), log_file=tmp_path / "server.log")
-
-
-def test_a_line_to_be_copied_is_told_as_it_is_to_be_written(tmp_path: Path) -> None:
-    line = '{ name: "SHM" data_type: TYPE_UINT8 }'
-    words = f"add {line} to the inputs"
-    model = IDLE_MODEL + f"    def initialize(self, args):\n        raise ValueError({words!r})\n"
-    with pytest.raises(MachineError, match=re.escape(words)):
-        EmbeddedServer.start(make_repository(tmp_path, model=model), log_file=tmp_path / "server.log")
+def test_models_that_raise_are_named_with_their_reasons_as_these_are_written(tmp_path: Path) -> None:
+    words = ("the weights are missing", 'add { name: "SHM" data_type: TYPE_UINT8 } to the inputs')
+    for name, reason in zip(("idle", "lazy"), words, strict=True):
+        raising = f"    def initialize(self, args):\n        raise ValueError({reason!r})\n"
+        make_repository(tmp_path, model=IDLE_MODEL + raising, name=name)
+    with pytest.raises(MachineError) as failure:
+        EmbeddedServer.start(tmp_path / "models", log_file=tmp_path / "server.log")
+    for name, reason in zip(("idle", "lazy"), words, strict=True):
+        assert re.search(f"failed to load '{name}' version 1: .*ValueError: {re.escape(reason)}", str(failure.value))
 
 
 def test_a_model_without_code_is_named_and_not_waited_for(tmp_path: Path) -> None:
@@ -225,7 +206,7 @@ def test_a_broken_configuration_is_named_with_its_reason(tmp_path: Path) -> None
         EmbeddedServer.start(broken, log_file=tmp_path / "server.log")
 
 
-@pytest.mark.parametrize("service", ["grpc", "http", "metrics"])
+@pytest.mark.parametrize("service", ["grpc", "metrics"])
 def test_a_port_that_is_in_use_is_named(repository: Path, tmp_path: Path, service: str) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -302,9 +283,7 @@ def test_a_log_never_exceeds_its_limit(tmp_path_factory: pytest.TempPathFactory,
 
 
 @given(data=chunks, limit=st.integers(10, 50))
-def test_a_log_holds_the_last_that_was_written(
-    tmp_path_factory: pytest.TempPathFactory, data: list[bytes], limit: int
-) -> None:
+def test_a_log_holds_the_last_bytes(tmp_path_factory: pytest.TempPathFactory, data: list[bytes], limit: int) -> None:
     older, newer = logged(tmp_path_factory.getbasetemp() / "bounded.log", limit, data)
     everything = b"".join(data)
     assert everything.endswith(older + newer)

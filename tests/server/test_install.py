@@ -84,9 +84,7 @@ def test_the_environment_variable_names_the_folder(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_without_it_the_folder_lies_in_the_users_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str | None
-) -> None:
+def test_without_it_the_folder_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str | None) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     if value is not None:

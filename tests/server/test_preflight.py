@@ -87,9 +87,7 @@ def test_all_gpus_are_named() -> None:
         ({**FACTS, "error": "CUDA_ERROR_LAUNCH_FAILED"}, {}, "says CUDA_ERROR_LAUNCH_FAILED; see CUDA's documentation"),
     ],
 )
-def test_each_reason_for_none_is_told_with_what_to_do(
-    facts: dict[str, Any], environment: dict[str, str], words: str
-) -> None:
+def test_each_reason_for_none_has_its_remedy(facts: dict[str, Any], environment: dict[str, str], words: str) -> None:
     finding = read_facts(facts, environment)
     assert finding.text.startswith("models see no GPU: ")
     assert words in finding.text

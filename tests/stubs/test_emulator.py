@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from .declared import MODULES
+from .sources import MODULES
 
 ALLOWED: Final = Path(__file__).parent / "allowed_differences.txt"
 OURS: Final = """

@@ -15,7 +15,7 @@ import pytest
 
 from tests.wheels import build_wheel
 
-from .declared import MODULES, STUBS
+from .sources import MODULES, STUBS
 
 ROOT: Final = STUBS.parent
 FILES: Final = {f"{module}-stubs/__init__.pyi" for module in MODULES}

@@ -8,15 +8,7 @@ from hypothesis import strategies as st
 
 from shm_backend_utils.testing.faults.system_calls import CALLS, INTERRUPT, Fault
 
-ERRORS = (
-    errno.ENOSPC,
-    errno.ENOMEM,
-    errno.EMFILE,
-    errno.EINTR,
-    errno.EACCES,
-    errno.ENOLCK,
-    INTERRUPT,
-)
+ERRORS = (errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.EINTR, errno.EACCES, errno.ENOLCK, INTERRUPT)
 BUSY = ("fcntl", errno.EACCES)  # no failure: somebody has the lock
 faults = st.builds(Fault, st.sampled_from(sorted(CALLS)), st.integers(0, 4), st.sampled_from(ERRORS)).filter(
     lambda fault: (fault.call, fault.error) != BUSY

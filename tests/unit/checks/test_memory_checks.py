@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -64,20 +63,6 @@ def test_the_largest_region_can_be_made() -> None:
         region.destroy()
 
 
-def test_slots_that_there_are_not_are_not_found() -> None:
-    region = ManagedRegion.create(100, 2)
-    assert region.record(1) is region.record(1)
-    for find in (region.record, region.lease):
-        for slot in (-1, 2):
-            with pytest.raises(IndexError, match=f"slot {slot} of a region that has 2"):
-                find(slot)
-    region.segment.unlink()
-    region.close()
-    for use in (lambda: region.record(0), lambda: region.lease(0), region.bytes, region.buffer):
-        with pytest.raises(ClosedError):
-            use()
-
-
 def test_a_slot_of_a_destroyed_region_is_closed_and_never_in_anybodys_way() -> None:
     region = region_of()
     slot = region.slots[0]
@@ -100,15 +85,6 @@ def test_a_region_that_is_forsaken_keeps_its_name_and_no_descriptor() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
     path.unlink()
-
-
-def test_a_region_that_is_lost_takes_its_name_along() -> None:
-    region = ManagedRegion.create(100)
-    path = Path("/dev/shm") / region.segment.key
-    assert path.exists()
-    del region
-    gc.collect()
-    assert not path.exists()
 
 
 def test_a_destroyed_region_gives_its_descriptor_away_once() -> None:

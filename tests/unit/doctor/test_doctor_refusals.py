@@ -107,12 +107,6 @@ def test_a_library_that_is_another_one_is_not_ours() -> None:
     assert found.trouble.code == "model-not-loaded"
 
 
-def test_a_model_that_was_unloaded_is_nobodys_trouble_but_his_who_asks_for_it() -> None:
-    index = [{"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}]
-    assert server_checks._not_loaded(index, [], None) == []
-    assert len(server_checks._not_loaded(index, [], "m")) == 1
-
-
 def codes(findings: Iterator[Finding]) -> list[str]:
     return [finding.trouble.code for finding in findings]
 

@@ -64,9 +64,7 @@ def take_in_doubt(pool: SlotPool) -> list[object]:
 
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("after", [0, 1])
-def test_a_region_in_doubt_is_looked_at_again_when_the_kernel_gave_no_lock(
-    pool: SlotPool, error: int, after: int
-) -> None:
+def test_a_region_in_doubt_is_looked_at_again_if_there_was_no_lock(pool: SlotPool, error: int, after: int) -> None:
     memory = take_in_doubt(pool)
     with Failing(Fault("fcntl", after, error)) as failing:
         memory.clear()
@@ -127,9 +125,7 @@ def test_a_region_whose_making_fails_at_any_call_leaves_the_budget_as_it_was(poo
     pool.close()
 
 
-def test_a_region_for_which_no_thread_can_be_started_is_gone_again(
-    pool: SlotPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_region_for_which_no_thread_can_be_started_is_gone(pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
     def repeat(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 

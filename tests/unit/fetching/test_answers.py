@@ -13,15 +13,9 @@ from collections.abc import Iterator
 import pytest
 
 from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError
-from shm_backend_utils.memory.descriptors import NoDescriptorsError
+from shm_backend_utils.memory.descriptors import Descriptor, NoDescriptorsError
 from shm_backend_utils.memory.handover.fetching import Fetcher
-from shm_backend_utils.protocol.handover import (
-    QUESTION_LENGTH,
-    Question,
-    SealedKey,
-    decode_question,
-    encode_answer,
-)
+from shm_backend_utils.protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_question, encode_answer
 from tests.unit.fetching.scripted_desk import FIELD, PAGE, TOKEN, Script, ScriptedDesk, give, memfd
 
 REFUSED = encode_answer(is_given=False)
@@ -88,14 +82,10 @@ def test_what_is_no_answer_is_refused(fetcher: Fetcher, answer: bytes, comes_wit
         fetch_from(give(*[memfd()] * comes_with_one, answer=answer), fetcher)
 
 
-def test_an_answer_that_gives_and_comes_with_nothing_is_refused(fetcher: Fetcher) -> None:
-    with pytest.raises(RegionRefusedError, match="says otherwise than what came with it"):
-        fetch_from(give(), fetcher)
-
-
-def test_a_refusal_that_comes_with_a_descriptor_is_refused(fetcher: Fetcher) -> None:
-    with pytest.raises(RegionRefusedError, match="says otherwise than what came with it"):
-        fetch_from(give(memfd(), answer=REFUSED), fetcher)
+def test_an_answer_that_says_otherwise_than_what_came_with_it_is_refused(fetcher: Fetcher) -> None:
+    for script in (give(), give(memfd(), answer=REFUSED)):
+        with pytest.raises(RegionRefusedError, match="says otherwise than what came with it"):
+            fetch_from(script, fetcher)
 
 
 @pytest.mark.parametrize("count", [2, 3, 253])
@@ -104,33 +94,24 @@ def test_more_than_one_descriptor_is_refused(fetcher: Fetcher, count: int) -> No
         fetch_from(give(*(memfd() for _ in range(count))), fetcher)
 
 
-HUNG_UP = r"handed over no longer: its client hung up, .*PoolOptions\(access=...\)"
+def answer_nothing(connection: socket.socket, region: Descriptor) -> None:
+    give(region, answer=b"")(connection)
 
 
-def test_of_who_hangs_up_after_the_question_nothing_is_left(fetcher: Fetcher) -> None:
-    def hang_up(connection: socket.socket) -> None:
-        connection.recv(QUESTION_LENGTH)
-
-    with pytest.raises(RegionGoneError, match=HUNG_UP):
-        fetch_from(hang_up, fetcher)
-
-
-def test_of_who_hangs_up_before_the_question_nothing_is_left(fetcher: Fetcher) -> None:
-    with pytest.raises(RegionGoneError, match=HUNG_UP):
-        fetch_from(lambda connection: None, fetcher)
-
-
-def test_of_who_hangs_up_with_the_question_unread_nothing_is_left(fetcher: Fetcher) -> None:
-    def hang_up(connection: socket.socket) -> None:
-        connection.recv(QUESTION_LENGTH, socket.MSG_PEEK)
-
-    with pytest.raises(RegionGoneError, match=HUNG_UP):
-        fetch_from(hang_up, fetcher)
-
-
-def test_of_who_says_nothing_with_a_descriptor_nothing_is_left(fetcher: Fetcher) -> None:
-    with pytest.raises(RegionGoneError, match=HUNG_UP):
-        fetch_from(give(memfd(), answer=b""), fetcher)
+@pytest.mark.parametrize(
+    "script",
+    [
+        lambda connection: connection.recv(QUESTION_LENGTH),
+        lambda connection: None,
+        lambda connection: connection.recv(QUESTION_LENGTH, socket.MSG_PEEK),
+        lambda connection: answer_nothing(connection, memfd()),
+    ],
+    ids=["after the question", "before the question", "with the question unread", "with a descriptor"],
+)
+def test_of_who_hangs_up_nothing_is_left(fetcher: Fetcher, script: Script) -> None:
+    hung_up = r"handed over no longer: its client hung up, .*PoolOptions\(access=...\)"
+    with pytest.raises(RegionGoneError, match=hung_up):
+        fetch_from(script, fetcher)
 
 
 def test_who_answers_before_he_is_asked_is_heard(fetcher: Fetcher) -> None:

@@ -90,9 +90,7 @@ def test_after_the_first_that_hangs_all_of_this_user_are_refused_at_once(hasty: 
         refused(hasty, honest.key, TOO_OFTEN)
 
 
-def test_those_of_another_user_are_served(
-    hasty: Fetcher, clock: StandingClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_those_of_other_users_are_served(hasty: Fetcher, clock: StandingClock, monkeypatch: pytest.MonkeyPatch) -> None:
     with ScriptedDesk(say_nothing) as hanging, ScriptedDesk(give(memfd())) as honest:
         refused(hasty, hanging.key, TOO_LATE)
         clock.stop()

@@ -67,16 +67,6 @@ def answer(patience: Patience, clock: Clock, user: int, seconds: float) -> None:
         clock.wait(seconds)
 
 
-@pytest.mark.parametrize("user", [ALICE, None])
-def test_everybody_has_all_of_it_at_first(patience: Patience, user: int | None) -> None:
-    assert left(patience, user) == ALL_S
-
-
-def test_who_has_used_it_up_has_none(patience: Patience, clock: Clock) -> None:
-    assert wait(patience, clock, ALICE) == ALL_S
-    assert left(patience, ALICE) == 0
-
-
 def test_what_one_has_used_up_another_one_has(patience: Patience, clock: Clock) -> None:
     wait(patience, clock, ALICE)
     assert left(patience, BOB) == ALL_S

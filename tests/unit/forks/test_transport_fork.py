@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.forks.programs import ENDINGS, run_program
+from tests.unit.forks.programs import run_program
 
 BEGIN = """
 import asyncio, subprocess, threading
@@ -174,8 +174,7 @@ client.close()
 """
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize(("protocol", "ending"), [("grpc", "sys.exit"), ("http", "os._exit"), ("http", "sys.exit")])
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=list(PROGRAMS))
 def test_a_connection(program: str, protocol: str, ending: str) -> None:
     run_program(ending, f"PROTOCOL = {protocol!r}", BEGIN, program, END)
@@ -187,11 +186,6 @@ def test_a_connection_of_the_event_loop_that_forks(protocol: str) -> None:
     run_program("os._exit", f"PROTOCOL = {protocol!r}", BEGIN, IN_THE_LOOP, END)
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_connection_of_a_client_for_registered_models(ending: str) -> None:
-    run_program(ending, 'PROTOCOL = "grpc"', BEGIN, COMPAT, END)
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_stream(ending: str) -> None:
-    run_program(ending, 'PROTOCOL = "grpc"', BEGIN, STREAM, END)
+@pytest.mark.parametrize("program", [COMPAT, STREAM], ids=["of a client for registered models", "of a stream"])
+def test_a_connection_over_grpc_alone(program: str) -> None:
+    run_program("sys.exit", 'PROTOCOL = "grpc"', BEGIN, program, END)

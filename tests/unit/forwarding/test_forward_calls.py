@@ -178,9 +178,7 @@ def test_a_model_that_answers_without_having_used_the_memory_is_found_out(models
     assert "answered without having used the shared memory" in error
 
 
-def test_an_output_that_the_other_model_says_to_be_one_byte_beyond_the_memory_is_none(
-    models: Models, client: Client
-) -> None:
+def test_an_output_said_to_be_one_byte_beyond_the_memory_is_none(models: Models, client: Client) -> None:
     end = client.region.header.byte_size
 
     def lie(call: Call) -> None:
@@ -220,9 +218,7 @@ def test_an_output_that_found_no_room_is_in_the_response_and_learned(models: Mod
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((2,), np.float32), ((2, 2), np.float32)])
-def test_memory_of_another_shape_than_the_output_has_is_refused(
-    models: Models, client: Client, shape: tuple[int, ...], dtype: Any
-) -> None:
+def test_memory_of_another_shape_is_refused(models: Models, client: Client, shape: tuple[int, ...], dtype: Any) -> None:
     def answer(call: Call) -> None:
         call.output("Y", (shape[0],), dtype)
 
@@ -234,9 +230,7 @@ def test_memory_of_another_shape_than_the_output_has_is_refused(
     assert "but the memory for it is FP32 of shape [4]" in models.refused(client, infer)
 
 
-def test_more_than_the_pool_may_have_is_refused_at_once(
-    models: Models, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_than_the_pool_may_have_fails(models: Models, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = models.caller._context.forwarder._pool  # type: ignore[union-attr]
     monkeypatch.setattr(pool._inventory, "max_bytes", 16384)
 
@@ -339,9 +333,7 @@ def test_a_call_that_is_left_while_forward_async_runs_fails(models: Models, clie
     assert client.is_free()
 
 
-def test_the_record_of_a_call_that_fails_while_forward_async_runs_is_left_to_the_client(
-    models: Models, client: Client
-) -> None:
+def test_the_record_of_a_call_that_fails_with_forward_async_is_the_clients(models: Models, client: Client) -> None:
     response, outcome = leave_while_under_way(models, client, ValueError)
     assert "ValueError" in message_of(response)
     assert isinstance(outcome, Exception)

@@ -182,9 +182,7 @@ def opened() -> tuple[int, int]:
     return left_of(MODEL).opened, left_of(OTHER).opened
 
 
-def test_it_is_lent_on_with_its_slot_and_unmapped_by_both_before_they_answer(
-    models: Models, client: Client, other_cuda: CudaRuntime
-) -> None:
+def test_it_is_lent_with_its_slot_and_unmapped_by_both(models: Models, client: Client, other_cuda: CudaRuntime) -> None:
     seen: list[Any] = []
     with stream_on(other_cuda) as stream:
 

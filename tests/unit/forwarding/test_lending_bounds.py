@@ -68,9 +68,7 @@ def test_memory_of_a_gpu_is_not_looked_for_on_the_host(lending: Lending) -> None
     assert lending.place_of(SimpleNamespace(nbytes=4, flags=SimpleNamespace(c_contiguous=True))) is None
 
 
-def test_memory_that_earlier_calls_hold_is_lent_from_its_first_byte_to_its_last(
-    lending: Lending, pool: SlotPool
-) -> None:
+def test_memory_that_earlier_calls_hold_is_lent_from_first_byte_to_last(lending: Lending, pool: SlotPool) -> None:
     region, memory = pool.redeem(pool.request(Need(100), "test"))
     assert lending.place_of(memory) == (1, 0)
     assert lending.place_of(memory[-1:]) == (1, region.byte_size - 1)

@@ -242,11 +242,7 @@ def test_another_user_gets_what_is_everybodys_and_nothing_else(office: Office) -
 @as_another_user
 @pytest.mark.parametrize(
     ("group_id", "further", "answer"),
-    [
-        (GROUP, NOBODY, CONTENT.decode()),
-        (NOBODY, GROUP, CONTENT.decode()),
-        (OTHER_GROUP, OTHER_GROUP, "broken off"),
-    ],
+    [(GROUP, NOBODY, CONTENT.decode()), (NOBODY, GROUP, CONTENT.decode()), (OTHER_GROUP, OTHER_GROUP, "broken off")],
     ids=["of the group", "of the group among others", "of another group"],
 )
 def test_whom_the_group_admits(group_id: int, further: int, answer: str, office: Office) -> None:

@@ -12,7 +12,7 @@ import pytest
 import shm_backend_utils
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.access import PRIVATE
-from shm_backend_utils.memory.handover.office import OFFICE, Office
+from shm_backend_utils.memory.handover.office import Office
 from shm_backend_utils.protocol.handover import SealedKey, parse_sealed_key
 from shm_backend_utils.testing.faults.interrupts import Interrupts
 from tests.unit.forks.programs import run_program
@@ -176,10 +176,6 @@ assert region.is_given()
 """
     ended = subprocess.run([sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == ("", "")
-
-
-def test_there_is_one_of_a_process() -> None:
-    assert isinstance(OFFICE, Office)
 
 
 FORKED = """

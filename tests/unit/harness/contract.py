@@ -243,11 +243,7 @@ class Contract:
 
     @pytest.mark.parametrize(
         ("do", "told"),
-        [
-            ("", [("", ["Y"], False), ("", ["Y"], False)]),
-            ("nothing", []),
-            ("unknown", [("", [], False)]),
-        ],
+        [("", [("", ["Y"], False), ("", ["Y"], False)]), ("nothing", []), ("unknown", [("", [], False)])],
     )
     def test_a_decoupled_model_answers_as_often_as_it_likes(self, wire: Wire, do: str, told: list[Any]) -> None:
         assert wire.stream(request("behaving_stream", X, parameters={"do": do})) == told

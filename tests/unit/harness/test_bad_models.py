@@ -40,10 +40,7 @@ def test_code_that_does_not_load(tmp_path: Path, make: type[ModelHarness], what:
             'config.pbtxt:2:1: Message type "inference.ModelConfig" has no field ',
         ),
         ('backend: "python"\nmax_batch_sise: 3', "Did you mean max_batch_size?"),
-        (
-            'backend: "python"\ninput [ { name: "X" data_type: TYPE_FLOAT dims: [ -1 ] } ]',
-            "config.pbtxt:2:32: ",
-        ),
+        ('backend: "python"\ninput [ { name: "X" data_type: TYPE_FLOAT dims: [ -1 ] } ]', "config.pbtxt:2:32: "),
         ('backend: "python"\ninput [ { name: "X" data_type: TYPE_FP dims: [ -1 ] } ]', "Did you mean TYPE_FP"),
         ('backend: "python"\ninput [\n', "config.pbtxt:"),
         (f'name: "other"\nbackend: "python"{TENSORS}', "unexpected directory name 'm' for model 'other'"),

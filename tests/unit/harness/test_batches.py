@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from shm_backend_utils.client.errors import InferenceError
 from shm_backend_utils.errors import CallerError
 from shm_backend_utils.testing.harness import ModelHarness, Request
+from tests.unit.fake_gpu import wait_until
 from tests.unit.harness.folders import folder_of
 
 COUNTING = """
@@ -127,35 +131,18 @@ def test_a_preferred_size_is_not_exceeded(tmp_path: Path) -> None:
         assert answers == [[[4, 4]]] * 8
 
 
-def test_requests_that_come_while_the_model_is_busy_wait_for_one_another(tmp_path: Path) -> None:
-    code = COUNTING.replace(
-        "rows = sum",
-        "self.gate = self.__dict__.get('gate', 0) + 1\n"
-        "            import gates\n"
-        "            (gates.first.set(), gates.open.wait()) if self.gate == 1 else None\n"
-        "            rows = sum",
-    )
-    folder = folder_of(tmp_path, code, CONFIG % ("", ""))
-    (folder / "1" / "gates.py").write_text("import threading\nfirst, open = threading.Event(), threading.Event()\n")
-    # The module is this process', so that the test can hold the model's first execute.
-    import importlib.util
-    import sys
-
-    spec = importlib.util.spec_from_file_location("gates", folder / "1" / "gates.py")
-    assert spec is not None
-    assert spec.loader is not None
-    gates = sys.modules["gates"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(gates)
-    try:
-        with ModelHarness(folder) as harness, ThreadPoolExecutor(4) as threads:
+def test_requests_that_come_to_a_busy_model_wait_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gates: Any = ModuleType("gates")
+    gates.begun, gates.may_end = threading.Event(), threading.Event()
+    monkeypatch.setitem(sys.modules, "gates", gates)
+    code = COUNTING.replace("rows = sum", "gates.begun.set(), gates.may_end.wait()\n            rows = sum")
+    with ModelHarness(folder_of(tmp_path, f"    import gates\n{code}", CONFIG % ("", ""))) as harness:
+        with ThreadPoolExecutor(4) as threads:
             first = threads.submit(harness.infer, rows(1))
-            gates.first.wait()
+            gates.begun.wait()
             others = [threads.submit(harness.infer, rows(1)) for _ in range(3)]
-            model = harness._open().model("m")
-            while len(model._batcher._queue) < 3:
-                threading.Event().wait(0.001)
-            gates.open.set()
-            assert first.result()["Y"].tolist() == [[1, 1]]
-            assert [other.result()["Y"].tolist() for other in others] == [[[3, 3]]] * 3
-    finally:
-        del sys.modules["gates"]
+            batcher = harness._open().model("m")._batcher
+            wait_until(lambda: len(batcher._queue) == 3)
+            gates.may_end.set()
+        assert first.result()["Y"].tolist() == [[1, 1]]
+        assert [other.result()["Y"].tolist() for other in others] == [[[3, 3]]] * 3

@@ -130,9 +130,7 @@ def test_a_model_that_waits_for_itself_is_told(tmp_path: Path, count: int) -> No
 
 
 @pytest.mark.parametrize("make", [ModelHarness, ModelHarness.in_child])
-def test_a_finalize_that_raises_stops_no_unload_and_is_told_in_the_end(
-    tmp_path: Path, make: type[ModelHarness]
-) -> None:
+def test_a_finalize_that_raises_stops_no_unload_and_is_told_at_last(tmp_path: Path, make: type[ModelHarness]) -> None:
     asking = """
         import numpy as np
         import triton_python_backend_utils as pb_utils

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import AsyncShmClient, ShmClient
+from shm_backend_utils.client import AsyncShmClient, Result, ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.testing.harness import ModelHarness
 from tests.unit.harness.folders import folder_of
@@ -53,30 +53,25 @@ def harness(request: pytest.FixtureRequest) -> ModelHarness:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("model", CASES)
-def test_the_blocking_client_calls_them(harness: ModelHarness, model: str, path: PathName) -> None:
+def test_clients_call_them_and_requests_need_none(harness: ModelHarness, model: str, path: PathName) -> None:
     inputs, expected = CASES[model]
-    with ShmClient(harness) as client:
-        result = client.infer(model, inputs, path=path)
+
+    def check(result: Result) -> None:
         assert result.path == path
         for name, array in expected.items():
             np.testing.assert_array_equal(result[name], array)
         result.release()
 
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("model", CASES)
-def test_the_asynchronous_client_calls_them(harness: ModelHarness, model: str, path: PathName) -> None:
-    inputs, expected = CASES[model]
-
     async def call() -> None:
         async with AsyncShmClient(harness) as client:
-            result = await client.infer(model, inputs, path=path)
-            assert result.path == path
-            for name, array in expected.items():
-                np.testing.assert_array_equal(result[name], array)
-            result.release()
+            check(await client.infer(model, inputs, path=path))
 
+    with ShmClient(harness) as client:
+        check(client.infer(model, inputs, path=path))
     asyncio.run(call())
+    outputs = harness.infer(inputs, model=model)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(outputs[name], array)
 
 
 @pytest.mark.parametrize("path", ["direct", "inline"])
@@ -91,14 +86,6 @@ def test_streams_come_as_they_are_made(harness: ModelHarness, path: PathName) ->
         found = [each["TILE"].shape for each in client.stream("frames", {"IMAGE": image}, path=path)]
     assert found == [(256, 256, 3), (256, 44, 3), (44, 256, 3), (44, 44, 3)]
     assert asyncio.run(tiles()) == found
-
-
-@pytest.mark.parametrize("model", CASES)
-def test_requests_need_no_client(harness: ModelHarness, model: str) -> None:
-    inputs, expected = CASES[model]
-    outputs = harness.infer(inputs, model=model)
-    for name, array in expected.items():
-        np.testing.assert_array_equal(outputs[name], array)
 
 
 def test_a_pipeline_calls_its_models() -> None:

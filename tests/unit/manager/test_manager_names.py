@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 from shm_backend_utils.compat.shared_memory_manager import RegionStatus, SharedMemoryManager
 from shm_backend_utils.errors import CallerError, RegionGoneError, RegionRefusedError
 from shm_backend_utils.tensors.attributes import MemoryType
-from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, register, registry_of
-
-
-def test_a_registered_region_is_the_objects_memory(manager: SharedMemoryManager, make_file: MakeFile) -> None:
-    key = make_file()
-    register(manager, "mine", key)
-    memory = manager.get_memory_info("mine", 0, PAGE).memory
-    assert memory.tobytes() == (SHM / key).read_bytes()
-    memory[:] = 7
-    assert (SHM / key).read_bytes() == bytes([7]) * PAGE
+from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, register
 
 
 def test_a_part_of_a_region_has_its_attributes(manager: SharedMemoryManager, make_file: MakeFile) -> None:
@@ -53,11 +44,6 @@ def test_the_status_says_what_is_registered(manager: SharedMemoryManager, make_f
     assert manager.status("second") == [RegionStatus("second", second, 16, 32)]
 
 
-def test_nothing_is_registered_at_first(manager: SharedMemoryManager) -> None:
-    assert manager.status() == []
-    assert registry_of(manager).find("mine") is None
-
-
 def test_a_name_is_given_once(manager: SharedMemoryManager, make_file: MakeFile) -> None:
     first = make_file()
     register(manager, "mine", first)
@@ -66,20 +52,10 @@ def test_a_name_is_given_once(manager: SharedMemoryManager, make_file: MakeFile)
     assert manager.status("mine")[0].key == first
 
 
-def test_a_name_that_is_taken_says_so_before_anything_is_opened(
-    manager: SharedMemoryManager, make_file: MakeFile
-) -> None:
+def test_a_name_that_is_taken_says_so_before_any_is_opened(manager: SharedMemoryManager, make_file: MakeFile) -> None:
     register(manager, "mine", make_file())
     with pytest.raises(CallerError, match="region 'mine' is registered already"):
         register(manager, "mine", "foreign-nobody")
-
-
-def test_a_name_that_was_freed_can_be_given_again(manager: SharedMemoryManager, make_file: MakeFile) -> None:
-    register(manager, "mine", make_file())
-    manager.unregister("mine")
-    second = make_file()
-    register(manager, "mine", second)
-    assert manager.status("mine")[0].key == second
 
 
 @pytest.mark.parametrize(
@@ -92,11 +68,6 @@ def test_a_name_that_is_not_registered_says_so(
         ask(manager)
 
 
-def test_freeing_a_name_that_is_free_is_fine(manager: SharedMemoryManager) -> None:
-    manager.unregister("mine")
-    manager.unregister_all()
-
-
 def test_freeing_a_name_unmaps_its_region_and_no_other(manager: SharedMemoryManager, make_file: MakeFile) -> None:
     first, second = make_file(), make_file()
     register(manager, "first", first)
@@ -105,16 +76,6 @@ def test_freeing_a_name_unmaps_its_region_and_no_other(manager: SharedMemoryMana
     assert not is_mapped(first)
     assert is_mapped(second)
     assert [status.name for status in manager.status()] == ["second"]
-
-
-def test_freeing_every_name_unmaps_everything(manager: SharedMemoryManager, make_file: MakeFile) -> None:
-    keys = [make_file() for _ in range(3)]
-    for key in keys:
-        register(manager, key, key)
-    manager.unregister_all()
-    assert manager.status() == []
-    assert manager.mapped_bytes == 0
-    assert [key for key in keys if is_mapped(key)] == []
 
 
 def test_an_object_that_is_not_there(manager: SharedMemoryManager) -> None:

@@ -31,17 +31,6 @@ def test_the_region_that_was_used_longest_ago_makes_room(make_file: MakeFile) ->
     manager.unregister_all()
 
 
-def test_a_call_counts_as_use(make_file: MakeFile) -> None:
-    manager = SharedMemoryManager(max_mapped_bytes=2 * PAGE)
-    first = register(manager, "first", make_file())
-    register(manager, "second", make_file())
-    registry_of(manager).begin_use(first)
-    registry_of(manager).end_use(first)
-    register(manager, "third", make_file())
-    assert [status.name for status in manager.status()] == ["first", "third"]
-    manager.unregister_all()
-
-
 def test_as_many_regions_go_as_are_needed(make_file: MakeFile) -> None:
     manager = SharedMemoryManager(max_mapped_bytes=4 * PAGE)
     for name in ("first", "second", "third"):
@@ -71,15 +60,6 @@ def test_a_region_that_never_fits_is_refused(make_file: MakeFile) -> None:
     with pytest.raises(MachineError, match="a region of 8192 bytes cannot be mapped"):
         register(manager, "large", key)
     assert not is_mapped(key)
-
-
-def test_a_region_that_never_fits_takes_nobodys_place(make_file: MakeFile) -> None:
-    manager = SharedMemoryManager(max_mapped_bytes=PAGE)
-    register(manager, "small", make_file())
-    with pytest.raises(MachineError):
-        register(manager, "large", make_file(2 * PAGE))
-    assert [status.name for status in manager.status()] == ["small"]
-    manager.unregister_all()
 
 
 def test_a_region_that_does_not_fit_is_given_no_memory(make_file: MakeFile) -> None:
@@ -118,23 +98,6 @@ def test_a_file_that_has_grown_needs_room_for_all_of_it(make_file: MakeFile) -> 
     assert (SHM / key).stat().st_blocks * 512 == PAGE
     registry_of(manager).end_use(region)
     manager.unregister_all()
-
-
-def test_a_second_name_needs_no_room(make_file: MakeFile) -> None:
-    manager = SharedMemoryManager(max_mapped_bytes=PAGE)
-    key = make_file()
-    assert register(manager, "first", key) is register(manager, "second", key)
-    manager.unregister_all()
-
-
-def test_a_region_that_was_unregistered_in_use_still_counts(make_file: MakeFile) -> None:
-    manager = SharedMemoryManager(max_mapped_bytes=PAGE)
-    region = register(manager, "mine", make_file())
-    registry_of(manager).begin_use(region)
-    manager.unregister("mine")
-    with pytest.raises(MachineError):
-        register(manager, "more", make_file())
-    registry_of(manager).end_use(region)
 
 
 def test_a_region_that_was_unregistered_in_use_still_counts_when_it_is_mapped_again(make_file: MakeFile) -> None:

@@ -29,9 +29,7 @@ def opened(key: str) -> MappedRegion:
     return MappedRegion(SystemSegment.open(key, PAGE, "mine"))
 
 
-def test_a_name_that_is_given_while_a_region_is_opened_is_taken(
-    manager: SharedMemoryManager, make_file: MakeFile
-) -> None:
+def test_a_name_given_while_a_region_is_opened_is_taken(manager: SharedMemoryManager, make_file: MakeFile) -> None:
     registry, first, second = registry_of(manager), make_file(), make_file()
 
     def open_late() -> MappedRegion:
@@ -44,9 +42,7 @@ def test_a_name_that_is_given_while_a_region_is_opened_is_taken(
     assert not is_mapped(second)
 
 
-def test_who_opens_a_region_late_gets_the_one_that_has_its_name(
-    manager: SharedMemoryManager, make_file: MakeFile
-) -> None:
+def test_who_opens_a_region_late_gets_the_one_of_its_name(manager: SharedMemoryManager, make_file: MakeFile) -> None:
     registry, first, second = registry_of(manager), make_file(), make_file()
     fast: list[MappedRegion] = []
 

@@ -1,15 +1,17 @@
-"""How long a mapping lives: as its names, its uses and its arrays do."""
+"""How long a mapping lives: as its names, its uses and its object do."""
 
 from __future__ import annotations
 
 import os
 
-import numpy as np
+import pytest
 
 from shm_backend_utils.compat.shared_memory_manager import SharedMemoryManager
+from shm_backend_utils.errors import RegionRefusedError
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model.mapping.mapped import MappedRegion
-from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, region_of, register, registry_of
+from shm_backend_utils.testing.faults.memory import take_space_beyond
+from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, register, registry_of
 
 
 def test_two_names_of_one_object_share_one_mapping(manager: SharedMemoryManager, make_file: MakeFile) -> None:
@@ -55,19 +57,7 @@ def test_a_slot_of_a_region_whose_names_were_freed_meanwhile_is_not_remembered(m
     region.close()
 
 
-def test_a_mapping_goes_with_its_last_name(manager: SharedMemoryManager, make_file: MakeFile) -> None:
-    key = make_file()
-    register(manager, "first", key)
-    register(manager, "second", key)
-    manager.unregister("first")
-    assert is_mapped(key)
-    manager.unregister("second")
-    assert not is_mapped(key)
-
-
-def test_an_object_under_a_key_that_had_another_is_another_region(
-    manager: SharedMemoryManager, make_file: MakeFile
-) -> None:
+def test_an_object_under_anothers_key_is_another_region(manager: SharedMemoryManager, make_file: MakeFile) -> None:
     key = make_file()
     old = register(manager, "old", key)
     (SHM / key).unlink()
@@ -77,34 +67,7 @@ def test_an_object_under_a_key_that_had_another_is_another_region(
     assert manager.get_memory_info("new", 0, PAGE).memory.tobytes() == (SHM / key).read_bytes()
 
 
-# Who holds a region uses it; a call does, while it is under way.
-
-
-def test_a_region_in_use_is_closed_when_its_use_ends(manager: SharedMemoryManager, make_file: MakeFile) -> None:
-    key = make_file()
-    use = register(manager, "mine", key)
-    manager.unregister("mine")
-    assert manager.status() == []
-    assert is_mapped(key)
-    del use
-    assert not is_mapped(key)
-
-
-def test_a_region_in_use_twice_is_closed_when_its_last_use_ends(
-    manager: SharedMemoryManager, make_file: MakeFile
-) -> None:
-    key = make_file()
-    uses = [register(manager, "mine", key), region_of(manager, "mine")]
-    manager.unregister("mine")
-    uses.pop()
-    assert is_mapped(key)
-    uses.pop()
-    assert not is_mapped(key)
-
-
-def test_a_name_can_be_given_again_while_its_old_region_is_in_use(
-    manager: SharedMemoryManager, make_file: MakeFile
-) -> None:
+def test_a_name_can_be_given_again_while_its_region_is_used(manager: SharedMemoryManager, make_file: MakeFile) -> None:
     key = make_file()
     old = register(manager, "mine", key)
     manager.unregister("mine")
@@ -114,15 +77,6 @@ def test_a_name_can_be_given_again_while_its_old_region_is_in_use(
     assert manager.get_memory_info("mine", 0, PAGE).memory.tobytes() == (SHM / key).read_bytes()
 
 
-def test_a_region_that_is_still_registered_stays_after_its_use(
-    manager: SharedMemoryManager, make_file: MakeFile
-) -> None:
-    key = make_file()
-    use = register(manager, "mine", key)
-    del use
-    assert is_mapped(key)
-
-
 def test_a_region_that_is_closed_has_no_descriptor(manager: SharedMemoryManager, make_file: MakeFile) -> None:
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208  # names are all that is wanted
     register(manager, "mine", make_file())
@@ -130,20 +84,48 @@ def test_a_region_that_is_closed_has_no_descriptor(manager: SharedMemoryManager,
     assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
 
 
-def test_arrays_outlive_their_name(manager: SharedMemoryManager, make_file: MakeFile) -> None:
-    key = make_file()
-    register(manager, "mine", key)
-    array = manager.get_memory_info("mine", 0, PAGE).memory
-    manager.unregister("mine")
-    array[:] = 3
-    assert (SHM / key).read_bytes() == bytes([3]) * PAGE
+def test_an_object_that_was_truncated_is_refused(manager: SharedMemoryManager, make_file: MakeFile) -> None:
+    key = make_file(2 * PAGE)
+    register(manager, "mine", key, 0, 2 * PAGE)
+    os.truncate(SHM / key, PAGE)
+    with pytest.raises(RegionRefusedError, match=f"but {PAGE} are there"):
+        manager.get_memory_info("mine", 0, 1)
 
 
-def test_a_mapping_goes_with_its_last_array(manager: SharedMemoryManager, make_file: MakeFile) -> None:
+def test_a_part_that_an_object_has_lost_is_refused_though_there_is_as_much_before_it_and_space_behind(
+    manager: SharedMemoryManager, make_file: MakeFile
+) -> None:
+    key = make_file(2 * PAGE)
+    register(manager, "mine", key, PAGE, PAGE)
+    os.truncate(SHM / key, PAGE)
+    take_space_beyond(key, PAGE, PAGE)
+    with pytest.raises(RegionRefusedError, match=f"but {PAGE} are there"):
+        manager.get_memory_info("mine", 0, 1)
+
+
+def test_what_was_unlinked_is_dropped_under_all_of_its_names(manager: SharedMemoryManager, make_file: MakeFile) -> None:
     key = make_file()
-    register(manager, "mine", key)
-    array = manager.get_memory_info("mine", 0, PAGE).memory[10:].view(np.uint8)
-    manager.unregister("mine")
-    assert is_mapped(key)
-    del array
+    register(manager, "first", key)
+    register(manager, "second", key)
+    (SHM / key).unlink()
+    registry_of(manager).drop_abandoned()
+    assert manager.status() == []
+
+
+def test_what_was_unlinked_goes_though_it_grew(manager: SharedMemoryManager, make_file: MakeFile) -> None:
+    key = make_file()
+    register(manager, "before", key)
+    os.truncate(SHM / key, 2 * PAGE)
+    register(manager, "after", key, 0, 2 * PAGE)
+    (SHM / key).unlink()
+    registry_of(manager).drop_abandoned()
+    assert manager.status() == []
     assert not is_mapped(key)
+
+
+def test_everything_that_is_mapped_counts(manager: SharedMemoryManager, make_file: MakeFile) -> None:
+    key = make_file()
+    register(manager, "before", key)
+    os.truncate(SHM / key, 2 * PAGE)
+    register(manager, "after", key, 0, 2 * PAGE)
+    assert (manager.mapped_bytes, manager.mapped_regions) == (3 * PAGE, 2)

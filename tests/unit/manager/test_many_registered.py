@@ -53,9 +53,7 @@ def test_a_new_region_looks_at_few_of_those_that_are_mapped(
         assert len(looked_at) <= FEW
 
 
-def test_new_regions_look_at_all_that_are_mapped_in_turn(
-    registry: Registry, make_file: MakeFile, looked_at: list[Identity]
-) -> None:
+def test_new_regions_look_at_others_in_turn(registry: Registry, make_file: MakeFile, looked_at: list[Identity]) -> None:
     regions = [obtain(registry, make_file()).segment.identity for _ in range(4 * FEW)]
     looked_at.clear()
     for _ in range(8):
@@ -63,9 +61,7 @@ def test_new_regions_look_at_all_that_are_mapped_in_turn(
     assert set(regions) <= set(looked_at)
 
 
-def test_what_owners_leave_goes_though_new_regions_come_and_nobody_sweeps(
-    registry: Registry, make_file: MakeFile
-) -> None:
+def test_what_owners_leave_goes_as_new_regions_come_and_nobody_sweeps(registry: Registry, make_file: MakeFile) -> None:
     for _ in range(200):
         key = make_file()
         obtain(registry, key)

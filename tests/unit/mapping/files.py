@@ -13,15 +13,7 @@ from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.layout import Header
 from shm_backend_utils.testing.faults.memory import take_private_shm
 
-__all__ = [
-    "NOBODY",
-    "SHM",
-    "TOKEN",
-    "managed_file",
-    "new_key",
-    "said_on_a_small_machine",
-    "small_shm",
-]
+__all__ = ["NOBODY", "SHM", "TOKEN", "managed_file", "new_key", "said_on_a_small_machine", "small_shm"]
 
 SHM: Final = Path("/dev/shm")
 NOBODY: Final = 65534

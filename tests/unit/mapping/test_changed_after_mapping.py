@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
+from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.mapped_segment import MappedSegment
 from shm_backend_utils.memory.segment import SystemSegment
@@ -21,6 +23,7 @@ from shm_backend_utils.protocol.table import encode
 from shm_backend_utils.testing.faults.memory import punch_hole, take_space_beyond
 from tests.unit.emulated import message_of
 from tests.unit.mapping.files import SHM, TOKEN, managed_file, new_key
+from tests.unit.modes.doubling import double
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
@@ -58,11 +61,6 @@ def path_of(segment: MappedSegment) -> Path:
 
 def answer(session: ShmSession, client: Client) -> str:
     """Have a request doubled; return what is wrong with it, or nothing if the answer is right."""
-
-    def double(call: Call) -> None:
-        x = call.input("X")
-        np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())
-
     (response,) = session.serve([client.request({"X": X}, {"Y": 16})], double)
     if response.has_error():
         return message_of(response)
@@ -97,9 +95,7 @@ def test_the_last_bytes_of_a_region_that_ends_within_a_block_must_be_there_too()
     path.unlink()
 
 
-def test_a_slot_of_a_region_that_was_truncated_and_has_grown_again_is_refused(
-    session: ShmSession, client: Client
-) -> None:
+def test_a_slot_of_a_region_that_was_truncated_and_grew_again_is_refused(session: ShmSession, client: Client) -> None:
     assert answer(session, client) == ""
     path = path_of(client.region.segment)
     size = path.stat().st_size
@@ -131,9 +127,7 @@ def test_a_segment_with_a_hole_that_it_had_not_fails_its_check(segment: SystemSe
         segment.check(PAGE, "regions[0]")
 
 
-def test_a_segment_whose_key_was_given_to_another_file_is_gone_though_it_has_another_name(
-    segment: SystemSegment,
-) -> None:
+def test_a_segment_whose_key_went_to_another_file_is_gone_though_it_has_another_name(segment: SystemSegment) -> None:
     path = path_of(segment)
     kept = path.rename(SHM / new_key("kept"))
     path.write_bytes(bytes(4 * PAGE))
@@ -144,9 +138,7 @@ def test_a_segment_whose_key_was_given_to_another_file_is_gone_though_it_has_ano
         kept.unlink()
 
 
-def test_a_slot_of_a_region_that_was_truncated_with_as_much_space_beyond_its_end_is_refused(
-    session: ShmSession, client: Client
-) -> None:
+def test_a_slot_of_a_region_truncated_with_space_beyond_its_end_is_refused(session: ShmSession, client: Client) -> None:
     assert answer(session, client) == ""
     path = path_of(client.region.segment)
     size = path.stat().st_size
@@ -154,3 +146,47 @@ def test_a_slot_of_a_region_that_was_truncated_with_as_much_space_beyond_its_end
     take_space_beyond(path.name, size, PAGE)
     assert path.stat().st_blocks * 512 >= size
     assert answer(session, client).startswith("shm:refused: ")
+
+
+# Sealed memory: seals forbid no holes
+
+
+@pytest.fixture
+def sealed() -> Iterator[Client]:
+    with contextlib.closing(Client(kind=RegionKind.SEALED)) as client:
+        yield client
+
+
+def punch_sealed(client: Client, offset: int) -> None:
+    """Give a page of the region back, as madvise(2) lets everybody who has it mapped."""
+    fd = os.open(f"/proc/self/fd/{client.region.segment.fileno()}", os.O_RDWR | os.O_CLOEXEC)
+    with mmap.mmap(fd, 0) as mapped:
+        mapped.madvise(mmap.MADV_REMOVE, offset, PAGE)
+    os.close(fd)
+
+
+def test_a_request_after_a_hole_in_sealed_memory_is_refused(session: ShmSession, sealed: Client) -> None:
+    assert answer(session, sealed) == ""
+    punch_sealed(sealed, sealed.region.header.byte_size - PAGE)
+    said = answer(session, sealed)
+    assert said.startswith("shm:refused: ")
+    assert "holes" in said
+    assert sealed.is_free()
+
+
+def test_during_a_request_the_model_reads_zeros_in_a_hole_and_goes_on(session: ShmSession, sealed: Client) -> None:
+    def punch_and_double(call: Call) -> None:
+        call.input("X")
+        punch_sealed(sealed, sealed.data)
+        double(call)
+
+    (response,) = session.serve([sealed.request({"X": X + 1}, {"Y": X.nbytes})], punch_and_double)
+    assert not response.has_error()
+    assert not sealed.output("Y").any()
+
+
+def test_nobody_can_truncate_sealed_memory(session: ShmSession, sealed: Client) -> None:
+    for size in (0, PAGE, sealed.region.header.byte_size + PAGE):
+        with pytest.raises(PermissionError):
+            os.ftruncate(sealed.region.segment.fileno(), size)
+    assert answer(session, sealed) == ""

@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shm_backend_utils.dtypes import BY_NAME
-from shm_backend_utils.errors import RegionRefusedError, StaleRequestError, TableError
+from shm_backend_utils.errors import ClosedError, RegionRefusedError, StaleRequestError, TableError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
+from shm_backend_utils.memory.cuda.mappings import CudaMappings
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping.further_regions import FurtherRegions
+from shm_backend_utils.model.mapping.memory import DeviceMemory
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.claims import NamedRegionClaim, RegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
@@ -119,9 +121,7 @@ def test_a_lent_region_may_not_be_lent_twice(resolver: Resolver, make_region: Ma
 
 
 @pytest.mark.usefixtures("registered")
-def test_tensors_in_the_requests_own_region_are_none_of_the_parts_of_another(
-    resolver: Resolver, make_region: MakeRegion
-) -> None:
+def test_tensors_in_the_requests_own_region_are_in_no_other(resolver: Resolver, make_region: MakeRegion) -> None:
     own = make_region()
     spans = {**x(0, 0), "Z": InputSpan(FP32, (4,), 0, 16, 16)}
     assert len(opened(resolver, Table(spans, {"Y": OutputSpan(1, 0, 24)}, (IN, OUT)), own).memories) == 2
@@ -141,17 +141,13 @@ def test_parts_of_one_object_whose_tensors_are_apart_may_have_two_names(
 
 
 @pytest.mark.usefixtures("registered")
-def test_an_output_of_no_bytes_in_the_middle_of_an_input_overlaps_nothing(
-    resolver: Resolver, make_region: MakeRegion
-) -> None:
+def test_an_empty_output_in_the_midst_of_an_input_overlaps_nothing(resolver: Resolver, make_region: MakeRegion) -> None:
     table = Table(x(1, 0), {"Y": OutputSpan(2, 0, 0)}, (IN, OUT))
     assert len(opened(resolver, table, make_region()).memories) == 2
 
 
 @pytest.mark.usefixtures("registered")
-def test_an_output_that_overlaps_an_input_under_another_name_is_refused(
-    resolver: Resolver, make_region: MakeRegion
-) -> None:
+def test_an_output_that_overlaps_an_input_by_another_name_fails(resolver: Resolver, make_region: MakeRegion) -> None:
     with pytest.raises(TableError, match=r"outputs\.Y"):
         opened(resolver, Table(x(1, 0), {"Y": OutputSpan(2, 7, 16)}, (IN, OUT)), make_region())
 
@@ -178,9 +174,7 @@ def test_what_a_dead_lender_has_lent_is_given_back_at_once(resolver: Resolver, m
 # Memory of GPUs
 
 
-def test_without_a_slot_of_its_own_a_request_has_no_fence_for_its_device_memory(
-    resolver: Resolver, allocation: CudaAllocation
-) -> None:
+def test_without_a_slot_a_request_has_no_fence_for_a_gpu(resolver: Resolver, allocation: CudaAllocation) -> None:
     with pytest.raises(TableError, match=r"regions\.fence.*none: the request has no slot of its own"):
         resolved(resolver, claim_of_allocation(allocation, fence=0))
 
@@ -202,6 +196,35 @@ def test_more_of_mapped_device_memory_than_there_is_may_not_be_claimed(
     resolved(resolver, claim_of_allocation(allocation), own)
     with pytest.raises(RegionRefusedError, match=rf"regions\[1\] refused: it claims {BLOCK + 1} bytes"):
         resolved(resolver, claim_of_allocation(allocation, byte_size=BLOCK + 1), own)
+
+
+def test_mappings_of_one_allocation_follow_each_other_and_no_others(
+    owner: CudaRuntime, cuda: CudaRuntime, allocation: CudaAllocation
+) -> None:
+    other, mappings = CudaAllocation(owner, SIZE, 0), CudaMappings(cuda)
+    one, another, same = (
+        DeviceMemory(mappings.map(each.handle, SIZE, 0, "r"), 0, SIZE) for each in (allocation, other, allocation)
+    )
+    assert one.follows(same)
+    assert not one.follows(another)
+    del one, another, same, mappings
+    other.free()
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_view_on_a_gpu_is_over_the_mapping_and_keeps_it(
+    cuda: CudaRuntime, allocation: CudaAllocation, writable: bool
+) -> None:
+    mapping = CudaMappings(cuda).map(allocation.handle, SIZE, 0, "regions[1]")
+    device = DeviceMemory(mapping, 100, SIZE)
+    view = device.view("X", 8, 16, FP32, (2, 2), writable=writable)
+    assert view is not None
+    assert (view.array.address, view.shape, view.writable) == (mapping.address + 108, (2, 2), writable)
+    assert device.view("X", 0, 600, BY_NAME["BYTES"], (1,), writable=False) is None
+    mapping.close()
+    with pytest.raises(ClosedError):
+        device.view("X", 8, 16, FP32, (2, 2), writable=writable)
+    assert view.array.to_host().shape == (2, 2)
 
 
 # The end

@@ -181,9 +181,7 @@ def test_one_who_maps_what_is_not_registered_any_more_leaves_it_to_the_next_swee
     assert regions._registry.mapped()[1] == 0
 
 
-def test_a_name_whose_object_cannot_be_mapped_is_not_kept(
-    registered: dict[str, Registration], regions: NamedRegions
-) -> None:
+def test_a_name_whose_object_cannot_be_mapped_goes(registered: dict[str, Registration], regions: NamedRegions) -> None:
     with pytest.raises(RegionGoneError):
         opened_with(regions, Registration("/beside-nobody", 0, PAGE))
     assert regions._registrations == {}

@@ -37,11 +37,7 @@ def takes(dtype: str) -> str:
 @pytest.mark.parametrize(
     ("model", "given", "text"),
     [
-        (
-            "vector",
-            np.ones(3),
-            f"tensor 'IN0' is FP64, {takes('TYPE_FP32')}; convert it by .astype('float32')",
-        ),
+        ("vector", np.ones(3), f"tensor 'IN0' is FP64, {takes('TYPE_FP32')}; convert it by .astype('float32')"),
         (
             "vector",
             np.array([1, None]),
@@ -67,11 +63,7 @@ def takes(dtype: str) -> str:
             "array.reshape(...), or pass a plain number",
         ),
         ("triple", 3.0, f"tensor 'IN0' has shape [], {takes('[3]')}; give it its dimensions, by array.reshape(...)"),
-        (
-            "triple",
-            np.ones(4, np.float32),
-            f"tensor 'IN0' has shape [4], {takes('[3]')}",
-        ),
+        ("triple", np.ones(4, np.float32), f"tensor 'IN0' has shape [4], {takes('[3]')}"),
         (
             "image",
             5.0,
@@ -137,9 +129,7 @@ def test_an_input_that_is_misspelt(client: ShmClient) -> None:
     ],
     ids=["not contiguous", "big-endian", "no elements", "a scalar of NumPy", "a number", "a list of rows"],
 )
-def test_an_array_of_another_kind_is_taken_as_it_is_meant(
-    client: ShmClient, model: str, given: Any, doubled: Any
-) -> None:
+def test_an_array_of_another_kind_is_taken_as_meant(client: ShmClient, model: str, given: Any, doubled: Any) -> None:
     with client.infer(model, {"IN0": given}) as result:
         assert result["OUT0"].tolist() == doubled
 

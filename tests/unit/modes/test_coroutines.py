@@ -1,4 +1,4 @@
-"""Requests that are served side by side on an event loop."""
+"""Requests side by side on an event loop; and whatever a model raises, in any mode, is the error of one request."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
-from shm_backend_utils.model import Call
+from shm_backend_utils.model import BatchCall, Call, StreamCall
+from shm_backend_utils.protocol.spans import Ring
 from shm_backend_utils.testing.emulator.request import InferenceRequest
-from tests.unit.emulated import message_of
+from tests.unit.emulated import answers_to, message_of
 from tests.unit.fake_gpu import runtime_that_gives_all_back
 from tests.unit.modes.doubling import Open, X, double
+from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
 
 SLOTS = 3
@@ -23,7 +26,7 @@ SLOTS = 3
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    client = Client(slots=SLOTS)
+    client = Client(slots=2 * SLOTS)  # a ring for each
     yield client
     client.close()
 
@@ -100,9 +103,7 @@ def test_what_a_coroutine_raises_fails_it_alone_and_the_others_are_over_when_exe
     assert are_over(client)
 
 
-def test_when_execute_is_cancelled_all_coroutines_are_over_and_their_slots_free(
-    open_session: Open, client: Client, cuda: CudaRuntime
-) -> None:
+def test_when_execute_is_cancelled_coroutines_are_over(open_session: Open, client: Client, cuda: CudaRuntime) -> None:
     session = open_session(cuda=CudaAccess(lambda: cuda))
     ended: list[str] = []
 
@@ -157,3 +158,150 @@ def test_slots_that_are_busy_hold_neither_the_event_loop_nor_the_others(open_ses
     assert all(message_of(response).startswith("shm:busy: ") for response in busy)
     assert served.error() is None
     client.region.lease(0).give_back()
+
+
+KINDS = [asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, RuntimeError]
+
+
+def requests_failing_at(client: Client, failing: int) -> list[InferenceRequest]:
+    """Return a request for each slot, of which one is to fail."""
+    return [client.request({"X": X + slot}, {"Y": 16}, slot, fail=slot == failing) for slot in range(SLOTS)]
+
+
+def check_others_are_served(client: Client, failing: int) -> None:
+    assert all(client.is_over(slot) for slot in range(SLOTS))
+    for slot in {*range(SLOTS)} - {failing}:
+        assert client.output("Y", slot).tolist() == (2 * (X + slot)).tolist()
+    assert not client.has_results(failing)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("failing", range(SLOTS))
+def test_one_after_another(open_session: Open, client: Client, kind: type[BaseException], failing: int) -> None:
+    def infer(call: Call) -> None:
+        double(call)
+        if call.parameters.get("fail"):
+            raise kind("no")
+
+    session = open_session()
+    responses = session.serve(requests_failing_at(client, failing), infer)
+    assert kind.__name__ in message_of(responses[failing])
+    check_others_are_served(client, failing)
+    again = session.serve(requests_failing_at(client, -1), infer)
+    assert [response.error() for response in again] == [None] * SLOTS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_by_hand(open_session: Open, client: Client, kind: type[BaseException]) -> None:
+    (request, *_) = requests_failing_at(client, 0)
+    call = open_session().open(request)
+
+    def serve() -> None:
+        with call:
+            double(call)
+            raise kind("no")
+
+    with pytest.raises(kind):
+        serve()
+    assert kind.__name__ in message_of(call.response)
+    assert client.is_over()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("failing", range(SLOTS))
+def test_in_batches_of_two_kinds(open_session: Open, client: Client, kind: type[BaseException], failing: int) -> None:
+    session = open_session([tensor("X", dims=[-1]), tensor("SHM", "UINT8")], [tensor("Y", dims=[-1])], max_batch_size=8)
+
+    def infer(batch: BatchCall) -> None:
+        x = batch.input("X")
+        np.multiply(x.numpy(), 2, out=batch.output("Y", x.shape[1:], x.dtype).numpy())
+        if x.shape[1] == 5:
+            raise kind("no")
+
+    requests = [
+        client.request(
+            {"X": np.ones((1, 5 if slot == failing else 4), np.float32)},
+            {"Y": 20},
+            slot,
+            delivered={"SHM": np.empty((1, 0), np.uint8)},
+        )
+        for slot in range(SLOTS)
+    ]
+    responses = session.serve_batch(requests, infer)
+    for slot, response in enumerate(responses):
+        assert (kind.__name__ in message_of(response)) == (slot == failing)
+        assert client.is_over(slot)
+        if slot != failing:
+            assert client.output("Y", slot).tolist() == [[2] * 4]
+
+
+@pytest.mark.parametrize("has_ring", [False, True], ids=["without a ring", "with a ring"])
+@pytest.mark.parametrize("count", [1, SLOTS])
+@pytest.mark.parametrize("is_generator", [False, True], ids=["plain", "generator"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_streams_side_by_side(
+    open_session: Open, client: Client, kind: type[BaseException], count: int, is_generator: bool, has_ring: bool
+) -> None:
+    def plain(call: StreamCall) -> None:
+        double(call)
+        call.send()
+        if call.parameters.get("fail"):
+            raise kind("no")
+
+    def generator(call: StreamCall) -> Iterator[None]:
+        double(call)
+        yield
+        if call.parameters.get("fail"):
+            raise kind("no")
+
+    requests = [
+        client.request(
+            {"X": X + slot},
+            {"Y": 16},
+            slot,
+            ring=Ring(SLOTS + slot, 1, 1024) if has_ring else None,
+            fail=slot == count - 1,
+        )
+        for slot in range(count)
+    ]
+    session = open_session(model_transaction_policy={"decoupled": True})
+    session.serve_streams(requests, generator if is_generator else plain)
+    for slot, request in enumerate(requests):
+        frame, last = answers_to(request).sent
+        assert frame is not None
+        assert frame.error() is None
+        assert answers_to(request).is_over
+        if slot == count - 1:
+            assert last is not None
+            # Python turns a generator's StopIteration into a RuntimeError.
+            assert kind.__name__ in message_of(last)
+        else:
+            assert last is None
+        assert client.is_over(slot)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_a_stream_that_is_served_by_hand(open_session: Open, client: Client, kind: type[BaseException]) -> None:
+    request = client.request({"X": X}, {"Y": 16})
+    session = open_session(model_transaction_policy={"decoupled": True})
+    with pytest.raises(kind), session.stream(request):
+        raise kind("no")
+    (sent,) = answers_to(request).sent
+    assert sent is not None
+    assert kind.__name__ in message_of(sent)
+    assert client.is_over()
+
+
+def test_when_a_generator_raises_something_else_as_it_is_closed(open_session: Open, client: Client) -> None:
+    def answer(call: StreamCall) -> Iterator[None]:
+        try:
+            call.put("Y", np.ones(9, np.int64))
+            yield
+        finally:
+            raise SystemExit("while it is closed")
+
+    requests = [client.request({"X": X}, {"Y": 16}, slot) for slot in range(2)]
+    open_session(model_transaction_policy={"decoupled": True}).serve_streams(requests, answer)
+    for slot, request in enumerate(requests):
+        assert "SystemExit: while it is closed" in message_of(answers_to(request).sent[-1])
+        assert client.is_over(slot)

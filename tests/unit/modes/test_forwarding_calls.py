@@ -114,9 +114,7 @@ def check_late_request_is_stale(server: Server, client: Client) -> None:
     assert set(client.region.bytes()[client.data :].tolist()) == {7}
 
 
-def test_a_stream_lends_the_room_that_its_client_has_given_it_beside_its_ring(
-    open_session: Open, server: Server, client: Client
-) -> None:
+def test_a_stream_lends_the_room_given_it_beside_its_ring(open_session: Open, server: Server, client: Client) -> None:
     beside = Client()
     rooms = {"Y": OutputSpan(1, beside.data + 64, 16)}
     table = encode_rooms(claim_of_region(beside.region), rooms)
@@ -182,9 +180,7 @@ def test_memory_is_not_the_clients_while_another_model_may_be_at_work_there(
     check_late_request_is_stale(server, client)
 
 
-def test_a_model_may_go_on_without_another_one_that_the_server_refuses(
-    session: ShmSession, server: Server, client: Client
-) -> None:
+def test_a_model_may_go_on_without_one_that_is_refused(session: ShmSession, server: Server, client: Client) -> None:
     def infer(call: Call) -> None:
         try:
             forward(call)

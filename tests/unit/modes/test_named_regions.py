@@ -56,9 +56,7 @@ def test_registered_regions_are_named_by_a_descriptor(open_session: Open, regist
     assert file[80:84].tolist() == [1, 2, 3, 4]
 
 
-def test_two_names_may_stand_for_two_parts_of_one_object(
-    open_session: Open, registered: dict[str, Registration]
-) -> None:
+def test_two_names_may_be_of_two_parts_of_one_object(open_session: Open, registered: dict[str, Registration]) -> None:
     key = file_of()
     registered["in"], registered["out"] = Registration(key, 0, 64), Registration(key, 64, 64)
     file = np.memmap(SHM / key, np.float32, "r+")
@@ -69,9 +67,7 @@ def test_two_names_may_stand_for_two_parts_of_one_object(
     assert file[16:20].tolist() == [6] * 4
 
 
-def test_two_names_of_the_same_bytes_do_not_hide_an_overlap(
-    open_session: Open, registered: dict[str, Registration]
-) -> None:
+def test_two_names_of_the_same_bytes_hide_no_overlap(open_session: Open, registered: dict[str, Registration]) -> None:
     key = file_of()
     registered["in"], registered["out"] = Registration(key, 0, 64), Registration(key, 8, 64)
     said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [1, 0, 16]}, ["in", "out"])

@@ -13,7 +13,6 @@ from shm_backend_utils.errors import ModelError
 from shm_backend_utils.model import Call
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from shm_backend_utils.tensors import dlpack
 from shm_backend_utils.tensors.strings_view import StringsView
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import delivered, message_of, outputs_of
@@ -56,9 +55,7 @@ def test_an_output_one_byte_larger_than_its_room_goes_back_through_triton(open_s
         assert not place_after(open_session, client, ways, room=16, outputs=[tensor("Y", "UINT8")]).is_in_response
 
 
-def test_an_input_that_is_put_is_passed_through_from_its_first_byte_to_its_last(
-    open_session: Open, client: Client
-) -> None:
+def test_an_input_that_is_put_is_passed_through_from_first_byte_to_last(open_session: Open, client: Client) -> None:
     place = place_after(open_session, client, lambda call: call.put("Y", call.input("X")))
     assert (place.offset, place.byte_size) == (client.data, 16)
     place = place_after(open_session, client, lambda call: call.put("Y", call.input("X").numpy()[1:]))
@@ -78,9 +75,7 @@ def test_an_empty_output_is_where_its_room_is(open_session: Open, client: Client
     assert (place.offset, place.byte_size) == (client.data + 256, 0)
 
 
-def test_an_input_is_not_passed_through_where_the_client_wants_no_memory_used(
-    open_session: Open, client: Client
-) -> None:
+def test_an_input_is_not_passed_through_if_the_client_wants_no_memory_used(open_session: Open, client: Client) -> None:
     said = Table({"X": InputSpan(FP32, (4,), 0, client.data, 16)}, {})
     np.ndarray((4,), np.float32, client.region.bytes(), client.data)[:] = X
     request = delivered(client.begin(said), ["Y"])
@@ -113,20 +108,10 @@ def test_an_output_that_is_put_where_it_lies_is_not_copied(open_session: Open, c
     assert copied == [False, True]
 
 
-def test_a_delivered_input_is_copied_to_the_memory_that_the_client_has_for_it(
-    open_session: Open, client: Client
-) -> None:
+def test_a_delivered_input_is_copied_to_the_clients_memory_for_it(open_session: Open, client: Client) -> None:
     request = client.request({}, {"Y": 16}, delivered={"X": X})
     assert outputs_of(serve(open_session, request, lambda call: call.put("Y", call.input("X")))) == {}
     assert client.output("Y").tolist() == X.tolist()
-
-
-def test_a_delivered_input_goes_back_as_it_came(open_session: Open) -> None:
-    request = delivered({}, ["Y"], {"X": X})
-    response = serve(open_session, request, lambda call: call.put("Y", call.input("X")))
-    came, goes = (dlpack.read(tensors[0].to_dlpack) for tensors in (request.inputs(), response.output_tensors()))
-    assert np.shares_memory(goes, came)
-    assert goes.tolist() == X.tolist()
 
 
 # What the configuration forbids
@@ -158,16 +143,6 @@ def test_an_output_that_the_configuration_forbids_is_neither_made_nor_put(
     place_after(open_session, client, infer, outputs=outputs)
 
 
-def test_strings_for_an_output_that_is_none_or_no_strings_are_refused(open_session: Open, client: Client) -> None:
-    def infer(call: Call) -> None:
-        for name in ("Y", "Z"):
-            with pytest.raises(ModelError):
-                call.put(name, np.array(WORDS, object))
-        call.put("Y", X)
-
-    place_after(open_session, client, infer)
-
-
 def test_a_clients_strings_are_passed_on_to_outputs_of_strings_alone(open_session: Open, client: Client) -> None:
     inputs = [tensor("X"), tensor("WORDS_IN", "STRING")]
     outputs = [tensor("Y"), tensor("WORDS", "STRING", dims=[-1, -1])]
@@ -183,19 +158,6 @@ def test_a_clients_strings_are_passed_on_to_outputs_of_strings_alone(open_sessio
 
     request = client.request({"X": X}, {"Y": 16}, delivered={"WORDS_IN": np.array(WORDS, object)})
     assert serve(open_session, request, infer, outputs, inputs).error() is None
-
-
-def test_a_list_is_what_numpy_makes_of_it(open_session: Open, client: Client) -> None:
-    def infer(call: Call) -> None:
-        for name in ("UNKNOWN", "Z"):
-            with pytest.raises(ModelError, match=name):
-                call.put(name, list(X))
-            with pytest.raises(ModelError, match=name):
-                call.put(name, X)
-        call.put("Y", list(X))
-
-    place_after(open_session, client, infer, outputs=[tensor("Y"), tensor("UNKNOWN", "UNHEARD_OF")])
-    assert client.output("Y").tolist() == X.tolist()
 
 
 # Strings
@@ -251,9 +213,7 @@ def test_a_clients_strings_whose_lengths_lie_are_not_passed_on(
 
 
 @pytest.mark.parametrize(("shape", "fits"), [((1,), True), ((1, 1), False)])
-def test_results_fill_the_record_and_not_more(
-    open_session: Open, client: Client, shape: tuple[int, ...], fits: bool
-) -> None:
+def test_results_fill_the_record_only(open_session: Open, client: Client, shape: tuple[int, ...], fits: bool) -> None:
     name = "Y" * (2048 - 16 - 8 - 24 - 8)
     said = Table({}, {name: OutputSpan(0, client.data, 16)})
     request = delivered(client.begin(said), [name])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -12,26 +10,21 @@ import pytest
 
 from shm_backend_utils.model import ShmSession
 from tests.unit import emulated
-from tests.unit.sessions import session_of, tensor
+from tests.unit.modes.doubling import MakeClient, Open
+from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
 from tests.unit.test_probe import never, probe_of, report_in
 
 
 @pytest.fixture
-def clients() -> Iterator[list[Client]]:
-    with ExitStack() as stack:
-        made = [Client() for _ in range(4)]
-        for client in made:
-            stack.callback(client.close)
-        yield made
+def clients(make_client: MakeClient) -> list[Client]:
+    return [make_client() for _ in range(4)]
 
 
-@pytest.fixture(params=[{}, {"SHM_DEBUG": "true"}], ids=["plain", "debug"])
-def session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+@pytest.fixture
+def session(open_session: Open) -> ShmSession:
     inputs = [tensor("X", dims=[-1]), tensor("SHM", "UINT8")]
-    parameters = {"SHM_PATHS": "direct", **request.param}
-    with session_of(monkeypatch, inputs, [tensor("Y", dims=[-1])], parameters=parameters, max_batch_size=8) as session:
-        yield session
+    return open_session(inputs, [tensor("Y", dims=[-1])], parameters={"SHM_PATHS": "direct"}, max_batch_size=8)
 
 
 def probe(client: Client) -> Any:
@@ -86,13 +79,12 @@ def test_the_same_one_twice_in_a_batch(session: ShmSession, clients: list[Client
     assert second.startswith("shm:replayed: ")
 
 
-def test_a_stream_has_one_answer(monkeypatch: pytest.MonkeyPatch, clients: list[Client]) -> None:
-    more: dict[str, Any] = {"model_transaction_policy": {"decoupled": True}}
-    with session_of(monkeypatch, [tensor("X")], [tensor("Y")], parameters={"SHM_PATHS": "direct"}, **more) as session:
-        requests = [emulated.delivered(client.begin(probe_of(client))) for client in clients]
-        session.serve_streams(requests, never)
-        for client, request in zip(clients, requests, strict=True):
-            assert client.is_over()
-            (answer,) = emulated.answers_to(request).sent
-            assert emulated.answers_to(request).is_over
-            assert emulated.message_of(answer).startswith("shm:probed: ")
+def test_a_stream_has_one_answer(open_session: Open, clients: list[Client]) -> None:
+    session = open_session(parameters={"SHM_PATHS": "direct"}, model_transaction_policy={"decoupled": True})
+    requests = [emulated.delivered(client.begin(probe_of(client))) for client in clients]
+    session.serve_streams(requests, never)
+    for client, request in zip(clients, requests, strict=True):
+        assert client.is_over()
+        (answer,) = emulated.answers_to(request).sent
+        assert emulated.answers_to(request).is_over
+        assert emulated.message_of(answer).startswith("shm:probed: ")

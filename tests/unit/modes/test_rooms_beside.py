@@ -83,9 +83,7 @@ def in_response(sent: list[Any]) -> list[bool]:
     return [bool(outputs_of(each)) for each in sent if each is not None]
 
 
-def test_a_frame_lies_where_its_client_has_given_it_room_since(
-    open_session: Open, client: Client, other: Client
-) -> None:
+def test_a_frame_lies_where_its_client_has_given_it_room(open_session: Open, client: Client, other: Client) -> None:
     table = encode_rooms(claim_of_region(other.region), rooms(other, offset=512))
     sent = served(open_session(**DECOUPLED), begun(client), [lambda: give(client, table, 0)])
     assert in_response(sent) == [True, False]
@@ -115,9 +113,7 @@ def test_what_a_table_does_not_move_stays_in_the_ring(open_session: Open, client
     assert {each.name: each.region for each in found} == {"Y": 1, "Z": 0}
 
 
-def test_a_stream_grows_again_and_lets_go_of_the_region_before(
-    open_session: Open, client: Client, other: Client
-) -> None:
+def test_a_stream_grows_again_and_gives_the_last_region_back(open_session: Open, client: Client, other: Client) -> None:
     third = Client(share=1 << 20)
     seen: list[bool] = []
 
@@ -246,10 +242,7 @@ LIES: dict[str, tuple[Callable[[Client], bytes], str]] = {
         lambda other: of({"X": InputSpan(FP32, (4,), 1, other.data, 16)}, {}, (claim(other),)),
         "shm:table: frame.input_count",
     ),
-    "a ring": (
-        lambda other: of({}, rooms(other), (claim(other),), Ring(1, 1, 1024)),
-        "shm:table: frame.",
-    ),
+    "a ring": (lambda other: of({}, rooms(other), (claim(other),), Ring(1, 1, 1024)), "shm:table: frame."),
     "length": (lambda other: torn(inside(other), 8, "<I", 2048), "shm:table: frame.length"),
     "nothing": (lambda other: bytes(200), "shm:table: frame.length"),
     "counts": (lambda other: torn(inside(other), 14, "<H", 0xFFFF), "shm:table: frame.input_count and output_count"),
@@ -258,9 +251,7 @@ LIES: dict[str, tuple[Callable[[Client], bytes], str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_table_that_lies_ends_its_stream_and_the_next_one_is_served(
-    open_session: Open, client: Client, other: Client, lie: str
-) -> None:
+def test_a_table_that_lies_ends_its_stream_alone(open_session: Open, client: Client, other: Client, lie: str) -> None:
     make, said = LIES[lie]
     session = open_session(outputs=[tensor("Y"), tensor("Z")], **DECOUPLED)
     before = other.region.bytes().copy()
@@ -296,9 +287,7 @@ def test_a_stream_with_further_regions_of_its_own_gets_no_room_beside_its_ring(
     third.close()
 
 
-def test_who_has_given_the_stream_up_gets_nothing_written_to_what_it_lent(
-    open_session: Open, client: Client, other: Client
-) -> None:
+def test_who_has_given_the_stream_up_gets_nothing_written(open_session: Open, client: Client, other: Client) -> None:
     """Afterwards it may have taken the region back, and use it for something else."""
     table = encode_rooms(claim_of_region(other.region), rooms(other))
 

@@ -96,9 +96,7 @@ def test_a_response_has_the_outputs_that_were_written_since_the_last_one(open_se
     assert [list(outputs_of(sent)) for sent in answers_to(request).sent if sent] == [["Y"], ["Z"], [], ["Y", "Z"]]
 
 
-def test_without_a_ring_strings_go_as_triton_has_them_as_nobody_reads_results(
-    open_session: Open, client: Client
-) -> None:
+def test_without_a_ring_strings_go_as_triton_has_them(open_session: Open, client: Client) -> None:
     request = client.request({"X": X}, {"Y": 64})
     session = streaming(open_session, outputs=[tensor("Y", "STRING")])
 
@@ -112,9 +110,7 @@ def test_without_a_ring_strings_go_as_triton_has_them_as_nobody_reads_results(
     assert outputs_of(sent)["Y"].tolist() == [b"ab", b"cde"]
 
 
-def test_a_client_that_releases_nothing_is_not_waited_for_without_end(
-    open_session: Open, make_client: MakeClient
-) -> None:
+def test_a_client_that_releases_nothing_is_not_waited_for_for_ever(open_session: Open, make_client: MakeClient) -> None:
     client = make_client(slots=2)
     request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
 
@@ -166,9 +162,7 @@ def read_slowly(client: Client, pause_s: float, stop: threading.Event) -> thread
     return reader
 
 
-def test_a_client_that_reads_slowly_for_ever_is_not_waited_for_without_end(
-    open_session: Open, make_client: MakeClient
-) -> None:
+def test_a_client_that_always_reads_slowly_is_not_waited_for(open_session: Open, make_client: MakeClient) -> None:
     client, stop = make_client(slots=2), threading.Event()
     request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
 
@@ -294,9 +288,7 @@ def test_slots_that_are_not_there_are_refused_before_anything_is_made_for_them(
     assert places == []
 
 
-def test_outputs_that_the_model_has_are_laid_out_for_each_place(
-    open_session: Open, client: Client, places: list[int]
-) -> None:
+def test_known_outputs_are_laid_out_for_each_place(open_session: Open, client: Client, places: list[int]) -> None:
     request = ring_of(client, "Y")
 
     def answer(call: StreamCall) -> Iterator[None]:

@@ -153,21 +153,6 @@ def test_a_death_that_no_test_met_is_told(project: Path, is_last: bool) -> None:
     assert f"test_it.py::{name}: passed, and the server was found dead after it" in printed
 
 
-def test_the_last_test_of_a_run_is_run_once_more_too(project: Path) -> None:
-    status, printed = outcome_of(
-        project,
-        """
-        from conftest import CRASH
-
-        def test_it(client, triton_server):
-            if client == 1:
-                triton_server.die(CRASH)
-            assert triton_server.is_running
-        """,
-    )
-    assert (status, "1 passed, 1 server died" in printed) == (0, True), printed
-
-
 def test_a_fixture_that_met_the_crash_is_made_once_more(project: Path) -> None:
     status, printed = outcome_of(
         project,

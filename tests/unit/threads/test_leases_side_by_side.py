@@ -53,9 +53,7 @@ def test_one_thread_of_one_process_has_a_slot_at_a_time(regions: list[ManagedReg
         lease.give_back()
 
 
-def test_the_client_takes_a_slot_back_only_when_nobody_has_borrowed_it(
-    regions: list[ManagedRegion], side_by_side: Run
-) -> None:
+def test_the_client_takes_back_only_slots_that_nobody_borrows(regions: list[ManagedRegion], side_by_side: Run) -> None:
     owner, *models = regions
     lease, record = owner.lease(0), owner.record_offset(0)
     borrowers, lock = [0], threading.Lock()

@@ -166,10 +166,7 @@ def check_what_a_call_says_of_itself_arrives(pb_utils: Any, request: Any) -> Non
         timeout=5_000_000,
         parameters={"a": "ü", "b": True, "c": -3},
     )
-    same(
-        _said(call.exec()),
-        {"TOLD": ["inner|7|2|5000000|a=ü|b=True|c=-3|TOLD|X".encode()]},
-    )
+    same(_said(call.exec()), {"TOLD": ["inner|7|2|5000000|a=ü|b=True|c=-3|TOLD|X".encode()]})
 
 
 def check_a_model_is_ready_or_not(pb_utils: Any, request: Any) -> None:

@@ -83,13 +83,7 @@ def check_every_type_goes_by_dlpack(pb_utils: Any, request: Any) -> None:
 def check_types_that_triton_has_not_are_refused(pb_utils: Any, request: Any) -> None:
     for code, bits, lanes in ((5, 64, 1), (2, 32, 2), (2, 8, 1), (0, 4, 1)):
         made = capsule((1,), code=code, bits=bits, lanes=lanes)
-        refused(
-            pb_utils.TritonModelException,
-            "Dtype is invalid.",
-            pb_utils.Tensor.from_dlpack,
-            "Y",
-            made,
-        )
+        refused(pb_utils.TritonModelException, "Dtype is invalid.", pb_utils.Tensor.from_dlpack, "Y", made)
 
 
 def check_a_bfloat_has_16_bits(pb_utils: Any, request: Any) -> None:

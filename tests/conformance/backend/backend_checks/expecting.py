@@ -9,19 +9,7 @@ __all__ = ["NUMBERS", "kills_the_server", "named", "refused", "same", "since"]
 
 _Check = TypeVar("_Check", bound=Callable[..., Any])
 
-NUMBERS = (
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "float32",
-    "float64",
-)
+NUMBERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 """NumPy's names of all types of numbers that Triton has, but for bool."""
 
 

@@ -134,9 +134,7 @@ def check_parameters_of_other_types_are_refused(pb_utils: Any, request: Any) -> 
     text = f"{start} values to have type bool/int/str, found type <class 'NoneType'>"
     refused(error, text, lambda: _made(pb_utils, parameters={"a": None}))
     refused(
-        error,
-        f"{start} keys to have type str, found type <class 'int'>",
-        lambda: _made(pb_utils, parameters={1: "a"}),
+        error, f"{start} keys to have type str, found type <class 'int'>", lambda: _made(pb_utils, parameters={1: "a"})
     )
     text = "Expect N8pybind114dictE, got <class 'list'>"
     refused(error, text, lambda: _made(pb_utils, parameters=[1]))
