@@ -29,6 +29,8 @@ FOR_ONE_REQUEST = CudaRegionClaim(HANDLE[1:] + b"x", 4096, UUID, 0, b"", True)
 UNFENCED = CudaRegionClaim(HANDLE[::-1], 2**63 - 1, UUID, None)
 NAMED = NamedRegionClaim("weights é")
 NO_FENCE = 0xFFFF
+NAMES = {1: KEY.encode(), 2: HANDLE}
+"""Those of regions that have a size, by their kind."""
 
 
 def claim(
@@ -63,7 +65,12 @@ def refusal(data: bytes, count: int = 1) -> TableError:
 
 @pytest.mark.parametrize(
     "claims",
-    [(), (LENT,), (NAMED,), (UNFENCED,), (LENT, CUDA), (NAMED, LENT, UNFENCED, CUDA), (FOR_ONE_REQUEST, WITH_EVENT)],
+    [
+        (),
+        (NamedRegionClaim(KEY), LENT, UNFENCED, CUDA),
+        (FOR_ONE_REQUEST, WITH_EVENT),
+        (LENT, *(CudaRegionClaim(bytes([number]) * 64, 4096, UUID, 1, b"", number == 2) for number in range(3))),
+    ],
     ids=str,
 )
 def test_what_is_written_is_read(claims: tuple[RegionClaim, ...]) -> None:
@@ -84,11 +91,6 @@ def test_a_claim_tells_its_size_if_it_knows_it() -> None:
     assert [claimed_size(each) for each in (LENT, CUDA, NAMED)] == [12288, 4096, 2**63 - 1]
 
 
-def test_several_allocations_may_have_one_fence() -> None:
-    fenced = [CudaRegionClaim(bytes([number]) * 64, 4096, UUID, 1) for number in range(3)]
-    assert decoded(encoded(LENT, *fenced), 4) == (LENT, *fenced)
-
-
 def test_there_may_be_64_regions_and_no_more() -> None:
     regions = [NamedRegionClaim(str(number)) for number in range(MAX_REGIONS + 1)]
     data = encoded(*regions)
@@ -96,90 +98,42 @@ def test_there_may_be_64_regions_and_no_more() -> None:
     assert refusal(data, MAX_REGIONS + 1).field == "region_count"
 
 
-@pytest.mark.parametrize("kind", [0, 4, 255])
-def test_another_kind_is_refused(kind: int) -> None:
-    assert refusal(claim(kind, b"x")).field == "regions[1].kind"
+REFUSED = [
+    *((claim(kind, b"x"), "kind") for kind in (0, 4, 255)),
+    *((claim(kind, name, size=size), "byte_size") for kind, name in NAMES.items() for size in (0, 2**63, 2**64 - 1)),
+    *((claim(1, key), "name") for key in (b"shmbu-", b"weights", b"shmbu-a/b", b"shmbu-../x", b"shmbu-" + b"a" * 65)),
+    *((claim(kind, name), "name") for kind in (1, 3) for name in (b"", b"\xff", b"a\0b", b"\xed\xa0\x80")),
+    *((claim(2, bytes(length)), "name_length") for length in (0, 1, 63, 65, 127, 129, 192)),
+    (claim(3, b"weights", length=65535), "name_length"),
+    *((claim(2, HANDLE, fence=fence), "fence") for fence in (1, 4, NO_FENCE - 1)),
+    (claim(2, HANDLE, flags=1), "fence"),
+    *((claim(2, HANDLE, fence=0, flags=flags), "flags") for flags in (2, 3, 255)),
+    *((claim(kind, name, flags=1), "flags") for kind, name in ((1, KEY.encode()), (3, b"weights"))),
+]
 
 
-@pytest.mark.parametrize("size", [0, 2**63, 2**64 - 1])
-@pytest.mark.parametrize(("kind", "name"), [(1, KEY.encode()), (2, HANDLE)])
-def test_a_size_that_no_memory_has_is_refused(kind: int, name: bytes, size: int) -> None:
-    assert refusal(claim(kind, name, size=size)).field == "regions[1].byte_size"
+@pytest.mark.parametrize(("data", "field"), REFUSED, ids=str)
+def test_a_region_that_there_cannot_be_is_refused(data: bytes, field: str) -> None:
+    assert refusal(data).field == f"regions[1].{field}"
 
 
-@pytest.mark.parametrize("key", ["shmbu-", "weights", "shmbu-A", "shmbu-a/b", "shmbu-../x", "shmbu-" + "a" * 65])
-def test_what_is_no_key_is_refused(key: str) -> None:
-    assert refusal(claim(1, key.encode())).field == "regions[1].name"
-
-
-@pytest.mark.parametrize("name", [b"", b"\xff", b"a\0b", b"\xed\xa0\x80"])
-@pytest.mark.parametrize("kind", [1, 3])
-def test_what_is_no_name_is_refused(kind: int, name: bytes) -> None:
-    assert refusal(claim(kind, name)).field == "regions[1].name"
-
-
-@pytest.mark.parametrize("length", [0, 1, 63, 65, 127, 129, 192])
-def test_what_is_no_handle_is_refused(length: int) -> None:
-    assert refusal(claim(2, bytes(length))).field == "regions[1].name_length"
-
-
-@pytest.mark.parametrize("fence", [1, 2, 3, 4, NO_FENCE - 1], ids=["itself", "named", "later", "none", "the largest"])
-def test_only_an_earlier_lent_region_fences_gpu_memory(fence: int) -> None:
-    data = claim(2, HANDLE, fence=fence) + encode_claim(NAMED) + encode_claim(LENT)
-    error = refusal(data, 3)
-    assert (error.field, error.found) == ("regions[1].fence", str(fence))
-
-
-@pytest.mark.parametrize("other", [NAMED, UNFENCED], ids=["named", "cuda"])
-def test_an_earlier_region_of_another_kind_fences_nothing(other: RegionClaim) -> None:
-    assert refusal(encode_claim(other) + claim(2, HANDLE, fence=1), 2).field == "regions[2].fence"
-
-
-@pytest.mark.parametrize("twice", [LENT, CUDA, NAMED], ids=["lent", "cuda", "named"])
-def test_memory_that_is_named_twice_is_refused(twice: RegionClaim) -> None:
-    assert refusal(encode_claim(UNFENCED) + encode_claim(twice) * 2, 3).field == "regions[3]"
-
-
-def test_another_size_or_token_makes_no_other_memory() -> None:
-    again = LentRegionClaim(KEY, 4096, "0" * 32, 0)
-    assert refusal(encode_claim(LENT) + encode_claim(again), 2).field == "regions[2]"
-
-
-def test_a_name_may_be_that_of_a_key() -> None:
-    regions = (LENT, NamedRegionClaim(KEY))
-    assert decoded(encoded(*regions), 2) == regions
+@pytest.mark.parametrize(
+    ("data", "count", "field"),
+    [
+        (claim(2, HANDLE, fence=2) + encoded(NAMED, LENT), 3, "regions[1].fence"),
+        (claim(2, HANDLE, fence=3) + encoded(NAMED, LENT), 3, "regions[1].fence"),
+        (encode_claim(NAMED) + claim(2, HANDLE, fence=1), 2, "regions[2].fence"),
+        (encode_claim(UNFENCED) + claim(2, HANDLE, fence=1), 2, "regions[2].fence"),
+        (encoded(UNFENCED, LENT, LENT), 3, "regions[3]"),
+        (encoded(LENT, LentRegionClaim(KEY, 4096, "0" * 32, 0)), 2, "regions[2]"),
+        (encoded(CUDA, CudaRegionClaim(HANDLE, 4096, UUID, 0, bytes(64))), 2, "regions[2]"),
+        (encoded(NAMED, NAMED), 2, "regions[2]"),
+    ],
+)
+def test_a_region_that_does_not_agree_with_another_is_refused(data: bytes, count: int, field: str) -> None:
+    assert refusal(data, count).field == field
 
 
 @pytest.mark.parametrize("length", range(0, 56, 8))
 def test_a_region_that_breaks_off_is_refused(length: int) -> None:
     assert refusal(encode_claim(LENT)[:length]).field.startswith("regions[1]")
-
-
-def test_a_name_that_is_longer_than_the_table_is_refused() -> None:
-    assert refusal(claim(3, b"weights", length=65535)).field == "regions[1].name_length"
-
-
-@pytest.mark.parametrize("name", [KEY.encode(), b"weights"])
-def test_only_gpu_memory_is_lent_for_one_request(name: bytes) -> None:
-    kind = 1 if name == KEY.encode() else 3
-    assert refusal(claim(kind, name, flags=1)).field == "regions[1].flags"
-
-
-@pytest.mark.parametrize("flags", [2, 3, 255])
-def test_a_flag_that_is_not_known_is_refused(flags: int) -> None:
-    error = refusal(claim(2, HANDLE, fence=0, flags=flags))
-    assert (error.field, error.found) == ("regions[1].flags", str(flags))
-
-
-def test_what_is_lent_for_one_request_has_a_fence() -> None:
-    assert refusal(claim(2, HANDLE, flags=1)).field == "regions[1].fence"
-
-
-def test_what_is_lent_for_one_request_may_be_fenced_by_a_lent_region() -> None:
-    lent = CudaRegionClaim(HANDLE, 4096, UUID, 1, b"", True)
-    assert decoded(encoded(LENT, lent), 2) == (LENT, lent)
-
-
-def test_another_event_makes_no_other_memory() -> None:
-    again = CudaRegionClaim(HANDLE, 4096, UUID, 0, bytes(64))
-    assert refusal(encoded(CUDA, again), 2).field == "regions[2]"

@@ -110,15 +110,6 @@ def test_waiting_for_nothing_loads_nothing(cuda: CudaRuntime) -> None:
 # Waiting
 
 
-def test_every_device_is_waited_for_once(arrays: DeviceArrays, uses: DeviceUses) -> None:
-    more = DeviceUses(arrays)
-    for device in (0, 1, 0):
-        uses.add(device)
-        more.add(device)
-    arrays.wait([uses, more])
-    assert (times("cuCtxSynchronize"), times("cuStreamSynchronize")) == (2, 0)
-
-
 def test_streams_of_several_calls_are_waited_for_at_once(
     cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, stream: int
 ) -> None:
@@ -144,13 +135,6 @@ def test_one_call_that_has_named_no_stream_has_the_device_waited_for(
         assert content(filled).tolist() == [7] * 3
 
 
-def test_what_failed_on_a_device_is_told_by_who_waits_for_it(arrays: DeviceArrays, uses: DeviceUses) -> None:
-    uses.add(DEVICE)
-    DRIVER.fail_next("cuCtxSynchronize", ILLEGAL)
-    with fails_by(ILLEGAL):
-        arrays.wait([uses])
-
-
 def test_calls_of_a_batch_share_what_they_have_noted(arrays: DeviceArrays, uses: DeviceUses, stream: int) -> None:
     more = DeviceUses(arrays)
     more.name(stream)
@@ -162,14 +146,6 @@ def test_calls_of_a_batch_share_what_they_have_noted(arrays: DeviceArrays, uses:
 
 
 # Taking over
-
-
-@on_each_gpu
-@pytest.mark.parametrize("kind", ["device", "pool", "managed"])
-def test_a_tensor_of_another_library_is_taken_over_without_a_copy(arrays: DeviceArrays, device: int, kind: Any) -> None:
-    tensor = DRIVER.tensor(np.arange(3, dtype=INTEGERS), device=device, kind=kind)
-    adopted = arrays.adopt(tensor)
-    assert (adopted.address, adopted.device, adopted.shape) == (tensor.address, device, (3,))
 
 
 @on_each_gpu
@@ -289,25 +265,7 @@ def test_a_copy_that_fails_leaves_nothing(
     assert arrays.to_device(host_view(np.ones(3, np.int32)), uses).to_host().tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3)], ids=str)
-def test_a_copy_may_have_no_dimensions_and_no_elements(
-    cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, shape: tuple[int, ...]
-) -> None:
-    host = arrays.to_host(view_of(numbers_on(cuda, DEVICE, *shape)))
-    assert (host.shape, arrays.to_device(host_view(host), uses).shape) == (shape, shape)
-
-
 # To the host, and on the GPU
-
-
-@on_each_gpu
-def test_a_copy_on_the_host_is_complete(cuda: CudaRuntime, arrays: DeviceArrays, device: int) -> None:
-    with stream_on(cuda, device) as stream:
-        view = view_of(filled_late(cuda, stream, 7, device))
-        copied = arrays.to_host(view)
-        assert copied.tolist() == [7, 7, 7]
-        copied[:] = 0
-        assert content(view.array).tolist() == [7, 7, 7]
 
 
 @pytest.mark.parametrize("source", [0, 1])
@@ -364,13 +322,6 @@ def test_a_call_that_outlives_the_session_has_its_own_streams(cuda: CudaRuntime)
         kept.__dlpack__(stream=reader)
     del kept, uses
     wait_until(lambda: not cuda.retired.collect())
-    assert DRIVER.live(MODEL).streams == 0
-
-
-def test_streams_go_back_to_cuda_with_the_session(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
-    with arrays.own_streams.one(DEVICE):
-        pass
-    arrays.close()
     assert DRIVER.live(MODEL).streams == 0
 
 

@@ -15,7 +15,7 @@ from shm_backend_utils.tensors.cuda.device_view import DeviceView
 from shm_backend_utils.testing.emulator.tensor import Tensor
 from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, Client, session_on
 from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
-from tests.unit.fake_gpu import array_on, content, kernel
+from tests.unit.fake_gpu import DRIVER, array_on, content, kernel
 
 GIVEN = [1, 2, 3, 4]
 
@@ -66,12 +66,13 @@ def test_a_tensor_that_is_delivered_on_a_gpu_is_a_view_there_and_the_gpu_is_wait
 
 
 @pytest.mark.parametrize("wanted", [DEVICE, HOST], ids=["on a GPU", "on the host"])
-@pytest.mark.parametrize("has", [DEVICE, HOST], ids=["of a GPU", "of the host"])
+@pytest.mark.parametrize("kind", ["host", "device", "managed"])
 def test_an_array_goes_to_where_the_client_wants_it(
-    cuda: CudaRuntime, client: Client, session: ShmSession, has: int, wanted: int
+    client: Client, session: ShmSession, stream: int, kind: Any, wanted: int
 ) -> None:
     def infer(call: Call) -> None:
-        call.put("Y", np.array(GIVEN, np.float32) if has == HOST else array_on(cuda, GIVEN))
+        values = np.array(GIVEN, np.float32)
+        call.put("Y", values if kind == "host" else DRIVER.tensor(values, kind=kind, stream=stream))
 
     (response,) = session.serve([client.request(0, {"Y": wanted})], infer)
     assert response.error() is None
