@@ -32,7 +32,6 @@ __all__ = [
     "DRIVER",
     "HAND_MADE_SIZE",
     "MODEL",
-    "TWO_FLAVOURS",
     "Y_OFFSET",
     "Gpu",
     "GpuRequest",
@@ -50,8 +49,6 @@ __all__ = [
 
 DRIVER: Final = FakeDriver.load()
 MODEL: Final = "fake_gpu"
-TWO_FLAVOURS: Final = ("grpc", "http aio")
-"""Each protocol once, and each client: enough where neither decides what happens."""
 
 X: Final = np.arange(1000, dtype=np.float32)
 Y_OFFSET: Final = 4096

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tritonclient.grpc
 
-from shm_backend_utils.client import BudgetError, PoolExhaustedError, PoolOptions, Result
+from shm_backend_utils.client import PoolExhaustedError, PoolOptions, Result
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda.driver import LiveCounts
@@ -21,8 +21,7 @@ from tests.crash.processes import stub_of
 from tests.crash.server_options import installation_with
 
 from .eventually import all_memory_comes_back, eventually
-from .fake_gpus import DRIVER, MODEL, Gpu, X, ask, content_of, flavour_of, gpu_of, hand_made_for, left_here, told_by
-from .hand_made import NO_FENCE
+from .fake_gpus import DRIVER, MODEL, Gpu, X, ask, content_of, flavour_of, gpu_of, left_here
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 NOTHING = LiveCounts()
@@ -83,15 +82,6 @@ def test_memory_that_the_model_keeps_is_neither_closed_nor_freed(gpu: Gpu) -> No
     assert gpu.told("let_go").open_now == before
 
 
-def test_memory_that_no_slot_fences_is_closed_after_its_use(triton_server: EmbeddedServer) -> None:
-    with hand_made_for(triton_server) as hand_made:
-        before = told_by(MODEL, hand_made.url).open_now
-        hand_made.claim.fence = NO_FENCE
-        hand_made.send()
-        assert hand_made.is_doubled
-        assert told_by(MODEL, hand_made.url, "sweep").open_now == before
-
-
 # In the client
 
 
@@ -102,35 +92,6 @@ def test_results_outlive_the_client(gpu: Gpu) -> None:
     gpu.told("let_go")
     assert is_doubled(y)
     assert left_here().allocations == 1
-
-
-def test_inputs_of_a_prepared_call_outlive_the_client(gpu: Gpu) -> None:
-    call = gpu.client.prepare(MODEL, {"X": (X.shape, X.dtype, "cuda:0")}, parameters={"deed": "double"})
-    x: Any = call.inputs["X"]
-    gpu.client.close()
-    gpu.fill(x, X)
-    gpu.finish()
-    assert content_of(x).tolist() == X.tolist()
-
-
-def test_each_gpu_has_memory_of_its_own(gpu: Gpu) -> None:
-    before = gpu.told().opens
-    for device in (0, 1, 0, 1):
-        with infer(gpu, device=device) as result:
-            y: Any = result["Y"]
-            assert (y.device, is_doubled(y)) == (device, True)
-        del y
-    assert gpu.allocations == 2
-    assert gpu.told().opens == before + 2
-
-
-def test_one_call_may_have_memory_on_each_gpu(gpu: Gpu) -> None:
-    for _ in range(2):
-        with infer(gpu, device=0, to=1) as result:
-            y: Any = result["Y"]
-            assert (y.device, is_doubled(y)) == (1, True)
-        del y
-    assert gpu.allocations == 2
 
 
 # While a model still writes
@@ -148,32 +109,6 @@ def test_a_client_that_closes_frees_nothing_that_a_model_works_in(gpu: Gpu, gate
             call.result()
         del call
     assert gpu.told("sweep")[3:6] == (before.launched + 1, before.finished + 1, before.open_now)
-
-
-def test_memory_serves_no_other_call_before_the_model_is_done(gpu: Gpu, gate: Gate) -> None:
-    def give_up() -> None:
-        with pytest.raises(TimeoutError):
-            infer(gpu, "double_behind_the_gate", deed_with=gate.parameters(""), timeout_s=0.5)
-
-    infer(gpu).release()  # everything is warm, so that the next request is executed before its deadline
-    give_up()
-    gate.wait_for_model()
-    assert gpu.client.stats().quarantined == 1
-    call = gpu.client.prepare(
-        MODEL,
-        {"X": (X.shape, X.dtype, "cuda:0")},
-        outputs={"Y": (X.shape, X.dtype, "cuda:0")},
-        parameters={"deed": "double"},
-    )
-    assert gpu.allocations == 2
-    gate.let_go()
-    gpu.fill(call.inputs["X"], X)
-    with call.infer() as result:
-        assert is_doubled(result["Y"])
-    call.close()
-    all_memory_comes_back(gpu.client)
-    infer(gpu).release()
-    assert gpu.allocations == 2
 
 
 def test_memory_that_a_gpu_still_writes_to_is_neither_closed_nor_freed(
@@ -241,29 +176,11 @@ def test_idle_memory_of_another_size_makes_room_when_the_model_has_let_go_of_it(
             assert is_doubled(result["Y"])
 
 
-def test_a_call_beyond_the_budget_is_refused_at_once(triton_server: EmbeddedServer) -> None:
-    with gpu_of(flavour_of(triton_server), pool=PoolOptions(max_device_bytes=SIZE_OF_A_CALL - 1)) as gpu:
-        assert refusal_of(gpu, BudgetError) == (
-            f"the call needs {SIZE_OF_A_CALL} bytes on GPU 0, but the pool may have {SIZE_OF_A_CALL - 1}; raise "
-            "PoolOptions(max_device_bytes=...), or send less at once"
-        )
-        all_memory_comes_back(gpu.client)
-
-
 def test_a_gpu_that_is_full_is_asked_again(gpu: Gpu) -> None:
     x = gpu.array(X)
     DRIVER.fail_next("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY")
     with gpu.infer("double", x, (X.shape, X.dtype, "cuda:0")) as result:
         assert is_doubled(result["Y"])
-
-
-def test_a_gpu_that_stays_full_is_named(gpu: Gpu) -> None:
-    x = gpu.array(X)
-    DRIVER.fail_next("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY", times=100)
-    with pytest.raises(PoolExhaustedError, match="the GPU has not that much memory left"):
-        gpu.infer("double", x, (X.shape, X.dtype, "cuda:0"), timeout_s=0.2)
-    DRIVER.forget()
-    all_memory_comes_back(gpu.client)
 
 
 # When the model goes

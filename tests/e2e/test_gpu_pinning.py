@@ -11,10 +11,9 @@ from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.tensors.attributes import MemoryType
 
-from .fake_gpus import MODEL, Gpu, X, content_of, flavour_of, gpu_of, told_by
+from .fake_gpus import MODEL, Gpu, X, flavour_of, gpu_of, told_by
 
 PINNED = "fake_gpu_pinned"
-ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
 
 
 @pytest.fixture
@@ -32,10 +31,6 @@ def answer(gpu: Gpu, deed: str, x: Any = X, count: int = 4) -> list[int]:
 def test_views_say_whether_their_memory_is_pinned(triton_server: EmbeddedServer, model: str, kind: MemoryType) -> None:
     with gpu_of(flavour_of(triton_server), model) as gpu:
         assert answer(gpu, "tell_attributes") == [kind, 0, X.nbytes, False]
-
-
-def test_memory_of_a_gpu_is_that_and_comes_with_its_handle(gpu: Gpu) -> None:
-    assert answer(gpu, "tell_attributes", gpu.array(X, 1)) == [MemoryType.GPU, 1, X.nbytes, True]
 
 
 def test_a_region_is_pinned_once(gpu: Gpu) -> None:
@@ -60,17 +55,6 @@ def test_a_region_is_unpinned_when_it_is_unmapped(gpu: Gpu) -> None:
     assert gpu.told("sweep").pinned_now == before + 1
     gpu.client.close()
     assert gpu.told("sweep").pinned_now == before
-
-
-def test_copies_from_and_to_pinned_memory_are_complete_when_the_response_comes(gpu: Gpu) -> None:
-    before = gpu.told().waits
-    names: Any = {"names": False}
-    with gpu.infer("double", X, ON_THE_GPU, path="direct", deed_with=names) as result:
-        y: Any = result["Y"]
-        assert content_of(y).tolist() == (X * 2).tolist()
-    with gpu.infer("double", X, X.nbytes, path="direct", deed_with=names) as result:
-        assert result["Y"].tolist() == (X * 2).tolist()
-    assert gpu.told().waits == before + 2
 
 
 def test_what_cannot_be_pinned_is_served_all_the_same_with_one_warning(triton_server: EmbeddedServer) -> None:

@@ -14,7 +14,7 @@ from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 
 from .eventually import all_memory_comes_back
-from .fake_gpus import DRIVER, MODEL, TWO_FLAVOURS, Gpu, content_of, flavour_of, gpu_of
+from .fake_gpus import DRIVER, MODEL, Gpu, content_of, flavour_of, gpu_of
 from .flavours import Flavour
 
 X = np.arange(1000, dtype=np.float32)
@@ -30,14 +30,8 @@ def every_gpu(flavour: Flavour) -> Iterator[Gpu]:
         yield gpu
 
 
-@pytest.fixture(params=TWO_FLAVOURS)
-def gpu(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[Gpu]:
-    with gpu_of(flavour_of(triton_server, request.param)) as gpu:
-        yield gpu
-
-
 @pytest.fixture
-def one_gpu(triton_server: EmbeddedServer) -> Iterator[Gpu]:
+def gpu(triton_server: EmbeddedServer) -> Iterator[Gpu]:
     """One client, where it does not matter which."""
     with gpu_of(flavour_of(triton_server)) as gpu:
         yield gpu
@@ -64,9 +58,9 @@ def content(array: Any, place: int | None) -> list[float]:
 
 @pytest.mark.parametrize("to", EVERYWHERE)
 @pytest.mark.parametrize("source", EVERYWHERE)
-def test_a_tensor_goes_from_anywhere_to_anywhere(one_gpu: Gpu, source: int | None, to: int | None) -> None:
+def test_a_tensor_goes_from_anywhere_to_anywhere(gpu: Gpu, source: int | None, to: int | None) -> None:
     for deed in EVERY_DOUBLE:
-        with one_gpu.infer(deed, from_place(one_gpu, source), to_place(to)) as result:
+        with gpu.infer(deed, from_place(gpu, source), to_place(to)) as result:
             assert (result.path, result.overflowed) == ("direct", {})
             assert content(result["Y"], to) == (X * 2).tolist()
 
@@ -96,18 +90,6 @@ def test_a_prepared_call_grows_on_the_host_and_not_on_a_gpu(gpu: Gpu, to: int | 
         assert not call.infer().overflowed  # in memory of the same kind
 
 
-def test_inputs_of_one_call_may_be_in_different_places(one_gpu: Gpu) -> None:
-    rows = np.arange(16, dtype=np.float32).reshape(4, 4)
-    on_the_gpu = (rows.shape, rows.dtype, "cuda:0")
-    with one_gpu.client.infer(
-        "fake_gpu_batch",
-        {"A": rows, "B": one_gpu.array(rows, 1)},
-        outputs={"SUM": on_the_gpu, "PRODUCT": None},
-    ) as result:
-        assert content(result["SUM"], 0) == (rows + rows).tolist()
-        assert content(result["PRODUCT"], None) == (rows * rows).tolist()
-
-
 @pytest.mark.parametrize("source", EVERYWHERE)
 def test_every_path_gives_the_same_on_the_gpu(gpu: Gpu, path: PathName, source: int | None) -> None:
     with gpu.infer("double_where_it_is_wanted", from_place(gpu, source), ON_THE_GPU, path=path) as result:
@@ -131,36 +113,12 @@ def test_a_prepared_call_is_filled_on_the_gpu_on_every_path(gpu: Gpu, path: Path
                 assert content(result["Y"], 0) == [2 * value] * X.size
 
 
-def test_a_call_waits_for_what_is_on_the_stream_that_the_user_names(gpu: Gpu) -> None:
+def test_arrays_of_a_submitted_call_may_be_written_again_at_once(gpu: Gpu) -> None:
     x = gpu.array(X)
-    with gpu.infer("double", x, ON_THE_GPU, stream=gpu.streams[0]) as result:
-        gpu.cuda.synchronize_stream(gpu.streams[0], 0)
-        assert content(result["Y"], 0) == (X * 2).tolist()
-
-
-def test_a_submitted_call_brings_its_tensors_to_the_gpu(gpu: Gpu) -> None:
-    future = gpu.client.submit(MODEL, {"X": gpu.array(X)}, outputs={"Y": ON_THE_GPU}, parameters={"deed": "double"})
+    future = gpu.client.submit(MODEL, {"X": x}, outputs={"Y": ON_THE_GPU}, parameters={"deed": "double"})
+    gpu.fill(x, 0)
     with future.result() as result:
         assert content(result["Y"], 0) == (X * 2).tolist()
-
-
-def test_arrays_of_a_submitted_call_may_be_written_again_at_once(one_gpu: Gpu) -> None:
-    x = one_gpu.array(X)
-    future = one_gpu.client.submit(MODEL, {"X": x}, outputs={"Y": ON_THE_GPU}, parameters={"deed": "double"})
-    one_gpu.fill(x, 0)
-    with future.result() as result:
-        assert content(result["Y"], 0) == (X * 2).tolist()
-
-
-def test_an_array_in_another_order_is_sent_as_it_reads(one_gpu: Gpu) -> None:
-    x = one_gpu.array(np.repeat(X, 2))[::-2]
-    with one_gpu.infer("double", x, ON_THE_GPU) as result:
-        assert content(result["Y"], 0) == (X[::-1] * 2).tolist()
-
-
-def test_an_empty_tensor_may_be_on_a_gpu(one_gpu: Gpu) -> None:
-    with one_gpu.infer("double", one_gpu.array([]), ((0,), X.dtype, "cuda:0")) as result:
-        assert content(result["Y"], 0) == []
 
 
 def test_an_output_of_unknown_size_comes_to_the_gpu_and_the_next_one_directly(gpu: Gpu) -> None:
@@ -173,9 +131,9 @@ def test_an_output_of_unknown_size_comes_to_the_gpu_and_the_next_one_directly(gp
 
 
 @pytest.mark.parametrize("to", [None, 1])
-def test_a_stream_brings_its_tensors_where_they_are_wanted(one_gpu: Gpu, to: int | None) -> None:
-    responses = one_gpu.client.stream(
-        "countdown", {"X": one_gpu.array(X)}, outputs={"Y": to_place(to)}, parameters={"count": 2}
+def test_a_stream_brings_its_tensors_where_they_are_wanted(gpu: Gpu, to: int | None) -> None:
+    responses = gpu.client.stream(
+        "countdown", {"X": gpu.array(X)}, outputs={"Y": to_place(to)}, parameters={"count": 2}
     )
     assert [content(response["Y"], to) for response in responses] == [X.tolist(), (X + 1).tolist()]
 
@@ -188,30 +146,15 @@ def test_a_split_call_takes_no_tensors_on_gpus(gpu: Gpu) -> None:
         gpu.client.infer("fake_gpu_batch", {"A": rows, "B": rows}, outputs={"SUM": "cuda:0"}, split=True)
 
 
-def test_a_list_of_arrays_on_gpus_is_refused(one_gpu: Gpu) -> None:
-    row = one_gpu.array(np.zeros(4))
-    with pytest.raises(TensorError, match="'A' lies on DLPack device type 2; expected host memory: copy it there"):
-        one_gpu.client.infer("fake_gpu_batch", {"A": [row], "B": [row]})
-
-
-def test_an_array_on_a_gpu_of_another_dtype_is_refused(one_gpu: Gpu) -> None:
-    one_gpu.made += 1
+def test_an_array_on_a_gpu_of_another_dtype_is_refused(gpu: Gpu) -> None:
+    gpu.made += 1
     integers = DRIVER.tensor(np.zeros(3, np.int32))
     with pytest.raises(TensorError, match="'X' is INT32, but the model's configuration says TYPE_FP32"):
-        one_gpu.infer("double", integers)
+        gpu.infer("double", integers)
 
 
-@pytest.mark.parametrize("device", ["gpu:0", "cuda:", "cuda:-1", "cuda:x", "cpu", ""])
-def test_a_device_that_is_no_name_of_one_is_refused(one_gpu: Gpu, device: str) -> None:
-    complaint = "the device of tensor '.' is '.*'; expected for example 'cuda:0'"
-    with pytest.raises(TensorError, match=complaint):
-        one_gpu.infer("double", X, device)
-    with pytest.raises(TensorError, match=complaint):
-        one_gpu.client.prepare(MODEL, {"X": (X.shape, X.dtype, device)})
-
-
-def test_a_device_that_is_not_there_is_named(one_gpu: Gpu) -> None:
+def test_a_device_that_is_not_there_is_named(gpu: Gpu) -> None:
     with pytest.raises(MachineError, match="there is no such GPU here; see CUDA_VISIBLE_DEVICES") as refusal:
-        one_gpu.infer("double", X, (X.shape, X.dtype, "cuda:2"))
-    all_memory_comes_back(one_gpu.client)  # although the error is kept
+        gpu.infer("double", X, (X.shape, X.dtype, "cuda:2"))
+    all_memory_comes_back(gpu.client)  # although the error is kept
     assert refusal.value is not None

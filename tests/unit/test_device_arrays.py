@@ -18,15 +18,11 @@ from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.cuda.streams import NamedStream
 from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.devices.uses import DeviceUses, shared_by
-from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
-from shm_backend_utils.tensors.cuda.device_view import DeviceView
 from shm_backend_utils.tensors.view import TensorView
 from tests.unit.fake_gpu import (
     DRIVER,
     INTEGERS,
     MODEL,
-    array_on,
     content,
     held_back,
     kernel,
@@ -40,10 +36,7 @@ from tests.unit.gpus import fails_by, that_nobody_loads
 DEVICE = 1
 """The instance's GPU."""
 INT32 = dtypes.BY_NAME["INT32"]
-LATE = 0.02
 ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
-
-on_each_gpu = pytest.mark.parametrize("device", [0, DEVICE])
 
 
 @pytest.fixture
@@ -76,22 +69,6 @@ def uses(cuda: CudaRuntime, arrays: DeviceArrays) -> Iterator[DeviceUses]:
     uses.release()
 
 
-def numbers_on(cuda: CudaRuntime, device: int, *shape: int) -> DeviceArray:
-    return array_on(cuda, np.arange(np.prod(shape, dtype=int)).reshape(shape), device, INTEGERS)
-
-
-def filled_late(cuda: CudaRuntime, stream: int, value: int, device: int = DEVICE) -> DeviceArray:
-    """Return an array of three numbers that a kernel writes, which was launched on a stream."""
-    array = numbers_on(cuda, device, 3)
-    with cuda.on(device):
-        kernel(stream, lambda memory: memory.fill(value), array, late_s=LATE)
-    return array
-
-
-def view_of(array: DeviceArray) -> DeviceView:
-    return DeviceView("X", array, INT32, "direct")
-
-
 def host_view(array: npt.NDArray[Any]) -> TensorView:
     return TensorView("X", array, INT32, "direct")
 
@@ -110,31 +87,6 @@ def test_waiting_for_nothing_loads_nothing(cuda: CudaRuntime) -> None:
 # Waiting
 
 
-def test_streams_of_several_calls_are_waited_for_at_once(
-    cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, stream: int
-) -> None:
-    more = DeviceUses(arrays)
-    with stream_on(cuda, DEVICE) as other:
-        uses.name(stream)
-        more.name(other)
-        filled = [filled_late(cuda, each, 7) for each in (stream, other)]
-        arrays.wait([uses, more])
-        assert [content(array).tolist() for array in filled] == [[7] * 3] * 2
-        assert (times("cuCtxSynchronize"), times("cuStreamSynchronize")) == (0, 1)
-
-
-def test_one_call_that_has_named_no_stream_has_the_device_waited_for(
-    cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, stream: int
-) -> None:
-    more = DeviceUses(arrays)
-    uses.name(stream)
-    more.add(DEVICE)
-    with stream_on(cuda, DEVICE) as other:
-        filled = filled_late(cuda, other, 7)
-        arrays.wait([uses, more])
-        assert content(filled).tolist() == [7] * 3
-
-
 def test_calls_of_a_batch_share_what_they_have_noted(arrays: DeviceArrays, uses: DeviceUses, stream: int) -> None:
     more = DeviceUses(arrays)
     more.name(stream)
@@ -148,16 +100,7 @@ def test_calls_of_a_batch_share_what_they_have_noted(arrays: DeviceArrays, uses:
 # Taking over
 
 
-@on_each_gpu
-def test_a_contiguous_array_is_viewed_where_it_lies(cuda: CudaRuntime, arrays: DeviceArrays, device: int) -> None:
-    array = numbers_on(cuda, device, 2, 3)
-    view = arrays.view("X", array[1:], INT32, "triton", writable=False)
-    assert view.array.address == array.address + 12
-    assert (view.name, view.path, view.writable) == ("X", "triton", False)
-    assert view.attributes == BufferAttributes(MemoryType.GPU, device, 12, None)
-
-
-@on_each_gpu
+@pytest.mark.parametrize("device", [0, DEVICE])
 def test_an_array_in_another_order_is_viewed_as_a_copy_on_its_own_gpu(arrays: DeviceArrays, device: int) -> None:
     tensor = DRIVER.tensor(np.arange(6, dtype=INTEGERS).reshape(2, 3), device=device)
     view = arrays.view("X", arrays.adopt(tensor[:, ::2]), INT32, "triton", writable=True)
@@ -263,30 +206,6 @@ def test_a_copy_that_fails_leaves_nothing(
     with fails_by("CUDA_ERROR_OUT_OF_MEMORY"):
         arrays.to_device(host_view(np.zeros(3, np.int32)), uses)
     assert arrays.to_device(host_view(np.ones(3, np.int32)), uses).to_host().tolist() == [1, 1, 1]
-
-
-# To the host, and on the GPU
-
-
-@pytest.mark.parametrize("source", [0, 1])
-@pytest.mark.parametrize("target", [0, 1])
-@pytest.mark.parametrize("is_named", [True, False])
-def test_a_copy_between_gpus_comes_after_what_is_there(
-    cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, source: int, target: int, is_named: bool
-) -> None:
-    with stream_on(cuda, source) as stream:
-        given = filled_late(cuda, stream, 7, source)
-        uses.add(source)
-        uses.add(target)
-        if is_named:
-            uses.name(stream)
-        view = view_of(numbers_on(cuda, target, 3))
-        arrays.copy(view, given, uses)
-        with cuda.on(source):
-            kernel(stream, lambda memory: memory.fill(8), given)  # comes after the copy
-        uses.wait()
-        uses.release()
-        assert content(view.array).tolist() == [7, 7, 7]
 
 
 # Closing

@@ -188,23 +188,6 @@ def test_a_region_in_use_is_unpinned_when_its_use_ends(
     assert pinned(cuda) == 0
 
 
-def test_arrays_of_a_region_that_was_unpinned_stay_valid(
-    cuda: PinningCuda, model: Resolver, region: ManagedRegion
-) -> None:
-    array = bytes_of(mapped(model, region))
-    model.registry.unregister_all()
-    assert pinned(cuda) == 0
-    array[region.data_offset] = 42
-    assert region.data()[0] == 42
-
-
-def test_a_region_whose_owner_has_gone_is_unpinned(cuda: PinningCuda, model: Resolver, region: ManagedRegion) -> None:
-    mapped(model, region)
-    region.segment.unlink()
-    model.registry.drop_abandoned()
-    assert pinned(cuda) == 0
-
-
 def test_a_region_for_which_there_is_no_room_is_not_left_pinned(
     cuda: PinningCuda, warnings: list[str], region: ManagedRegion
 ) -> None:

@@ -15,7 +15,7 @@ from shm_backend_utils.tensors.cuda.device_view import DeviceView
 from shm_backend_utils.testing.emulator.tensor import Tensor
 from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, Client, session_on
 from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
-from tests.unit.fake_gpu import DRIVER, array_on, content, kernel
+from tests.unit.fake_gpu import DRIVER, array_on, kernel
 
 GIVEN = [1, 2, 3, 4]
 
@@ -23,17 +23,6 @@ GIVEN = [1, 2, 3, 4]
 def address_in(call: Call, offset: int) -> int:
     """Return where an offset of the client's memory on the instance's GPU is in the model's process."""
     return call._memories[1 + DEVICE].address + offset
-
-
-def test_memory_that_is_asked_for_on_a_gpu_is_the_clients_own_there(client: Client, session: ShmSession) -> None:
-    def infer(call: Call) -> None:
-        y = call.device_output("Y", (4,), np.float32)
-        assert y.array.address == address_in(call, 512)
-        content(y.array).fill(3)
-
-    (response,) = session.serve([client.request(0, {"Y": DEVICE})], infer)
-    assert response.error() is None
-    assert client.output(0, "Y") == [3] * 4
 
 
 def test_an_input_on_a_gpu_is_there_already(client: Client, session: ShmSession) -> None:

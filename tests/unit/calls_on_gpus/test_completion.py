@@ -137,19 +137,6 @@ def test_one_execute_waits_once_for_all_its_calls_and_tensors(
         assert client.is_over(slot)
 
 
-def test_no_call_is_over_before_the_gpu_was_waited_for(client: Client, session: ShmSession, stream: int) -> None:
-    was_over: list[bool] = []
-
-    def infer(call: Call) -> None:
-        double_into(stream, "Y")(call)
-        kernel(stream, lambda _: was_over.append(any(client.is_over(slot) for slot in (0, 1))), call.input("X").array)
-
-    session.serve([client.request(slot, {"Y": DEVICE}) for slot in (0, 1)], infer)
-    assert was_over == [False, False]
-    assert client.is_over(0)
-    assert client.is_over(1)
-
-
 @pytest.mark.parametrize(("is_named", "function"), [(True, "cuStreamSynchronize"), (False, "cuCtxSynchronize")])
 def test_a_kernel_that_fails_is_told_in_a_response_of_every_call_in_flight(
     client: Client, session: ShmSession, stream: int, is_named: bool, function: str

@@ -148,13 +148,6 @@ def test_a_request_that_fails_lets_go_of_it_when_its_error_is_gone(client: Clien
     assert counts()[0] == counts()[1]
 
 
-def test_an_input_that_is_passed_through_is_where_the_client_has_it(client: Client, session: ShmSession) -> None:
-    (response,) = session.serve([request(client, 0, {"Y": DEVICE})], lambda call: call.put("Y", call.input("X")))
-    assert response.error() is None
-    assert client.places(0)["Y"].region == 1
-    assert counts() == (2, 2)
-
-
 def test_the_model_waits_for_it_also_where_clients_wait_for_events(
     cuda: CudaRuntime, client: Client, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,16 +116,6 @@ def test_a_gpu_on_which_none_is_named_is_waited_for_as_a_whole(
     assert client.output(0, "Z") == [7] * 4
 
 
-def test_a_default_stream_is_that_of_the_calls_gpu(client: Client, session: ShmSession, cuda: CudaRuntime) -> None:
-    def infer(call: Call) -> None:
-        call.ready_on(0)
-        with cuda.on(DEVICE):
-            kernel(0, fill(7), call.output("Y", (4,), np.float32).array, late_s=LATE)
-
-    session.serve([client.request(0, {"Y": DEVICE})], infer)
-    assert client.output(0, "Y") == [7] * 4
-
-
 @pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
 def test_a_copy_on_the_host_is_made_after_the_work(
     cuda: CudaRuntime, client: Client, session: ShmSession, stream: int, is_named: bool
@@ -188,15 +178,6 @@ def captured(stream: int) -> Iterator[None]:
         error, graph = bindings.cuStreamEndCapture(stream)
         assert error == 0
         bindings.cuGraphDestroy(graph)
-
-
-def test_a_stream_in_capture_is_refused_and_its_capture_goes_on(
-    client: Client, session: ShmSession, stream: int
-) -> None:
-    with captured(stream):
-        said = refusal(session, client.request(0, {}), stream)
-    assert "a stream of GPU 0 that was named is being captured into a graph" in said
-    assert client.is_over(0)
 
 
 def test_a_stream_whose_capture_begins_later_fails_the_call_and_no_other(

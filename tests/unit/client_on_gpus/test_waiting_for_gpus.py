@@ -118,18 +118,6 @@ def test_a_models_gpu_that_is_late_has_the_call_end_in_time(
     np.testing.assert_array_equal(on_host(client.infer("m", {"IN0": 3 * X}, outputs=ON_GPU)), 6 * X)
 
 
-def test_a_prepared_call_over_a_users_tensor_is_tried_again_after_a_models_gpu_was_late(
-    driver: FakeDriver, server: GpuServer, client: ShmClient
-) -> None:
-    with client.prepare("m", {"IN0": tensor_of(driver, X)}, outputs=ON_GPU) as call:
-        call.infer().release()
-        server.answers_early, server.work_s = True, 2 * LATE_S
-        with pytest.raises(DeadlineExceededError, match="a model's GPU was still at work in its memory"):
-            call.infer(timeout_s=0.1)
-        server.work_s = 0.0
-        np.testing.assert_array_equal(on_host(call.infer()), 2 * X)
-
-
 def test_a_model_that_dies_in_the_middle_leaves_memory_that_is_not_used_again(
     driver: FakeDriver, server: GpuServer, client: ShmClient
 ) -> None:
@@ -193,12 +181,6 @@ def test_events_that_there_are_not_are_the_peers_fault(
         client.infer("m", {"IN0": x}, outputs=ON_GPU)
     server.events = None
     np.testing.assert_array_equal(on_host(client.infer("m", {"IN0": x}, outputs=ON_GPU)), 2 * X)
-
-
-def test_an_event_without_gpus_is_the_peers_fault(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
-    server.events = (1,)
-    with pytest.raises(PeerError, match="the model's results break the protocol"):
-        client.infer("m", {"IN0": X}, outputs={"OUT0": X.nbytes}, path="direct")
 
 
 @pytest.mark.parametrize("is_named", [True, False])

@@ -1,18 +1,25 @@
-"""Device memory that is mapped: opened once, seen by both sides, and closed when nobody keeps it any more."""
+"""Device memory that is mapped: found on its GPU, opened once, seen by both sides (two processes, too), and closed."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import types
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
 import pytest
 
-from shm_backend_utils.errors import ClosedError, RegionRefusedError
+from shm_backend_utils.errors import ClosedError, MachineError, RegionRefusedError
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.mappings import CudaMapping, CudaMappings
+from shm_backend_utils.memory.cuda.mappings import CudaMapping, CudaMappings, device_with
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
-from tests.unit.cuda_memory.device_memory import DEVICE, FIELD, SIZE, mapping_of, whole
+from tests.unit.cuda_memory.device_memory import DEVICE, FIELD, SIZE, mapping_of, reason_against, whole
 from tests.unit.gpus import NOTHING, collect_all
 
 
@@ -26,13 +33,6 @@ def test_both_sides_see_what_the_other_writes(
     assert (there[0], here[SIZE - 1]) == (1, 2)
 
 
-def test_a_mapping_knows_what_it_is(allocation: CudaAllocation, mappings: CudaMappings) -> None:
-    mapping = mapping_of(allocation, mappings)
-    assert (mapping.handle, mapping.byte_size, mapping.device, mapping.event) == (allocation.handle, SIZE, DEVICE, 0)
-    assert not mapping.is_closed
-    assert not mapping.is_unlinked
-
-
 def test_two_mappings_have_one_identity_if_they_are_of_one_allocation(
     gpu: CudaRuntime, allocation: CudaAllocation, mappings: CudaMappings
 ) -> None:
@@ -44,11 +44,6 @@ def test_two_mappings_have_one_identity_if_they_are_of_one_allocation(
     different.close()
     collect_all(mappings.runtime)
     other.free()
-
-
-@pytest.mark.parametrize("byte_size", [0, 1, SIZE])
-def test_what_is_mapped_passes_its_check(allocation: CudaAllocation, mappings: CudaMappings, byte_size: int) -> None:
-    mapping_of(allocation, mappings).check(byte_size, FIELD)
 
 
 def test_more_than_is_mapped_fails_the_check(allocation: CudaAllocation, mappings: CudaMappings) -> None:
@@ -140,3 +135,139 @@ def test_threads_that_map_and_let_go_leave_nothing(
         list(pool.map(map_and_let_go, range(4)))
     collect_all(peer)
     assert driver.live(1) == NOTHING
+
+
+# Two processes of the operating system, of which one may be killed
+
+
+OWNER = f"""
+import sys
+import numpy as np
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+
+driver = FakeDriver.load()
+cuda = driver.runtime()
+allocation = CudaAllocation(cuda, {SIZE}, {DEVICE})
+array = driver.memory(allocation.address, ({SIZE},), np.dtype(np.uint8))
+print(allocation.handle.hex(), allocation.device_uuid, allocation.event_handle.hex(), flush=True)
+for line in sys.stdin:
+    index, value = map(int, line.split())
+    cuda.synchronize_event(allocation.event)
+    print(array[index], flush=True)
+    array[index] = value
+    print("written", flush=True)
+allocation.free()
+while cuda.retired.collect():
+    pass
+print(driver.violations(), driver.live().allocations, driver.live().events, flush=True)
+"""
+
+
+@pytest.fixture
+def owner() -> Iterator[subprocess.Popen[str]]:
+    """A process that allocates memory, tells its handle, and then takes lines: an index, and what to write there."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def mapping_from(process: subprocess.Popen[str], mappings: CudaMappings) -> CudaMapping:
+    handle, uuid, event = line_of(process).split()
+    device = device_with(mappings.runtime, uuid, FIELD)
+    return mappings.map(bytes.fromhex(handle), SIZE, device, FIELD, None, bytes.fromhex(event))
+
+
+def test_what_one_process_writes_the_other_reads_when_it_is_there(
+    driver: FakeDriver, owner: subprocess.Popen[str], mappings: CudaMappings
+) -> None:
+    mapping = mapping_from(owner, mappings)
+    array, peer = whole(driver, mapping), mappings.runtime
+    stream = peer.create_stream(DEVICE)
+    driver.launch(stream, lambda: np.put(array, 3, 77), 1)
+    with peer.on(DEVICE):
+        peer.record(mapping.event, stream)
+    assert owner.stdin is not None
+    print(3, 99, file=owner.stdin, flush=True)
+    assert line_of(owner) == "77"
+    assert line_of(owner) == "written"
+    assert array[3] == 99
+    mapping.close()
+    peer.destroy_stream(stream, DEVICE)
+    collect_all(peer)
+    owner.stdin.close()
+    assert line_of(owner) == "[] 0 0"
+
+
+def test_memory_of_a_killed_process_stays_while_it_is_mapped_and_is_refused_then(
+    driver: FakeDriver, owner: subprocess.Popen[str], mappings: CudaMappings
+) -> None:
+    mapping = mapping_from(owner, mappings)
+    handle = mapping.handle
+    owner.kill()
+    owner.wait()
+    assert whole(driver, mapping).size == SIZE
+    mapping.close()
+    collect_all(mappings.runtime)
+    assert "or is dead" in reason_against(mappings, handle)
+
+
+# GPUs by their UUIDs, and the loading of CUDA
+
+
+def seeing(uuids: list[str]) -> Any:
+    """Return a runtime that sees these GPUs in this order."""
+    return types.SimpleNamespace(device_count=lambda: len(uuids), device_uuid=uuids.__getitem__)
+
+
+def test_a_device_is_found_by_its_uuid_whatever_its_number(gpu: CudaRuntime) -> None:
+    other_way = seeing([gpu.device_uuid(1), gpu.device_uuid(0)])
+    assert [device_with(other_way, gpu.device_uuid(device), FIELD) for device in (0, 1)] == [1, 0]
+    assert [device_with(gpu, gpu.device_uuid(device), FIELD) for device in (0, 1)] == [0, 1]
+
+
+@pytest.mark.parametrize("devices", [0, 1])
+def test_a_device_that_is_not_seen_is_refused_and_the_message_says_how_many_are(gpu: CudaRuntime, devices: int) -> None:
+    with pytest.raises(RegionRefusedError) as caught:
+        device_with(seeing([gpu.device_uuid(0)][:devices]), gpu.device_uuid(1), FIELD)
+    assert caught.value.field == FIELD
+    assert f"it sees {devices}" in caught.value.reason
+    assert "(MIG)" in caught.value.reason
+    assert "see CUDA_VISIBLE_DEVICES, --gpus and the model's instance_group" in caught.value.reason
+
+
+def test_cuda_is_loaded_when_it_is_needed_and_once(gpu: CudaRuntime) -> None:
+    loaded: list[CudaRuntime] = []
+
+    def load() -> CudaRuntime:
+        loaded.append(gpu)
+        return gpu
+
+    access = CudaAccess(load)
+    assert (access.collect(), access.has_retired, loaded) == (False, False, [])
+    mappings = access.mappings
+    assert access.mappings is mappings
+    assert [access.runtime, mappings.runtime] == [gpu, gpu]
+    assert len(loaded) == 1
+
+
+def test_cuda_that_could_not_be_loaded_is_tried_again(gpu: CudaRuntime) -> None:
+    outcomes: list[CudaRuntime | MachineError] = [MachineError("there is no GPU yet"), gpu]
+
+    def load() -> CudaRuntime:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, MachineError):
+            raise outcome
+        return outcome
+
+    access = CudaAccess(load)
+    with pytest.raises(MachineError, match="there is no GPU yet"):
+        access.runtime  # noqa: B018
+    assert access.runtime is gpu

@@ -122,17 +122,6 @@ def test_memory_on_a_device_that_there_is_not_is_refused(allocation: CudaAllocat
 
 
 @pytest.mark.parametrize(
-    "garbage",
-    [bytes(HANDLE_LENGTH), b"\xff" * HANDLE_LENGTH, bytes(range(HANDLE_LENGTH))],
-    ids=["zeros", "ones", "numbers"],
-)
-def test_what_is_no_handle_is_refused(mappings: CudaMappings, garbage: bytes) -> None:
-    reason = reason_against(mappings, garbage)
-    assert "CUDA_ERROR_INVALID_" in reason
-    assert "the handle is" in reason
-
-
-@pytest.mark.parametrize(
     ("name", "remedy"),
     [
         ("CUDA_ERROR_NOT_SUPPORTED", "use memory of the host"),

@@ -47,13 +47,6 @@ def test_work_comes_after_all_that_the_device_did_before(gpu: CudaRuntime, busy:
     assert (done, gpu.retired.is_waiting) == (["one", "two"], False)
 
 
-def test_work_waits_for_no_other_device(gpu: CudaRuntime, busy: threading.Event) -> None:
-    done: list[str] = []
-    gpu.retired.add(0, lambda: done.append("other"))
-    collect_all(gpu)
-    assert (done, busy.is_set()) == (["other"], False)
-
-
 def test_work_about_idle_memory_is_done_at_once(gpu: CudaRuntime, busy: threading.Event) -> None:
     done: list[str] = []
     gpu.retired.add_idle(lambda: done.append("idle"))

@@ -74,14 +74,6 @@ def test_a_context_is_made_once_for_all_threads(driver: FakeDriver, gpu: CudaRun
     assert driver.count("cuDevicePrimaryCtxRetain") == retained + 1
 
 
-def test_a_device_that_could_not_be_made_ready_is_tried_again(driver: FakeDriver, gpu: CudaRuntime) -> None:
-    driver.fail_next("cuDevicePrimaryCtxRetain", "CUDA_ERROR_OUT_OF_MEMORY")
-    with fails_by("CUDA_ERROR_OUT_OF_MEMORY"):
-        gpu.make_current(1)
-    with gpu.on(1):
-        assert current(driver) == 1
-
-
 def test_pinning_and_questions_make_no_context_of_a_gpu_that_is_not_used(driver: FakeDriver) -> None:
     """A context takes hundreds of megabytes of its GPU, and perhaps another process has that one for itself."""
     runtime = driver.runtime(7)

@@ -10,7 +10,7 @@ import pytest
 
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
-from tests.unit.gpus import PATIENCE_S, fails_by, in_another_thread
+from tests.unit.gpus import PATIENCE_S, fails_by
 
 
 @pytest.fixture
@@ -52,27 +52,6 @@ def waits_for(wait: Callable[[], Any], finish: threading.Event) -> bool:
     return has_waited and done.is_set()
 
 
-def test_a_stream_knows_its_device(gpu: CudaRuntime) -> None:
-    streams = [gpu.create_stream(device) for device in (0, 1)]
-    assert [gpu.stream_device(each, 0) for each in streams] == [0, 1]
-    assert [gpu.stream_device(each, 1) for each in streams] == [0, 1]
-    for device, each in enumerate(streams):
-        gpu.destroy_stream(each, device)
-
-
-@pytest.mark.parametrize("handle", [0, 1, 2])
-def test_a_default_stream_is_of_the_device_that_is_meant(gpu: CudaRuntime, handle: int) -> None:
-    assert [gpu.stream_device(handle, device) for device in (0, 1)] == [0, 1]
-
-
-def test_a_streams_device_is_asked_for_in_threads_without_one(gpu: CudaRuntime, stream: int) -> None:
-    assert in_another_thread(lambda: gpu.stream_device(stream, 0)) == 1
-
-
-def test_a_stream_is_waited_for(gpu: CudaRuntime, stream: int, busy: threading.Event) -> None:
-    assert waits_for(lambda: gpu.synchronize_stream(stream, 1), busy)
-
-
 def test_a_device_is_waited_for_with_all_its_streams(gpu: CudaRuntime, busy: threading.Event) -> None:
     gpu.synchronize_device(0)
     assert waits_for(lambda: gpu.synchronize_device(1), busy)
@@ -88,11 +67,6 @@ def test_our_streams_do_not_wait_for_the_default_ones(
     gpu.synchronize_stream(stream, 1)
     finish.set()
     gpu.synchronize_device(1)
-
-
-def test_an_event_that_was_never_recorded_is_done(gpu: CudaRuntime, event: int) -> None:
-    assert gpu.is_event_done(event)
-    gpu.synchronize_event(event)
 
 
 def test_an_event_stands_for_what_is_on_the_stream(
@@ -111,14 +85,6 @@ def test_an_event_stands_for_all_that_a_device_does(gpu: CudaRuntime, event: int
     assert waits_for(lambda: gpu.synchronize_event(event), busy)
 
 
-def test_an_event_stands_for_nothing_that_another_device_does(gpu: CudaRuntime, busy: threading.Event) -> None:
-    other = gpu.create_event(0)
-    gpu.record_device(other, 0)
-    gpu.synchronize_event(other)
-    assert not busy.is_set()
-    gpu.destroy_event(other, 0)
-
-
 def test_a_driver_before_12_5_waits_for_the_device(
     driver: FakeDriver, gpu: CudaRuntime, event: int, busy: threading.Event
 ) -> None:
@@ -127,30 +93,6 @@ def test_a_driver_before_12_5_waits_for_the_device(
     assert waits_for(lambda: gpu.record_device(event, 1), busy)
     gpu.synchronize_event(event)
     assert driver.count("cuCtxRecordEvent") == asked
-
-
-def test_a_stream_waits_for_an_event_of_another_device(
-    gpu: CudaRuntime, stream: int, event: int, busy: threading.Event
-) -> None:
-    other = gpu.create_stream(0)
-    with gpu.on(1):
-        gpu.record(event, stream)
-    with gpu.on(0):
-        gpu.wait_for_event(event, other)
-    assert waits_for(lambda: gpu.synchronize_stream(other, 0), busy)
-    gpu.destroy_stream(other, 0)
-
-
-def test_what_a_stream_waits_for_is_done_though_the_event_is_destroyed(
-    driver: FakeDriver, gpu: CudaRuntime, stream: int, busy: threading.Event
-) -> None:
-    other, event = gpu.create_stream(1), gpu.create_event(1)
-    with gpu.on(1):
-        gpu.record(event, stream)
-        gpu.wait_for_event(event, other)
-    gpu.destroy_event(event, 1)
-    assert waits_for(lambda: gpu.synchronize_stream(other, 1), busy)
-    gpu.destroy_stream(other, 1)
 
 
 def test_an_event_is_recorded_on_no_stream_of_another_device(gpu: CudaRuntime, event: int) -> None:
@@ -163,23 +105,6 @@ def test_an_event_is_recorded_on_no_stream_of_another_device(gpu: CudaRuntime, e
 def test_an_event_that_is_not_shared_is_not_exported(gpu: CudaRuntime, event: int) -> None:
     with fails_by("CUDA_ERROR_INVALID_HANDLE"):
         gpu.export_event(event)
-
-
-def test_another_process_waits_for_a_shared_event(
-    gpu: CudaRuntime, peer: CudaRuntime, stream: int, busy: threading.Event
-) -> None:
-    event = gpu.create_shared_event(1)
-    opened = peer.open_event(gpu.export_event(event), 1)
-    theirs = peer.create_stream(1)
-    with gpu.on(1):
-        gpu.record(event, stream)
-    assert not peer.is_event_done(opened)
-    with peer.on(1):
-        peer.wait_for_event(opened, theirs)
-    assert waits_for(lambda: peer.synchronize_stream(theirs, 1), busy)
-    peer.destroy_event(opened, 1)
-    peer.destroy_stream(theirs, 1)
-    gpu.destroy_event(event, 1)
 
 
 # Streams that are captured into graphs
@@ -212,11 +137,6 @@ def test_a_stream_that_is_captured_is_known(gpu: CudaRuntime, stream: int, captu
         assert gpu.is_capturing(stream)
         assert [gpu.is_capturing(default) for default in (0, 1, 2)] == [False, False, False]
     assert not captured
-
-
-def test_no_stream_is_captured_usually(gpu: CudaRuntime, stream: int) -> None:
-    with gpu.on(1):
-        assert [gpu.is_capturing(each) for each in (stream, 0, 1, 2)] == [False] * 4
 
 
 def test_what_we_do_meanwhile_neither_fails_nor_spoils_the_graph(gpu: CudaRuntime, captured: list[str]) -> None:

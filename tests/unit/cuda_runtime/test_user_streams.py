@@ -39,21 +39,6 @@ def of_class(name: str, **attributes: Any) -> Any:
     return type(name, (), attributes)()
 
 
-def test_what_has_cudas_protocol_is_a_stream() -> None:
-    assert named_stream(Protocol(0x1234)) == NamedStream(0x1234)
-
-
-def test_another_version_of_the_protocol_is_refused() -> None:
-    with pytest.raises(CallerError, match="has __cuda_stream__ of version 1; expected 0"):
-        named_stream(Protocol(0x1234, 1))
-
-
-@pytest.mark.parametrize("number", [0x1234, np.int64(0x1234), np.uint64(0x1234)])
-def test_a_number_is_a_stream(number: Any) -> None:
-    found = named_stream(number)
-    assert (found, type(found.handle)) == (NamedStream(0x1234), int)
-
-
 @pytest.mark.parametrize(("number", "handle"), [(0, 1), (1, 1), (2, 2)])
 def test_a_default_stream_is_of_whatever_device_is_meant(gpu: CudaRuntime, number: int, handle: int) -> None:
     """0 is what libraries mean by 1; to functions that are bound per thread, it is the thread's own."""
@@ -83,9 +68,10 @@ def test_cupys_streams_that_have_no_device_are_of_the_one_that_is_meant(gpu: Cud
 
 def test_whose_a_stream_is_cuda_knows(gpu: CudaRuntime) -> None:
     stream = gpu.create_stream(1)
-    for value in (stream, TorchStream(stream, 0), Protocol(stream), of_class("Stream", ptr=stream, device_id=0)):
+    ways = TorchStream(stream, 0), Protocol(stream), of_class("Stream", ptr=stream, device_id=0)
+    for value in (stream, np.uint64(stream), *ways):
         found = named_stream(value)
-        assert found == NamedStream(stream)
+        assert (found, type(found.handle)) == (NamedStream(stream), int)
         assert found.device_on(gpu, 0) == 1
     gpu.destroy_stream(stream, 1)
 
@@ -120,13 +106,9 @@ def test_a_stream_that_cuda_does_not_know_is_refused_without_its_number(driver: 
     with pytest.raises(CallerError, match="none of this process' on a GPU; name one that was made here") as error:
         named_stream(0x1234567).device_on(driver.runtime(), 0)
     assert "1234567" not in str(error.value)
-
-
-def test_other_errors_about_a_stream_are_cudas(driver: FakeDriver) -> None:
-    runtime = driver.runtime()
     driver.fail_next("cuStreamGetCtx", "CUDA_ERROR_ILLEGAL_ADDRESS")
     with pytest.raises(CudaError):
-        named_stream(0x1234567).device_on(runtime, 0)
+        named_stream(0x1234567).device_on(driver.runtime(), 0)
 
 
 # Events
@@ -146,12 +128,6 @@ def test_an_event_is_known(value: Any) -> None:
     assert named(value) == (NamedEvent(0x1234),)
 
 
-def test_an_event_that_was_never_recorded_is_refused() -> None:
-    """Torch's have no event of CUDA's until they are recorded."""
-    with pytest.raises(CallerError, match="was never recorded, and stands for nothing; record it on your stream first"):
-        named(of_class("Event", cuda_event=0))
-
-
 def test_several_are_named_in_their_order() -> None:
     event = of_class("Event", ptr=7)
     assert named([5, event, Protocol(6)]) == (NamedStream(5), NamedEvent(7), NamedStream(6))
@@ -159,9 +135,17 @@ def test_several_are_named_in_their_order() -> None:
     assert named([]) == ()
 
 
-@pytest.mark.parametrize("value", ["55", [[5]], [5, None], threading.Event()])
-def test_a_sequence_of_something_else_is_refused(value: Any) -> None:
-    with pytest.raises(CallerError, match="is no stream of a GPU"):
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((value, "is no stream of a GPU") for value in ("55", [[5]], [5, None], threading.Event())),
+        (Protocol(0x1234, 1), "has __cuda_stream__ of version 1; expected 0"),
+        (of_class("Event", cuda_event=0), "was never recorded, and stands for nothing; record it on your stream first"),
+    ],
+    ids=["text", "lists", "None", "of threads", "newer", "not recorded"],
+)
+def test_what_cannot_be_named_is_refused(value: Any, text: str) -> None:
+    with pytest.raises(CallerError, match=text):
         named(value)
 
 

@@ -195,18 +195,6 @@ def test_strides_and_beginning_of_a_part_of_a_tensor_are_read() -> None:
     assert memory.address == part.data_ptr()
 
 
-def test_pytorchs_memory_lives_as_long_as_what_was_taken_over() -> None:
-    torch = pytest.importorskip("torch")
-    array = np.zeros(4)
-    alive = weakref.ref(array)
-    _, owner = taken_over(onto_device(torch.from_numpy(array).__dlpack__(), CUDA))
-    del array
-    gc.collect()
-    assert alive() is not None
-    del owner
-    assert alive() is None
-
-
 def test_a_type_that_triton_does_not_have_is_refused() -> None:
     capsule = np.zeros(2, np.complex64).__dlpack__()
     with pytest.raises(TypeError, match="has no counterpart in Triton"):

@@ -122,24 +122,11 @@ def test_what_is_contiguous_is_no_strided_array_whatever_strides_it_has(gpu: Gpu
     assert isinstance(imported(gpu.runtime, protocol(tensor), gpu.stream()), DeviceArray)
 
 
-def test_a_library_that_puts_no_bool_into_capsules_has_an_interface(gpu: Gpu) -> None:
-    values, stream = np.array([True, False, True]), gpu.stream()
-    found = imported(gpu.runtime, gpu.driver.tensor(values, capsule_bool=False), stream)
-    assert found.dtype == np.bool_
-    assert content(gpu, found, stream).tolist() == [True, False, True]
-
-
 @pytest.mark.parametrize("kind", ["device", "pool", "managed", "vmm"])
 def test_memory_of_every_kind_is_taken(gpu: Gpu, kind: Any) -> None:
     values, stream = numbers((20,)), gpu.stream()
     found = imported(gpu.runtime, gpu.driver.tensor(values, kind=kind), stream)
     assert content(gpu, found, stream).tobytes() == values.tobytes()
-
-
-def test_a_bare_capsule_is_taken(gpu: Gpu) -> None:
-    values, stream = numbers((4,)), gpu.stream()
-    capsule = gpu.driver.tensor(values).__dlpack__(stream=stream)
-    assert content(gpu, imported(gpu.runtime, capsule, stream), stream).tobytes() == values.tobytes()
 
 
 def test_arrays_and_views_of_ours_are_taken_as_they_are(gpu: Gpu) -> None:

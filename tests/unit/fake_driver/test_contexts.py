@@ -8,8 +8,7 @@ import sys
 import threading
 from typing import Any
 
-from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
-from tests.unit.fake_driver.asked import done, name_of, primary, told
+from tests.unit.fake_driver.asked import done, name_of, told
 
 
 def test_it_never_calls_itself_a_gpu(cuda: Any) -> None:
@@ -27,12 +26,6 @@ def test_a_thread_without_a_context_can_do_little(cuda: Any) -> None:
     thread.start()
     thread.join()
     assert found == ["INVALID_CONTEXT"] * 6
-
-
-def test_contexts_of_virtual_processes_are_their_own(cuda: Any, driver: FakeDriver) -> None:
-    stranger = driver.bindings(15)
-    assert name_of(stranger.cuCtxGetDevice()) == "INVALID_CONTEXT"
-    assert name_of(stranger.cuCtxSetCurrent(done(cuda.cuCtxGetCurrent()))) == "INVALID_CONTEXT"
 
 
 def test_a_forked_child_cannot_use_it() -> None:
@@ -86,8 +79,3 @@ def test_a_process_that_ends_with_work_on_streams_ends_at_once() -> None:
     print("ends")
     """
     assert told(program) == "ends"
-
-
-def test_current_contexts_are_not_changed_by_another_virtual_process(cuda: Any, other: Any) -> None:
-    primary(other, 1)
-    assert int(done(cuda.cuCtxGetDevice())) == 0

@@ -45,13 +45,6 @@ def test_managed_memory_is_reached_by_the_host(cuda: Any, driver: FakeDriver) ->
     done(cuda.cuMemFree(address))
 
 
-def test_pinned_memory_of_the_driver(cuda: Any) -> None:
-    address = done(cuda.cuMemHostAlloc(100, 1))
-    ctypes.memset(int(address), 0, 100)
-    assert name_of(cuda.cuMemHostUnregister(address)) == "HOST_MEMORY_NOT_REGISTERED"
-    done(cuda.cuMemFreeHost(address))
-
-
 def test_virtual_memory_needs_access(cuda: Any, driver: FakeDriver) -> None:
     plan = cuda.CUmemAllocationProp()
     plan.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -163,14 +156,6 @@ def test_ten_thousand_openings_leave_nothing(cuda: Any, other: Any) -> None:
     done(cuda.cuMemFree(address))
 
 
-def test_allocations_leave_nothing(cuda: Any) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(200):
-        address, _ = exported(cuda, 600)
-        done(cuda.cuMemFree(address))
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
 # Copies
 
 
@@ -181,15 +166,6 @@ def filled_memory(cuda: Any, byte_size: int = 64) -> int:
     address = int(done(cuda.cuMemAlloc(byte_size)))
     done(cuda.cuMemcpyHtoD(address, WORDS.ctypes.data, 16))
     return address
-
-
-def test_fills(cuda: Any, driver: FakeDriver) -> None:
-    address = filled_memory(cuda)
-    done(cuda.cuMemsetD8Async(address, 1, 4, 0))
-    done(cuda.cuMemsetD32(address + 4, 7, 2))
-    done(cuda.cuStreamSynchronize(0))
-    assert numbers(driver, address).tolist() == [0x01010101, 7, 7, 3]
-    done(cuda.cuMemFree(address))
 
 
 def test_a_copy_beyond_its_allocation_spoils_the_context(cuda: Any, driver: FakeDriver) -> None:
@@ -267,16 +243,6 @@ def test_bf16_and_bool(driver: FakeDriver) -> None:
         driver.tensor([True], capsule_bool=False).__dlpack__()
 
 
-def test_slices_share_the_memory(driver: FakeDriver) -> None:
-    tensor = driver.tensor(np.arange(24).reshape(4, 6), offset=512)
-    part = tensor[1:3, ::2]
-    assert part.get().tolist() == [[6, 8, 10], [12, 14, 16]]
-    assert part.address == tensor.address + 48 == tensor.memory.address + 560
-    interface = part.__cuda_array_interface__
-    assert (interface["data"], interface["strides"], interface["shape"]) == ((part.address, False), (48, 16), (2, 3))
-    assert tensor[2].__cuda_array_interface__["strides"] is None
-
-
 def test_a_tensor_that_is_written_late(driver: FakeDriver, cuda: Any) -> None:
     driver.delay(0.5)
     writes, reads = (int(done(cuda.cuStreamCreate(1))) for _ in range(2))
@@ -295,9 +261,3 @@ def test_a_tensor_that_is_written_late(driver: FakeDriver, cuda: Any) -> None:
     assert tensor.get().tolist() == [7, 8, 9]
     for stream in (writes, reads):
         done(cuda.cuStreamDestroy(stream))
-
-
-def test_tensors_without_elements(driver: FakeDriver) -> None:
-    tensor = driver.tensor(np.empty((0, 3), np.float32))
-    assert tensor.get().shape == (0, 3)
-    assert tensor[:, 1:].shape == (0, 2)

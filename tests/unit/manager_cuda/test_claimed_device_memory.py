@@ -1,4 +1,4 @@
-"""Device memory that a request claims: mapped, seen as mapped by the client, and unmapped."""
+"""Device memory that a request claims: mapped, seen as mapped by the client, unmapped, or refused without a secret."""
 
 from __future__ import annotations
 
@@ -6,26 +6,18 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.errors import RegionGoneError
+from shm_backend_utils.compat.shared_memory_manager import SharedMemoryManager
+from shm_backend_utils.errors import MachineError, RegionRefusedError
+from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.locks import has_users
+from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
+from shm_backend_utils.memory.locks import has_borrowers, has_users
 from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.spans import Table
-from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
-from tests.unit.claims_of import claim_of_allocation, resolved, slot_of
-from tests.unit.fake_gpu import BLOCK, MODEL, left_of
-from tests.unit.manager_cuda.device_claims import DEVICE, NOTHING, Model, times
-
-
-def test_claimed_memory_is_the_clients(model: Model, allocation: CudaAllocation) -> None:
-    found = model.resolve(claim_of_allocation(allocation))
-    assert (found.memory.begin, found.memory.byte_size) == (0, BLOCK)
-    assert found.memory.attributes() == BufferAttributes(MemoryType.GPU, DEVICE, BLOCK, allocation.handle)
-
-
-def test_claimed_memory_is_mapped_once_however_often_it_is_claimed(model: Model, allocation: CudaAllocation) -> None:
-    regions = {model.resolve(claim_of_allocation(allocation)).mapped for _ in range(3)}
-    assert (len(regions), times("cuIpcOpenMemHandle")) == (1, 1)
+from tests.unit.claims_of import claim_of_allocation, slot_of
+from tests.unit.fake_gpu import BLOCK, DRIVER, MODEL, left_of, wait_until
+from tests.unit.manager_cuda.device_claims import NOTHING, Model, refusal, register, times
 
 
 @pytest.mark.parametrize(("first", "second"), [(BLOCK, 100), (100, BLOCK)])
@@ -45,30 +37,6 @@ def test_the_client_sees_its_memory_mapped_as_long_as_an_array_lives(
     assert has_users(region.segment.fileno())
     del array
     model.unmap()
-    assert not has_users(region.segment.fileno())
-
-
-def test_memory_is_unmapped_when_the_region_of_its_slot_was_removed(
-    model: Model, region: ManagedRegion, allocation: CudaAllocation
-) -> None:
-    model.resolve(claim_of_allocation(allocation))
-    model.registry.drop_abandoned()
-    assert left_of(MODEL).opened == 1
-    region.segment.unlink()
-    model.registry.drop_abandoned()
-    model.unmap()
-    assert left_of(MODEL) == NOTHING
-    assert model.registry.statuses() == []
-
-
-def test_memory_of_which_the_client_has_let_go_in_the_meantime_is_not_mapped(
-    model: Model, region: ManagedRegion, allocation: CudaAllocation
-) -> None:
-    own = slot_of(model.resolver, region)
-    region.segment.unlink()
-    with pytest.raises(RegionGoneError, match=r"^regions\[1\] was removed by its owner"):
-        resolved(model.resolver, claim_of_allocation(allocation), own)
-    assert left_of(MODEL) == NOTHING
     assert not has_users(region.segment.fileno())
 
 
@@ -94,3 +62,93 @@ def test_the_clients_event_is_opened_and_closed_with_its_memory(model: Model, al
     model.registry.unregister_all()
     model.unmap()
     assert left_of(MODEL) == NOTHING
+
+
+# Refused
+
+
+FIELD = "regions[1]"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"handle": bytes(HANDLE_LENGTH)}, ["CUDA_ERROR_INVALID_VALUE", "the handle is none of this machine's GPUs"]),
+        ({"byte_size": BLOCK + 1}, [f"it claims {BLOCK + 1} bytes of an allocation of {BLOCK}"]),
+        ({"device_uuid": "0" * 32}, ["that this model does not see (it sees 2)", "--gpus", "instance_group"]),
+    ],
+    ids=["no handle", "more than was allocated", "a GPU not seen"],
+)
+@pytest.mark.parametrize("fence", [0, None], ids=["fenced", "unfenced"])
+def test_memory_that_cannot_be_claimed_is_refused_and_the_client_may_free_it(
+    model: Model,
+    region: ManagedRegion,
+    allocation: CudaAllocation,
+    changes: dict[str, Any],
+    words: list[str],
+    fence: int | None,
+) -> None:
+    claim = claim_of_allocation(allocation, fence=fence, **changes)
+    error = refusal(lambda: model.resolve(claim), claim.handle, allocation.handle, region.header.token)
+    assert isinstance(error, RegionRefusedError)
+    assert error.field == FIELD
+    assert region.segment.key not in str(error)
+    assert [word for word in words if word not in error.reason] == []
+    model.unmap()
+    assert left_of(MODEL) == NOTHING
+    assert not has_users(region.segment.fileno())
+
+
+def test_memory_that_no_slot_fences_is_refused_where_the_model_takes_none(
+    cuda: CudaRuntime, region: ManagedRegion, allocation: CudaAllocation
+) -> None:
+    model = Model(lambda: cuda, region, foreign_regions=False)
+    error = refusal(lambda: model.resolve(claim_of_allocation(allocation, fence=None)), allocation.handle)
+    assert str(error) == f"{FIELD} refused: this model takes no memory without a slot (its SHM_FOREIGN_REGIONS is off)"
+    assert DRIVER.count("cuIpcOpenMemHandle", MODEL) == 0
+    assert model.resolve(claim_of_allocation(allocation)).memory.byte_size == BLOCK
+    model.resolver.close()
+
+
+def test_too_much_memory_is_the_machines_fault(
+    cuda: CudaRuntime, region: ManagedRegion, allocation: CudaAllocation
+) -> None:
+    manager = SharedMemoryManager(max_mapped_bytes=BLOCK - 1, cuda=CudaAccess(lambda: cuda))
+    error = refusal(lambda: register(manager, allocation), allocation.handle)
+    assert "SHM_MAX_MAPPED_BYTES" in str(error)
+    wait_until(lambda: not cuda.retired.collect())
+    assert (left_of(MODEL), manager.status()) == (NOTHING, [])
+
+
+@pytest.mark.parametrize("changes", [{"is_for_one_request": True}, {"fence": None}], ids=["lent", "not fenced"])
+def test_memory_for_one_request_that_is_too_much_is_unmapped_before_that_is_told(
+    cuda: CudaRuntime, region: ManagedRegion, allocation: CudaAllocation, changes: dict[str, Any]
+) -> None:
+    model = Model(lambda: cuda, region, BLOCK - 1)
+    slot = slot_of(model.resolver, region)
+    said = Table({}, {}, (claim_of_allocation(allocation, **changes),))
+    with pytest.raises(MachineError, match="SHM_MAX_MAPPED_BYTES") as caught:  # which keeps the frames
+        model.resolver.open_further(said, slot)
+    assert left_of(MODEL) == NOTHING
+    assert not has_borrowers(region.segment.fileno(), layout.record_offset(0, region.header.record_byte_size))
+    del caught, slot
+    model.resolver.close()
+
+
+def test_without_cuda_the_machine_is_at_fault_and_the_client_may_free_its_memory(
+    region: ManagedRegion, allocation: CudaAllocation
+) -> None:
+    def no_bindings() -> CudaRuntime:
+        raise MachineError("there are no bindings")
+
+    model = Model(no_bindings, region)
+    manager = SharedMemoryManager(cuda=CudaAccess(no_bindings))
+    for work in (
+        lambda: register(manager, allocation),
+        lambda: model.resolve(claim_of_allocation(allocation)),
+        lambda: model.resolve(claim_of_allocation(allocation, fence=None)),
+    ):
+        error = refusal(work, allocation.handle, region.header.token)
+        assert (type(error), str(error)) == (MachineError, "there are no bindings")
+        assert not has_users(region.segment.fileno())
+    model.resolver.close()
