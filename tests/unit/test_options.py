@@ -1,4 +1,4 @@
-"""What a call may say beside its tensors, and what is refused."""
+"""What a client and a call may be told beside tensors: the server's URL, options and times; and what is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client.errors import TimeoutValueError
-from shm_backend_utils.client.options import RequestOptions, check_options, check_timeout
+from shm_backend_utils.client.options import RequestOptions, Tls, check_options, check_timeout
+from shm_backend_utils.client.settings import ClientSettings
+from shm_backend_utils.client.transports.messages import split_url
 from shm_backend_utils.errors import CallerError
 
 EVERYTHING = RequestOptions(
@@ -30,10 +32,8 @@ EVERYTHING = RequestOptions(
 def test_every_option_is_taken() -> None:
     assert set(EVERYTHING) == set(RequestOptions.__annotations__)
     check_options(EVERYTHING)
-
-
-def test_no_option_has_to_be_given() -> None:
     check_options(RequestOptions())
+    check_options(RequestOptions(priority=np.uint8(1), timeout=np.int64(1000), compression="deflate"))
 
 
 def test_an_option_that_does_not_exist_is_a_type_error_that_names_those_that_do() -> None:
@@ -59,6 +59,7 @@ def test_a_parameter_that_the_client_writes_itself_is_refused(name: str) -> None
         ("timeout", 2**63, f"0 or more, and less than {2**63}"),
         ("headers", [("a", "b")], "a mapping"),
         ("parameters", [("a", 1)], "a mapping"),
+        *(("compression", wrong, "'gzip' or 'deflate'") for wrong in ("zip", "GZIP", "")),
     ],
 )
 def test_an_option_with_such_a_value_is_refused_before_anything_is_sent(name: str, value: Any, expected: str) -> None:
@@ -67,27 +68,12 @@ def test_an_option_with_such_a_value_is_refused_before_anything_is_sent(name: st
         check_options(wrong)
 
 
-def test_integers_of_numpy_are_integers() -> None:
-    check_options(RequestOptions(priority=np.uint8(1), timeout=np.int64(1000)))
-
-
 @pytest.mark.parametrize("value", [None, [1], {"a": 1}, b"bytes"])
 def test_a_parameter_that_no_request_can_carry_is_refused(value: Any) -> None:
     with pytest.raises(
         CallerError, match="parameter 'mine' is .*; expected a str, a bool, an int of 64 bits, or a float"
     ):
         check_options(RequestOptions(parameters={"mine": value}))
-
-
-@pytest.mark.parametrize("compression", ["gzip", "deflate"])
-def test_compressions_that_both_protocols_have_are_taken(compression: str) -> None:
-    check_options(RequestOptions(compression=compression))
-
-
-@pytest.mark.parametrize("compression", ["zip", "GZIP", ""])
-def test_other_compressions_are_refused(compression: str) -> None:
-    with pytest.raises(CallerError, match=f"compression is '{compression}'; expected 'gzip' or 'deflate'"):
-        check_options(RequestOptions(compression=compression))
 
 
 @pytest.mark.parametrize("timeout_s", [1e-9, 1, 60.0, 1e6])
@@ -99,8 +85,59 @@ def test_a_time_above_0_may_be_waited(timeout_s: float) -> None:
 def test_no_other_time_may_be_waited(timeout_s: float) -> None:
     with pytest.raises(TimeoutValueError, match=f"timeout_s is {timeout_s}; expected a number of seconds above 0"):
         check_timeout(timeout_s)
+    with pytest.raises(ValueError, match=f"patience is {timeout_s}"):
+        check_timeout(timeout_s, "patience")
 
 
-def test_the_message_calls_the_time_as_the_caller_does() -> None:
-    with pytest.raises(ValueError, match="patience is 0"):
-        check_timeout(0, "patience")
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("localhost:8001", ("grpc", False, "localhost:8001", "localhost")),
+        ("grpc://localhost:8001", ("grpc", False, "localhost:8001", "localhost")),
+        ("grpcs://host.example:8001", ("grpc", True, "host.example:8001", "host.example")),
+        ("http://127.0.0.1:8000", ("http", False, "127.0.0.1:8000", "127.0.0.1")),
+        ("https://host.example:443", ("http", True, "host.example:443", "host.example")),
+        ("http://localhost:8000/", ("http", False, "localhost:8000", "localhost")),
+        ("http://localhost:8000/triton", ("http", False, "localhost:8000/triton", "localhost")),
+        ("grpcs://localhost", ("grpc", True, "localhost", "localhost")),
+        ("http://host.example", ("http", False, "host.example", "host.example")),
+        ("[::1]:8001", ("grpc", False, "[::1]:8001", "::1")),
+        ("https://[fe80::1]:8000/x", ("http", True, "[fe80::1]:8000/x", "fe80::1")),
+        ("http://[::1]", ("http", False, "[::1]", "::1")),
+    ],
+)
+def test_a_url_is_taken_apart(url: str, expected: tuple[str, bool, str, str]) -> None:
+    assert split_url(url) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "/", "://", "grpc://", "http:///", "ftp://localhost:21", "grpcss://localhost:1", "unix:///tmp/socket"),
+        *("s://x", "grpc://\udcff:1", "http://localhost:8000/\ud800"),
+    ],
+)
+def test_what_is_no_url_of_a_server_is_refused_with_the_forms_that_are(url: str) -> None:
+    with pytest.raises(CallerError, match="is not one of a server; expected HOST:PORT or grpc://HOST:PORT for gRPC"):
+        split_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "refusal"),
+    [
+        ("localhost", "names no port; Triton's gRPC is on 8001 by default: 'localhost:8001'"),
+        ("grpc://localhost", "names no port; Triton's gRPC is on 8001 by default: 'localhost:8001'"),
+        ("localhost:8000/v2", "has a path, which gRPC has not; expected HOST:PORT, or http://HOST:PORT for HTTP"),
+        ("grpcs://localhost:1/x", "has a path, which gRPC has not; expected HOST:PORT, or http://HOST:PORT for HTTP"),
+    ],
+)
+def test_grpc_has_no_path_and_without_tls_needs_a_port(url: str, refusal: str) -> None:
+    with pytest.raises(CallerError) as error:
+        split_url(url)
+    assert str(error.value) == f"URL {url!r} {refusal}"
+
+
+@pytest.mark.parametrize("url", ["localhost:8001", "grpc://localhost:8001", "http://localhost:8000"])
+def test_certificates_for_a_url_without_tls_are_refused(url: str) -> None:
+    with pytest.raises(CallerError, match="is without TLS; write grpcs:// or https://"):
+        ClientSettings(url, 1.0, "auto", Tls())

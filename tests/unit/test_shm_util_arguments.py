@@ -1,7 +1,10 @@
-"""What ``shm_util`` takes, and what it says of the rest."""
+"""``shm_util``: what it takes, also by the arguments of the original, what it refuses, and how it unregisters."""
 
 from __future__ import annotations
 
+import sys
+import types
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -10,7 +13,11 @@ import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
+import tritonclient.utils
+from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
 
+from shm_backend_utils.client.unregistering import unregister_when_free
+from shm_backend_utils.compat import shm_util as su
 from shm_backend_utils.compat.shm_util import (
     SystemShmHandle,
     cleanup_shm_regions,
@@ -21,10 +28,18 @@ from shm_backend_utils.errors import ClosedError, TensorError, TensorTypeError
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
-X: Final = np.arange(1, 6, dtype=np.float32)
-ONE_INPUT: Final[Any] = [("X", X)]
+FIVE: Final = np.arange(1, 6, dtype=np.float32)
+
+
+ONE_INPUT: Final[Any] = [("X", FIVE)]
+
+
 ONE_OUTPUT: Final[Any] = [("Y", 20)]
+
+
 NAMES: Final = ["x", "y"]
+
+
 SIZES: Final = [20, 20]
 
 
@@ -75,36 +90,42 @@ def test_arrays_of_fixed_length_are_strings_and_all_strings_are_read_as_bytes(
     cleanup_shm_regions([handle])
 
 
-@pytest.mark.parametrize("words", [np.empty((0, 2), object), np.empty(0, "U3")])
-def test_no_strings_are_a_tensor_too(words: npt.NDArray[Any]) -> None:
-    (handle,), (tensor,), _ = create([words], [])
-    assert (tensor.shape(), tensor.datatype()) == (list(words.shape), "BYTES")
-    assert handle.read(object, words.shape).shape == words.shape
+@pytest.mark.parametrize("tensor", [np.empty((0, 2), object), np.empty(0, "U3"), np.array(7, np.int64)])
+def test_nothing_and_a_number_are_tensors_too(tensor: npt.NDArray[Any]) -> None:
+    (handle,), (described,), _ = create([tensor], [])
+    kind, name = (np.int64, "INT64") if tensor.dtype == np.int64 else (object, "BYTES")
+    assert (described.shape(), described.datatype()) == (list(tensor.shape), name)
+    assert handle.read(kind, tensor.shape).tolist() == tensor.tolist()
     cleanup_shm_regions([handle])
+    assert create([], []) == ([], [], [])
 
 
-def test_a_number_has_no_dimensions() -> None:
-    (handle,), (tensor,), _ = create([np.array(7, np.int64)], [])
-    assert tensor.shape() == []
-    assert handle.read(np.int64, ()).tolist() == 7
-    cleanup_shm_regions([handle])
+def test_what_is_read_has_a_size_and_a_type_that_triton_has() -> None:
+    handle = SystemShmHandle("x", 16)
+    assert handle.read(np.int32, np.int64(2)).shape == (2,)
+    assert handle.read(np.int32, [np.int64(2), np.uint8(2)]).shape == (2, 2)
+    for shape in (-1, (2, -1), (-2, -2)):
+        with pytest.raises(TensorError, match="region 'x' is read as shape .*; expected sizes of 0 or more"):
+            handle.read(np.int32, shape)
+    with pytest.raises(TensorTypeError, match="tensor 'x' has NumPy dtype complex64"):
+        handle.read(np.complex64, 1)
+    handle.write(np.full(4, 2**31, np.uint32).view(np.uint8))
+    with pytest.raises(TensorError, match="tensor 'x' has 16 bytes, but the lengths of its strings lead beyond"):
+        handle.read(object, 1)
+    handle.destroy()
 
 
 def test_names_may_be_mixed_with_none() -> None:
-    handles, inputs, _ = create([("FIRST", X), X, ["THIRD", X]], [])
+    handles, inputs, _ = create([("FIRST", FIVE), FIVE, ["THIRD", FIVE]], [])
     assert [tensor.name() for tensor in inputs] == ["FIRST", "INPUT1", "THIRD"]
     assert [handle.name for handle in handles] == ["input0", "input1", "input2"]
     cleanup_shm_regions(handles)
 
 
 def test_sizes_may_be_numbers_of_numpy() -> None:
-    handles, _, _ = create(ONE_INPUT, [("Y", np.int64(20))], NAMES, [np.int32(32), X.nbytes])
+    handles, _, _ = create(ONE_INPUT, [("Y", np.int64(20))], NAMES, [np.int32(32), FIVE.nbytes])
     assert [handle.byte_size for handle in handles] == [32, 20]
     cleanup_shm_regions(handles)
-
-
-def test_nothing_needs_no_regions() -> None:
-    assert create([], []) == ([], [], [])
 
 
 # --- what it says of the rest
@@ -113,17 +134,23 @@ def test_nothing_needs_no_regions() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"inputs": X}, "input_list is of type ndarray; expected a list of \\(name, array\\) pairs"),
-        ({"inputs": {"X": X}}, "input_list is of type dict; expected a list"),
+        ({"inputs": FIVE}, "input_list is of type ndarray; expected a list of \\(name, array\\) pairs"),
+        ({"inputs": {"X": FIVE}}, "input_list is of type dict; expected a list"),
         ({"inputs": [("X", [1, 2])]}, "input 'X' is of type list; expected a NumPy array, or a list of such"),
         ({"inputs": [("X", [])]}, "input 'X' is of type list; expected a NumPy array"),
         ({"inputs": ["X"]}, "input 'INPUT0' is of type str; expected a NumPy array"),
         ({"inputs": [("X", None)]}, "input 'X' is of type NoneType"),
-        ({"inputs": [("X", X), ("X", X)]}, "input_list has the name 'X' 2 times"),
-        ({"inputs": [("X", X + 1j)]}, "tensor 'X' has NumPy dtype complex64; supported in shared memory are BOOL, "),
+        ({"inputs": [("X", FIVE), ("X", FIVE)]}, "input_list has the name 'X' 2 times"),
+        ({"inputs": [("X", FIVE + 1j)]}, "tensor 'X' has NumPy dtype complex64; supported in shared memory are BOOL, "),
         ({"inputs": [("X", np.array([1, "a"], object))]}, "tensor 'X' holds an element of type int; expected str or"),
-        ({"inputs": [("X", [X, X[:2]])]}, "input 'X' has rows of shapes \\[5\\] and \\[2\\]; expected equal ones"),
-        ({"inputs": [("X", [X, X.astype(int)])]}, "input 'X' has rows of dtypes float32 and int64; expected equal"),
+        (
+            {"inputs": [("X", [FIVE, FIVE[:2]])]},
+            "input 'X' has rows of shapes \\[5\\] and \\[2\\]; expected equal ones",
+        ),
+        (
+            {"inputs": [("X", [FIVE, FIVE.astype(int)])]},
+            "input 'X' has rows of dtypes float32 and int64; expected equal",
+        ),
         ({"outputs": "Y"}, "output_list is of type str; expected a list of \\(name, byte size\\) pairs"),
         ({"outputs": ["Y"]}, "output_list holds 'Y'; expected a pair of a name and a byte size"),
         ({"outputs": [("Y", "20")]}, "output 'Y' has the byte size '20'; expected a whole number from 1"),
@@ -152,7 +179,7 @@ def test_what_is_wrong_is_named_before_anything_is_made(
 
 
 def test_an_array_on_a_gpu_is_for_the_other_function() -> None:
-    array = FakeDriver.load().tensor(X)
+    array = FakeDriver.load().tensor(FIVE)
     with pytest.raises(TensorError, match="input 'X' lies on a GPU; .* or use create_set_cuda_shm_regions"):
         create([("X", array)])
 
@@ -188,7 +215,7 @@ def test_what_was_read_stays_as_it_was() -> None:
     (handle,), _, _ = create(ONE_INPUT, [])
     read = handle.read(np.float32, 5)
     handle.write(np.zeros(20, np.uint8))
-    assert read.tolist() == X.tolist()
+    assert read.tolist() == FIVE.tolist()
     read[:] = 7
     assert handle.read(np.float32, 5).tolist() == [0] * 5
     cleanup_shm_regions([handle])
@@ -196,30 +223,143 @@ def test_what_was_read_stays_as_it_was() -> None:
         handle.read(np.float32, 5)
 
 
-def test_bytes_that_are_no_strings_are_not_read_as_such() -> None:
-    (handle,), _, _ = create([("X", np.array([2**31], np.uint32))], [])
-    with pytest.raises(TensorError, match="tensor 'input0' has 4 bytes, but the lengths of its strings lead beyond"):
-        handle.read(object, 1)
-    cleanup_shm_regions([handle])
+X: Final = np.arange(4, dtype=np.float32)
 
 
-def test_sizes_of_numpy_are_sizes() -> None:
-    handle = SystemShmHandle("x", 16)
-    assert handle.read(np.int32, np.int64(2)).shape == (2,)
-    assert handle.read(np.int32, [np.int64(2), np.uint8(2)]).shape == (2, 2)
-    handle.destroy()
+SHM: Final = Path("/dev/shm")
 
 
-@pytest.mark.parametrize("shape", [-1, (2, -1), (-2, -2)])
-def test_nothing_has_a_negative_size(shape: Any) -> None:
-    handle = SystemShmHandle("x", 16)
-    with pytest.raises(TensorError, match="region 'x' is read as shape .*; expected sizes of 0 or more"):
-        handle.read(np.int32, shape)
-    handle.destroy()
+class Asked:
+    """A client, or a tensor, that notes what it is asked for."""
+
+    def __init__(self, *_: Any) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.told.append((name, *arguments))
 
 
-def test_what_triton_has_no_type_for_is_not_read() -> None:
-    handle = SystemShmHandle("x", 16)
-    with pytest.raises(TensorTypeError, match="tensor 'x' has NumPy dtype complex64"):
-        handle.read(np.complex64, 1)
-    handle.destroy()
+def test_without_shared_memory_there_is_nothing_to_do_and_both_kinds_at_once_are_refused() -> None:
+    nothing = Asked()
+    assert su.create_set_shm_regions([X], [X], 16, 16, ["OUTPUT0"], None, None, False, False) == ([], [])
+    assert su.create_set_either_shm_region(["a", "b"], [X], 16, 16, False, False) == []
+    su.register_add_shm_regions([], [], [], None, [], 16, 16, 16, 16, False, False, nothing)
+    su.register_add_either_shm_regions([], [], ["a", "b"], ([], []), 0, 16, 16, False, False, nothing)
+    su.unregister_cleanup_shm_regions([], [], None, [], False, False)
+    assert nothing.told == []
+    with pytest.raises(ValueError, match="are both set; expected one of them"):
+        su.create_set_shm_regions([X], [X], 16, 16, ["OUTPUT0"], None, None, True, True)
+    with pytest.raises(ValueError, match="are both set; expected one of them"):
+        su.create_set_either_shm_region(["a", "b"], [X], 16, 16, True, True)
+
+
+def test_the_arguments_may_have_their_names() -> None:
+    names, handles = su.create_set_shm_regions(
+        input0_list=[X],
+        input1_list=[X, X],
+        output0_byte_size=16,
+        output1_byte_size=16,
+        outputs=["OUTPUT1"],
+        shm_region_names=["upstream0", "upstream1", "upstream3"],
+        precreated_shm_regions=None,
+        use_system_shared_memory=True,
+        use_cuda_shared_memory=False,
+    )
+    assert [(SHM / name).stat().st_size for name in names] == [16, 32, 16]
+    assert handles[2] is None
+    for handle in filter(None, handles):
+        shared_memory.destroy_shared_memory_region(handle)
+
+
+def test_strings_are_those_that_were_serialized() -> None:
+    words = [serialize_byte_tensor(np.array([[b"a", b"bcd"]], object))]
+    names, handles = su.create_set_shm_regions(words, words, 1, 1, [], ["words0", "words1"], None, True, False)
+    assert (SHM / names[0]).read_bytes() == b"\1\0\0\0a\3\0\0\0bcd"
+    for handle in handles[:2]:
+        shared_memory.destroy_shared_memory_region(handle)
+
+
+def test_what_cannot_be_made_leaves_nothing_behind() -> None:
+    names = ["upstream0", "upstream1", "upstream2"]
+    with pytest.raises(shared_memory.SharedMemoryException):
+        su.create_set_shm_regions([X], [X], -1, 0, ["OUTPUT0"], names, None, True, False)
+    assert [name for name in names if (SHM / name).exists()] == []
+
+
+def test_memory_of_a_gpu_is_tritonclients_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[Any, ...]] = []
+    module = types.ModuleType("tritonclient.utils.cuda_shared_memory")
+    for name in ("set_shared_memory_region", "destroy_shared_memory_region"):
+        setattr(module, name, lambda *given, name=name: done.append((name, *given)))
+    vars(module).update(
+        create_shared_memory_region=lambda name, byte_size, device: (name, byte_size, device),
+        get_raw_handle=lambda handle: f"raw {handle[0]}",
+    )
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(tritonclient.utils, "cuda_shared_memory", module, raising=False)
+    client = Asked()
+    monkeypatch.setattr(tritonclient.http, "InferenceServerClient", lambda url: client)
+    inputs = [Asked(), Asked()]
+    names, handles = su.create_set_shm_regions([X], [X], 8, 8, ["OUTPUT1"], ["a", "b", "d"], None, False, True)
+    assert handles == [("a_data", 16, 0), ("b_data", 16, 0), None, ("d_data", 8, 0)]
+    su.register_add_shm_regions(inputs, ["OUTPUT1"], names, None, handles, 16, 16, 8, 8, False, True, client)
+    assert client.told[-2:] == [
+        ("unregister_cuda_shared_memory", "d_data"),
+        ("register_cuda_shared_memory", "d_data", "raw d_data", 0, 8),
+    ]
+    assert inputs[1].told == [("set_shared_memory", "b_data", 16)]
+    su.unregister_cleanup_shm_regions(names, handles, None, ["OUTPUT1"], False, True)
+    gone = [handle for name, handle, *_ in done if name == "destroy_shared_memory_region"]
+    assert sorted(gone) == [("a_data", 16, 0), ("b_data", 16, 0), ("d_data", 8, 0)]
+    assert client.told[-1] == ("close",)
+
+
+def test_a_region_that_a_request_has_just_used_is_unregistered_when_the_server_has_let_go_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Server(Asked):
+        def unregister_system_shared_memory(self, name: str) -> None:
+            self.told.append(("unregister_system_shared_memory", name))
+            if len(self.told) == 1:
+                raise InferenceServerException(f"Cannot unregister region '{name}', it is currently in use.")
+
+    server = Server()
+    monkeypatch.setattr(tritonclient.http, "InferenceServerClient", lambda url: server)
+    names, handles = su.create_set_shm_regions([X], [X], 8, 8, ["OUTPUT0"], ["e", "f", "g"], None, True, False)
+    su.unregister_cleanup_shm_regions(names, handles, None, ["OUTPUT0"], True, False)
+    assert [name for _, *given in server.told for name in given] == ["g_data", "g_data", "f_data", "e_data"]
+
+
+class Region:
+    """One that is in use for some attempts."""
+
+    def __init__(self, in_use: int, message: str = "Cannot unregister region 'x', it is currently in use.") -> None:
+        self.in_use = in_use
+        self.message = message
+        self.attempts = 0
+
+    def unregister(self) -> None:
+        self.attempts += 1
+        if self.attempts <= self.in_use:
+            raise InferenceServerException(self.message)
+
+
+@pytest.mark.parametrize("in_use", [0, 1, 3])
+def test_it_is_tried_until_it_is_free(in_use: int) -> None:
+    region = Region(in_use)
+    unregister_when_free(region.unregister)
+    assert region.attempts == in_use + 1
+
+
+def test_what_stays_in_use_is_an_error() -> None:
+    region = Region(1000)
+    with pytest.raises(InferenceServerException, match="currently in use"):
+        unregister_when_free(region.unregister, patience_s=0.03)
+    assert region.attempts > 1
+
+
+def test_another_refusal_is_one_at_once() -> None:
+    region = Region(1, "no")
+    with pytest.raises(InferenceServerException, match="no"):
+        unregister_when_free(region.unregister)
+    assert region.attempts == 1

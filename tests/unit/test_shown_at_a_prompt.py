@@ -1,17 +1,31 @@
-"""What objects show at a prompt: one line, before and after they are closed, and nothing that opens memory."""
+"""What objects show at a prompt, before and after they are closed, and what ``explain()`` and ``stats()`` tell."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import AsyncShmClient, PoolOptions, ShmClient, aio, client
+from shm_backend_utils.client import (
+    AsyncShmClient,
+    Check,
+    ClientStats,
+    Explanation,
+    PoolOptions,
+    ShmClient,
+    aio,
+    client,
+)
+from shm_backend_utils.client.stats import Tally
+from shm_backend_utils.client.text_table import TextTable
 from shm_backend_utils.compat.attach import CudaRegion
-from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
+from shm_backend_utils.memory.pool.options import PoolStatus
+from shm_backend_utils.model import BatchCall, ShmSession, StreamCall
 from tests.unit.emulated import delivered
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import AsyncFakeTransport, FakeTransport
@@ -57,6 +71,15 @@ def test_so_does_a_client_for_tasks() -> None:
     assert asyncio.run(main()) == [f"{begin} not connected yet>", f"{begin} open>", f"{begin} closed>"]
 
 
+def test_what_could_not_be_made_and_what_holds_a_secret_can_be_shown() -> None:
+    for kind in (ShmClient, AsyncShmClient, ShmSession):
+        assert "\n" not in repr(kind.__new__(kind))
+    region = CudaRegion(b"secret", 1, 4096)
+    assert repr(region) == str(region) == "CudaRegion(device_id=1, byte_size=4096)"
+    assert "max_bytes=4096" in repr(PoolOptions(max_bytes=4096))
+    assert "\n" not in repr(PoolOptions())
+
+
 def test_a_forked_child_shows_that_the_client_is_its_parents() -> None:
     with ShmClient("localhost:8001") as made:
         made._core.is_forked = True  # type: ignore[union-attr]  # as in a child
@@ -64,37 +87,17 @@ def test_a_forked_child_shows_that_the_client_is_its_parents() -> None:
         made._core.is_forked = False  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("kind", [ShmClient, AsyncShmClient, ShmSession])
-def test_what_could_not_be_made_can_be_shown(kind: Any) -> None:
-    assert "\n" not in repr(kind.__new__(kind))
-
-
-@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
-def test_a_prepared_call_shows_its_model_its_path_and_its_inputs(path: Any) -> None:
+def test_a_prepared_call_shows_its_inputs_and_a_result_which_outputs_found_no_room() -> None:
     with ShmClient("localhost:8001") as made:
-        call = made.prepare("m", {"IN0": ((6,), np.float32)}, path=path)
-        assert repr(call) == f"<PreparedCall 'm' path={path} 'IN0' FP32 [6], open>"
+        call = made.prepare("m", {"IN0": ((6,), np.float32)}, path="triton-shm")
+        assert repr(call) == "<PreparedCall 'm' path=triton-shm 'IN0' FP32 [6], open>"
         call.close()
-        assert repr(call) == f"<PreparedCall 'm' path={path} 'IN0' FP32 [6], closed>"
-
-
-def test_a_result_shows_which_outputs_found_no_room(server: FakeServer) -> None:
-    with ShmClient("localhost:8001") as made:
+        assert repr(call) == "<PreparedCall 'm' path=triton-shm 'IN0' FP32 [6], closed>"
         first, second = made.infer("m", {"IN0": X}), made.infer("m", {"IN0": X})
         assert repr(first) == "<Result path=direct 'OUT0' float32 [6] overflowed=['OUT0']>"
         assert repr(second) == "<Result path=direct 'OUT0' float32 [6]>"
         second.release()
         assert repr(second) == "<Result path=direct released>"
-
-
-def test_a_region_on_a_gpu_does_not_show_its_handle() -> None:
-    region = CudaRegion(b"secret", 1, 4096)
-    assert repr(region) == str(region) == "CudaRegion(device_id=1, byte_size=4096)"
-
-
-def test_options_show_what_they_are_in_a_line() -> None:
-    assert "max_bytes=4096" in repr(PoolOptions(max_bytes=4096))
-    assert "\n" not in repr(PoolOptions())
 
 
 @pytest.fixture
@@ -103,32 +106,17 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
         yield session
 
 
-def test_a_session_shows_its_model_and_whether_it_is_open(session: ShmSession) -> None:
+def test_a_session_and_its_call_show_their_model_and_whether_they_are_open(session: ShmSession) -> None:
     assert repr(session) == "<ShmSession 'm' open>"
-    session.close()
-    assert repr(session) == "<ShmSession 'm' closed>"
-
-
-def test_a_call_shows_its_model_its_path_and_what_was_made(session: ShmSession) -> None:
-    shown: list[str] = []
-
-    def infer(call: Call) -> None:
-        shown.append(repr(call))
-        call.put("Y", call.input("X"))
-        shown.append(repr(call))
-
     call = session.open(delivered({}, ["Y"], {"X": X}))
     assert repr(call) == "<Call 'm' path=triton outputs=[] closed>"
     with call:
-        infer(call)
-    assert shown == ["<Call 'm' path=triton outputs=[] open>", "<Call 'm' path=triton outputs=['Y'] open>"]
+        assert repr(call) == "<Call 'm' path=triton outputs=[] open>"
+        call.put("Y", call.input("X"))
+        assert repr(call) == "<Call 'm' path=triton outputs=['Y'] open>"
     assert repr(call) == "<Call 'm' path=triton outputs=['Y'] closed>"
-
-
-@pytest.mark.parametrize("parameter", ["SHM_METRICS", "SHM_DEBUG"])
-def test_a_call_has_one_name_whatever_the_session_adds(monkeypatch: pytest.MonkeyPatch, parameter: str) -> None:
-    with session_of(monkeypatch, [tensor("X")], [tensor("Y")], parameters={parameter: "true"}) as session:
-        assert repr(session.open(delivered())).startswith("<Call 'm' ")
+    session.close()
+    assert repr(session) == "<ShmSession 'm' closed>"
 
 
 def test_a_batch_shows_how_many_calls_and_rows_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,3 +151,105 @@ def test_a_stream_shows_how_many_responses_were_sent(monkeypatch: pytest.MonkeyP
         session.serve_streams([delivered({}, ["Y"], {"X": X})], answer)
     assert shown == ["<StreamCall 'm' path=triton sent=0 open>", "<StreamCall 'm' path=triton sent=1 open>"]
     assert repr(streams[0]) == "<StreamCall 'm' path=triton sent=2 closed>"
+
+
+NASTY = "it says: <script>&\n\tno"
+
+
+EXPLANATION = Explanation(
+    "m<1>",
+    "inline",
+    NASTY,
+    (
+        Check("declares direct?", False, NASTY, ("direct",)),
+        Check("a name that is longer than all of the others?", None, "nobody knows", ()),
+        Check("here?", True, "yes", ()),
+    ),
+)
+
+
+STATS = ClientStats(1234567, 1, 0, 2**30, {"direct": 1234, "inline": 3}, {"m": f"direct: {NASTY}"}, 0, 1, 2, 3, 4, 5)
+
+
+def test_an_explanation_is_shown_as_a_table() -> None:
+    assert repr(EXPLANATION).splitlines() == [
+        "model 'm<1>' takes the path inline: it says: <script>& no",
+        "  declares direct?                               no       it says: <script>& no",
+        "  a name that is longer than all of the others?  unknown  nobody knows",
+        "  here?                                          yes      yes",
+    ]
+
+
+def test_figures_are_shown_as_a_table() -> None:
+    title, *lines = repr(STATS).splitlines()
+    assert title == "what the client has done"
+    assert "  requests        1,234,567" in lines
+    assert "  bytes_avoided   1,073,741,824" in lines
+    assert "  paths direct    1,234" in lines
+    assert "  reasons m       direct: it says: <script>& no" in lines
+    assert len({line.index(line.split()[-1]) for line in lines if "reasons" not in line}) == 1
+
+
+@pytest.mark.parametrize("shown", [EXPLANATION, STATS], ids=["explanation", "stats"])
+def test_in_a_notebook_it_is_a_table_in_which_nothing_is_markup(shown: Explanation | ClientStats) -> None:
+    assert str(shown) == repr(shown)
+    page = shown._repr_html_()
+    table = ET.fromstring(page)
+    rows = table.findall("tbody/tr")
+    assert len(rows) == len(str(shown).splitlines()) - 1
+    assert len({len(row.findall("td")) for row in rows}) == 1
+    assert NASTY in (table.findtext("caption") or "") or any(NASTY in (cell.text or "") for cell in table.iter("td"))
+    assert "<script>" not in page
+
+
+def test_a_table_without_rows_is_its_title() -> None:
+    assert repr(Explanation("m", None, "", ())) == "model 'm' takes the path None:"
+    assert str(TextTable("nothing", [])) == "nothing"
+    assert ET.fromstring(TextTable("nothing", []).html()).findtext("caption") == "nothing"
+
+
+POOL = PoolStatus(held=1, idle=2, quarantined=3, byte_size=4, max_bytes=5)
+
+
+def stats(tally: Tally) -> ClientStats:
+    return tally.stats({"resize": "direct: nothing stands against it"}, 6, POOL)
+
+
+def test_calls_are_counted_by_their_path_with_the_bytes_that_did_not_cross_the_network() -> None:
+    tally = Tally()
+    before = stats(tally)
+    for path in ("direct", "inline", "direct"):
+        with tally.failures():
+            tally.succeeded(path, 10 if path == "direct" else 0)
+    tally.retried()
+    found = stats(tally)
+    assert (found.requests, found.failures, found.retries, found.bytes_avoided) == (3, 0, 1, 20)
+    assert found.paths == {"direct": 2, "inline": 1}
+    assert (before.requests, before.failures, before.retries, before.bytes_avoided, before.paths) == (0, 0, 0, 0, {})
+    assert found.reasons == {"resize": "direct: nothing stands against it"}
+    assert (found.slots_held, found.slots_idle, found.quarantined) == (1, 2, 3)
+    assert (found.pool_bytes, found.pool_max_bytes, found.slot_waits) == (4, 5, 6)
+
+
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
+def test_a_call_that_raises_is_a_request_and_a_failure_and_still_raises(error: type[BaseException]) -> None:
+    tally = Tally()
+    with pytest.raises(error), tally.failures():
+        raise error
+    assert (stats(tally).requests, stats(tally).failures) == (1, 1)
+
+
+def test_threads_lose_no_count() -> None:
+    tally = Tally()
+
+    def work() -> None:
+        for _ in range(1000):
+            tally.succeeded("direct", 2)
+            tally.retried()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (stats(tally).requests, stats(tally).bytes_avoided, stats(tally).retries) == (4000, 8000, 4000)

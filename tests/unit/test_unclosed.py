@@ -1,23 +1,27 @@
-"""What was not closed says so when it is garbage, with the line that made it; and nothing else does."""
+"""Which line of the user's code a message names; what was not closed says so with that line when it is garbage."""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import inspect
 import os
 import subprocess
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final
 
+import gevent
 import numpy as np
 import pytest
 
 from shm_backend_utils.client import AsyncShmClient, ShmClient, aio, client
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.model import ShmSession
+from shm_backend_utils.model.config import Config
 from shm_backend_utils.origin import Origin
 from shm_backend_utils.unclosed import Unclosed
 from tests.unit.fake_server import FakeServer, config
@@ -25,10 +29,20 @@ from tests.unit.fake_wires import AsyncFakeTransport, FakeTransport
 from tests.unit.sessions import session_of, tensor
 
 URL: Final = "localhost:8001"
+
+
 X: Final = np.arange(6, dtype=np.float32)
+
+
 INPUTS: Final[Any] = {"IN0": ((6,), np.float32)}
+
+
 AT_SERVER: Final = ": the server keeps the memory that it has registered there"
+
+
 SYNC: Final = "call close(), or use it in a with statement"
+
+
 ASYNC: Final = "await close(), or use it in an async with statement"
 
 
@@ -65,8 +79,10 @@ class Told:
         return [f"the {what} made at {__file__}:{self.line} was not closed{rest}; {advice}"]
 
 
-@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
-@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
+@pytest.mark.parametrize(
+    ("path", "is_closed"),
+    [("triton-shm", True), ("direct", False), ("triton-shm", False), ("inline", False)],
+)
 def test_a_client_that_was_not_closed_names_its_line(server: FakeServer, is_closed: bool, path: PathName) -> None:
     def use() -> int:
         made, line = ShmClient(URL), here()
@@ -81,8 +97,7 @@ def test_a_client_that_was_not_closed_names_its_line(server: FakeServer, is_clos
     assert bool(server.registered) is bool(told.texts and rest)
 
 
-@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
-@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
+@pytest.mark.parametrize(("path", "is_closed"), [("triton-shm", True), ("direct", False), ("triton-shm", False)])
 def test_so_does_a_client_for_tasks(server: FakeServer, is_closed: bool, path: PathName) -> None:
     async def use() -> int:
         made, line = AsyncShmClient(URL), here()
@@ -101,10 +116,7 @@ def test_the_warning_itself_is_of_that_line() -> None:
     told = Told(lambda: (ShmClient(URL), here())[1])
     assert [(each.filename, each.lineno) for each in told.warnings] == [(__file__, told.line)]
     assert [each.category for each in told.warnings] == [ResourceWarning]
-
-
-def test_a_client_that_was_never_used_by_a_task_has_nothing_to_close() -> None:
-    assert Told(lambda: (AsyncShmClient(URL), here())[1]).texts == []
+    assert Told(lambda: (AsyncShmClient(URL), here())[1]).texts == [], "no task has used it"
 
 
 def test_a_client_whose_server_does_not_answer_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,19 +167,13 @@ def test_so_does_a_prepared_call_of_tasks(is_closed: bool) -> None:
 def test_a_session_that_was_not_closed_names_its_line(monkeypatch: pytest.MonkeyPatch, is_closed: bool) -> None:
     def use() -> int:
         with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as first:
-            session, line = ShmSession(first._open_context().spec, _config_of(first)), here()
+            session, line = ShmSession(first._open_context().spec, Config.from_config({"name": "m"})), here()
             if is_closed:
                 session.close()
         return line
 
     told = Told(use)
     assert told.texts == ([] if is_closed else told.expected("ShmSession", "", "call close() in finalize()"))
-
-
-def _config_of(_: ShmSession) -> Any:
-    from shm_backend_utils.model.config import Config
-
-    return Config.from_config({"name": "m"})
 
 
 def test_a_forked_child_says_nothing() -> None:
@@ -202,3 +208,55 @@ def test_at_the_end_of_the_interpreter_nothing_else_goes_wrong(advice: str) -> N
     assert advice == "error" or told == [], done.stderr
     assert all("ResourceWarning" in line or "Exception ignored" in line for line in told), done.stderr
     assert ("the thing made at <string>:4 was not closed; close it" in done.stderr) is (advice != "ignore")
+
+
+def origin_of(call: Coroutine[Any, Any, Any]) -> str:
+    """Return the origin of a call that has not begun, and drop the call."""
+    origin = str(inspect.getcoroutinelocals(call)["settings"].origin)
+    call.close()
+    return origin
+
+
+@pytest.fixture
+def idle() -> Iterator[AsyncShmClient]:
+    """A client that never calls its server."""
+    client = AsyncShmClient(URL)
+    yield client
+    asyncio.run(client.close())
+
+
+@pytest.mark.parametrize("what", ["infer", "prepare"])
+def test_the_line_that_calls_an_async_client_is_named_although_nothing_has_run_yet(
+    idle: AsyncShmClient, what: str
+) -> None:
+    begin = getattr(idle, what)
+    line = here() + 1
+    call = begin("model", {})
+    assert origin_of(call) == f"{what} at {__file__}:{line}"
+
+
+def test_a_call_that_no_line_of_the_users_has_made_has_an_origin_too(idle: AsyncShmClient) -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        assert str(thread.submit(Origin.here, "infer").result()).startswith(f"infer at {threading.__file__}:")
+    call = gevent.spawn(idle.infer, "model", {}).get()  # a greenlet's first frame is the function that it runs
+    assert origin_of(call).startswith("infer at ")
+
+
+def test_a_function_that_runs_in_an_event_loop_is_named() -> None:
+    async def main() -> Any:
+        made: asyncio.Future[Origin] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(lambda: made.set_result(Origin.here("infer")))
+        return await made
+
+    assert str(asyncio.run(main())).startswith(f"infer at {__file__}:")
+
+
+def test_the_line_is_that_of_the_instruction_wherever_in_a_function_it_is() -> None:
+    first = here() + 1
+    origins = [
+        Origin.here("first"),
+        *[Origin.here(f"{number}") for number in range(2)],
+        Origin.here("last"),
+    ]
+    assert [origin.line - first for origin in origins] == [1, 2, 2, 3]
+    assert str(origins[0]) == f"first at {__file__}:{first + 1}"

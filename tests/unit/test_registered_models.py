@@ -1,4 +1,4 @@
-"""Rows are cast and broadcast as NumPy's assignment does it: what it takes they take, and nothing else."""
+"""A registered model's rows, cast and broadcast as NumPy does it, and its outputs, which go to their places."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shm_backend_utils.compat.registered_model import Rows, check_rows
+from shm_backend_utils.compat.registered_model import Rows, _put, check_rows
 from shm_backend_utils.dtypes import BY_NAME
-from shm_backend_utils.errors import TensorShapeError
+from shm_backend_utils.errors import PeerError, TensorShapeError
 
 SIZES = st.sampled_from([1, 2, 3])
+
+
 SHAPES = st.lists(SIZES, max_size=3).map(tuple)
+
+
 COUNTS = st.integers(1, 4)
 
 
@@ -99,3 +103,40 @@ def test_values_that_cannot_be_cast_raise_what_numpy_raises() -> None:
 def test_a_row_that_does_not_fit_is_named() -> None:
     with pytest.raises(TensorShapeError, match=r"input 'X': \[3\] does not fit the shape \[4\] that was registered"):
         check_rows("X", [np.ones(4), np.ones(3)], (4,), 8)
+
+
+FLOATS = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def put(array: npt.NDArray[Any], shape: tuple[int, ...], dtype: Any = np.float32) -> npt.NDArray[Any]:
+    """Return what is there afterwards, where 7 was before."""
+    target = np.full(shape, 7, dtype)
+    _put("Y", array, target)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("array", "shape", "dtype", "expected"),
+    [
+        (FLOATS, (2, 3), np.float32, FLOATS),
+        (FLOATS, (6,), np.float32, FLOATS.reshape(6)),
+        (FLOATS.T, (6,), np.float32, FLOATS.T.reshape(6)),
+        (FLOATS, (2, 3), np.int32, FLOATS.view(np.int32)),
+        (FLOATS, (2, 4), np.float32, [[0, 1, 2, 0], [3, 4, 5, 0]]),
+        (FLOATS, (3, 3), np.float32, [[0, 1, 2], [3, 4, 5], [0, 0, 0]]),
+        (np.array([1, 2], np.uint8), (4,), np.uint16, [0x0201, 0, 0, 0]),
+        (np.array([b"ab", b""], object), (12,), np.uint8, [*b"\2\0\0\0ab\0\0\0\0\0\0"]),
+    ],
+    ids=["as it is", "flat", "not contiguous", "bytes", "shorter rows", "fewer rows", "fewer bytes", "strings"],
+)
+def test_an_output_goes_where_it_was_declared_to_be(
+    array: npt.NDArray[Any], shape: tuple[int, ...], dtype: Any, expected: Any
+) -> None:
+    assert np.array_equal(put(array, shape, dtype), expected)
+
+
+def test_more_than_there_is_room_for_is_an_error() -> None:
+    with pytest.raises(
+        PeerError, match=r"output 'Y' is float32 of shape \[2, 3\], but was registered as float32, which"
+    ):
+        put(FLOATS, (2, 2))
