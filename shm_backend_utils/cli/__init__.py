@@ -49,10 +49,12 @@ COMMANDS: Final = (
     Command("demo", "send photographs through a server on every path", "demo"),
     Command("doctor", "find out what keeps requests from the direct path", "client"),
     Command("regions", "list our shared-memory regions"),
-    Command("top", "watch shared memory, who maps it, and requests by path", "cli"),
     Command("vendor", "put the model half into a model's folder"),
 )
-GONE: Final[dict[str, str]] = {"bench": "`scripts/bench` in a checkout"}
+GONE: Final[dict[str, str]] = {
+    "bench": "`scripts/bench` in a checkout",
+    "top": "Triton's metrics port, with SHM_METRICS in config.pbtxt, and `shm-backend-utils regions`",
+}
 """What took the place of commands that earlier versions had, as the end of "use ..."."""
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -221,3 +224,13 @@ def test_a_model_that_is_loaded_anew_begins_anew(server: LoadingServer, client: 
     assert not any(figures(server, MODEL).values())
     call(client)
     eventually(lambda: figures(server, MODEL)["calls_total direct"] == 1)
+
+
+@pytest.mark.needs_triton("2.51", "2.41 does not count failures by their reason")
+def test_tritons_own_metrics_of_the_documentation_are_there(server: LoadingServer) -> None:
+    names = set(re.findall(r"nv_\w+", (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()))
+    with urllib.request.urlopen(f"http://{server.server.metrics_url}/metrics", timeout=30) as reply:
+        text = reply.read().decode()
+    assert names
+    assert {name for name in names if f"\n{name}{{" not in text} == set()
+    assert f'nv_inference_request_failure{{model="{MODEL}",reason="BACKEND",' in text
