@@ -1,26 +1,31 @@
-"""What config.pbtxt says of regions."""
+"""What config.pbtxt says of shared memory, what auto_complete makes of it, and what the log advises at load."""
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shm_backend_utils.errors import ModelError
+from shm_backend_utils.model import ShmSession, auto_complete
 from shm_backend_utils.model import config as config_module
+from shm_backend_utils.model.advice import advice
 from shm_backend_utils.model.config import PARAMETERS, Config
+from shm_backend_utils.model_spec import ModelSpec
+from tests.unit.emulated import log_lines, start_server
+from tests.unit.sessions import tensor
 
 
 def config(**parameters: str) -> Config:
     return Config.from_config(
         {"parameters": {name: {"string_value": value} for name, value in parameters.items()}},
     )
-
-
-def test_everything_has_a_default() -> None:
-    assert Config.from_config({}) == Config()
 
 
 @pytest.mark.parametrize(
@@ -30,9 +35,6 @@ def test_everything_has_a_default() -> None:
 def test_a_name_that_is_nearly_one_of_ours_is_refused_and_told_which(typo: str, meant: str) -> None:
     with pytest.raises(ModelError, match=f"has a parameter {typo}, which means nothing; did you mean {meant}"):
         config(**{typo: "off"})
-
-
-def test_a_name_that_is_like_none_of_ours_is_refused_and_told_all() -> None:
     with pytest.raises(ModelError) as caught:
         config(SHM_QQQQQQ="1")
     assert all(name in str(caught.value) for name in PARAMETERS)
@@ -51,140 +53,244 @@ def test_the_known_names_are_those_that_are_read_and_those_that_the_page_tells()
     assert set(re.findall(r"^\| `(SHM_[A-Z_]+)` \|", page, re.MULTILINE)) == PARAMETERS
 
 
-def test_parameters_of_others_do_not_matter() -> None:
-    assert config(EXECUTION_ENV_PATH="somewhere", FORCE_CPU_ONLY_INPUT_TENSORS="no") == Config()
+SAID: dict[str, dict[str, object]] = {
+    "SHM_STREAM_TOTAL_PATIENCE_S": {"20": 20.0},
+    "SHM_HANDOVER_S": {"0.25": 0.25, "60": 60.0},
+    "SHM_SERVER_URL": {"http://127.0.0.1:9": "http://127.0.0.1:9"},
+    "SHM_ALLOWED_UIDS": {"1000, 1001": {1000, 1001}, "65534": {65534}, "any": None, " any ": None},
+    "SHM_FOREIGN_REGIONS": {"registered": True, "off": False},
+    "SHM_MAX_MAPPED_BYTES": {"1073741824": 1 << 30},
+    "SHM_METRICS": {"true": True, "false": False},
+    "SHM_DEBUG": {"true": True, "false": False},
+    "SHM_REGISTRATIONS": {"checked": True, "trusted": False},
+}
+FIELDS = {
+    "SHM_STREAM_PATIENCE_S": "stream_patience_s",
+    "SHM_STREAM_TOTAL_PATIENCE_S": "stream_total_patience_s",
+    "SHM_HANDOVER_S": "handover_s",
+    "SHM_SERVER_URL": "server_url",
+    "SHM_ALLOWED_UIDS": "allowed_uids",
+    "SHM_FOREIGN_REGIONS": "foreign_regions",
+    "SHM_MAX_MAPPED_BYTES": "max_mapped_bytes",
+    "SHM_METRICS": "metrics",
+    "SHM_DEBUG": "debug",
+    "SHM_REGISTRATIONS": "checks_registrations",
+}
 
 
-@pytest.mark.parametrize("name", ["SHM_STREAM_PATIENCE_S", "SHM_STREAM_TOTAL_PATIENCE_S"])
-@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "a minute"])
-def test_a_patience_that_is_no_time_is_refused(name: str, text: str) -> None:
-    with pytest.raises(ModelError, match=f"parameter {name} is .*; expected seconds, more than 0"):
-        config(**{name: text})
+def test_defaults() -> None:
+    assert Config.from_config({}) == config(EXECUTION_ENV_PATH="another's") == Config()
+    found = config()
+    assert (found.handover_s, found.allowed_uids, found.max_mapped_bytes) == (1, frozenset({os.geteuid(), 0}), None)
+    assert (found.foreign_regions, found.checks_registrations, found.metrics, found.debug) == (True, True, False, False)
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_parameter_means_what_it_says(name: str) -> None:
+    assert {text: getattr(config(**{name: text}), FIELDS[name]) for text in SAID[name]} == SAID[name]
+
+
+NO_TIMES = ["", "0", "-1", "nan", "inf", "a minute"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "wrong"),
+    [
+        ("SHM_STREAM_PATIENCE_S", "seconds, more than 0", NO_TIMES),
+        ("SHM_STREAM_TOTAL_PATIENCE_S", "seconds, more than 0", NO_TIMES),
+        ("SHM_HANDOVER_S", "seconds, more than 0 and at most 60", [*NO_TIMES, "60.1", "1e9"]),
+        (
+            "SHM_SERVER_URL",
+            "http://HOST:PORT",
+            ["", "localhost:8000", "ftp://h", "http://", "http://h:port", "http://h:0", "8000"],
+        ),
+        ("SHM_ALLOWED_UIDS", "user ids", ["", "root", "1000,", "-1", "1000 1001", "any,1000", "0x3e8", "1.5"]),
+        ("SHM_FOREIGN_REGIONS", "registered or off", ["", "on", "OFF", "false", "any"]),
+        ("SHM_MAX_MAPPED_BYTES", "a number of bytes", ["", "1 GiB", "-1", "1e9", "1.0", "none"]),
+        ("SHM_METRICS", "true or false", ["", "on", "True", "1", "yes"]),
+        ("SHM_REGISTRATIONS", "checked or trusted", ["", "on", "true", "Trusted", "trusted "]),
+    ],
+)
+def test_a_parameter_that_means_nothing_is_refused(name: str, expected: str, wrong: list[str]) -> None:
+    for text in wrong:
+        with pytest.raises(ModelError, match=f"parameter {name} is .*; expected {expected}"):
+            config(**{name: text})
 
 
 def test_the_patience_of_streams_is_for_a_frame_and_for_all_of_them() -> None:
     found = config(SHM_STREAM_PATIENCE_S="2", SHM_STREAM_TOTAL_PATIENCE_S="7.5")
     assert (found.stream_patience_s, found.stream_total_patience_s) == (2, 7.5)
-
-
-def test_a_longer_patience_for_a_frame_is_one_for_all_frames_too() -> None:
     assert config(SHM_STREAM_PATIENCE_S="600").stream_total_patience_s == 600
 
 
-def test_a_shorter_patience_for_all_frames_than_for_one_ends_streams_first() -> None:
-    assert config(SHM_STREAM_TOTAL_PATIENCE_S="20").stream_total_patience_s == 20
+# What auto_complete makes of a configuration
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "a second", "60.1", "1e9"])
-def test_a_time_for_handing_over_that_is_none_or_too_long_is_refused(text: str) -> None:
-    with pytest.raises(
-        ModelError, match="parameter SHM_HANDOVER_S is .*; expected seconds, more than 0 and at most 60"
-    ):
-        config(SHM_HANDOVER_S=text)
+CARRIER = {"name": "SHM", "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("0.25", 0.25), ("60", 60)])
-def test_the_time_for_handing_over_can_be_said(text: str, seconds: float) -> None:
-    assert config(SHM_HANDOVER_S=text).handover_s == seconds
-    assert config().handover_s == 1
+X: dict[str, Any] = {"name": "X", "data_type": "TYPE_FP32", "dims": [3]}
 
 
-@pytest.mark.parametrize("text", ["", "localhost:8000", "ftp://h", "http://", "http://h:port", "http://h:0", "8000"])
-def test_what_is_no_url_of_a_server_is_refused(text: str) -> None:
-    with pytest.raises(ModelError, match="parameter SHM_SERVER_URL is .*; expected http://HOST:PORT"):
-        config(SHM_SERVER_URL=text)
+LISTED = X | {"format": "FORMAT_NONE", "reshape": {"shape": [1, 3]}}  # config.pbtxt has it, and says more of it
 
 
-def test_this_user_and_root_are_allowed_by_default() -> None:
-    assert config().allowed_uids == frozenset({os.geteuid(), 0})
+class TritonConfig:
+    """Triton's object, as far as it is used: the configuration can be read, and inputs added or completed."""
+
+    def __init__(self, **described: Any) -> None:
+        self._described: dict[str, Any] = {"name": "m", "max_batch_size": 0, "input": [], "parameters": {}} | described
+
+    def as_dict(self) -> dict[str, Any]:
+        return copy.deepcopy(self._described)  # it may be read, but not written
+
+    def add_input(self, tensor: Mapping[str, Any]) -> None:
+        assert tensor.keys() <= {"name", "data_type", "dims", "optional"}
+        for known in self._described["input"]:
+            if known["name"] == tensor["name"]:
+                if any(known.get(field, value) != value for field, value in tensor.items()):
+                    raise ValueError("config.pbtxt says otherwise")
+                known.update(tensor)
+                return
+        self._described["input"].append(dict(tensor))
+
+    @property
+    def inputs(self) -> list[dict[str, Any]]:
+        inputs: list[dict[str, Any]] = self.as_dict()["input"]
+        return inputs
 
 
-def test_users_can_be_listed() -> None:
-    assert config(SHM_ALLOWED_UIDS="1000, 1001").allowed_uids == frozenset({1000, 1001})
+def declares(paths: str) -> dict[str, Any]:
+    return {"SHM_PATHS": {"string_value": paths}}
 
 
-def test_a_list_of_users_replaces_the_default() -> None:
-    assert config(SHM_ALLOWED_UIDS="65534").allowed_uids == frozenset({65534})
+def test_triton_gets_its_own_object_back() -> None:
+    config = TritonConfig(input=[X])
+    assert auto_complete(config) is config
 
 
-@pytest.mark.parametrize("text", ["any", " any "])
-def test_every_user_can_be_allowed(text: str) -> None:
-    assert config(SHM_ALLOWED_UIDS=text).allowed_uids is None
+@pytest.mark.parametrize("max_batch_size", [0, 8])
+@pytest.mark.parametrize("parameters", [{}, declares("direct"), declares("direct,triton-shm,inline")])
+@pytest.mark.parametrize("inputs", [[], [X], [X, LISTED | {"name": "Z", "optional": True}, CARRIER]])
+def test_the_model_can_serve_the_direct_path_afterwards(
+    max_batch_size: int, parameters: dict[str, Any], inputs: list[dict[str, Any]]
+) -> None:
+    config = TritonConfig(max_batch_size=max_batch_size, parameters=parameters, input=copy.deepcopy(inputs))
+    auto_complete(config)
+    assert ModelSpec.from_config(config.as_dict()).obstacle_to_direct() is None
 
 
-@pytest.mark.parametrize("text", ["", "root", "1000,", "-1", "1000 1001", "any,1000", "0x3e8", "1.5"])
-def test_what_is_no_list_of_users_is_refused(text: str) -> None:
-    with pytest.raises(ModelError, match="parameter SHM_ALLOWED_UIDS is .*; expected user ids"):
-        config(SHM_ALLOWED_UIDS=text)
+def test_every_input_becomes_optional_and_stays_what_it_is_otherwise() -> None:
+    config = TritonConfig(input=[X, LISTED | {"name": "Z", "optional": True}])
+    auto_complete(config)
+    assert config.inputs == [X | {"optional": True}, LISTED | {"name": "Z", "optional": True}, CARRIER]
 
 
-def test_foreign_regions_are_allowed_by_default() -> None:
-    assert config().foreign_regions
+@pytest.mark.parametrize(
+    ("described", "has_carrier"),
+    [
+        ({}, True),
+        ({"max_batch_size": 8}, True),
+        ({"max_batch_size": 8, "parameters": declares("direct")}, True),
+        ({"parameters": declares("direct")}, False),
+    ],
+)
+def test_the_carrier_is_added_where_there_are_batches_or_nothing_else_declares_the_path(
+    described: dict[str, Any], has_carrier: bool
+) -> None:
+    config = TritonConfig(input=[X], **described)
+    auto_complete(config)
+    assert (CARRIER in config.inputs) == has_carrier
 
 
-def test_foreign_regions_can_be_allowed_in_words() -> None:
-    assert config(SHM_FOREIGN_REGIONS="registered").foreign_regions
+@pytest.mark.parametrize("max_batch_size", [0, 8])
+def test_doing_it_twice_adds_nothing(max_batch_size: int) -> None:
+    config = auto_complete(TritonConfig(input=[X], max_batch_size=max_batch_size))
+    once = config.as_dict()
+    assert auto_complete(config).as_dict() == once
 
 
-def test_foreign_regions_can_be_turned_off() -> None:
-    assert not config(SHM_FOREIGN_REGIONS="off").foreign_regions
+@pytest.mark.parametrize("paths", ["inline", "triton-shm,inline"])
+def test_a_model_that_is_to_serve_no_direct_path_is_left_as_it_is(paths: str) -> None:
+    config = TritonConfig(max_batch_size=8, input=[X | {"optional": False}], parameters=declares(paths))
+    before = config.as_dict()
+    assert auto_complete(config).as_dict() == before
 
 
-@pytest.mark.parametrize("text", ["", "on", "OFF", "false", "any"])
-def test_what_is_no_word_for_foreign_regions_is_refused(text: str) -> None:
-    with pytest.raises(ModelError, match="parameter SHM_FOREIGN_REGIONS is .*; expected registered or off"):
-        config(SHM_FOREIGN_REGIONS=text)
+def test_a_listed_input_that_is_not_optional_is_named_with_the_line_to_add() -> None:
+    with pytest.raises(ModelError, match="input 'X' of model 'm' is not optional") as caught:
+        auto_complete(TritonConfig(input=[LISTED | {"optional": False}]))
+    assert "add `optional: true` to it in config.pbtxt, or remove it there" in str(caught.value)
 
 
-def test_mapped_memory_has_no_limit_by_default() -> None:
-    assert config().max_mapped_bytes is None
+@pytest.mark.parametrize("max_batch_size", [0, 8])
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"data_type": "TYPE_FP32"}, "TYPE_FP32 [-1], optional"),
+        ({"dims": [4]}, "TYPE_UINT8 [4], optional"),
+        ({"optional": False}, "TYPE_UINT8 [-1], not optional"),
+    ],
+)
+def test_an_input_that_only_has_the_carriers_name_is_named_with_the_line_to_write(
+    max_batch_size: int, change: dict[str, Any], found: str
+) -> None:
+    with pytest.raises(ModelError, match="input 'SHM' of model 'm' is ") as caught:
+        auto_complete(TritonConfig(max_batch_size=max_batch_size, input=[CARRIER | change]))
+    message = str(caught.value)
+    assert f"is {found}, but" in message
+    assert 'write { name: "SHM" data_type: TYPE_UINT8 dims: [ -1 ] optional: true } in config.pbtxt' in message
 
 
-def test_mapped_memory_can_be_limited() -> None:
-    assert config(SHM_MAX_MAPPED_BYTES="1073741824").max_mapped_bytes == 1 << 30
+def test_an_input_of_the_carriers_name_may_stay_where_no_carrier_is_needed() -> None:
+    own = {"name": "SHM", "data_type": "TYPE_FP32", "dims": [3], "optional": True}
+    assert auto_complete(TritonConfig(input=[own], parameters=declares("direct"))).inputs == [own]
 
 
-@pytest.mark.parametrize("text", ["", "1 GiB", "-1", "1e9", "1.0", "none"])
-def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
-    with pytest.raises(ModelError, match="parameter SHM_MAX_MAPPED_BYTES is .*; expected a number of bytes"):
-        config(SHM_MAX_MAPPED_BYTES=text)
+def test_paths_that_mean_nothing_are_an_error_of_the_model() -> None:
+    with pytest.raises(ModelError, match="SHM_PATHS of model 'm' is shm; expected some of"):
+        auto_complete(TritonConfig(input=[X], parameters=declares("shm")))
 
 
-@pytest.mark.parametrize(("text", "expected"), [("true", True), ("false", False)])
-def test_metrics_are_turned_on_and_off_in_words(text: str, expected: bool) -> None:
-    assert config(SHM_METRICS=text).metrics is expected
+# What the log advises
 
 
-def test_metrics_are_off_by_default() -> None:
-    assert not config().metrics
+EVERY_PATH = {"SHM_PATHS": "direct,triton-shm,inline"}
 
 
-@pytest.mark.parametrize("text", ["", "on", "True", "1", "yes"])
-def test_what_is_no_word_for_metrics_is_refused(text: str) -> None:
-    with pytest.raises(ModelError, match="parameter SHM_METRICS is .*; expected true or false"):
-        config(SHM_METRICS=text)
+def lines(
+    parameters: dict[str, str] | None = None, *, stub_reads_numpy: bool = True, dtype: str = "FP32", **more: Any
+) -> list[str]:
+    said = {name: {"string_value": text} for name, text in (parameters or {}).items()}
+    made = {"name": "m", "input": [tensor("X", dtype)], "output": [tensor("Y", dtype)], "parameters": said, **more}
+    return list(advice(ModelSpec.from_config(made), stub_reads_numpy=stub_reads_numpy))
 
 
-@pytest.mark.parametrize(("text", "expected"), [("true", True), ("false", False)])
-def test_debugging_is_turned_on_and_off_in_words(text: str, expected: bool) -> None:
-    assert config(SHM_DEBUG=text).debug is expected
-    assert not config().debug
+def test_a_model_that_declares_its_paths_gets_no_advice() -> None:
+    assert lines(EVERY_PATH) == lines({"SHM_PATHS": "inline"}) == lines(input=[tensor("X"), CARRIER]) == []
 
 
-def test_the_server_can_be_named() -> None:
-    assert config(SHM_SERVER_URL="http://127.0.0.1:9").server_url == "http://127.0.0.1:9"
+def test_a_session_that_no_client_shares_memory_with_is_told_all_lines_to_add() -> None:
+    (line,) = lines()
+    assert "no client shares memory with model 'm'" in line
+    assert 'parameters { key: "SHM_PATHS" value: { string_value: "direct,triton-shm,inline" } }' in line
+    _, line = lines(input=[tensor("X", optional=False)])
+    assert "add `optional: true` to it" in line
+    _, line = lines(max_batch_size=8)
+    assert '{ name: "SHM" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }' in line
 
 
-def test_registrations_are_checked_by_default() -> None:
-    assert config().checks_registrations
-    assert config(SHM_REGISTRATIONS="checked").checks_registrations
+def test_strings_on_a_stub_for_another_numpy_are_told_of() -> None:
+    (line,) = lines(EVERY_PATH, stub_reads_numpy=False, dtype="STRING")
+    assert "strings (X, Y)" in line
+    assert "install numpy<2" in line
+    assert lines(EVERY_PATH, stub_reads_numpy=False) == []
+    assert lines(EVERY_PATH, dtype="STRING") == []
 
 
-def test_registrations_can_be_trusted() -> None:
-    assert not config(SHM_REGISTRATIONS="trusted").checks_registrations
-
-
-@pytest.mark.parametrize("text", ["", "on", "true", "Trusted", "trusted "])
-def test_what_is_no_word_for_registrations_is_refused(text: str) -> None:
-    with pytest.raises(ModelError, match="parameter SHM_REGISTRATIONS is .*; expected checked or trusted"):
-        config(SHM_REGISTRATIONS=text)
+def test_the_servers_log_has_the_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    start_server(monkeypatch)
+    config = {"name": "m", "input": [tensor("X")], "output": [tensor("Y")]}
+    ShmSession.from_args({"model_config": json.dumps(config)}).close()
+    (line,) = log_lines()
+    assert line.startswith("no client shares memory with model 'm'")

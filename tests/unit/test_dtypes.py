@@ -1,20 +1,31 @@
-"""The table of data types agrees with the libraries whose words it translates."""
+"""The table of data types agrees with the libraries whose words it translates; BF16, which NumPy has not."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.dtypes import DType
-from shm_backend_utils.errors import TensorError
+from shm_backend_utils.client.inputs.sources import sources
+from shm_backend_utils.dtypes import BF16, DType
+from shm_backend_utils.errors import ModelError, TensorError, TensorTypeError
+from shm_backend_utils.model.triton import TritonBackend
+from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.tensors import dlpack
+from tests.unit.emulated import start_server
 
 NUMBERS = [dtype for dtype in dtypes.BY_NAME.values() if dtype is not dtypes.BYTES]
+
+
 every_dtype = pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=list(dtypes.BY_NAME))
+
+
 every_number = pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
 
 
@@ -26,20 +37,10 @@ def test_the_table_holds_every_type_of_triton() -> None:
 
 
 @every_number
-def test_the_item_size_is_numpys_and_dlpacks(dtype: DType) -> None:
+def test_size_kind_and_name_are_the_same_in_numpy_dlpack_and_triton(dtype: DType) -> None:
+    kinds = {"BOOL": ("b", 6), "UINT": ("u", 1), "INT": ("i", 0), "FP": ("f", 2), "BF": ("V", 4)}
     assert dtype.itemsize == dtype.numpy.itemsize == dtype.dlpack_bits / 8
-
-
-@every_number
-def test_the_kind_is_the_same_in_numpy_dlpack_and_triton(dtype: DType) -> None:
-    kind, dlpack_code = {"BOOL": ("b", 6), "UINT": ("u", 1), "INT": ("i", 0), "FP": ("f", 2), "BF": ("V", 4)}[
-        dtype.name.rstrip("0123456789")
-    ]
-    assert (dtype.numpy.kind, dtype.dlpack_code) == (kind, dlpack_code)
-
-
-@every_number
-def test_the_name_tells_the_number_of_bits(dtype: DType) -> None:
+    assert (dtype.numpy.kind, dtype.dlpack_code) == kinds[dtype.name.rstrip("0123456789")]
     assert dtype.name == "BOOL" or dtype.name.endswith(str(dtype.dlpack_bits))
 
 
@@ -49,16 +50,14 @@ def test_strings_are_objects_without_a_size_and_without_a_type_in_dlpack() -> No
     assert strings.dlpack_code not in {dtype.dlpack_code for dtype in NUMBERS}
 
 
-def test_bf16_is_the_type_of_ml_dtypes_where_that_is_installed() -> None:
-    assert dtypes.BF16.numpy == np.dtype(ml_dtypes.bfloat16)
-    assert dtypes.from_numpy(ml_dtypes.bfloat16, "X") is dtypes.BF16
-
-
 WITHOUT_ML_DTYPES = """
-import sys
-sys.modules["ml_dtypes"] = None  # as if it were not installed
-from shm_backend_utils.tensors import dlpack
+import sys, types
+sys.modules["ml_dtypes"] = types.ModuleType("ml_dtypes")  # tritonclient wants one, but this one has no types
 from shm_backend_utils import dtypes
+from shm_backend_utils.client.inputs.sources import sources
+from shm_backend_utils.errors import TensorTypeError
+from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.tensors import dlpack
 import numpy as np
 
 assert (dtypes.BF16.numpy, dtypes.BF16.itemsize, dtypes.BF16.dlpack_code) == (np.dtype("V2"), 2, 4)
@@ -67,28 +66,28 @@ array = np.array([[0x3F80], [0x4000]], np.uint16).view("V2")  # 1 and 2
 for given in (array, array.T, array[1:], array[:0]):
     taken = dlpack.consume(dlpack.export(given))  # which finds the type by DLPack's code
     assert (taken.dtype, taken.shape, taken.tobytes()) == (np.dtype("V2"), given.shape, given.tobytes())
-print("as expected")
+
+spec = ModelSpec.from_config({"name": "model", "input": [{"name": "X", "data_type": "TYPE_BF16", "dims": [-1]}]})
+source = sources(spec, {"X": array[:, 0]})["X"]
+written = np.empty(source.shape, source.dtype.numpy)
+source.write_to(written)
+assert (source.dtype.numpy, written.tobytes()) == (array.dtype, array.tobytes())
+try:
+    sources(spec, {"X": [1.5]})
+except TensorTypeError as error:
+    print(error)
 """
 
 
 def test_without_ml_dtypes_bf16_is_two_bytes_which_dlpack_knows_as_bfloat() -> None:
     program = [sys.executable, "-c", WITHOUT_ML_DTYPES]
-    assert subprocess.run(program, capture_output=True, text=True, check=True).stdout == "as expected\n"
-
-
-@pytest.mark.parametrize("unknown", ["V1", "V3", "V4", "V", ml_dtypes.float8_e5m2, ml_dtypes.int4], ids=str)
-def test_other_types_of_bytes_or_of_ml_dtypes_are_refused(unknown: type | str) -> None:
-    with pytest.raises(TensorError, match="tensor 'X' has NumPy dtype "):
-        dtypes.from_numpy(unknown, "X")
+    said = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("input 'X' holds 1.5, which is no value of TYPE_BF16; ")
 
 
 @every_dtype
-def test_a_numpy_type_leads_back_to_its_row(dtype: DType) -> None:
+def test_names_of_numpy_and_of_configurations_lead_to_a_types_row(dtype: DType) -> None:
     assert dtypes.from_numpy(dtype.numpy, "X") is dtype
-
-
-@every_dtype
-def test_a_configurations_name_leads_to_its_row(dtype: DType) -> None:
     assert dtypes.from_config("TYPE_STRING" if dtype is dtypes.BYTES else f"TYPE_{dtype.name}") is dtype
 
 
@@ -98,26 +97,29 @@ def test_a_configurations_type_without_a_row_leads_to_none(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("alias", "name"),
+    ("name", "aliases"),
     [
-        (np.float32, "FP32"),
-        ("float64", "FP64"),
-        (np.longlong, "INT64"),
-        (np.intp, "INT64"),
-        (bool, "BOOL"),
-        ("<i4", "INT32"),
-        ("S4", "BYTES"),
-        ("U4", "BYTES"),
-        (bytes, "BYTES"),
-        (str, "BYTES"),
-        (object, "BYTES"),
+        ("FP32", [np.float32]),
+        ("FP64", ["float64"]),
+        ("INT64", [np.longlong, np.intp]),
+        ("BOOL", [bool]),
+        ("INT32", ["<i4"]),
+        ("BYTES", ["S4", "U4", bytes, str, object]),
+        ("BF16", [ml_dtypes.bfloat16]),
     ],
 )
-def test_whatever_numpy_takes_for_a_type_is_found(alias: type | str, name: str) -> None:
-    assert dtypes.from_numpy(alias, "X").name == name
+def test_whatever_numpy_takes_for_a_type_is_found(name: str, aliases: list[type | str]) -> None:
+    assert {dtypes.from_numpy(alias, "X").name for alias in aliases} == {name}
 
 
-@pytest.mark.parametrize("unsupported", ["c8", "M8[s]", "f4,i4", ">f4", ">u2", np.longdouble])
+@pytest.mark.parametrize(
+    "unsupported",
+    [
+        *["c8", "M8[s]", "f4,i4", ">f4", ">u2", np.longdouble],
+        *["V1", "V3", "V4", "V", ml_dtypes.float8_e5m2, ml_dtypes.int4],
+    ],
+    ids=str,
+)
 def test_a_numpy_type_without_a_row_is_refused(unsupported: type | str) -> None:
     with pytest.raises(
         TensorError, match=r"tensor 'IMAGE' has NumPy dtype .*; supported .* BOOL, UINT8, .*, BF16, BYTES"
@@ -129,3 +131,94 @@ def test_a_numpy_type_without_a_row_is_refused(unsupported: type | str) -> None:
 def test_the_table_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
         dtypes.BY_NAME["FP8"] = dtypes.BY_NAME["FP16"]  # type: ignore[index]
+
+
+# BF16 as an input
+
+
+ARRAY = np.array([1, -2, 0.5], dtypes.BF16.numpy)
+
+
+def written(value: Any) -> npt.NDArray[Any]:
+    """Return what the model gets of a value that is passed for an input of BF16."""
+    tensor = {"name": "X", "data_type": "TYPE_BF16", "dims": [-1]}
+    source = sources(ModelSpec.from_config({"name": "model", "input": [tensor]}), {"X": value})["X"]
+    target: npt.NDArray[Any] = np.empty(source.shape, source.dtype.numpy)
+    source.write_to(target)
+    return target
+
+
+class Producer:
+    """An array of another library: all that one can do is take it over by DLPack."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CPU_DEVICE
+
+    def __dlpack__(self, **wanted: Any) -> Any:
+        return dlpack.export(self._array)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        np.asarray,
+        Producer,
+        lambda array: [array],
+        lambda array: [Producer(array)],
+        lambda array: array.astype(array.dtype.newbyteorder(">")),
+        lambda array: array[::-1].copy()[::-1],
+    ],
+    ids=["array", "DLPack", "list of arrays", "list of DLPack", "big-endian", "reversed"],
+)
+def test_every_kind_of_array_arrives(kind: Any) -> None:
+    found = written(kind(ARRAY))
+    assert (found.dtype, found.tolist()) == (ARRAY.dtype, ARRAY.tolist())
+
+
+@pytest.mark.parametrize("value", [[1, 256, -3], [0.5, 0.1], [2**127], [-(2**63), 1], [float("inf"), 0.0]], ids=str)
+def test_pythons_numbers_become_the_nearest_ones(value: list[Any]) -> None:
+    found = written(value)
+    assert found.dtype == ARRAY.dtype
+    assert found.tolist() == pytest.approx(value, rel=2**-8)
+
+
+@pytest.mark.parametrize("value", [[257], [1e39], [2**128], [True], [1j], [np.int64(2**53 + 1)]], ids=str)
+def test_pythons_numbers_that_do_not_fit_are_refused(value: list[Any]) -> None:
+    with pytest.raises(
+        TensorTypeError, match="'X' holds .*, which is no value of TYPE_BF16; pass numbers that are, or an array"
+    ):
+        written(value)
+
+
+# BF16 in a response, where the Python backend is of a Triton that carries none
+
+
+REASON = "Dtype is invalid."  # Triton 2.41's words
+
+
+@pytest.fixture
+def old_backend(monkeypatch: pytest.MonkeyPatch) -> TritonBackend:
+    """The backend of a Triton that takes no BF16 by DLPack, nor anything else once it was probed."""
+    start_server(monkeypatch)
+    backend = TritonBackend()
+
+    def refuse(name: str, capsule: object) -> Any:
+        raise RuntimeError(REASON)
+
+    monkeypatch.setattr(backend._pb_utils.Tensor, "from_dlpack", refuse)
+    return backend
+
+
+def test_the_error_tells_which_triton_carries_it_and_what_helps_before(old_backend: TritonBackend) -> None:
+    with pytest.raises(ModelError) as refusal:
+        old_backend.output("Y", np.zeros((2, 3), BF16.numpy))
+    assert str(refusal.value) == (
+        "output 'Y' holds BF16, which the Python backend of this Triton refuses (Dtype is invalid.): a response "
+        'carries it from Triton 2.49 (24.08) on; before, the caller must have room for it: outputs={"Y": 12}'
+    )
+    old_backend.reads_numpy = False
+    with pytest.raises(RuntimeError, match=REASON):  # another type's refusal is told as it is
+        old_backend.output("Y", np.zeros(3, np.float32))

@@ -1,17 +1,42 @@
-"""Errors: one family, sorted by whose fault it is, and readable."""
+"""Errors: one family, sorted by whose fault it is, readable; and how a client tells what went wrong with its server."""
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils import errors
+from shm_backend_utils.client import errors as client_errors
+from shm_backend_utils.client.errors import (
+    ConnectionLostError,
+    DeadlineExceededError,
+    ForkedError,
+    InferenceError,
+    InputMissingError,
+    MemoryRefusedError,
+    OutputRoomError,
+    PathUnavailableError,
+    ServerUnavailableError,
+    TimeoutValueError,
+    TlsError,
+    UnknownHostError,
+    deadline_exceeded,
+    translated,
+    unavailable,
+)
 from shm_backend_utils.errors import (
+    BudgetError,
     CallerError,
     ClosedError,
     MachineError,
+    MissingTensorError,
     ModelError,
     PeerError,
+    PoolExhaustedError,
     RegionGoneError,
     RegionRefusedError,
     ReplayedRequestError,
@@ -22,6 +47,9 @@ from shm_backend_utils.errors import (
     VersionError,
     shown,
 )
+
+ADDRESS = "grpc://localhost:8001"
+UNAVAILABLE = "StatusCode.UNAVAILABLE"
 
 
 @pytest.mark.parametrize(
@@ -40,91 +68,247 @@ from shm_backend_utils.errors import (
 )
 def test_a_wrong_value_is_shown_in_short(value: object, text: str) -> None:
     assert shown(value) == text
-
-
-def test_a_long_value_is_shown_in_short() -> None:
     assert len(shown("x" * 10_000)) < 50
     assert len(shown(["x"] * 10_000)) < 50
 
 
+# The family
+
+EXAMPLES: dict[str, ShmError] = {
+    "BudgetError": BudgetError("too much"),
+    "ConnectionLostError": ConnectionLostError("it broke", UNAVAILABLE),
+    "DeadlineExceededError": deadline_exceeded(),
+    "ForkedError": ForkedError("this client"),
+    "InferenceError": InferenceError("refused", "StatusCode.INVALID_ARGUMENT"),
+    "InputMissingError": InputMissingError("no 'X'", None, "X"),
+    "MemoryRefusedError": MemoryRefusedError("cannot be opened", "StatusCode.NOT_FOUND"),
+    "OutputRoomError": OutputRoomError("too small"),
+    "PathUnavailableError": PathUnavailableError("closed"),
+    "PoolExhaustedError": PoolExhaustedError("dry"),
+    "ServerUnavailableError": ServerUnavailableError("nobody", UNAVAILABLE),
+    "TimeoutValueError": TimeoutValueError("0"),
+    "TlsError": TlsError("no TLS", UNAVAILABLE),
+    "UnknownHostError": UnknownHostError("no such host", UNAVAILABLE),
+}
+
+
+def test_there_is_an_example_of_every_error_of_the_client() -> None:
+    assert set(EXAMPLES) == {name for name in client_errors.__all__ if name.endswith("Error")}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_error_survives_pickling_and_reads_as_a_sentence(name: str) -> None:
+    error = EXAMPLES[name]
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert (str(again), again.args, vars(again)) == (str(error), error.args, vars(error))
+    words = str(error).rpartition("] ")[2]  # after the status, where there is one
+    assert words in repr(error)
+    assert not str(error).startswith("(")
+
+
 @pytest.mark.parametrize("name", errors.__all__)
-def test_every_error_is_a_shm_error(name: str) -> None:
-    assert issubclass(getattr(errors, name), ShmError)
+def test_an_error_is_the_fault_of_one_side(name: str) -> None:
+    kind = getattr(errors, name)
+    faults = [fault for fault in (CallerError, PeerError, ModelError, MachineError) if issubclass(kind, fault)]
+    assert len(faults) == (0 if kind is ShmError else 1)
 
 
 @pytest.mark.parametrize(
-    ("kind", "fault"),
+    ("kind", "others"),
     [
-        (TableError, CallerError),
-        (VersionError, TableError),
-        (TensorError, CallerError),
-        (RegionRefusedError, CallerError),
-        (ClosedError, CallerError),
-        (RegionGoneError, PeerError),
-        (StaleRequestError, PeerError),
-        (ReplayedRequestError, PeerError),
+        (TableError, [CallerError, ValueError]),
+        (VersionError, [TableError]),
+        (TensorError, [CallerError, ValueError]),
+        (RegionRefusedError, [CallerError, PermissionError]),
+        (ClosedError, [CallerError, RuntimeError]),
+        (RegionGoneError, [PeerError, FileNotFoundError]),
+        (StaleRequestError, [PeerError]),
+        (ReplayedRequestError, [PeerError]),
+        (BudgetError, [CallerError, ValueError]),
+        (ConnectionLostError, [ServerUnavailableError]),
+        (DeadlineExceededError, [InferenceError, TimeoutError]),
+        (ForkedError, [ClosedError, RuntimeError]),
+        (InferenceError, [InferenceServerException, PeerError]),
+        (InputMissingError, [InferenceError, MissingTensorError, ValueError]),
+        (MemoryRefusedError, [InferenceError]),
+        (OutputRoomError, [InferenceError, ValueError]),
+        (PathUnavailableError, [CallerError]),
+        (PoolExhaustedError, [MachineError, TimeoutError]),
+        (ServerUnavailableError, [InferenceServerException, MachineError, ConnectionError]),
+        (TimeoutValueError, [CallerError, ValueError]),
+        (TlsError, [ServerUnavailableError]),
+        (UnknownHostError, [ServerUnavailableError]),
     ],
 )
-def test_an_error_says_whose_fault_it_is(kind: type[ShmError], fault: type[ShmError]) -> None:
-    assert issubclass(kind, fault)
-
-
-@pytest.mark.parametrize("fault", [CallerError, PeerError, ModelError, MachineError])
-def test_no_error_is_the_fault_of_two(fault: type[ShmError]) -> None:
-    others = {CallerError, PeerError, ModelError, MachineError} - {fault}
-    assert not any(issubclass(fault, other) for other in others)
+def test_an_error_is_caught_by_code_that_knows_only_builtin_or_tritonclients_errors(
+    kind: type[ShmError], others: list[type[Exception]]
+) -> None:
+    assert [other for other in others if not issubclass(kind, other)] == []
 
 
 @pytest.mark.parametrize(
-    ("error", "builtin"),
+    ("error", "message", "parts"),
     [
-        (TableError("inputs[0].offset", "1", "0"), ValueError),
-        (TensorError("X", "tensor 'X' is wrong"), ValueError),
-        (RegionRefusedError("regions[0]", "it is a symbolic link"), PermissionError),
-        (ClosedError("this session"), RuntimeError),
-        (RegionGoneError("regions[0] does not exist"), FileNotFoundError),
-    ],
-)
-def test_code_that_knows_only_builtin_errors_catches_it(error: ShmError, builtin: type[Exception]) -> None:
-    with pytest.raises(builtin):
-        raise error
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (TableError("inputs[0].offset", "1", "0"), "inputs[0].offset: found 1, expected 0"),
+        (
+            TableError("inputs[0].offset", "1", "0"),
+            "inputs[0].offset: found 1, expected 0",
+            {"field": "inputs[0].offset", "found": "1", "expected": "0"},
+        ),
         (
             VersionError("3", 2),
             "the request's protocol version: found 3, expected 2, which this model's shm_backend_utils speaks; install "
             "the same release for client and model",
+            {},
         ),
-        (TensorError("X", "tensor 'X' is wrong"), "tensor 'X' is wrong"),
-        (RegionRefusedError("regions[0]", "it is a symbolic link"), "regions[0] refused: it is a symbolic link"),
-        (ClosedError("this session"), "this session is closed; make a new one"),
-        (RegionGoneError("regions[0] does not exist"), "regions[0] does not exist"),
-        (StaleRequestError("given up"), "given up"),
-        (MachineError("no space"), "no space"),
+        (TensorError("X", "tensor 'X' is wrong"), "tensor 'X' is wrong", {"tensor": "X"}),
+        (
+            RegionRefusedError("regions[0]", "it is a symbolic link"),
+            "regions[0] refused: it is a symbolic link",
+            {"field": "regions[0]", "reason": "it is a symbolic link", "errno": None, "filename": None},
+        ),
+        (ClosedError("this session"), "this session is closed; make a new one", {}),
+        (RegionGoneError("regions[0] does not exist"), "regions[0] does not exist", {}),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_an_error_reads_as_its_message_and_keeps_its_parts(
+    error: ShmError, message: str, parts: dict[str, object]
+) -> None:
+    assert str(error) == message
+    assert {name: getattr(error, name) for name in parts} == parts
+
+
+# Answers of the server
+
+
+def from_grpc(message: str, status: str | None = UNAVAILABLE) -> ShmError:
+    return translated(status, message, ADDRESS)
+
+
+def from_http(message: str) -> ShmError:
+    return unavailable("http://localhost:8000", message)
+
+
+def test_an_answer_with_an_error_keeps_its_status_and_message() -> None:
+    error = from_grpc("[request id: 7] expected 3 dimensions", "StatusCode.INVALID_ARGUMENT")
+    assert type(error) is InferenceError
+    assert isinstance(error, InferenceError)
+    assert (error.status(), error.message()) == ("StatusCode.INVALID_ARGUMENT", "[request id: 7] expected 3 dimensions")
+    assert "the server gave no reason" in str(from_grpc("", "500"))
+
+
+def test_what_to_do_about_a_dead_process_is_told() -> None:
+    said = "Failed to process the request(s) for model 'm_0', message: Stub process 'm_0' is not healthy."
+    assert str(from_grpc(said, "StatusCode.INTERNAL")) == (
+        f"[StatusCode.INTERNAL] {said} The model's process has died: the server's log, or the kernel's, tells of what. "
+        "Load the model again, or start the server anew"
+    )
+    restarted = "Stub process 'm_0' is unhealthy and it will be restarted."
+    assert str(from_grpc(restarted, "StatusCode.INTERNAL")) == f"[StatusCode.INTERNAL] {restarted}"
+
+
+def test_no_answer_in_time_is_a_timeout() -> None:
+    error = from_grpc("Deadline Exceeded", "StatusCode.DEADLINE_EXCEEDED")
+    assert type(error) is DeadlineExceededError
+    assert "did not answer before the deadline" in str(error)
+
+
+def test_an_input_that_the_model_misses_is_named() -> None:
+    said = "shm:missing: the request has no input 'IMAGE', which the model needs"
+    error = from_grpc(said, "StatusCode.INVALID_ARGUMENT")
+    assert isinstance(error, InputMissingError)
+    assert error.tensor == "IMAGE"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Request for unknown model: 'resize' has no available versions",
+        "Request for unknown model: 'lossless' has no available versions",
+        "inference request for sequence 7 to model 'rnn' is not available: Server is stopping",
     ],
 )
-def test_an_error_reads_as_its_message(error: ShmError, message: str) -> None:
-    assert str(error) == message
+def test_a_model_that_is_unavailable_is_an_answer_and_no_missing_server(message: str) -> None:
+    error = from_grpc(message)
+    assert type(error) is InferenceError
+    assert message in str(error)
 
 
-def test_a_table_error_keeps_its_parts() -> None:
-    error = TableError("inputs[0].offset", "1", "0")
-    assert (error.field, error.found, error.expected) == ("inputs[0].offset", "1", "0")
+# No answer
+
+FAILED = "failed to connect to all addresses; last error: "
+OVER_HTTP = "Cannot connect to host localhost:8000 ssl:default"
+
+NO_SERVER: dict[tuple[Callable[[str], ShmError], type[ShmError], str], list[str]] = {
+    (from_grpc, ServerUnavailableError, f"no Triton server answers at {ADDRESS}; is it running"): [
+        f"{FAILED}UNKNOWN: ipv4:127.0.0.1:8001: Failed to connect to remote host: connect: Connection refused (111)"
+    ],
+    (from_grpc, ServerUnavailableError, f"no Triton server answers at {ADDRESS} as it should; is this its port for"): [
+        f"{FAILED}UNAVAILABLE: ipv4:10.0.0.1:8001: Connection timed out",
+        f"{FAILED}UNKNOWN: ipv4:127.0.0.1:8000: Socket closed",
+        f"{FAILED}UNKNOWN: ipv4:127.0.0.1:8000: recvmsg:Connection reset by peer",
+    ],
+    (from_grpc, ServerUnavailableError, f"what listens at {ADDRESS} speaks HTTP, and not gRPC; is this its port?"): [
+        f"{FAILED}UNKNOWN: ipv4:127.0.0.1:8000: Trying to connect an http1.x server",
+        f"{FAILED}UNAVAILABLE: ipv4:127.0.0.1:8000: Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame)",
+    ],
+    (from_http, ServerUnavailableError, "no Triton server answers at http://localhost:8000"): [
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+        "Connection refused",
+        "No route to host",
+        "Network is unreachable",
+        f"ClientConnectorError: {OVER_HTTP} [Connect call failed ('127.0.0.1', 8000)]",
+        f"ClientConnectorError: {OVER_HTTP} [Connection refused]",
+    ],
+    (from_grpc, UnknownHostError, "is not known to this machine; is its name right?"): [
+        "DNS resolution failed for nowhere:8001: C-ares status is not ARES_SUCCESS: Domain name not found",
+        "DNS resolution failed for tls.nowhere:8001: UNKNOWN: Name or service not known",
+        "errors resolving nowhere:8001: [field:hostname lookup error:address lookup failed: Domain name not found]",
+    ],
+    (from_http, UnknownHostError, "is not known to this machine; is its name right?"): [
+        "Name or service not known",
+        "Temporary failure in name resolution",
+        "No address associated with hostname",
+        "gaierror: [Errno -2] Name or service not known",
+        f"ClientConnectorDNSError: {OVER_HTTP} [Name or service not known]",
+    ],
+    (from_grpc, ConnectionLostError, "broke before the answer came; the model may have run"): [
+        "Socket closed",
+        "recvmsg:Connection reset by peer",
+        "GOAWAY received",
+        "Broken pipe",
+    ],
+    (from_http, ConnectionLostError, "broke before the answer came; the model may have run"): [
+        "Connection reset by peer",
+        "Broken pipe",
+        "HTTPConnectionClosed: connection closed.",
+        "ServerDisconnectedError: Server disconnected",
+        "ClientOSError: [Errno 104] Connection reset by peer",
+    ],
+    (from_grpc, TlsError, "use grpcs:// or https:// only where the server speaks TLS"): [
+        f"{FAILED}UNKNOWN: Ssl handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: OPENSSL: WRONG_VERSION_NUMBER",
+        f"{FAILED}UNKNOWN: Ssl handshake failed: SSL_ERROR_SSL: OPENSSL_internal:CERTIFICATE_VERIFY_FAILED",
+    ],
+    (from_http, TlsError, "use grpcs:// or https:// only where the server speaks TLS"): [
+        "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)",
+        "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1006)",
+        f"ClientConnectorSSLError: {OVER_HTTP} [[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)]",
+        f"ClientConnectorCertificateError: {OVER_HTTP} [SSLCertVerificationError: (1, '[SSL: CERTIFICATE_VERIFY_FAILED",
+    ],
+}
+REASONS = [(*told, message) for told, messages in NO_SERVER.items() for message in messages]
 
 
-def test_a_tensor_error_keeps_the_tensors_name() -> None:
-    assert TensorError("X", "tensor 'X' is wrong").tensor == "X"
+@pytest.mark.parametrize(("make", "kind", "told", "message"), REASONS)
+def test_what_keeps_a_client_from_its_server_is_told_apart(
+    make: Callable[[str], ShmError], kind: type[ShmError], told: str, message: str
+) -> None:
+    error = make(message)
+    assert type(error) is kind
+    assert told in str(error)
 
 
-def test_a_refusal_keeps_its_field_and_reason() -> None:
-    error = RegionRefusedError("regions[0]", "it is a symbolic link")
-    assert (error.field, error.reason) == ("regions[0]", "it is a symbolic link")
-
-
-def test_a_refusal_is_not_taken_for_an_errno_and_a_file_name() -> None:
-    error = RegionRefusedError("regions[0]", "it is a symbolic link")
-    assert (error.errno, error.filename) == (None, None)
+def test_the_reason_is_kept_word_for_word_and_the_usual_ports_are_told() -> None:
+    assert "(Connection refused)" in str(from_http("Connection refused"))
+    assert "By default gRPC is on 8001 and HTTP on 8000" in str(from_grpc(f"{FAILED}Connection refused"))

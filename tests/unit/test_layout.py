@@ -1,4 +1,4 @@
-"""The header and the slot records of a managed region, byte by byte as they are drawn."""
+"""How a request names its slot, and the header and records of its region, byte by byte as they are drawn."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shm_backend_utils.errors import TableError, VersionError
 from shm_backend_utils.protocol import layout
+from shm_backend_utils.protocol.address import SlotAddress, parse_address, parse_generation
 from shm_backend_utils.protocol.layout import HEADER_LENGTH, Header, SlotRecord
 
 TOKEN = bytes(range(16))
+
+
 SLOTS = 2
+
+
 RECORD = 2 * layout.PAGE_SIZE
+
+
 SIZE = 6 * layout.PAGE_SIZE
+
 
 FIELDS = {
     "magic": (0, 8),
@@ -39,10 +48,9 @@ def header_of(buffer: memoryview) -> Header | None:
 
 def test_the_header_lies_where_it_is_drawn() -> None:
     assert bytes(region()[:44]) == b"SHMBUREG" + struct.pack("<IIQ", 2, SLOTS, SIZE) + TOKEN + struct.pack("<I", RECORD)
-
-
-def test_writing_the_header_touches_nothing_behind_it() -> None:
     assert not any(region()[44:])
+    assert header_of(region(SIZE + layout.PAGE_SIZE)) == Header(SLOTS, SIZE, TOKEN, RECORD), "a file may be larger"
+    assert [layout.data_offset(3, size) for size in (4096, 8192)] == [4 * 4096, 7 * 4096]
 
 
 @given(st.integers(1, 20), st.integers(1, 4), st.integers(0, 3), st.binary(min_size=16, max_size=16))
@@ -54,39 +62,22 @@ def test_a_header_is_read_as_it_was_written(slot_count: int, record_pages: int, 
     assert header_of(buffer) == Header(slot_count, size, token, record)
 
 
-def test_a_file_may_be_larger_than_the_region() -> None:
-    assert header_of(region(SIZE + layout.PAGE_SIZE)) == Header(SLOTS, SIZE, TOKEN, RECORD)
-
-
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "values"),
     [
-        ("magic", 0),
-        ("version", 0),
-        ("version", 1),
-        ("version", 3),
-        ("slot_count", 0),
-        ("slot_count", 3),
-        ("slot_count", layout.MAX_SLOT_COUNT + 1),
-        ("slot_count", 2**32 - 1),
-        ("byte_size", 0),
-        ("byte_size", layout.data_offset(SLOTS, RECORD) - 1),
-        ("byte_size", SIZE + 1),
-        ("byte_size", 2**64 - 1),
-        ("record_byte_size", 0),
-        ("record_byte_size", 44),
-        ("record_byte_size", 2048),
-        ("record_byte_size", RECORD + 8),
-        ("record_byte_size", 2 * RECORD),
-        ("record_byte_size", layout.MAX_RECORD_BYTE_SIZE + layout.PAGE_SIZE),
-        ("record_byte_size", 2**32 - 4096),
+        ("magic", [0]),
+        ("version", [0, 1, 3]),
+        ("slot_count", [0, 3, layout.MAX_SLOT_COUNT + 1, 2**32 - 1]),
+        ("byte_size", [0, layout.data_offset(SLOTS, RECORD) - 1, SIZE + 1, 2**64 - 1]),
+        ("record_byte_size", [0, 44, 2048, RECORD + 8, 2 * RECORD, layout.MAX_RECORD_BYTE_SIZE + 4096, 2**32 - 4096]),
     ],
 )
-def test_a_header_with_a_wrong_field_is_none(field: str, value: int) -> None:
-    buffer = region()
-    offset, length = FIELDS[field]
-    buffer[offset : offset + length] = value.to_bytes(length, "little")
-    assert header_of(buffer) is None
+def test_a_header_with_a_wrong_field_is_none(field: str, values: list[int]) -> None:
+    for value in values:
+        buffer = region()
+        offset, length = FIELDS[field]
+        buffer[offset : offset + length] = value.to_bytes(length, "little")
+        assert header_of(buffer) is None, value
 
 
 @given(st.integers(0, 12 * 8 - 1))
@@ -105,11 +96,6 @@ def test_a_header_in_too_small_a_file_is_none(length: int) -> None:
 def test_whatever_is_read_as_a_header_fits_into_its_file(rest: bytes, start: bytes) -> None:
     header = header_of(memoryview(bytearray((start + rest).ljust(SIZE, b"\0"))))
     assert header is None or layout.data_offset(header.slot_count, header.record_byte_size) <= header.byte_size <= SIZE
-
-
-def test_data_begins_behind_the_header_page_and_the_records() -> None:
-    assert layout.data_offset(3, 4096) == 4 * 4096
-    assert layout.data_offset(3, 8192) == 7 * 4096
 
 
 def test_a_fresh_record_is_all_zero() -> None:
@@ -154,13 +140,6 @@ def test_a_generation_is_started_once_and_none_before_it() -> None:
     assert record.started == 6
 
 
-def test_a_record_shows_what_the_other_side_writes() -> None:
-    buffer = region()
-    reader, writer = SlotRecord(buffer, 0, RECORD), SlotRecord(buffer, 0, RECORD)
-    writer.generation = 5
-    assert reader.generation == 5
-
-
 def test_a_full_record_touches_nothing_but_its_own_bytes() -> None:
     buffer = region()
     record = SlotRecord(buffer, 0, RECORD)
@@ -188,3 +167,102 @@ def test_what_exceeds_the_record_is_not_written() -> None:
     with pytest.raises(ValueError, match="."):
         record.complete(1, b"x" * (record.room - 15))
     assert not any(buffer[4096:])
+
+
+# The address
+
+
+KEY = "shmbu-4711-5ec7e75ec7e75ec7"
+SECRET = TOKEN.hex()
+
+
+ADDRESS = f"2/resize/{KEY}/{SECRET}/7"
+
+
+json_values = st.none() | st.booleans() | st.integers() | st.floats() | st.lists(st.integers()) | st.text()
+
+
+def test_an_address_is_read_in_full() -> None:
+    assert parse_address(ADDRESS) == SlotAddress("resize", KEY, SECRET, 7)
+    assert str(parse_address(ADDRESS)) == ADDRESS
+
+
+@pytest.mark.parametrize("model", ["m", "a b", "größe", "x:y.z-1", "M" * 300])
+@pytest.mark.parametrize(("key", "slot"), [("shmbu-1", 0), ("shmbu--", 1), ("shmbu-" + "0az-" * 16, 1023)])
+def test_any_model_key_and_slot_is_read_as_it_was_written(model: str, key: str, slot: int) -> None:
+    address = SlotAddress(model, key, SECRET, slot)
+    assert parse_address(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *["2", "2/", "2////", f"{ADDRESS}/0", f"{ADDRESS} ", f"{ADDRESS}\n"],
+        *[f"2/resize/{KEY}/{SECRET}", f"2/resize/{KEY}/{SECRET}/", f"2//{KEY}/{SECRET}/0"],
+        *[f"2/resize//{SECRET}/0", f"2/resize/{KEY}//0", f"2/resize/../{KEY}/{SECRET}/0"],
+        *[f"2/resize/{key}/{SECRET}/0" for key in ("shmbu-", f"shmbu-{'a' * 65}", "SHMBU-1", "shmbu-A", "shmbu-a_b")],
+        *[f"2/resize/{key}/{SECRET}/0" for key in ("shmbu-..", "triton_python_backend_shm_region_1")],
+        *[f"2/resize/{KEY}/{secret}/0" for secret in (SECRET.upper(), SECRET[:-1], f"{SECRET}0")],
+        *[
+            f"2/resize/{KEY}/{SECRET}/{slot}" for slot in ("-1", "1.0", "1024", "10000000", "٣")
+        ],  # a digit, but not ours
+        *[None, True, 2, 2.5, [ADDRESS], {}],
+    ],
+    ids=ascii,
+)
+def test_what_is_no_address_is_refused_and_not_shown(value: object) -> None:
+    found = (
+        "other text, expected 2/MODEL/KEY/TOKEN/SLOT" if isinstance(value, str) else "a value of type .*, expected a"
+    )
+    with pytest.raises(TableError, match=f"shm_slot: found {found}") as refusal:
+        parse_address(value)
+    assert refusal.value.code == "shm:table"
+    assert SECRET not in str(refusal.value)
+    assert KEY not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "version"),
+    [
+        (f"3/resize/{KEY}/{SECRET}/0", "3"),
+        ("1", "1"),
+        (f"02/resize/{KEY}/{SECRET}/0", "02"),
+        ("", "none"),
+        (f"/resize/{KEY}/{SECRET}/0", "none"),
+        (f"resize/{KEY}/{SECRET}/0", "none"),
+        (f"{SECRET}/0", "none"),
+        (f"{'9' * 20}/resize", "none"),
+    ],
+)
+def test_another_version_is_refused_and_both_are_named(value: str, version: str) -> None:
+    with pytest.raises(VersionError, match=f"found {version}, expected 2, ") as refusal:
+        parse_address(value)
+    assert refusal.value.code == "shm:version"
+    assert SECRET not in str(refusal.value)
+
+
+@given(st.text() | st.text("/2shmbu-0123456789abcdef", max_size=80))
+def test_any_text_is_an_address_or_refused(text: str) -> None:
+    try:
+        address = parse_address(text)
+    except TableError:
+        return
+    assert address == parse_address(str(address))
+
+
+@pytest.mark.parametrize("wrong", [None, True, 0, -1, 2**63, 10**300, 1.0, float("nan"), "1", [1], {}], ids=str)
+def test_a_wrong_generation_is_refused_by_the_parameters_name(wrong: object) -> None:
+    assert [parse_generation(right) for right in (1, 77, 2**63 - 1)] == [1, 77, 2**63 - 1]
+    with pytest.raises(TableError, match="shm_generation: found no such number, expected an integer from 1 to"):
+        parse_generation(wrong)
+
+
+@given(json_values)
+def test_any_value_is_a_generation_or_refused(value: object) -> None:
+    try:
+        generation = parse_generation(value)
+    except TableError:
+        return
+    assert generation is value
+    assert type(value) is int
+    assert 1 <= value < 2**63

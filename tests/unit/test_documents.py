@@ -1,0 +1,210 @@
+"""What documents and lists say of the library is so: dependencies, errors, pictures, tests and mutants."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from scripts.tools.bench.pictures import PICTURES
+from scripts.tools.mutants.__main__ import equivalents, mutants_of
+from shm_backend_utils import errors
+from shm_backend_utils.client import errors as client_errors
+from shm_backend_utils.errors import ShmError
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TESTS = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+
+
+@pytest.mark.parametrize("name", ["design.md", "errors.md"])
+def test_each_test_that_a_document_names_is_there(name: str) -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / name).read_text()))
+    assert named
+    assert named - TESTS == set()
+
+
+def test_each_threat_has_a_test() -> None:
+    table = (ROOT / "docs" / "design.md").read_text().partition("| threat | what happens | test |\n")[2]
+    rows = [row.strip("| ").split(" | ") for row in table.partition("\n\n")[0].splitlines()[1:]]
+    assert [row for row in rows if not row[0].startswith("**") and (len(row) != 3 or "`test_" not in row[2])] == []
+
+
+def test_every_change_that_is_listed_as_equivalent_can_still_be_made() -> None:
+    assert equivalents() - {(mutant.file, mutant.function, mutant.change) for mutant in mutants_of([])} == set()
+
+
+# Dependencies
+
+
+REQUIREMENT = re.compile(r"([A-Za-z0-9_.-]+)(?:\[[^]]*])?(.*)$")
+
+
+def declared() -> dict[str, tuple[str, set[str]]]:
+    """Return every dependency of pyproject.toml with its range, and the extras that name it."""
+    text = (ROOT / "pyproject.toml").read_text()
+    found: dict[str, tuple[str, set[str]]] = {}
+    required = next(line for line in text.splitlines() if line.startswith("dependencies = "))
+    extra = ""
+    for line in [required, *text.split("[project.optional-dependencies]")[1].split("\n[")[0].splitlines()]:
+        begin = re.match(r"(\w+) = \[", line)
+        extra = begin[1] if begin else extra
+        for entry in re.findall(r'"([^"]+)"', line.partition("#")[0]):
+            match = REQUIREMENT.match(entry)
+            assert match is not None, entry
+            if match[1] != "triton-shm-backend-utils":
+                found.setdefault(match[1], (match[2], set()))[1].update({extra} - {"dependencies"})
+    return found
+
+
+def documented() -> dict[str, tuple[str, set[str]]]:
+    """Return the rows of the table that have a licence and a reason."""
+    rows = {}
+    for line in (ROOT / "docs" / "dependencies.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and len(cells) == 5 and cells[0] != "package":
+            name, versions, extras, licence, reason = cells
+            assert licence, name
+            assert reason, name
+            rows[name] = (versions, {extra for extra in extras.split(", ") if extra})
+    return rows
+
+
+def test_every_dependency_has_its_row_and_no_other() -> None:
+    assert documented() == declared()
+
+
+def test_the_table_has_as_many_as_the_installed_package_asks_for() -> None:
+    """So that a list that could not be read above is no list that is empty."""
+    asked_for = {
+        re.split(r"[^A-Za-z0-9_.-]", text)[0].lower() for text in metadata.requires("triton-shm-backend-utils") or []
+    }
+    assert {"numpy", "tritonclient", "rich", "pytest"} <= asked_for
+    assert asked_for - {"triton-shm-backend-utils"} <= {name.lower() for name in documented()}
+
+
+# Pictures
+
+
+IMAGES = ROOT / "docs" / "images"
+
+
+def images_of(document: Path) -> list[str]:
+    """Return the addresses of a document's images, in Markdown or HTML, but those of other hosts."""
+    found = re.findall(
+        r"!\[[^\]]*\]\(([^)\s]+)|<img\b[^>]*\bsrc=\"([^\"]+)|<source\b[^>]*\bsrcset=\"([^\"]+)", document.read_text()
+    )
+    return [address for groups in found for address in groups if address and "://" not in address]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+def test_every_picture_that_a_document_shows_is_there(document: Path) -> None:
+    missing = [address for address in images_of(document) if not (document.parent / address).is_file()]
+    assert missing == []
+
+
+def test_images_are_found_however_they_are_written(tmp_path: Path) -> None:
+    document = tmp_path / "page.md"
+    document.write_text(
+        "![a](images/a.svg)\n[![b](b.png)](there)\n"
+        '<img alt="c" src="c.svg">\n<picture><source media="x" srcset="d.svg">\n'
+        "![e](https://example.com/e.svg) [f](f.md)\n"
+    )
+    assert images_of(document) == ["images/a.svg", "b.png", "c.svg", "d.svg"]
+
+
+def test_the_numbers_show_every_picture_of_the_bench_which_is_there_in_both_formats() -> None:
+    assert images_of(ROOT / "docs" / "bench.md") == [f"images/{name}.svg" for name in PICTURES]
+    for name in PICTURES:
+        assert (IMAGES / f"{name}.png").is_file()
+        assert (IMAGES / f"{name}.svg").is_file()
+
+
+# Errors
+
+
+ERRORS = (ROOT / "docs" / "errors.md").read_text()
+
+
+ROWS = [[cell.strip() for cell in row.strip("|").split("|")] for row in ERRORS.splitlines() if row.startswith("| `")]
+
+
+RAISES = re.compile(r"^Raises\n-+\n(.*?)(?=^\w+\n-+\n|\Z)", re.DOTALL | re.MULTILINE)
+
+
+HALVES = [importlib.import_module(f"shm_backend_utils.{half}") for half in ("client", "model")]
+
+
+def shared_by_both_halves() -> dict[str, type[ShmError]]:
+    return {name: getattr(errors, name) for name in errors.__all__}
+
+
+def of_the_client() -> dict[str, type[ShmError]]:
+    found = {name: getattr(client_errors, name) for name in client_errors.__all__ if name.endswith("Error")}
+    return {name: kind for name, kind in found.items() if kind.__module__ == client_errors.__name__}
+
+
+def docstrings(module: Any) -> Iterator[tuple[str, str]]:
+    """Yield what the public names of a module, and their public members, say of themselves."""
+    for name in module.__all__:
+        thing = getattr(module, name)
+        yield name, inspect.getdoc(thing) or ""
+        if inspect.isclass(thing) and not issubclass(thing, Exception):
+            for member in dir(thing):
+                if not member.startswith("_"):
+                    yield f"{name}.{member}", inspect.getdoc(getattr(thing, member)) or ""
+
+
+def raised_as(docstring: str) -> list[str]:
+    section = RAISES.search(docstring)
+    lines = [] if section is None else [line for line in section[1].splitlines() if line and not line.startswith(" ")]
+    return [name.strip() for line in lines for name in line.split(",")]
+
+
+def test_every_error_has_one_row_and_no_row_is_of_another() -> None:
+    names = [row[0].strip("`") for row in ROWS]
+    assert sorted(names) == sorted(shared_by_both_halves() | of_the_client())
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[0].strip("`") for row in ROWS])
+def test_a_row_has_the_errors_code_and_says_when_and_what_to_do(row: list[str]) -> None:
+    name, code, *said = row
+    kind = shared_by_both_halves().get(name.strip("`"))
+    assert code == ("\N{EN DASH}" if kind is None else f"`{kind.code}`")
+    assert len(said) == 3
+    assert all(said)
+
+
+ALSO = [(row[0].strip("`"), other) for row in ROWS for other in re.findall(r"also an? `(\w+)`", row[2])]
+
+
+@pytest.mark.parametrize(("name", "other"), ALSO)
+def test_an_error_is_also_what_its_row_says(name: str, other: str) -> None:
+    kinds = {**shared_by_both_halves(), **of_the_client(), "InferenceServerException": InferenceServerException}
+    assert issubclass(kinds[name], kinds.get(other) or getattr(builtins, other))
+
+
+def test_every_error_that_a_row_sends_to_is_there() -> None:
+    known = {*shared_by_both_halves(), *of_the_client(), "OptionError", "InferShmError"}
+    named = {name for name in re.findall(r"`(\w+Error)`", ERRORS) if not hasattr(builtins, name)}
+    assert named <= known
+
+
+@pytest.mark.parametrize("half", HALVES, ids=lambda half: half.__name__)
+def test_what_a_docstring_says_is_raised_can_be_imported_beside_it(half: Any) -> None:
+    named = {(where, name) for where, said in docstrings(half) for name in raised_as(said)}
+    assert named
+    assert [(where, name) for where, name in named if not hasattr(builtins, name) and name not in half.__all__] == []
+
+
+def test_every_error_of_the_client_half_can_be_imported_from_it() -> None:
+    assert {*client_errors.__all__} - {*HALVES[0].__all__} == {"deadline_exceeded", "translated", "unavailable"}
+    assert not {*of_the_client()} - {*HALVES[0].__all__}
