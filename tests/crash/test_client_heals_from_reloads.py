@@ -158,26 +158,24 @@ def test_larger_batches_are_taken_at_once(mirror: Mirror) -> None:
             assert outcome(client, "small_batches", numbers(4, 4)) == "direct"
 
 
-def test_a_path_that_is_no_longer_declared_is_left(mirror: Mirror) -> None:
+@pytest.mark.parametrize(
+    ("model", "before", "paths", "after"),
+    [
+        ("direct_and_more", "direct", "triton-shm,inline", "triton-shm"),
+        ("all_but_direct", "triton-shm", "direct", "direct"),
+    ],
+)
+def test_a_path_that_is_no_longer_declared_is_left_for_another(
+    mirror: Mirror, model: str, before: PathName, paths: str, after: PathName
+) -> None:
     x = numbers(6)
     with every_client(mirror) as clients:
         for client in clients.values():
-            assert outcome(client, "direct_and_more", x) == "direct"
-        mirror.load("direct_and_more", paths="triton-shm,inline")
+            assert outcome(client, model, x) == before
+        mirror.load(model, paths=paths)
         for client in clients.values():
-            assert outcome(client, "direct_and_more", x) == "triton-shm"
-            assert type(outcome(client, "direct_and_more", x, "direct")) is PathUnavailableError
-
-
-def test_a_path_that_only_direct_requests_may_take_now_is_taken(mirror: Mirror) -> None:
-    x = numbers(6)
-    with every_client(mirror) as clients:
-        for client in clients.values():
-            assert outcome(client, "all_but_direct", x) == "triton-shm"
-        mirror.load("all_but_direct", paths="direct")
-        for client in clients.values():
-            assert outcome(client, "all_but_direct", x) == "direct"
-            assert type(outcome(client, "all_but_direct", x, "triton-shm")) is PathUnavailableError
+            assert outcome(client, model, x) == after
+            assert type(outcome(client, model, x, before)) is PathUnavailableError
 
 
 def test_a_better_path_that_is_declared_is_taken_once_the_client_was_told_to_look(mirror: Mirror) -> None:

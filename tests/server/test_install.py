@@ -78,34 +78,34 @@ def small_wheel(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return wheel
 
 
-def test_the_environment_variable_names_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "elsewhere"))
-    assert default_folder() == tmp_path / "elsewhere"
-
-
-@pytest.mark.parametrize("value", [None, ""])
-def test_without_it_the_folder_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str | None) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-    if value is not None:
-        monkeypatch.setenv(FOLDER_VARIABLE, value)
-    assert default_folder().parent == tmp_path / "shm-backend-utils"
-
-
-def test_without_a_cache_of_its_own_the_user_has_one_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-    assert default_folder().parent == Path.home() / ".cache" / "shm-backend-utils"
-
-
-def test_each_version_of_python_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-    assert default_folder().name.endswith(f"-py{PYTHON}")
+@pytest.mark.parametrize(
+    ("named", "cache", "folder"),
+    [
+        ("/elsewhere", "/cache", "/elsewhere"),
+        ("~/server", None, "~/server"),
+        (None, "/cache", f"/cache/shm-backend-utils/tritonserver-{TRITONS[-1]}-py{PYTHON}"),
+        ("", "/cache", f"/cache/shm-backend-utils/tritonserver-{TRITONS[-1]}-py{PYTHON}"),
+        (None, None, f"~/.cache/shm-backend-utils/tritonserver-{TRITONS[-1]}-py{PYTHON}"),
+    ],
+)
+def test_the_folder_is_the_one_that_is_named_or_in_the_users_cache(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, cache: str | None, folder: str
+) -> None:
+    monkeypatch.delenv(VERSION_VARIABLE, raising=False)
+    for name, value in ((FOLDER_VARIABLE, named), ("XDG_CACHE_HOME", cache)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert default_folder() == Path(folder).expanduser()
 
 
 @pytest.mark.usefixtures("small_wheel")
 def test_install_lays_out_the_server_its_libraries_and_the_backend_with_this_pythons_stub(tmp_path: Path) -> None:
-    folder = install(tmp_path / "a" / "server").folder
+    installation = install(tmp_path / "a" / "server")
+    folder = installation.folder
+    assert os.access(installation.binary, os.X_OK)
+    assert os.access(installation.backends / "python" / "triton_python_backend_stub", os.X_OK)
+    assert list((tmp_path / "a").iterdir()) == [folder]
     files = {str(file.relative_to(folder)): file.read_text() for file in folder.rglob("*") if file.is_file()}
     assert files == {
         "bin/tritonserver": "pytriton/tritonserver/bin/tritonserver",
@@ -116,14 +116,6 @@ def test_install_lays_out_the_server_its_libraries_and_the_backend_with_this_pyt
         ),
         "backends/python/triton_python_backend_stub": f"{STUBS}/{PYTHON}/triton_python_backend_stub",
     }
-
-
-@pytest.mark.usefixtures("small_wheel")
-def test_what_is_installed_can_be_executed_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
-    installation = install(tmp_path / "a" / "server")
-    assert os.access(installation.binary, os.X_OK)
-    assert os.access(installation.backends / "python" / "triton_python_backend_stub", os.X_OK)
-    assert list((tmp_path / "a").iterdir()) == [installation.folder]
 
 
 @pytest.mark.usefixtures("small_wheel")
@@ -200,17 +192,14 @@ def test_a_release_has_what_its_triton_and_older_ones_have(triton: str, is_there
     assert find_release("0.5.0").is_at_least(triton) is is_there
 
 
-def test_the_servers_environment_finds_this_interpreter_first() -> None:
-    environment = install().environment()
+def test_the_servers_environment_finds_this_interpreter_and_its_libraries_first() -> None:
+    installation = install()
+    environment = installation.environment()
     found = subprocess.run(
         ["python3", "-c", "import sys; print(sys.prefix)"], env=environment, capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == sys.prefix
-
-
-def test_the_servers_environment_holds_its_libraries() -> None:
-    installation = install()
-    assert installation.environment()["LD_LIBRARY_PATH"].split(":")[0] == str(installation.folder / "lib")
+    assert environment["LD_LIBRARY_PATH"].split(":")[0] == str(installation.folder / "lib")
 
 
 @pytest.mark.parametrize(("given", "found"), [("/opt/cuda/lib", ["/opt/cuda/lib"]), ("", []), (None, [])])
@@ -224,10 +213,9 @@ def test_libraries_are_found_through_the_launchers_own_path_too(
     assert install().environment()["LD_LIBRARY_PATH"].split(":")[2:] == found
 
 
-def test_a_flag_that_the_server_has_is_known() -> None:
-    assert install().knows_flag("--model-repository")
-
-
-@pytest.mark.parametrize("flag", ["--no-such-flag", "--model", "--model-repositor"])
-def test_a_flag_that_the_server_has_not_is_unknown(flag: str) -> None:
-    assert not install().knows_flag(flag)
+@pytest.mark.parametrize(
+    ("flag", "is_known"),
+    [("--model-repository", True), ("--no-such-flag", False), ("--model", False), ("--model-repositor", False)],
+)
+def test_the_flags_of_the_server_are_known(flag: str, is_known: bool) -> None:
+    assert install().knows_flag(flag) is is_known

@@ -125,18 +125,19 @@ class RequestChecks:
             rows = tuple(next(sizes) if size == _ANY_SIZE else size for size in self._reshapes[name])
         whole = (batch_size, *rows) if batch_size else rows  # the server's own way with a batch of nothing
         delivered = (batch_size, *rows) if self._max_batch_size > 0 else rows
-        if isinstance(content, np.ndarray):
-            return name, datatype, content.reshape(delivered)
+        is_array = isinstance(content, np.ndarray)
         if datatype == BYTES.name:
-            return name, datatype, self._strings(name, content, whole, who).reshape(delivered)
+            strings = content if is_array else self._strings(name, content, whole, who)
+            return name, datatype, strings.reshape(delivered)
         row = BY_NAME[datatype]
-        byte_size = math.prod(whole) * row.itemsize
-        if len(content) != byte_size:
+        byte_size, got = math.prod(whole) * row.itemsize, content.nbytes if is_array else len(content)
+        if got != byte_size:
             raise ServerError(
                 f"{who}input byte size mismatch for input '{name}' for model '{self._name}'. Expected {byte_size}, got "
-                f"{len(content)}"
+                f"{got}"
             )
-        return name, datatype, np.frombuffer(content, row.numpy).reshape(delivered)
+        array = content if is_array else np.frombuffer(content, row.numpy)
+        return name, datatype, array.reshape(delivered)
 
     def _check_shape(self, tensor: Input, rows: tuple[int, ...], dims: tuple[int, ...], who: str) -> None:
         fits = len(rows) == len(dims)

@@ -1,88 +1,58 @@
-"""The request that every check gets, and how a real server is asked to run one."""
+"""The request that every check gets, how a server or a harness is asked to run one, and the models that do."""
 
 from __future__ import annotations
 
-import queue
+import shutil
+import struct
+from pathlib import Path
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
-import pytest
-import tritonclient.grpc as triton
-from tritonclient.utils import InferenceServerException
 
 from tests.conformance.backend.backend_checks import FAULT_CHECKS
+from tests.unit.harness.wires import Tensor, Wire, request
 
-__all__ = ["DECOUPLED", "INPUTS", "PARAMETERS", "REST", "ask"]
+__all__ = ["ask", "models_in"]
 
-DECOUPLED: Final = "decoupled_check_"
-INPUTS: Final = (
-    ("X", "FP32", np.arange(6, dtype=np.float32).reshape(2, 3)),
-    ("WORDS", "BYTES", np.array([b"a", "ü".encode(), b""], object)),
-    ("HALF", "BF16", np.array([1, 2.5], ml_dtypes.bfloat16)),
-    ("FLAGS", "BOOL", np.array([True, False])),
-)
-PARAMETERS: Final = {"number": 7, "yes": True, "half": 0.5, "word": 'ü"/\n'}
-REST: Final = {"request_id": "the-id", "sequence_id": 42, "sequence_start": True}
-_PATIENCE_S: Final = 60
+HERE: Final = Path(__file__).parent
+WORDS: Final = b"".join(struct.pack("<I", len(word)) + word for word in (b"a", "ü".encode(), b""))
+INPUTS: Final = {
+    "X": Tensor("FP32", [2, 3], np.arange(6, dtype=np.float32).tobytes()),
+    "WORDS": Tensor("BYTES", [3], WORDS),
+    "HALF": Tensor("BF16", [2], bytes.fromhex("803f2040")),  # 1 and 2.5
+    "FLAGS": Tensor("BOOL", [2], b"\1\0"),
+}
+PARAMETERS: Final[dict[str, Any]] = {"number": 7, "yes": True, "half": 0.5, "word": 'ü"/\n'}
+REST: Final[dict[str, Any]] = {"timeout": 9_000_000, "sequence_id": 42, "sequence_start": True}
 
 
-def ask(client: Any, check: str) -> str:
-    """Return what a real server reports of a check."""
+def models_in(folder: Path) -> Path:
+    """Copy the models there, each of those that run checks with the checks."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(HERE / "models", folder, ignore=ignored)
+    for model in ("checks", "checks_decoupled"):
+        shutil.copytree(HERE / "backend_checks", folder / model / "1" / "backend_checks", ignore=ignored)
+    return folder
+
+
+def ask(wire: Wire, check: str) -> str:
+    """Return what a check reports."""
     if check in FAULT_CHECKS:
-        inputs = [tensor for tensor in _inputs() if tensor.datatype() != "BYTES"]
-        with pytest.raises(InferenceServerException) as refusal:
-            client.infer("checks", inputs, parameters={"check": check})
-        return str(refusal.value.message()).removeprefix("report:")
-    if DECOUPLED not in check:
-        result = client.infer(
-            "checks",
-            _inputs(),
-            outputs=_outputs(),
-            timeout=9_000_000,
-            parameters={"check": check, **PARAMETERS},
-            **REST,
-        )
-        return str(result.as_numpy("REPORT")[0].decode())
-    _stream(client, check)
-    return str(_stream(client, check)[0].as_numpy("REPORT")[0].decode())
+        numbers = {name: tensor for name, tensor in INPUTS.items() if name != "WORDS"}
+        answer = wire.send("ModelInfer", request("checks", numbers, parameters={"check": check}))
+        return answer.text.removeprefix("report:")
+    more = {"check": check, **PARAMETERS, **REST}
+    if "decoupled_check_" not in check:
+        answer = wire.send("ModelInfer", request("checks", INPUTS, ["REPORT"], more, id="the-id"))
+        assert answer.status == "OK", answer.text
+        return _report(answer.message)
+    more["triton_enable_empty_final_response"] = True
+    message = request("checks_decoupled", INPUTS, ["REPORT"], more, id="the-id")
+    wire.responses(message)
+    (report,) = [answer.message for answer in wire.responses(message) if answer.message.outputs]
+    return _report(report)
 
 
-def _inputs() -> list[Any]:
-    made = []
-    for name, datatype, array in INPUTS:
-        tensor = triton.InferInput(name, array.shape, datatype)
-        tensor.set_data_from_numpy(array)
-        made.append(tensor)
-    return made
-
-
-def _outputs() -> list[Any]:
-    return [triton.InferRequestedOutput("REPORT")]
-
-
-def _stream(client: Any, check: str) -> list[Any]:
-    """Return the responses of a decoupled model, without those that only end the stream and without errors."""
-    answers: queue.Queue[Any] = queue.Queue()
-    client.start_stream(lambda result, error: answers.put((result, error)))
-    try:
-        client.async_stream_infer(
-            "checks_decoupled",
-            _inputs(),
-            outputs=_outputs(),
-            enable_empty_final_response=True,
-            parameters={"check": check, **PARAMETERS},
-            **REST,
-        )
-        found = []
-        while True:
-            result, error = answers.get(timeout=_PATIENCE_S)
-            if error is not None:
-                continue
-            response = result.get_response()
-            if response.outputs:
-                found.append(result)
-            if response.parameters["triton_final_response"].bool_param:
-                return found
-    finally:
-        client.stop_stream()
+def _report(response: Any) -> str:
+    (content,) = response.raw_output_contents
+    return bytes(content[4:]).decode()

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
 
 from shm_backend_utils.server import EmbeddedServer
-from tests.conformance.backend.asking import ask
+from tests.conformance.backend.asking import ask, models_in
 from tests.conformance.backend.backend_checks import CHECKS, FAULT_CHECKS
+from tests.unit.harness.wires import ServerWire
 
-HERE: Final = Path(__file__).parent
 RELEASE: Final = "24.10"
 """Of the server that is installed."""
 
@@ -24,45 +22,41 @@ pytestmark = pytest.mark.needs_triton("2.51", "the checks say what 2.51 does, an
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A client of a server whose stubs have the NumPy that they were built for."""
+def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerWire]:
+    """A way to a server whose stubs have the NumPy that they were built for."""
     with _served(tmp_path_factory.mktemp("conformance"), "server") as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def client_of_numpy_2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A client of a server whose stubs have the NumPy of this process, which is 2."""
+def wire_of_numpy_2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerWire]:
+    """A way to a server whose stubs have the NumPy of this process, which is 2."""
     with _served(tmp_path_factory.mktemp("conformance"), "own") as found:
         yield found
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_the_real_stub_behaves_as_the_check_says(client: Any, check: str) -> None:
+def test_the_real_stub_behaves_as_the_check_says(wire: ServerWire, check: str) -> None:
     marks = vars(CHECKS[check])
     since = marks.get("since", RELEASE)
     if since > RELEASE:
         pytest.skip(f"from Triton {since} on; this is {RELEASE}")
     if "kills_the_server" in marks:
         pytest.skip(f"Triton {RELEASE} dies of refusing it, two times out of three")
-    report = ask(client, check)
+    report = ask(wire, check)
     assert not report, report
 
 
 @pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="the stub was built for NumPy 1")
 @pytest.mark.parametrize("check", FAULT_CHECKS)
-def test_a_real_stub_for_numpy_1_has_the_fault(client_of_numpy_2: Any, check: str) -> None:
-    report = ask(client_of_numpy_2, check)
+def test_a_real_stub_for_numpy_1_has_the_fault(wire_of_numpy_2: ServerWire, check: str) -> None:
+    report = ask(wire_of_numpy_2, check)
     assert not report, report
 
 
 @contextmanager
-def _served(folder: Path, numpy: Literal["server", "own"]) -> Iterator[Any]:
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(HERE / "models", folder / "models", ignore=ignored)
-    for model in ("checks", "checks_decoupled"):
-        shutil.copytree(HERE / "backend_checks", folder / "models" / model / "1" / "backend_checks", ignore=ignored)
-    with EmbeddedServer.start(folder / "models", log_file=folder / "server.log", numpy=numpy) as server:
-        client: Any = triton.InferenceServerClient(server.grpc_url)
-        yield client
-        client.close()
+def _served(folder: Path, numpy: Literal["server", "own"]) -> Iterator[ServerWire]:
+    with EmbeddedServer.start(models_in(folder / "models"), log_file=folder / "server.log", numpy=numpy) as server:
+        wire = ServerWire(server.grpc_url)
+        yield wire
+        wire.close()

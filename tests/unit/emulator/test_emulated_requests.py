@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import gc
-import json
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shm_backend_utils.model import ShmSession
 from shm_backend_utils.tensors.cuda.capsules import CapsuleTensor, capsule_over, taken_over
 from shm_backend_utils.tensors.dlpack import CUDA
 from shm_backend_utils.tensors.dlpack_structures import managed_tensor
 from shm_backend_utils.testing.emulator import (
-    NAME,
-    Faults,
     MetricsRegistry,
     TritonModelException,
     backend_module,
@@ -140,32 +134,6 @@ def test_what_a_sender_sends_is_pruned_and_copied(host: Host) -> None:
     assert end == (None, True)
 
 
-def test_strings_leave_as_bytes_in_their_shape(host: Host) -> None:
-    tensor = host.backend.Tensor("Y", np.array([["a", b"\xff"]], object))
-    (sent,) = sent_outputs(host.backend.InferenceResponse([tensor]))
-    assert (sent.datatype, sent.shape) == ("BYTES", (1, 2))
-    assert sent.array is not None
-    assert sent.array.tolist() == [[b"a", b"\xff"]]
-
-
-def test_a_response_with_an_error_sends_nothing_else(host: Host) -> None:
-    response = host.backend.InferenceResponse([host.backend.Tensor("Y", np.zeros(1))], host.backend.TritonError("no"))
-    assert sent_outputs(response) == []
-
-
-def test_what_a_stub_for_numpy_1_sends_is_empty() -> None:
-    host = Host()
-    backend = backend_module(host, Faults(is_stub_for_numpy_1=True))
-    (sent,) = sent_outputs(backend.InferenceResponse([backend.Tensor("Y", np.arange(3.0))]))
-    assert sent.shape == (3,)
-    assert sent.array is not None
-    assert sent.array.nbytes == 0
-    tensor = backend.Tensor.from_dlpack("Y", backend.Tensor("S", np.arange(3.0)))
-    (sent,) = sent_outputs(backend.InferenceResponse([tensor]))
-    assert sent.array is not None
-    assert sent.array.tolist() == [0, 1, 2]
-
-
 def test_other_models_are_called_in_execute_alone(host: Host) -> None:
     host.executing = False
     with pytest.raises(TritonModelException, match=r"^BLS is only supported during the 'execute' function\.$"):
@@ -184,24 +152,11 @@ def test_a_stream_is_read_as_far_as_it_is_asked_for_and_cancelled(host: Host) ->
     assert len(list(responses)) == 2
 
 
-def test_refusals_of_the_server_name_the_instance(host: Host) -> None:
-    text = "Failed to check model readiness: Failed to process the request for model 'm_0_0', message: not today"
-    with pytest.raises(TritonModelException) as refusal:
-        host.backend.is_model_ready("m")
-    assert str(refusal.value) == text
-
-
 def test_models_are_loaded_and_unloaded_by_the_host(host: Host) -> None:
     host.backend.load_model("m", config="{}", files={"file:1/model.py": b"x"})
     host.backend.unload_model("m", unload_dependents=True)
     assert host.asked == [("m", "{}", {"file:1/model.py": b"x"}), ("m", True)]
     assert host.backend.get_model_dir() == "/models/m/1"
-
-
-def test_the_log_is_the_hosts(host: Host) -> None:
-    host.backend.Logger.log_warn("a")
-    host.backend.Logger.log("b", host.backend.Logger.VERBOSE)
-    assert host.asked == [("WARNING", "a"), ("VERBOSE", "b")]
 
 
 def test_what_kills_a_real_stub_is_told(host: Host) -> None:
@@ -219,17 +174,6 @@ def test_what_kills_a_real_stub_is_told(host: Host) -> None:
 def test_an_array_of_numpy_1_by_dlpack_is_told(host: Host) -> None:
     with pytest.raises(StubDiesError, match="make the Tensor of the array itself"):
         host.backend.Tensor.from_dlpack("Y", np.zeros(1))
-
-
-def test_series_are_read_from_the_registry(host: Host) -> None:
-    families = host.backend.MetricFamily
-    family = families("seen", "how many", families.HISTOGRAM)
-    family.Metric(labels={"a": "b"}, buckets=[1, 2]).observe(1.5)
-    ((labels, series),) = host.metrics.series("seen").items()
-    assert (labels, series.counts, series.value) == ((("a", "b"),), [0, 1, 0], 1.5)
-    del family
-    gc.collect()
-    assert host.metrics.series("seen") == {}
 
 
 def test_memory_of_a_gpu_is_handed_on_where_it_is_and_kept(host: Host) -> None:
@@ -259,46 +203,6 @@ def test_memory_of_a_gpu_of_a_type_that_triton_does_not_have_is_not_handed_on(ho
     tensor = host.backend.Tensor.from_dlpack("X", capsule)
     with pytest.raises(TritonModelException, match='^DType code "0" is not supported'):
         tensor.to_dlpack()
-
-
-CONFIG = {
-    "name": "m",
-    "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [-1], "optional": True}],
-    "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [-1]}],
-}
-
-
-@pytest.mark.parametrize("faults", [Faults(), Faults(is_stub_for_numpy_1=True)], ids=["faultless", "for NumPy 1"])
-def test_a_session_serves_what_comes_with_a_request(monkeypatch: pytest.MonkeyPatch, faults: Faults) -> None:
-    host = Host()
-    host.backend = backend_module(host, faults)
-    monkeypatch.setitem(sys.modules, NAME, host.backend)
-    with closing(ShmSession.from_args({"model_config": json.dumps(CONFIG)})) as session:
-        array = np.arange(3, dtype=np.float32)
-        request = delivered(host, Sink(), is_decoupled=False, inputs=[("X", "FP32", array)])
-
-        def double(call: Any) -> None:
-            call.put("Y", call.input("X").numpy() * 2)
-
-        (response,) = session.serve([request], double)
-        assert not response.has_error(), response.error().message()
-        (sent,) = sent_outputs(response)
-        assert sent.array is not None
-        assert sent.array.tolist() == [0, 2, 4]
-
-
-def test_what_a_model_raises_is_the_requests_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Host()
-    monkeypatch.setitem(sys.modules, NAME, host.backend)
-    with closing(ShmSession.from_args({"model_config": json.dumps(CONFIG)})) as session:
-
-        def fail(call: Any) -> None:
-            raise ValueError("no")
-
-        inputs = [("X", "FP32", np.zeros(1, np.float32))]
-        (response,) = session.serve([delivered(host, Sink(), is_decoupled=False, inputs=inputs)], fail)
-        assert response.error().message() == "ValueError: no"
-        assert response.error().code() == host.backend.TritonError.INTERNAL
 
 
 @pytest.mark.parametrize(

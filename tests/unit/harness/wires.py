@@ -14,7 +14,7 @@ from shm_backend_utils.client.errors import InferenceError
 from shm_backend_utils.client.transports.grpc.codec import GrpcMessage
 from shm_backend_utils.testing.harness import ModelHarness
 
-__all__ = ["MODELS", "Answer", "HarnessWire", "ServerWire", "Tensor", "Wire", "request"]
+__all__ = ["MODELS", "Answer", "HarnessWire", "ServerWire", "Tensor", "Told", "Wire", "request"]
 
 MODELS: Final = Path(__file__).resolve().parents[2] / "upstream_models"
 _TIMEOUT_S: Final = 60
@@ -51,13 +51,26 @@ class Answer(NamedTuple):
         }
 
 
+Told = tuple[str, list[str], bool | None]
+"""Of a stream's response: its error, its outputs, and whether it says that it is the last."""
+
+
+def _told(answer: Answer) -> Told:
+    final = answer.message.parameters
+    is_final = final["triton_final_response"].bool_param if "triton_final_response" in final else None
+    return answer.text, [output.name for output in answer.message.outputs], is_final
+
+
 class Wire(Protocol):
     """Asks a server, whatever it is."""
 
     def send(self, procedure: str, message: Any) -> Answer:
         """Send a message, and return the answer."""
 
-    def stream(self, message: Any) -> list[tuple[str, list[str], bool | None]]:
+    def responses(self, message: Any) -> list[Answer]:
+        """Return the responses of a stream, each with its error's text."""
+
+    def stream(self, message: Any) -> list[Told]:
         """Return for each response its error, its outputs, and whether it says that it is the last."""
 
 
@@ -74,13 +87,12 @@ class ServerWire:
         except grpc.RpcError as error:
             return Answer(error.code().name, error.details())
 
-    def stream(self, message: Any) -> list[tuple[str, list[str], bool | None]]:
-        found = []
-        for each in self._stub.ModelStreamInfer(iter([message]), timeout=_TIMEOUT_S):
-            final = each.infer_response.parameters
-            is_final = final["triton_final_response"].bool_param if "triton_final_response" in final else None
-            found.append((each.error_message, [output.name for output in each.infer_response.outputs], is_final))
-        return found
+    def responses(self, message: Any) -> list[Answer]:
+        answers = self._stub.ModelStreamInfer(iter([message]), timeout=_TIMEOUT_S)
+        return [Answer("", each.error_message, each.infer_response) for each in answers]
+
+    def stream(self, message: Any) -> list[Told]:
+        return [_told(each) for each in self.responses(message)]
 
     def close(self) -> None:
         self._channel.close()
@@ -99,15 +111,17 @@ class HarnessWire:
         except InferenceError as error:
             return Answer(str(error.status()).removeprefix("StatusCode."), str(error.message()))
 
-    def stream(self, message: Any) -> list[tuple[str, list[str], bool | None]]:
-        found: list[tuple[str, list[str], bool | None]] = []
+    def responses(self, message: Any) -> list[Answer]:
+        found = list[Answer]()
         try:
             for response in self._transport.stream(GrpcMessage("ModelStreamInfer", message), _TIMEOUT_S):
-                names = [output.name for output in response.outputs]
-                found.append(("", names, response.parameters["triton_final_response"].bool_param))
+                found.append(Answer("", "", response))
         except InferenceError as error:
-            found.append((str(error.message()), [], None))
+            found.append(Answer("", str(error.message()), service_pb2.ModelInferResponse()))
         return found
+
+    def stream(self, message: Any) -> list[Told]:
+        return [_told(each) for each in self.responses(message)]
 
     def close(self) -> None:
         self._transport.close()

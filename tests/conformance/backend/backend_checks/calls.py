@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .expecting import kills_the_server, refused, same, since
+from .expecting import kills_the_server, refused, same
 
 NOT_READY = (
     "Model {0} - Error when running inference: Failed for execute the inference request. Model '{0}' is not ready."
@@ -89,12 +89,6 @@ def check_an_error_of_the_model_comes_as_it_is(pb_utils: Any, request: Any) -> N
     response = _call(pb_utils, model_name="failing", requested_output_names=[]).exec()
     same(_said(response), "it is full")
     same(response.output_tensors(), [])
-
-
-@since("25.04")
-def check_an_error_of_the_model_has_its_code(pb_utils: Any, request: Any) -> None:
-    response = _call(pb_utils, model_name="failing", requested_output_names=[]).exec()
-    assert response.error().code() == pb_utils.TritonError.UNAVAILABLE
 
 
 def check_a_decoupled_model_needs_the_word(pb_utils: Any, request: Any) -> None:
@@ -189,18 +183,6 @@ def check_what_is_loaded_and_unloaded_has_a_name_and_files(pb_utils: Any, reques
     refused(TypeError, None, lambda: pb_utils.load_model("echo", config=None))
     refused(TypeError, None, lambda: pb_utils.unload_model("echo", None))
     refused(RuntimeError, None, lambda: pb_utils.load_model("echo", files={1: b"x"}))
-
-
-@kills_the_server
-def check_a_server_that_lets_nobody_load(pb_utils: Any, request: Any) -> None:
-    text = f"Failed to load model: {WHERE}explicit model load / unload is not allowed if polling is enabled"
-    refused(pb_utils.TritonModelException, text, lambda: pb_utils.load_model("echo"))
-
-
-@kills_the_server
-def check_a_server_that_lets_nobody_unload(pb_utils: Any, request: Any) -> None:
-    text = f"Failed to unload model: {WHERE}explicit model load / unload is not allowed if polling is enabled"
-    refused(pb_utils.TritonModelException, text, pb_utils.unload_model, "echo")
 
 
 @kills_the_server
