@@ -66,23 +66,20 @@ def found(explanation: Explanation, name: str) -> Check:
     return check
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.2", "0.0.0.0"])
-def test_addresses_of_this_machine_are_this_machine(host: str) -> None:
-    assert is_this_machine(host)
-
-
-@pytest.mark.parametrize("host", [FAR_AWAY, "2001:db8::1", "not a host name", "-", "1.2.3.4.5"])
-def test_other_addresses_and_names_without_a_meaning_are_not(host: str) -> None:
-    assert not is_this_machine(host)
-
-
-@pytest.mark.parametrize("path", ["auto", "direct", "triton-shm", "inline"])
-def test_a_path_is_known_by_its_name(path: str) -> None:
-    assert check_path(path) == path
+@pytest.mark.parametrize(
+    ("host", "is_here"),
+    [
+        *((host, True) for host in ("localhost", "127.0.0.1", "127.0.0.2", "0.0.0.0")),
+        *((host, False) for host in (FAR_AWAY, "2001:db8::1", "not a host name", "-", "1.2.3.4.5")),
+    ],
+)
+def test_a_host_is_this_machine_by_its_addresses_alone(host: str, is_here: bool) -> None:
+    assert is_this_machine(host) is is_here
 
 
 @pytest.mark.parametrize("path", ["", "Direct", "triton_shm", "shm"])
-def test_another_name_is_refused_with_those_that_there_are(path: str) -> None:
+def test_another_path_is_refused_with_those_that_there_are(path: str) -> None:
+    assert [check_path(known) for known in ("auto", "inline")] == ["auto", "inline"]
     with pytest.raises(CallerError, match=f"path is '{path}'; expected one of auto, direct, triton-shm, inline"):
         check_path(path)
 
@@ -94,18 +91,15 @@ CHECKS = (
 )
 
 
-def test_a_check_reads_as_a_line() -> None:
+def test_a_path_is_open_unless_a_check_that_it_needs_says_no() -> None:
+    explanation = Explanation("resize", None, "", CHECKS)
+    assert [explanation.open(path) for path in ("direct", "triton-shm", "inline")] == [False, True, True]
+    assert explanation.obstacles("direct") == [CHECKS[2]]
     assert [str(check) for check in CHECKS] == [
         "same machine?  yes  it is",
         "user allowed?  unknown  who knows",
         "declares direct?  no  it does not",
     ]
-
-
-def test_a_path_is_open_unless_a_check_that_it_needs_says_no() -> None:
-    explanation = Explanation("resize", None, "", CHECKS)
-    assert [explanation.open(path) for path in ("direct", "triton-shm", "inline")] == [False, True, True]
-    assert explanation.obstacles("direct") == [CHECKS[2]]
 
 
 def test_to_another_machine_tensors_go_inline(far_away: PathChooser) -> None:
@@ -114,13 +108,10 @@ def test_to_another_machine_tensors_go_inline(far_away: PathChooser) -> None:
     assert explanation.reason.startswith(f"{FAR_AWAY} is another machine, which shares no memory with this one")
 
 
-def test_a_path_that_is_asked_for_by_name_is_refused_with_what_stands_against_it(far_away: PathChooser) -> None:
+def test_a_path_that_is_asked_for_by_name_is_refused_with_all_that_stands_against_it(far_away: PathChooser) -> None:
     message = "'resize' cannot be called on the path 'direct': .* is another machine"
     with pytest.raises(PathUnavailableError, match=message):
         run(far_away.choose(model(), "direct", 1.0))
-
-
-def test_everything_that_stands_against_a_path_is_said_at_once(far_away: PathChooser) -> None:
     with pytest.raises(PathUnavailableError, match="another machine.*; .*does not declare the direct path"):
         run(far_away.choose(model(paths=None), "direct", 1.0))
 
@@ -178,8 +169,15 @@ def test_a_path_that_was_tried_in_vain_is_closed_for_that_model(far_away: PathCh
     assert (explanation.path, explained(far_away, other).path) == (None, "inline")
 
 
-def test_a_decision_is_remembered_until_something_was_refused(far_away: PathChooser) -> None:
+def test_a_decision_is_logged_once_and_remembered_until_something_was_refused(
+    far_away: PathChooser, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "shm_backend_utils")
     known = model()
+    first = explained(far_away, known)
+    explained(far_away, known)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"model 'resize' takes the path inline: {FAR_AWAY} is another machine")
     first = explained(far_away, known)
     assert run(far_away.choose(known, "auto", 1.0)) == "inline"
     assert known.explanation is first
@@ -187,17 +185,6 @@ def test_a_decision_is_remembered_until_something_was_refused(far_away: PathChoo
     with contextlib.suppress(PathUnavailableError):
         run(far_away.choose(known, "auto", 1.0))
     assert known.explanation is not first
-
-
-def test_the_path_of_a_model_and_its_reason_are_logged_once(
-    far_away: PathChooser, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "shm_backend_utils")
-    known = model()
-    explained(far_away, known)
-    explained(far_away, known)
-    (message,) = [record.getMessage() for record in caplog.records]
-    assert message.startswith(f"model 'resize' takes the path inline: {FAR_AWAY} is another machine")
 
 
 @pytest.mark.parametrize("paths", [None, "direct,triton-shm,inline"])

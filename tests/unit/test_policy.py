@@ -100,37 +100,30 @@ def refused_registration(path: Path, byte_size: int = PAGE, config: Config | Non
     return refused(lambda: policy.open_registered(registration, config or Config(), FIELD, any_size), path.name)
 
 
-def test_a_managed_region_opens_with_its_token(region: ManagedRegion) -> None:
+def test_a_managed_region_opens_with_its_token_alone(region: ManagedRegion) -> None:
     opened = open_it(region)
     assert opened.segment.identity == region.segment.identity
     opened.close()
-
-
-def test_a_managed_region_does_not_open_with_another_token(region: ManagedRegion) -> None:
     assert "token" in refused(lambda: open_it(region, token="0" * 32), region.header.token.hex())
-
-
-@pytest.mark.parametrize("difference", [-1, 1, PAGE])
-def test_a_lent_region_is_not_used_with_another_size(region: ManagedRegion, difference: int) -> None:
-    resolver = Resolver(Config(), CudaAccess())
-    claim = claim_of_region(region, byte_size=region.header.byte_size + difference)
-    with pytest.raises(TableError, match=r"^regions\[1\].byte_size: found"):
-        resolved(resolver, claim, slot_of(resolver, region))
-    resolver.close()
-
-
-def test_a_slot_that_a_region_does_not_have_is_named(region: ManagedRegion) -> None:
-    resolver = Resolver(Config(), CudaAccess())
-    with pytest.raises(TableError, match="^shm_slot.slot: found 2, expected less than 2"):
-        slot_of(resolver, region, 2)
-    resolver.close()
-
-
-def test_a_managed_region_that_is_not_there(region: ManagedRegion) -> None:
+    allowed = Config(allowed_uids=frozenset({os.geteuid() + 1}))
+    refused(lambda: open_it(region, allowed), region.segment.key)
     region.segment.unlink()
     with pytest.raises(RegionGoneError) as gone:
         open_it(region)
     assert region.segment.key not in str(gone.value)
+
+
+@pytest.mark.parametrize("difference", [-1, 1, PAGE])
+def test_a_lent_region_is_not_used_with_another_size_nor_with_a_slot_that_it_does_not_have(
+    region: ManagedRegion, difference: int
+) -> None:
+    resolver = Resolver(Config(), CudaAccess())
+    claim = claim_of_region(region, byte_size=region.header.byte_size + difference)
+    with pytest.raises(TableError, match=r"^regions\[1\].byte_size: found"):
+        resolved(resolver, claim, slot_of(resolver, region))
+    with pytest.raises(TableError, match="^shm_slot.slot: found 2, expected less than 2"):
+        slot_of(resolver, region, 2)
+    resolver.close()
 
 
 @pytest.mark.parametrize(
@@ -153,60 +146,50 @@ def test_a_managed_region_needs_a_valid_header(region: ManagedRegion, spoil: Cal
 
 
 @only_root
-def test_a_managed_region_of_another_user_is_refused(region: ManagedRegion) -> None:
+def test_memory_of_another_user_opens_if_that_one_is_allowed(region: ManagedRegion, path: Path) -> None:
+    path.write_bytes(bytes(PAGE))
+    registration = Registration(f"/{path.name}", 0, PAGE)
+    os.chown(path, NOBODY, -1)
     os.chown(SHM / region.segment.key, NOBODY, -1)
-    reason = refused(lambda: open_it(region), region.segment.key)
-    assert reason == (
+    assert refused(lambda: open_it(region), region.segment.key) == (
         f"it belongs to user {NOBODY}, whom the model's SHM_ALLOWED_UIDS does not allow; add the id to that parameter "
         "in config.pbtxt, if this user may be trusted"
     )
+    assert refused_registration(path).startswith(f"it belongs to user {NOBODY}")
+    for allowed in (frozenset({NOBODY}), None):
+        config = Config(allowed_uids=allowed)
+        open_it(region, config).close()
+        policy.open_registered(registration, config, FIELD, any_size).close()
 
 
-@only_root
-@pytest.mark.parametrize("allowed", [frozenset({NOBODY}), None], ids=["listed", "any"])
-def test_a_managed_region_of_an_allowed_user_opens(region: ManagedRegion, allowed: frozenset[int] | None) -> None:
-    os.chown(SHM / region.segment.key, NOBODY, -1)
-    open_it(region, Config(allowed_uids=allowed)).close()
-
-
-def test_this_user_is_refused_where_only_others_are_allowed(region: ManagedRegion) -> None:
-    allowed = Config(allowed_uids=frozenset({os.geteuid() + 1}))
-    refused(lambda: open_it(region, allowed), region.segment.key)
-
-
-def test_a_registered_file_opens(path: Path) -> None:
+def test_a_registered_file_opens_while_it_is_there(path: Path) -> None:
+    registration = Registration(f"/{path.name}", 0, PAGE)
     path.write_bytes(bytes(range(16)) * (PAGE // 16))
-    segment = policy.open_registered(Registration(f"/{path.name}", 0, PAGE), Config(), FIELD, any_size)
+    segment = policy.open_registered(registration, Config(), FIELD, any_size)
     assert bytes(segment.buffer()) == path.read_bytes()
     segment.close()
-
-
-def test_a_registered_file_that_is_gone(path: Path) -> None:
+    path.unlink()
     with pytest.raises(RegionGoneError):
-        policy.open_registered(Registration(f"/{path.name}", 0, PAGE), Config(), FIELD, any_size)
+        policy.open_registered(registration, Config(), FIELD, any_size)
 
 
-def test_a_symbolic_link_is_refused(path: Path, tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    target.write_bytes(bytes(PAGE))
-    path.symlink_to(target)
-    assert refused_registration(path) == "the server cannot open it: it is a symbolic link"
-
-
-def test_a_fifo_is_refused(path: Path) -> None:
-    os.mkfifo(path)
-    assert refused_registration(path, 0) == "it is not a regular shared-memory object"
-
-
-def test_a_directory_is_refused(path: Path) -> None:
-    path.mkdir()
-    assert refused_registration(path, 0).startswith("the server cannot open it")
-
-
-@pytest.mark.parametrize("byte_size", [PAGE + 1, 1 << 62])
-def test_a_file_that_is_smaller_than_registered_is_refused(path: Path, byte_size: int) -> None:
-    path.write_bytes(bytes(PAGE))
-    assert refused_registration(path, byte_size) == f"it claims {byte_size} bytes, but {PAGE} are there"
+@pytest.mark.parametrize(
+    ("make", "byte_size", "reason"),
+    [
+        (lambda path: path.symlink_to("/dev/shm"), PAGE, "the server cannot open it: it is a symbolic link"),
+        (os.mkfifo, 0, "it is not a regular shared-memory object"),
+        (Path.mkdir, 0, "the server cannot open it"),
+        (lambda path: path.write_bytes(bytes(PAGE)), PAGE + 1, f"it claims {PAGE + 1} bytes, but {PAGE} are there"),
+        (lambda path: path.write_bytes(bytes(PAGE)), 1 << 62, f"it claims {1 << 62} bytes, but {PAGE} are there"),
+        *((Path.touch, byte_size, "") for byte_size in (0, PAGE)),
+    ],
+    ids=["symbolic link", "FIFO", "directory", "smaller", "far smaller", "empty", "empty, of a size"],
+)
+def test_a_registered_name_of_something_else_is_refused(
+    path: Path, make: Callable[[Path], object], byte_size: int, reason: str
+) -> None:
+    make(path)
+    assert refused_registration(path, byte_size).startswith(reason)
 
 
 def test_the_offset_of_a_registration_counts(path: Path) -> None:
@@ -215,35 +198,10 @@ def test_the_offset_of_a_registration_counts(path: Path) -> None:
     refused(lambda: policy.open_registered(registration, Config(), FIELD, any_size), path.name)
 
 
-@pytest.mark.parametrize("byte_size", [0, PAGE])
-def test_an_empty_file_is_refused(path: Path, byte_size: int) -> None:
-    path.touch()
-    refused_registration(path, byte_size)
-
-
-@only_root
-def test_a_registered_file_of_another_user_is_refused(path: Path) -> None:
-    path.write_bytes(bytes(PAGE))
-    os.chown(path, NOBODY, -1)
-    assert refused_registration(path).startswith(f"it belongs to user {NOBODY}")
-
-
-@only_root
-@pytest.mark.parametrize("allowed", [frozenset({NOBODY}), None], ids=["listed", "any"])
-def test_a_registered_file_of_an_allowed_user_opens(path: Path, allowed: frozenset[int] | None) -> None:
-    path.write_bytes(bytes(PAGE))
-    os.chown(path, NOBODY, -1)
-    config = Config(allowed_uids=allowed)
-    policy.open_registered(Registration(f"/{path.name}", 0, PAGE), config, FIELD, any_size).close()
-
-
 def test_a_name_stands_for_what_the_server_says(config: Config, registered: list[Any]) -> None:
     registered += [entry("first", "/one"), entry("second", "/two", 4, 12), entry("third", "/three")]
     assert resolve("second", config) == Registration("/two", 4, 12)
-
-
-def test_numbers_may_be_strings(config: Config, registered: list[Any]) -> None:
-    registered.append({"name": "mine", "key": "/one", "offset": "4", "byte_size": "12"})
+    registered.append({"name": "mine", "key": "/one", "offset": "4", "byte_size": "12"})  # as protobuf's JSON has it
     assert resolve("mine", config) == Registration("/one", 4, 12)
 
 
@@ -267,12 +225,10 @@ def test_names_can_be_turned_off(registered: list[Any], config: Config) -> None:
         ("triton_python_backend_shm_region_1", "it is memory of Triton's Python backend"),
         ("triton_python_backend_shm_region_", "it is memory of Triton's Python backend"),
         ("shmbu-1-00", "it is a managed region; name it by its key and token"),
-        ("some/where", "it is not an object directly in /dev/shm"),
-        ("../etc/passwd", "it is not an object directly in /dev/shm"),
-        ("/etc/passwd", "it is not an object directly in /dev/shm"),
-        ("", "it is not an object directly in /dev/shm"),
-        (".", "it is not an object directly in /dev/shm"),
-        ("..", "it is not an object directly in /dev/shm"),
+        *(
+            (elsewhere, "it is not an object directly in /dev/shm")
+            for elsewhere in ("some/where", "../etc/passwd", "/etc/passwd", "", ".", "..")
+        ),
     ],
 )
 def test_a_registered_key_that_must_not_be_reached_is_refused(
@@ -282,6 +238,9 @@ def test_a_registered_key_that_must_not_be_reached_is_refused(
     with pytest.raises(RegionRefusedError) as refusal:
         resolve("mine", config)
     assert refusal.value.reason == reason
+    registered[:] = [entry("mine", f"//{key}")]
+    with pytest.raises(RegionRefusedError):
+        resolve("mine", config)
 
 
 @pytest.mark.parametrize("prefix", ["mine_", ""])
@@ -295,29 +254,6 @@ def test_memory_of_the_backend_is_refused_whatever_the_operator_calls_it(
     assert resolve("other", called).key == f"/{prefix}other"
 
 
-def test_more_slashes_do_not_hide_a_key(config: Config, registered: list[Any]) -> None:
-    registered.append(entry("mine", "//triton_python_backend_shm_region_1"))
-    with pytest.raises(RegionRefusedError):
-        resolve("mine", config)
-
-
-def test_a_server_that_does_not_answer_is_the_machines_fault() -> None:
-    with pytest.raises(MachineError, match="SHM_SERVER_URL"):
-        resolve("mine", Config(server_url="http://127.0.0.1:1"))
-
-
-def test_a_server_without_that_endpoint_is_the_machines_fault(config: Config) -> None:
-    elsewhere = Config(server_url=f"{config.server_url}/elsewhere")
-    with pytest.raises(MachineError, match="SHM_SERVER_URL"):
-        resolve("mine", elsewhere)
-
-
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "localhost", "http://"])
-def test_a_url_that_is_none_is_the_machines_fault(url: str) -> None:
-    with pytest.raises(MachineError, match="SHM_SERVER_URL"):
-        resolve("mine", Config(server_url=url))
-
-
 @pytest.mark.parametrize("answer", ["text", 7, {"key": "/one"}, {"name": "mine"}], ids=str)
 def test_a_server_that_is_no_triton_is_the_machines_fault(
     config: Config, registered: list[Any], answer: object
@@ -325,3 +261,9 @@ def test_a_server_that_is_no_triton_is_the_machines_fault(
     registered.append(answer)
     with pytest.raises(MachineError, match="SHM_SERVER_URL"):
         resolve("mine", config)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:8000", "localhost", "http://", "{server}/elsewhere"])
+def test_a_server_that_is_not_there_or_has_no_such_endpoint_is_the_machines_fault(config: Config, url: str) -> None:
+    with pytest.raises(MachineError, match="SHM_SERVER_URL"):
+        resolve("mine", Config(server_url=url.format(server=config.server_url)))

@@ -73,39 +73,28 @@ def test_a_model_is_ready_if_the_server_has_it_and_its_session_refuses_what_is_n
     assert call("is_model_ready", "nobody") is False
 
 
-def test_a_decoupled_model_is_asked_by_a_stream_where_there_are_any(
-    server: FakeServer, call: Call, protocol: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die(_: Order) -> Iterator[Any]:
-        raise InferenceError("Stub process 'd_0_0' is not healthy.", "StatusCode.INTERNAL")
-
-    server.configs["d"] = config("d", model_transaction_policy={"decoupled": True})
-    monkeypatch.setattr(server, "stream", die)
-    assert call("is_model_ready", "d") is (protocol == "http")
+DEAD = "Failed to process the request(s) for model instance 'm_0_0', message: Stub process 'm_0_0' is not healthy."
+RESTARTED = "Stub process is unhealthy and it will be restarted."
+DECOUPLED = "doesn't support models with decoupled transaction policy"
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "status", "is_ready"),
     [
-        "Failed to process the request(s) for model instance 'm_0_0', message: Stub process 'm_0_0' is not healthy.",
-        "Stub process is unhealthy and it will be restarted.",
+        *((dead, "StatusCode.INTERNAL", False) for dead in (DEAD, RESTARTED)),
+        (DECOUPLED, "StatusCode.UNIMPLEMENTED", True),
     ],
+    ids=["dead", "restarted", "does not tell"],
 )
 def test_a_model_whose_process_is_dead_is_not_ready_whatever_the_server_says(
-    server: FakeServer, call: Call, said: str
+    server: FakeServer, call: Call, said: str, status: str, is_ready: bool
 ) -> None:
     def refuse(_: Order) -> None:
-        raise InferenceError(said, "StatusCode.INTERNAL")
+        raise InferenceError(said, status)
 
     server.before = refuse
-    assert call("is_model_ready", "m") is False
-
-
-def test_a_model_that_does_not_tell_is_as_ready_as_the_server_says(server: FakeServer, call: Call) -> None:
-    def refuse(_: Order) -> None:
-        raise InferenceError("doesn't support models with decoupled transaction policy", "StatusCode.UNIMPLEMENTED")
-
-    server.before = refuse
+    assert call("is_model_ready", "m") is is_ready
+    server.configs["m"]["parameters"] = {}  # it has no session, and so gets no request
     assert call("is_model_ready", "m") is True
 
 
@@ -118,10 +107,15 @@ def test_a_model_that_does_not_answer_is_neither(server: FakeServer, call: Call)
         call("is_model_ready", "m")
 
 
-def test_a_model_without_a_session_gets_no_request(server: FakeServer, call: Call) -> None:
-    server.configs["m"]["parameters"] = {}
-    assert call("is_model_ready", "m") is True
-    assert server.orders == []
+def test_a_decoupled_model_is_asked_by_a_stream_where_there_are_any(
+    server: FakeServer, call: Call, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(_: Order) -> Iterator[Any]:
+        raise InferenceError("Stub process 'd_0_0' is not healthy.", "StatusCode.INTERNAL")
+
+    server.configs["d"] = config("d", model_transaction_policy={"decoupled": True})
+    monkeypatch.setattr(server, "stream", die)
+    assert call("is_model_ready", "d") is (protocol == "http")
 
 
 def test_what_a_server_says_has_one_shape(server: FakeServer, call: Call) -> None:
@@ -202,16 +196,14 @@ def test_both_clients_offer_the_same() -> None:
 
 
 class Starting:
-    """A server that comes up at its n-th question."""
+    """In the place of a transport's ``send``: a server that comes up at its n-th question."""
 
     def __init__(self, server: FakeServer, ups: int, readies: int) -> None:
         self.asked = 0
         self._server, self._ups, self._readies = server, ups, readies
 
-    @property
-    def patched(self) -> Callable[[FakeTransport, Any, float], Any]:
-        """The method in the place of the transport's."""
-        return lambda transport, message, _: self._send(transport, message)
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(FakeTransport, "send", lambda transport, message, _: self._send(transport, message))
 
     def _send(self, transport: FakeTransport, message: Any) -> Any:
         self.asked += 1
@@ -226,7 +218,7 @@ def test_a_client_waits_until_its_server_is_up_and_ready(
     server: FakeServer, call: Call, monkeypatch: pytest.MonkeyPatch, ups: int, readies: int
 ) -> None:
     starting = Starting(server, ups, readies)
-    monkeypatch.setattr(FakeTransport, "send", starting.patched)
+    starting.patch(monkeypatch)
     assert call("is_server_ready", wait_ready_s=60.0) is True
     assert starting.asked == ups + readies + 2
 
@@ -234,22 +226,19 @@ def test_a_client_waits_until_its_server_is_up_and_ready(
 @pytest.mark.parametrize(
     ("ups", "readies", "words"), [(10**9, 0, "no Triton server answers"), (0, 10**9, "it is not ready")]
 )
-def test_it_does_not_wait_for_longer_than_it_was_told(
+def test_it_does_not_wait_for_longer_than_it_was_told_and_by_default_not_at_all(
     server: FakeServer, call: Call, monkeypatch: pytest.MonkeyPatch, ups: int, readies: int, words: str
 ) -> None:
     starting = Starting(server, ups, readies)
-    monkeypatch.setattr(FakeTransport, "send", starting.patched)
+    starting.patch(monkeypatch)
     with pytest.raises(ServerUnavailableError, match=words):
         call("is_server_ready", wait_ready_s=0.35)
     assert starting.asked > 1
-
-
-def test_by_default_it_does_not_wait(server: FakeServer, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    starting = Starting(server, 1, 0)
-    monkeypatch.setattr(FakeTransport, "send", starting.patched)
+    at_once = Starting(server, 1, 0)
+    at_once.patch(monkeypatch)
     with pytest.raises(ServerUnavailableError):
         call("is_server_ready")
-    assert starting.asked == 1
+    assert at_once.asked == 1
 
 
 @pytest.mark.parametrize("wait_ready_s", [0, -1, "3"])

@@ -44,19 +44,17 @@ def test_names_and_types_are_read() -> None:
     spec = ModelSpec.from_config(config())
     assert (spec.name, list(spec.inputs), list(spec.outputs)) == ("resize", ["IMAGE"], ["OUTPUT0"])
     assert spec.input("IMAGE") == TensorSpec("IMAGE", "TYPE_FP32", FP32, (3, -1), optional=True)
-
-
-def test_a_configurations_strings_are_bytes() -> None:
-    assert ModelSpec.from_config(config()).output("OUTPUT0").dtype is dtypes.BYTES
-
-
-def test_a_tensor_without_a_type_has_no_row() -> None:
+    assert spec.output("OUTPUT0").dtype is dtypes.BYTES
     assert ModelSpec.from_config(config(output=[{"name": "Y", "dims": [1]}])).output("Y").dtype is None
+    assert not ModelSpec.from_config(config(input=[{"name": "X", "dims": []}])).input("X").optional
+    assert spec.obstacle_to_direct() is None
 
 
 def test_shapes_of_a_model_with_batches_begin_with_a_dimension_of_any_size() -> None:
     spec = ModelSpec.from_config(batched())
     assert (spec.input("IMAGE").shape, spec.output("OUTPUT0").shape) == ((-1, 3, -1), (-1, 1))
+    assert (spec.has_batch_carrier, list(spec.inputs)) == (True, ["IMAGE"])
+    assert spec.obstacle_to_direct() is None
 
 
 def test_integers_may_be_strings_as_in_protobufs_json() -> None:
@@ -80,25 +78,14 @@ def test_fields_that_protobufs_json_leaves_out_have_their_defaults() -> None:
     )
 
 
-def test_an_input_is_required_unless_it_says_otherwise() -> None:
-    assert not ModelSpec.from_config(config(input=[{"name": "X", "dims": []}])).input("X").optional
-
-
-def test_the_batch_carrier_is_no_input_of_the_model() -> None:
-    spec = ModelSpec.from_config(batched())
-    assert spec.has_batch_carrier
-    assert "SHM" not in spec.inputs
-
-
 @pytest.mark.parametrize("change", [{"data_type": "TYPE_FP32"}, {"optional": False}])
-def test_an_input_that_only_has_the_carriers_name_carries_nothing(change: dict[str, Any]) -> None:
-    assert not ModelSpec.from_config(batched(input=[CARRIER | change])).has_batch_carrier
-
-
-def test_a_model_without_batches_may_have_an_input_of_the_carriers_name() -> None:
-    spec = ModelSpec.from_config(config(input=[CARRIER]))
-    assert not spec.has_batch_carrier
-    assert "SHM" in spec.inputs
+def test_an_input_that_only_has_the_carriers_name_carries_and_declares_nothing(change: dict[str, Any]) -> None:
+    for model in (batched(input=[CARRIER | change]), config(input=[CARRIER])):
+        assert not ModelSpec.from_config(model).has_batch_carrier
+    assert "SHM" in ModelSpec.from_config(config(input=[CARRIER])).inputs, "there are no batches"
+    for max_batch_size in (0, 8):
+        model = config(max_batch_size=max_batch_size, input=[CARRIER | change], parameters={})
+        assert ModelSpec.from_config(model).paths is None
 
 
 @pytest.mark.parametrize("max_batch_size", [0, 8])
@@ -106,17 +93,6 @@ def test_a_carrier_declares_every_path_where_no_parameter_declares_any(max_batch
     spec = ModelSpec.from_config(config(max_batch_size=max_batch_size, input=[CARRIER], parameters={}))
     assert spec.paths == frozenset({"direct", "triton-shm", "inline"})
     assert "SHM" not in spec.inputs
-
-
-@pytest.mark.parametrize("max_batch_size", [0, 8])
-@pytest.mark.parametrize("change", [{"data_type": "TYPE_FP32"}, {"optional": False}])
-def test_an_input_that_only_has_the_carriers_name_declares_nothing(max_batch_size: int, change: dict[str, Any]) -> None:
-    model = config(max_batch_size=max_batch_size, input=[CARRIER | change], parameters={})
-    assert ModelSpec.from_config(model).paths is None
-
-
-def test_a_parameter_has_its_way_over_a_carrier() -> None:
-    assert ModelSpec.from_config(batched(parameters=paths("inline"))).paths == frozenset({"inline"})
 
 
 @pytest.mark.parametrize(
@@ -127,30 +103,22 @@ def test_a_parameter_has_its_way_over_a_carrier() -> None:
         (" inline ,, direct,", frozenset({"direct", "inline"})),
     ],
 )
-def test_paths_are_a_list_separated_by_commas(declared: str, expected: frozenset[str]) -> None:
-    assert ModelSpec.from_config(config(parameters=paths(declared))).paths == expected
-
-
-@pytest.mark.parametrize("parameters", [{}, {"OTHER": {"string_value": "direct"}}])
-def test_paths_that_are_not_declared_are_none(parameters: dict[str, Any]) -> None:
-    assert ModelSpec.from_config(config(parameters=parameters)).paths is None
+def test_paths_are_a_list_separated_by_commas_which_has_its_way_over_a_carrier(
+    declared: str, expected: frozenset[str]
+) -> None:
+    for model in (config, batched):
+        assert ModelSpec.from_config(model(parameters=paths(declared))).paths == expected
+    for parameters in ({}, {"OTHER": {"string_value": declared}}):
+        assert ModelSpec.from_config(config(parameters=parameters)).paths is None
 
 
 @pytest.mark.parametrize("declared", ["Direct", "direct;inline", "direct,triton", "shm"])
 def test_an_unknown_path_is_an_error_of_the_model(declared: str) -> None:
     with pytest.raises(ModelError, match=r"SHM_PATHS of model 'resize' .* expected some of direct, inline, triton-shm"):
         ModelSpec.from_config(config(parameters=paths(declared)))
-
-
-@pytest.mark.parametrize("parameter", [{"string_value": ""}, {"string_value": " , "}, {}])
-def test_a_declaration_of_no_path_is_an_error_of_the_model(parameter: dict[str, str]) -> None:
-    with pytest.raises(ModelError, match="is empty; expected some of"):
-        ModelSpec.from_config(config(parameters={"SHM_PATHS": parameter}))
-
-
-@pytest.mark.parametrize("model", [config(), batched()])
-def test_nothing_stands_against_the_direct_path_of_a_model_that_is_set_up_for_it(model: dict[str, Any]) -> None:
-    assert ModelSpec.from_config(model).obstacle_to_direct() is None
+    for empty in ({"string_value": ""}, {"string_value": " , "}, {}):
+        with pytest.raises(ModelError, match="is empty; expected some of"):
+            ModelSpec.from_config(config(parameters={"SHM_PATHS": empty}))
 
 
 @pytest.mark.parametrize(
@@ -181,49 +149,34 @@ def test_an_obstacle_to_the_direct_path_is_named_with_its_remedy(
     assert remedy in message
 
 
-def test_an_unknown_input_is_refused_with_the_names_that_there_are() -> None:
+def test_an_unknown_tensor_is_refused_with_the_names_that_there_are() -> None:
     with pytest.raises(TensorError, match="model 'resize' has no input 'PHOTO'; it has IMAGE") as caught:
         ModelSpec.from_config(config()).input("PHOTO")
     assert caught.value.tensor == "PHOTO"
-
-
-def test_an_unknown_output_is_refused_with_the_names_that_there_are() -> None:
     with pytest.raises(TensorError, match="model 'resize' has no output 'Y'; it has none"):
         ModelSpec.from_config(config(output=[])).output("Y")
 
 
-@pytest.mark.parametrize("shape", [(3, 1), (3, 0), (3, 10**9)])
-def test_a_tensor_of_the_configured_shape_fits(shape: tuple[int, ...]) -> None:
-    tensor().check(FP32, shape)
-
-
 @pytest.mark.parametrize("shape", [(), (3,), (4, 1), (3, 1, 1), (1, 3, 1)])
-def test_a_tensor_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+def test_a_tensor_of_another_shape_or_type_is_refused(shape: tuple[int, ...]) -> None:
+    for fitting in ((3, 1), (3, 0), (3, 10**9)):
+        tensor().check(FP32, fitting)
+    with pytest.raises(TensorError, match="tensor 'IMAGE' is FP64, but the model's configuration says TYPE_FP32"):
+        tensor().check(dtypes.BY_NAME["FP64"], (3, 1))
     with pytest.raises(TensorError, match=r"tensor 'IMAGE' has shape .* configuration says \[3, -1\]"):
         tensor().check(FP32, shape)
 
 
-def test_a_tensor_of_another_type_is_refused() -> None:
-    with pytest.raises(TensorError, match="tensor 'IMAGE' is FP64, but the model's configuration says TYPE_FP32"):
-        tensor().check(dtypes.BY_NAME["FP64"], (3, 1))
-
-
-@pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=list(dtypes.BY_NAME))
-def test_no_tensor_fits_a_type_that_the_configuration_does_not_name(dtype: dtypes.DType) -> None:
-    with pytest.raises(TensorError, match="configuration says TYPE_INVALID"):
-        tensor(data_type="TYPE_INVALID").check(dtype, (3, 1))
+def test_no_tensor_fits_a_type_that_the_configuration_does_not_name() -> None:
+    for dtype in dtypes.BY_NAME.values():
+        with pytest.raises(TensorError, match="configuration says TYPE_INVALID"):
+            tensor(data_type="TYPE_INVALID").check(dtype, (3, 1))
 
 
 @pytest.mark.parametrize(("dims", "byte_size"), [([3, 2], 24), ([], 4), ([0, 5], 0), ([3, -1], None)])
 def test_the_size_of_a_tensor_is_known_where_no_dimension_is_open(dims: list[int], byte_size: int | None) -> None:
     assert tensor(dims=dims).row_byte_size == byte_size
-
-
-def test_the_size_of_a_row_does_not_count_the_batch() -> None:
-    spec = ModelSpec.from_config(batched(input=[{"name": "X", "data_type": "TYPE_FP32", "dims": [3]}]))
-    assert spec.input("X").row_byte_size == 3 * 4
-
-
-@pytest.mark.parametrize("data_type", ["TYPE_STRING", "TYPE_INVALID"])
-def test_the_size_of_strings_and_of_what_has_no_type_is_unknown(data_type: str) -> None:
-    assert tensor(data_type=data_type, dims=[3]).row_byte_size is None
+    for data_type in ("TYPE_STRING", "TYPE_INVALID"):
+        assert tensor(data_type=data_type, dims=dims).row_byte_size is None
+    one = {"name": "X", "data_type": "TYPE_FP32", "dims": dims}
+    assert ModelSpec.from_config(batched(input=[one])).input("X").row_byte_size == byte_size, "of a row"

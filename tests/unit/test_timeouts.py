@@ -1,10 +1,11 @@
-"""No call takes longer than its timeout, whatever it waits for."""
+"""No call takes longer than its timeout, whatever it waits for; and an answer must have come by a moment."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -17,15 +18,26 @@ from shm_backend_utils.client import AsyncShmClient, DeadlineExceededError, Pool
 from shm_backend_utils.client.errors import deadline_exceeded
 from shm_backend_utils.client.paths import choice
 from shm_backend_utils.client.submitted import SubmittedCalls
+from shm_backend_utils.http.reply_in_time import ReplyInTime
 from shm_backend_utils.memory import mapped_segment, shared_file
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import FakeTransport
 
 TIMEOUT_S = 0.5
+
+
 SLACK_S = 0.3
+
+
 FOREVER_S = 3600.0
+
+
 X = np.arange(6, dtype=np.float32)
+
+
 LARGE = np.zeros(2**21, np.float32)  # whose copy another thread makes
+
+
 PROCEDURES = ["ModelConfig", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister", "ModelInfer"]
 
 
@@ -106,48 +118,43 @@ async def in_time_async(call: Awaitable[object]) -> bool:
     return True
 
 
-CALLS: dict[str, Callable[[ShmClient, str], object]] = {
-    "infer": lambda made, path: made.infer("m", {"IN0": X}, path=path, timeout_s=TIMEOUT_S),  # type: ignore[arg-type]
-    "submit": lambda made, path: made.submit("m", {"IN0": X}, path=path, timeout_s=TIMEOUT_S).result(),  # type: ignore[arg-type]
-    "split": lambda made, path: made.infer(
-        "batched",
-        {"IN0": np.zeros((5, 3), np.float32)},
-        path=path,  # type: ignore[arg-type]
-        timeout_s=TIMEOUT_S,
-        split=True,
-    ),
+Call = Callable[[ShmClient, Any], object]
+
+
+ROWS = np.zeros((5, 3), np.float32)
+
+
+CALLS: dict[str, Call] = {
+    "infer": lambda made, path: made.infer("m", {"IN0": X}, path=path, timeout_s=TIMEOUT_S),
+    "submit": lambda made, path: made.submit("m", {"IN0": X}, path=path, timeout_s=TIMEOUT_S).result(),
+    "split": lambda made, path: made.infer("batched", {"IN0": ROWS}, path=path, timeout_s=TIMEOUT_S, split=True),
     "prepare": lambda made, path: made.prepare(
-        "m",
-        {"IN0": ((6,), np.float32)},
-        path=path,  # type: ignore[arg-type]
-        timeout_s=TIMEOUT_S,
+        "m", {"IN0": ((6,), np.float32)}, path=path, timeout_s=TIMEOUT_S
     ).close(),
 }
 
 
-@pytest.mark.parametrize("delay_s", [0.8 * TIMEOUT_S, FOREVER_S], ids=["slow", "mute"])
-@pytest.mark.parametrize("path", ["direct", "triton-shm"])
-@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+@pytest.mark.parametrize(
+    ("call", "path", "delay_s"),
+    [("infer", "triton-shm", 0.8 * TIMEOUT_S), ("infer", "direct", FOREVER_S)]
+    + [(call, "triton-shm", FOREVER_S) for call in CALLS],
+)
 def test_a_call_ends_in_time_whatever_is_slow(
-    call: Callable[[ShmClient, str], object],
-    path: str,
-    delay_s: float,
-    transport: SlowTransport,
-    monkeypatch: pytest.MonkeyPatch,
+    call: str, path: str, delay_s: float, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for procedure in PROCEDURES:
         with a_client(transport, monkeypatch) as made:
             transport.delays_s[procedure] = delay_s
-            in_time(lambda: call(made, path))
+            in_time(lambda: CALLS[call](made, path))
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+@pytest.mark.parametrize("call", CALLS)
 def test_the_timeout_is_that_of_all_requests_together(
-    call: Callable[[ShmClient, str], object], transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
+    call: str, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with a_client(transport, monkeypatch) as made:
         transport.delays_s = dict.fromkeys(PROCEDURES, 0.4 * TIMEOUT_S)
-        assert not in_time(lambda: call(made, "triton-shm"))
+        assert not in_time(lambda: CALLS[call](made, "triton-shm"))
 
 
 def test_a_prepared_call_whose_memory_the_server_has_forgotten_ends_in_time(
@@ -216,7 +223,7 @@ def test_a_split_call_waits_for_no_thread_longer_than_it_may(
     rows = np.zeros((40, 3), np.float32)
     with a_client(transport, monkeypatch) as made:
         made.infer("batched", {"IN0": rows}, split=True).release()
-        transport.delays_s["ModelInfer"] = 3.0
+        transport.delays_s["ModelInfer"] = 3 * TIMEOUT_S
         others = [
             threading.Thread(target=lambda: made.infer("batched", {"IN0": rows}, split=True, timeout_s=10))
             for _ in range(2)
@@ -235,7 +242,7 @@ def test_a_submitted_call_waits_for_no_thread_longer_than_it_may(
 ) -> None:
     with a_client(transport, monkeypatch) as made:
         made.infer("m", {"IN0": X}).release()
-        transport.delays_s["ModelInfer"] = 3.0
+        transport.delays_s["ModelInfer"] = 3 * TIMEOUT_S
         others = [made.submit("m", {"IN0": X}, timeout_s=10) for _ in range(32)]
         ready: list[float] = []
         begin = time.monotonic()
@@ -296,44 +303,31 @@ def test_new_memory_is_entered_into_page_tables_no_longer_than_a_call_may_take(
             made.infer("m", {"IN0": LARGE}, timeout_s=TIMEOUT_S)
 
 
-def busy(threads: concurrent.futures.Executor, go: threading.Event) -> None:
-    for _ in range(64):
-        threads.submit(go.wait, 30)
-
-
-@pytest.mark.parametrize("array", [X, LARGE], ids=["small", "large"])
-def test_a_call_of_a_task_needs_no_thread_of_the_loops(
-    array: np.ndarray[Any, Any], transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
+def test_a_call_of_a_task_needs_no_thread_of_the_loops_and_waits_for_none_of_its_client_for_too_long(
+    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    go = threading.Event()
+
+    def busy(threads: concurrent.futures.Executor) -> None:
+        for _ in range(64):
+            threads.submit(go.wait, 30)
+
     async def main() -> None:
-        go = threading.Event()
         loops = concurrent.futures.ThreadPoolExecutor(4)
         asyncio.get_running_loop().set_default_executor(loops)
         try:
             async with an_async_client(transport, monkeypatch) as made:
-                busy(loops, go)
-                assert await in_time_async(made.infer("m", {"IN0": array}, timeout_s=TIMEOUT_S))
+                busy(loops)
+                for array in (X, LARGE):
+                    assert await in_time_async(made.infer("m", {"IN0": array}, timeout_s=TIMEOUT_S))
+                driver, _ = made._open()
+                busy(driver._threads)
+                assert not await in_time_async(made.infer("m", {"IN0": LARGE}, timeout_s=TIMEOUT_S))
+                go.set()
+                (await made.infer("m", {"IN0": LARGE})).release()
+                assert made.stats().slots_held == 0
         finally:
             go.set()
-
-    asyncio.run(main())
-
-
-def test_a_call_of_a_task_waits_for_no_thread_of_its_client_longer_than_it_may(
-    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        go = threading.Event()
-        async with an_async_client(transport, monkeypatch) as made:
-            (await made.infer("m", {"IN0": LARGE})).release()
-            driver, _ = made._open()
-            busy(driver._threads, go)
-            try:
-                assert not await in_time_async(made.infer("m", {"IN0": LARGE}, timeout_s=TIMEOUT_S))
-            finally:
-                go.set()
-            (await made.infer("m", {"IN0": LARGE})).release()
-            assert made.stats().slots_held == 0
 
     asyncio.run(main())
 
@@ -349,3 +343,36 @@ def test_a_call_of_a_task_ends_in_time_whatever_is_slow(
                 await in_time_async(made.infer("m", {"IN0": X}, path="triton-shm", timeout_s=TIMEOUT_S))
 
     asyncio.run(main())
+
+
+LONG_S = 30.0
+
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The client's end of a connection, and the server's."""
+    client, server = socket.socketpair()
+    with client, server:
+        yield client, server
+
+
+def test_an_answer_that_was_read_lets_go_of_its_connection(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, server = ends
+    server.sendall(ANSWER)
+    reply = ReplyInTime(client, time.monotonic() + LONG_S)
+    reader = reply.fp
+    reply.begin()
+    assert (reply.status, reply.read()) == (200, b"ok")
+    assert reader.closed
+    client.close()
+    assert client.fileno() == -1  # while somebody reads from it, it stays open
+
+
+def test_an_answer_that_comes_too_late_is_not_read(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, server = ends
+    server.sendall(ANSWER)
+    with pytest.raises(TimeoutError):
+        ReplyInTime(client, time.monotonic() - 1).begin()
