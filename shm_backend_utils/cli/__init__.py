@@ -49,11 +49,11 @@ COMMANDS: Final = (
     Command("demo", "send photographs through a server on every path", "demo"),
     Command("doctor", "find out what keeps requests from the direct path", "client"),
     Command("regions", "list our shared-memory regions"),
-    Command("vendor", "put the model half into a model's folder"),
 )
 GONE: Final[dict[str, str]] = {
     "bench": "`scripts/bench` in a checkout",
     "top": "Triton's metrics port, with SHM_METRICS in config.pbtxt, and `shm-backend-utils regions`",
+    "vendor": "`pip install --no-deps --target MODEL_DIR/VERSION WHEEL`",
 }
 """What took the place of commands that earlier versions had, as the end of "use ..."."""
 

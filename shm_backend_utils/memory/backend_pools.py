@@ -6,11 +6,10 @@ import re
 from pathlib import Path, PurePath
 from typing import Final
 
-__all__ = ["STUB", "USUAL_PREFIX", "is_pool", "prefix_of_pools"]
+__all__ = ["USUAL_PREFIX", "is_pool", "prefix_of_pools"]
 
 USUAL_PREFIX: Final = "triton_python_backend_shm_region_"
-STUB: Final = "triton_python_backend_stub"
-"""The program that executes a model instance."""
+_STUB: Final = "triton_python_backend_stub"  # the program that executes a model instance
 
 _SUFFIX: Final = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+)"
 """What the backend adds for each model instance: a UUID; in old releases, a number."""
@@ -26,7 +25,7 @@ def prefix_of_pools() -> str:
         words = Path("/proc/self/cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
     except OSError:
         return USUAL_PREFIX
-    if PurePath(words[0]).name != STUB or len(words) < 3:
+    if PurePath(words[0]).name != _STUB or len(words) < 3:
         return USUAL_PREFIX
     found = re.fullmatch(f"(.*?){_SUFFIX}", words[2], re.DOTALL)
     return USUAL_PREFIX if found is None else found[1]

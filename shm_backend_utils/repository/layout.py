@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-__all__ = ["CODE_FILE", "CONFIG_FILE", "is_model_folder", "model_folders", "version_folders"]
+__all__ = ["CODE_FILE", "CONFIG_FILE", "is_model_folder", "version_folders"]
 
 CONFIG_FILE: Final = "config.pbtxt"
 CODE_FILE: Final = "model.py"
@@ -38,14 +38,3 @@ def is_model_folder(folder: Path) -> bool:
     return (folder / CONFIG_FILE).exists() or any(
         (version / CODE_FILE).is_file() for version in version_folders(folder)
     )
-
-
-def model_folders(repository: Path) -> list[Path]:
-    """Return the folders of all models in a repository, by name.
-
-    Raises
-    ------
-    OSError
-        It, or a folder in it, cannot be read.
-    """
-    return sorted(each for each in repository.iterdir() if each.is_dir() and is_model_folder(each))

@@ -14,7 +14,6 @@ import pytest
 
 from scripts.tools.release import __main__ as release
 from scripts.tools.release.build import BuildError
-from shm_backend_utils.cli import main
 from shm_backend_utils.cli.common import server
 from shm_backend_utils.cli.signals import ENDING, Interrupted, raise_on_signals, undisturbed
 from shm_backend_utils.errors import MachineError
@@ -80,14 +79,7 @@ def test_another_thread_is_never_disturbed() -> None:
     assert done == ["clean"]
 
 
-def test_vendor_removes_its_folder_all_the_same(tmp_path: Path, removed: list[str]) -> None:
-    (tmp_path / "config.pbtxt").touch()
-    assert main(["vendor", str(tmp_path)]) == 128 + signal.SIGTERM
-    assert len(removed) == 1
-    assert {file.name for file in tmp_path.iterdir()} == {"config.pbtxt", "shm_backend_utils"}
-
-
-def test_so_does_what_has_a_server_for_a_while(
+def test_what_has_a_server_for_a_while_removes_its_folder_all_the_same(
     tmp_path: Path, removed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -14,7 +14,7 @@ from ...client.transports.grpc.codec import GrpcCodec
 __all__ = ["checked_config", "checked_report"]
 
 _CODEC: Final = GrpcCodec()
-_FLAGS: Final = ("stub_reads_numpy", "is_vendored", "knows_server")
+_FLAGS: Final = ("stub_reads_numpy", "knows_server")
 _TEXTS: Final = ("version", "numpy")
 
 

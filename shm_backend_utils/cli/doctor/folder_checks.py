@@ -1,29 +1,30 @@
-"""What is wrong in a model's folder, without a server: its configuration, its code, and the copy of the model half."""
+"""What is wrong in a model's folder, without a server: its configuration, its code, and copies of this library."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf import json_format
 
+from ... import __version__
 from ...errors import ModelError
+from ...protocol.layout import VERSION
 from ...repository.config import check_tensors, read_config
 from ...repository.layout import CODE_FILE, CONFIG_FILE, version_folders
-from ..vendored_copy import PACKAGE, flaws
+from ...repository.source_files import NoSourceError, read_source
 from ..wording import first_of
 from .config_checks import findings_in_config, is_of_python_backend, mentions_shared_memory
 from .findings import Finding
-from .model_code import ANSWERING, STREAMING, ModelCode
+from .model_code import ANSWERING, PACKAGE, STREAMING, ModelCode
 from .troubles.config import NO_SHM_INPUT, NO_SHM_PATHS
 from .troubles.folder import (
     BAD_TENSOR,
     CODE_DOES_NOT_PARSE,
     CONFIG_NOT_READ,
-    FOREIGN_PACKAGE,
-    HALF_VENDORED,
     NO_CODE,
     NO_CONFIG,
     NO_MODEL_CLASS,
@@ -31,12 +32,11 @@ from .troubles.folder import (
     NOT_A_MODEL,
     NOT_RETURNED,
     ORDINARY_MODEL,
+    OTHER_COPY,
     OTHER_MODE,
     OTHER_NAME,
-    OTHER_VERSION_VENDORED,
     OWNER_ONLY,
     UNREADABLE,
-    VENDORED_MODIFIED,
 )
 from .troubles.model import NO_SESSION
 
@@ -44,14 +44,8 @@ __all__ = ["findings_in_folder"]
 
 _CLASS: Final = "TritonPythonModel"
 
-_OF_COPIES: Final = {
-    "added": VENDORED_MODIFIED,
-    "foreign": FOREIGN_PACKAGE,
-    "incomplete": HALF_VENDORED,
-    "modified": VENDORED_MODIFIED,
-    "other-version": OTHER_VERSION_VENDORED,
-    "unfinished": HALF_VENDORED,
-}
+_LIBRARY_VERSION: Final = "__init__.py", re.compile(rb'^__version__\b.*= "([^"\n]+)"', re.MULTILINE)
+_PROTOCOL_VERSION: Final = "protocol/layout.py", re.compile(rb"^VERSION\b.*= (\d+)", re.MULTILINE)
 
 
 def findings_in_folder(folder: Path) -> list[Finding]:
@@ -194,20 +188,37 @@ def _of_modes(config: dict[str, Any], codes: list[ModelCode], model: str) -> Ite
             yield Finding(OTHER_MODE, f"{code.file}: {answering[0]} {said}", model)
 
 
+def _copies(folder: Path) -> list[Path]:
+    """Return the copies that model.py may import: its version's folder is looked into first, then the model's."""
+    return [place / PACKAGE for place in (*version_folders(folder), folder) if os.path.lexists(place / PACKAGE)]
+
+
 def _of_copies(folder: Path) -> Iterator[Finding]:
-    """Yield what is wrong with the copy; a version may have one, too, which goes first."""
     try:
-        for place in (folder, *version_folders(folder)):
-            for flaw in flaws(place):
-                if flaw.kind in _OF_COPIES:
-                    yield Finding(_OF_COPIES[flaw.kind], flaw.text, folder.name)
+        found = [
+            (copy, _said_in(copy, *_LIBRARY_VERSION), _said_in(copy, *_PROTOCOL_VERSION)) for copy in _copies(folder)
+        ]
     except OSError as error:
         yield _unreadable(error, folder)
+        return
+    for copy, version, protocol in found:
+        if (version, protocol) != (__version__, str(VERSION)):
+            said = f"is of version {version} and protocol {protocol}, and this is {__version__} and {VERSION}"
+            yield Finding(OTHER_COPY, f"{copy} {said}", folder.name)
+
+
+def _said_in(copy: Path, file: str, pattern: re.Pattern[bytes]) -> str:
+    """Return what a copy's file says; nothing of it is imported."""
+    try:
+        said = pattern.search(read_source(copy / file))
+    except (FileNotFoundError, NotADirectoryError, NoSourceError):
+        said = None
+    return "?" if said is None else said[1].decode(errors="replace")
 
 
 def _owner_only(folder: Path, codes: list[ModelCode]) -> Iterator[Finding]:
     places = [folder, folder / CONFIG_FILE, *(code.file.parent for code in codes), *(code.file for code in codes)]
-    places += [folder / PACKAGE, *sorted((folder / PACKAGE).rglob("*"))]
+    places += [place for copy in _copies(folder) for place in (copy, *sorted(copy.rglob("*")))]
     closed = [place for place in places if place.exists() and not _is_open(place)]
     if closed:
         yield Finding(OWNER_ONLY, f"{first_of(closed)} cannot be read by every user", folder.name)

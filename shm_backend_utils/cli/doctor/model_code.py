@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from ...repository.source_files import NoSourceError, read_source
-from ..vendored_copy import PACKAGE
 
-__all__ = ["ANSWERING", "STREAMING", "ModelCode"]
+__all__ = ["ANSWERING", "PACKAGE", "STREAMING", "ModelCode"]
+
+PACKAGE: Final = __name__.partition(".")[0]
+"""The name of this library's folder, wherever it is copied."""
 
 ANSWERING: Final = ("serve", "serve_async", "serve_batch")
 """Those of a session's calls whose result ``execute`` is to return."""

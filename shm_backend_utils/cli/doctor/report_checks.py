@@ -26,8 +26,7 @@ def findings_in_report(spec: ModelSpec, report: Mapping[str, Any]) -> Iterator[F
     """
     version = report.get("version")
     if version != __version__:
-        copy = ", in a copy in the model's folder" if report.get("is_vendored") else ""
-        yield Finding(OTHER_VERSION, f"the model has {version}{copy}, and this is {__version__}", spec.name)
+        yield Finding(OTHER_VERSION, f"the model has {version}, and this is {__version__}", spec.name)
     if report.get("stub_reads_numpy") is False:
         strings = [
             name for each in (spec.inputs, spec.outputs) for name, tensor in each.items() if tensor.dtype is BYTES

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
-from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -23,9 +22,6 @@ from ..context import Context
 from ..mapping.mapped import Slot, replayed
 
 __all__ = ["answer_probe"]
-
-_PACKAGE: Final = Path(__file__).parents[2]
-_VENDORED: Final = "vendored.json"  # which `shm-backend-utils vendor` writes beside the modules of a copy
 
 
 def answer_probe(context: Context, slot: Slot, probe: Probe) -> NoReturn:
@@ -72,7 +68,6 @@ def _report(context: Context, *, with_gpus: bool) -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "stub_reads_numpy": context.backend.reads_numpy,
-        "is_vendored": (_PACKAGE / _VENDORED).is_file(),
         "knows_server": bool(context.server_url),
         **process_facts(),
         "visible_devices": visible_devices(),

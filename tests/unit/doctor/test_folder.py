@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from shm_backend_utils.cli import main
+import shm_backend_utils
+from shm_backend_utils import __version__
 from shm_backend_utils.cli.doctor.findings import Finding, Trouble
 from shm_backend_utils.cli.doctor.folder_checks import findings_in_folder
 from shm_backend_utils.cli.doctor.troubles import config as config_troubles
 from shm_backend_utils.cli.doctor.troubles import folder as troubles
 from shm_backend_utils.cli.doctor.troubles.model import NO_SESSION
-from shm_backend_utils.cli.vendored_copy import MANIFEST
+from shm_backend_utils.protocol.layout import VERSION
 
+PACKAGE = Path(shm_backend_utils.__file__).parent
 SAMPLES = Path(__file__).parents[3] / "model_repository"
 CONFIG = """
 backend: "python"
@@ -54,20 +54,14 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def whole_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the model half, which is made once."""
-    folder = tmp_path_factory.mktemp("vendored")
-    folder.chmod(0o755)  # which the copy takes over
-    (folder / "config.pbtxt").touch()
-    assert main(["vendor", str(folder)]) == 0
-    return folder / "shm_backend_utils"
-
-
 @pytest.fixture
-def vendored(model: Path, whole_copy: Path) -> Path:
-    """The copy of the model half in it."""
-    return Path(shutil.copytree(whole_copy, model / "shm_backend_utils"))
+def copy(model: Path) -> Path:
+    """A copy of this library in it, as far as it is looked at."""
+    copy = model / "1" / "shm_backend_utils"
+    for name in ("__init__.py", "protocol/layout.py"):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(PACKAGE / name, copy / name)
+    return copy
 
 
 def only(findings: list[Finding], trouble: Trouble) -> str:
@@ -81,8 +75,8 @@ def test_nothing_is_wrong_with_a_fine_one(model: Path) -> None:
     assert findings_in_folder(model) == []
 
 
-def test_nor_with_one_that_has_a_copy(vendored: Path) -> None:
-    assert findings_in_folder(vendored.parent) == []
+def test_nor_with_one_that_has_a_copy(model: Path, copy: Path) -> None:
+    assert findings_in_folder(model) == []
 
 
 def test_nor_with_any_of_our_samples() -> None:
@@ -334,57 +328,41 @@ def test_what_triton_tells_another_backend_by(model: Path) -> None:
     assert findings_in_folder(model) == []
 
 
-def left_behind(copy: Path) -> None:
-    (copy.parent / ".shm_backend_utils-abc").mkdir()
+@pytest.mark.parametrize(
+    ("file", "text", "found"),
+    [
+        ("__init__.py", '__version__: Final = "0.0.1"\nraise SystemExit', f"version 0.0.1 and protocol {VERSION}"),
+        ("protocol/layout.py", "VERSION: Final = 1", f"version {__version__} and protocol 1"),
+        ("__init__.py", "", f"version ? and protocol {VERSION}"),
+        ("protocol/layout.py", None, f"version {__version__} and protocol ?"),
+    ],
+)
+def test_a_copy_that_is_not_of_this_release(model: Path, copy: Path, file: str, text: str | None, found: str) -> None:
+    (copy / file).unlink() if text is None else (copy / file).write_text(text)
+    expected = f"{copy} is of {found}, and this is {__version__} and {VERSION}"
+    assert only(findings_in_folder(model), troubles.OTHER_COPY) == expected
+    copy.rename(model / copy.name)
+    assert only(findings_in_folder(model), troubles.OTHER_COPY) == expected.replace("/1/", "/")
 
 
-def of_another_version(copy: Path) -> None:
-    manifest = json.loads((copy / MANIFEST).read_text())
-    (copy / MANIFEST).write_text(json.dumps({**manifest, "version": "0.0.1"}))
+def test_a_copy_is_examined_though_the_configuration_cannot_be_read(model: Path, copy: Path) -> None:
+    (copy / "__init__.py").unlink()
+    (model / "config.pbtxt").write_text("{")
+    assert [each.trouble for each in findings_in_folder(model)] == [troubles.CONFIG_NOT_READ, troubles.OTHER_COPY]
 
 
-BROKEN: dict[str, tuple[Callable[[Path], object], Trouble]] = {
-    "a file is missing": (lambda copy: (copy / "errors.py").unlink(), troubles.HALF_VENDORED),
-    "a copy was broken off": (left_behind, troubles.HALF_VENDORED),
-    "a file has other contents": (
-        lambda copy: (copy / "errors.py").write_text("x = 1"),
-        troubles.VENDORED_MODIFIED,
-    ),
-    "a file was added": (lambda copy: (copy / "mine.py").touch(), troubles.VENDORED_MODIFIED),
-    "of another version": (of_another_version, troubles.OTHER_VERSION_VENDORED),
-    "nobody knows whose": (lambda copy: (copy / MANIFEST).unlink(), troubles.FOREIGN_PACKAGE),
-}
-
-
-@pytest.mark.parametrize("what", BROKEN)
-def test_a_copy_that_is_not_whole(vendored: Path, what: str) -> None:
-    harm, trouble = BROKEN[what]
-    harm(vendored)
-    only(findings_in_folder(vendored.parent), trouble)
-
-
-def test_a_copy_is_examined_though_the_configuration_cannot_be_read(vendored: Path) -> None:
-    (vendored / "errors.py").unlink()
-    (vendored.parent / "config.pbtxt").write_text("{")
-    found = [finding.trouble for finding in findings_in_folder(vendored.parent)]
-    assert found == [troubles.CONFIG_NOT_READ, troubles.HALF_VENDORED]
-
-
-def test_a_package_in_the_folder_of_a_version_goes_first(vendored: Path) -> None:
-    (vendored.parent / "1" / "shm_backend_utils").mkdir()
-    assert "1/shm_backend_utils has no" in only(findings_in_folder(vendored.parent), troubles.FOREIGN_PACKAGE)
-
-
-@pytest.mark.parametrize("place", ["", "config.pbtxt", "1", "1/model.py", "shm_backend_utils/memory/segment.py"])
-def test_what_not_everybody_may_read_is_told(vendored: Path, place: str) -> None:
-    (vendored.parent / place).chmod(0o750 if (vendored.parent / place).is_dir() else 0o640)
-    found = only(findings_in_folder(vendored.parent), troubles.OWNER_ONLY)
-    assert found == f"{vendored.parent / place} cannot be read by every user"
+@pytest.mark.parametrize("place", ["", "config.pbtxt", "1", "1/model.py", "1/shm_backend_utils/protocol/layout.py"])
+@pytest.mark.usefixtures("copy")
+def test_what_not_everybody_may_read_is_told(model: Path, place: str) -> None:
+    (model / place).chmod(0o750 if (model / place).is_dir() else 0o640)
+    found = only(findings_in_folder(model), troubles.OWNER_ONLY)
+    assert found == f"{model / place} cannot be read by every user"
     assert not troubles.OWNER_ONLY.is_fatal
 
 
-@pytest.mark.parametrize("place", ["config.pbtxt", "model.py", "vendored.json"])
-def test_what_this_user_may_not_read(vendored: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["config.pbtxt", "model.py", "__init__.py"])
+@pytest.mark.usefixtures("copy")
+def test_what_this_user_may_not_read(model: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a stand-in for the system's refusal, as tests may run as root."""
 
     really_open = os.open
@@ -395,4 +373,4 @@ def test_what_this_user_may_not_read(vendored: Path, place: str, monkeypatch: py
         return really_open(path, *arguments, **options)
 
     monkeypatch.setattr(os, "open", refuse)
-    assert only(findings_in_folder(vendored.parent), troubles.UNREADABLE).endswith(f"{place}: Permission denied")
+    assert only(findings_in_folder(model), troubles.UNREADABLE).endswith(f"{place}: Permission denied")

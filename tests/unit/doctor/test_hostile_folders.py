@@ -15,7 +15,6 @@ from shm_backend_utils.cli.doctor import folder_checks
 from shm_backend_utils.cli.doctor.checkup import Checkup
 from shm_backend_utils.cli.doctor.folder_checks import findings_in_folder
 from shm_backend_utils.cli.doctor.output import as_text
-from shm_backend_utils.cli.vendored_copy import MANIFEST, PACKAGE, Flaw
 from tests.unit.doctor.test_folder import model as model  # noqa: PLC0414  # a fixture
 from tests.unit.test_source_files import device, huge, pipe
 
@@ -39,10 +38,10 @@ def test_what_is_no_module_is_not_imported(make: Callable[[Path], None], model: 
 
 
 @pytest.mark.parametrize("make", [pipe, device, huge, Path.mkdir], ids=lambda make: make.__name__)
-def test_a_copy_whose_list_is_none(make: Callable[[Path], None], model: Path) -> None:
-    (model / PACKAGE).mkdir()
-    make(model / PACKAGE / MANIFEST)
-    assert codes(model) == {"foreign-package"}
+def test_a_copy_without_a_file_of_its_version(make: Callable[[Path], None], model: Path) -> None:
+    (model / "1" / "shm_backend_utils").mkdir()
+    make(model / "1" / "shm_backend_utils" / "__init__.py")
+    assert codes(model) == {"other-copy"}
 
 
 OVERFLOWS: Final = pytest.param(
@@ -70,11 +69,12 @@ def test_a_call_at_the_end_of_a_long_chain(model: Path) -> None:
 def test_a_copy_that_may_not_be_read_beside_a_configuration_that_cannot(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(place: Path) -> list[Flaw]:
-        raise PermissionError(errno.EACCES, "Permission denied", str(place))
+    def refuse(file: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
 
     (model / "config.pbtxt").write_text("garbage {")
-    monkeypatch.setattr(folder_checks, "flaws", refuse)
+    (model / "1" / "shm_backend_utils").mkdir()
+    monkeypatch.setattr(folder_checks, "read_source", refuse)
     other = model.parent / "n"
     other.mkdir()
     (other / "config.pbtxt").write_text("garbage {")

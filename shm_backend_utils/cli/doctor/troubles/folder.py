@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from ....repository.layout import CONFIG_FILE
-from ...vendored_copy import PACKAGE
 from ..findings import Trouble
 
 __all__ = [
     "BAD_TENSOR",
     "CODE_DOES_NOT_PARSE",
     "CONFIG_NOT_READ",
-    "FOREIGN_PACKAGE",
-    "HALF_VENDORED",
     "NOT_A_MODEL",
     "NOT_RETURNED",
     "NO_CODE",
@@ -21,15 +18,12 @@ __all__ = [
     "NO_MODEL_CLASS",
     "NO_VERSION",
     "ORDINARY_MODEL",
+    "OTHER_COPY",
     "OTHER_MODE",
     "OTHER_NAME",
-    "OTHER_VERSION_VENDORED",
     "OWNER_ONLY",
     "UNREADABLE",
-    "VENDORED_MODIFIED",
 ]
-
-_VENDOR: Final = "shm-backend-utils vendor MODEL_DIR"
 
 NOT_A_MODEL: Final = Trouble(
     "not-a-model",
@@ -103,23 +97,9 @@ ORDINARY_MODEL: Final = Trouble(
     "Nothing, if that is what you want; else use ShmSession in model.py, and set SHM_PATHS in config.pbtxt.",
     is_fatal=False,
 )
-HALF_VENDORED: Final = Trouble(
-    "half-vendored",
-    "The copy of the model half in the model's folder is incomplete, as after an interrupted copy.",
-    f"Run {_VENDOR}.",
-)
-VENDORED_MODIFIED: Final = Trouble(
-    "vendored-modified",
-    "The copy of the model half in the model's folder is not as vendor made it.",
-    f"Move away what was added to it, and run {_VENDOR}.",
-)
-OTHER_VERSION_VENDORED: Final = Trouble(
-    "other-version-vendored",
-    "The copy of the model half in the model's folder is of another version than this library.",
-    f"Run {_VENDOR} with the version that your clients have, and load the model again.",
-)
-FOREIGN_PACKAGE: Final = Trouble(
-    "foreign-package",
-    f"The model's folder has a {PACKAGE} that vendor did not make, and model.py may import it.",
-    f"Move it away, and run {_VENDOR} if the server's Python does not have the package.",
+OTHER_COPY: Final = Trouble(
+    "other-copy",
+    "The model's folder has a copy of this library that is not of this release, and model.py may import it.",
+    "Remove it, put this release there by `pip install --no-deps --target MODEL_DIR/VERSION WHEEL`, and load the model "
+    "again.",
 )

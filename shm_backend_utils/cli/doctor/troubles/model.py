@@ -65,12 +65,12 @@ NEEDS_GRPC: Final = Trouble(
 OTHER_PROTOCOL: Final = Trouble(
     "other-protocol",
     "Model and client speak different versions of the protocol, so the direct path is closed.",
-    "Install the same release of triton-shm-backend-utils on both sides, or `shm-backend-utils vendor` it anew.",
+    "Install the same release of triton-shm-backend-utils on both sides.",
 )
 TOO_OLD: Final = Trouble(
     "library-too-old",
     "The model's library is older than the probe, so it cannot be asked what it is.",
-    "Install this release in the server's Python, or `shm-backend-utils vendor` it anew, and load the model again.",
+    "Install this release for the server's Python, or into the model's folder, and load the model again.",
 )
 OTHER_VERSION: Final = Trouble(
     "other-version",

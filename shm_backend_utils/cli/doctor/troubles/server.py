@@ -98,8 +98,8 @@ MODEL_NOT_LOADED: Final = Trouble(
 LIBRARY_MISSING: Final = Trouble(
     "library-missing",
     "The Python that runs the model has no shm_backend_utils, or not all of it.",
-    "Put the model half into the model's folder: `shm-backend-utils vendor MODEL_DIR`. Or install "
-    "triton-shm-backend-utils for the server's Python.",
+    "Install triton-shm-backend-utils for the server's Python, or into the model's folder: "
+    "`pip install --no-deps --target MODEL_DIR/VERSION WHEEL`.",
 )
 REQUIRED_INPUTS: Final = Trouble(
     "required-inputs",
