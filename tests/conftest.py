@@ -20,6 +20,7 @@ from tests.selection import left_out
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 5.0
+SLOW = tuple(f"tests/{folder}/" for folder in ("crash", "e2e", "server", "scripts", "conformance", "deploy"))
 
 # A busy machine is no bug: no example has to be found or run within a time.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -84,11 +85,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is for --all; skip what the suite's server cannot do: a folder's is taken for one that can."""
+    """Leave out what is for --all, put first what takes long, and skip what the suite's server cannot do.
+
+    A server in a folder of one's own is taken for one that can do everything.
+    """
     if not config.getoption("--all") and (out := left_out(items)):
         config.hook.pytest_deselected(items=out)
         dropped = set(out)
         items[:] = [item for item in items if item not in dropped]
+    items.sort(key=lambda item: not item.nodeid.startswith(SLOW))
     release = find_release()
     for item in items:
         for marker in item.iter_markers("needs_triton"):
@@ -96,14 +101,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if not release.is_at_least(version):
                 reason = f"needs Triton {version}, and this is {release.triton}: {why}"
                 item.add_marker(pytest.mark.skip(reason=reason))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Have files distributed with the shared server in mind."""
-    from tests.scheduling import OneSharedServer
-
-    return OneSharedServer(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -41,8 +41,8 @@ def test_a_command_starts_the_tool_of_its_name(command: str) -> None:
     assert importlib.util.find_spec(f"{STARTED_FROM[starter]}.{command}") is not None
 
 
-def test_only_three_commands_are_more_than_one_line() -> None:
-    assert {name for name, tools in COMMANDS.items() if not tools} == {"gpu_check", "setup", "test"}
+def test_only_two_commands_are_more_than_one_line() -> None:
+    assert {name for name, tools in COMMANDS.items() if not tools} == {"gpu_check", "setup"}
 
 
 class Program:

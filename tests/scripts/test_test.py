@@ -1,21 +1,26 @@
-"""``scripts/test`` in a checkout of a few tests: it runs what failed once more, alone, and says so; one combination."""
+"""``scripts/test`` in a checkout of a few tests: what runs where, flakes, and one line for what a user does wrong."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from scripts.tools import ROOT
+from scripts.tools.test.__main__ import FOLDERS, OF_SERVERS, ON_OLDEST_PYTHON, WITH_NUMPY_1
 
-HEADING = "=== These tests failed once, and were run again alone; the status is that of the second time ==="
-# A test of words, which NumPy makes no difference to, and others of which all but the first fail for some time.
-WORDS = "def test_words():\n    pass\n"
-OTHERS = """
+HEADING = re.compile(r"=== (\d+) flaky: .* ===")
+PASSES = "def test_it():\n    pass\n"
+# All but the first fail for some time.
+FAILING = """
 import os
 from pathlib import Path
 
@@ -27,10 +32,13 @@ def test_it(number):
     runs.write_text(runs.read_text() + "." if runs.exists() else ".")
     assert len(runs.read_text()) > int(os.environ["FAILURES"]) or number == 0
 """
+SLEEPS = "import time\ndef test_it():\n    open('started', 'w').close()\n    time.sleep(60)\n"
+CONFTEST = """
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true")
+"""
 PYTHON = """#!/bin/sh
-if [ "$1" != -c ]; then
-    echo "environment: $(dirname "$(dirname "$0")") server: $SHM_BACKEND_UTILS_SERVER_VERSION"
-fi
+[ "$2" != pytest ] || echo "environment: $(basename "$(dirname "$(dirname "$0")")") $SHM_BACKEND_UTILS_SERVER_VERSION"
 export ENVIRONMENT={} COUNT={} FAILURES={} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTEST_ADDOPTS="-p xdist"
 exec {} "$@"
 """
@@ -47,100 +55,122 @@ class Run:
         return len((self.checkout / f"{environment}-runs-1").read_text())
 
     @property
-    def told(self) -> list[str]:
-        """What the setup was told, and in which environments and with which servers pytest was run."""
-        return [line for line in self.printed.splitlines() if line.startswith(("setup:", "environment:"))]
+    def environments(self) -> list[str]:
+        """The environments in which pytest was run, each with the version of its server."""
+        return [
+            line.partition(": ")[2].strip() for line in self.printed.splitlines() if line.startswith("environment:")
+        ]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """One that has a test in each folder, and a setup that does nothing."""
+    shutil.copytree(ROOT / "scripts/tools/test", tmp_path / "scripts/tools/test")
+    for file in ("scripts/__init__.py", "scripts/test", "scripts/tools/__init__.py", "scripts/tools/start"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    write(tmp_path, "scripts/setup", '#!/bin/sh\n[ -z "$*" ] || echo "setup: $*"\n')
+    write(tmp_path, "tests/conftest.py", CONFTEST)
+    write(tmp_path, "tests/with_numpy1", "tests/unit/test_[fu]*.py\n")
+    for file in ON_OLDEST_PYTHON:
+        write(tmp_path, file, PASSES)
+    for folder in (*FOLDERS, "docs"):
+        write(tmp_path, f"tests/{folder}/test_{folder}.py", PASSES)
+    return tmp_path
+
+
+def write(checkout: Path, name: str, text: str) -> None:
+    path = checkout / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def start(checkout: Path, *arguments: str, numpy2: tuple[int, int], numpy1: tuple[int, int]) -> subprocess.Popen[str]:
+    for environment in (".venv", ".venv-py3.10", ".venv-numpy1", ".venv-py3.12-numpy1"):
+        name, counts = ("numpy1", numpy1) if environment == ".venv-numpy1" else ("numpy2", numpy2)
+        write(checkout, f"{environment}/bin/python", PYTHON.format(name, *counts, sys.executable))
+    return subprocess.Popen(
+        [checkout / "scripts" / "test", *arguments],
+        cwd=checkout,
+        env={name: value for name, value in os.environ.items() if not name.startswith("SHM_BACKEND_UTILS_")},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def run(checkout: Path, *arguments: str, numpy2: tuple[int, int] = (1, 0), numpy1: tuple[int, int] = (1, 0)) -> Run:
     """Run it in a checkout that has so many tests in each environment, which fail so often there."""
-    python = PYTHON.format("numpy2", *numpy2, sys.executable)
-    for name, text in {
-        "scripts/test": (ROOT / "scripts" / "test").read_text(),
-        "scripts/setup": '#!/bin/sh\necho "setup: $*"\n',
-        ".venv/bin/python": python,
-        ".venv-py3.12/bin/python": python,
-        ".venv-py3.12-numpy1/bin/python": python,
-        ".venv-numpy1/bin/python": PYTHON.format("numpy1", *numpy1, sys.executable),
-        "tests/independent_of_numpy": "# Because.\n\ntests/test_words.py  is about words\n",
-        "tests/test_words.py": WORDS,
-        "tests/test_others.py": OTHERS,
-        **{f"tests/{name}/test_{name}.py": WORDS for name in ("conformance", "crash", "e2e", "server")},
-    }.items():
-        path = checkout / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
-    done = subprocess.run(
-        [checkout / "scripts" / "test", *arguments],
-        env={name: value for name, value in os.environ.items() if not name.startswith("SHM_BACKEND_UTILS_")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return Run(done.returncode, done.stdout, checkout)
+    write(checkout, "tests/unit/test_failing.py", FAILING)
+    process = start(checkout, *arguments, numpy2=numpy2, numpy1=numpy1)
+    printed, _ = process.communicate()
+    return Run(process.returncode, printed, checkout)
 
 
-def test_what_failed_is_run_once_more_and_named_and_fails_if_it_fails_again(tmp_path: Path) -> None:
-    done = run(tmp_path, numpy2=(2, 1), numpy1=(3, 2))
-    names = [f"{HEADING}", ".venv: tests/test_others.py::test_it[1]"]
-    names += [f".venv-numpy1: tests/test_others.py::test_it[{number}]" for number in (1, 2)]
-    assert (done.status, done.printed.splitlines()[-4:]) == (1, names), done.printed
-    assert (done.runs("numpy2"), done.runs("numpy1")) == (2, 2)
-    assert "1 failed, 6 passed" in done.printed
-    assert "2 failed, 5 passed" in done.printed  # without the words
+def test_two_flakes_are_named_and_pass(checkout: Path) -> None:
+    done = run(checkout, numpy2=(2, 1), numpy1=(2, 1))
+    heading, *names = done.printed.splitlines()[-3:]
+    assert names == [f"{name}: tests/unit/test_failing.py::test_it[1]" for name in (".venv", ".venv-numpy1")]
+    assert HEADING.fullmatch(heading)
+    assert (done.status, done.runs("numpy2"), done.runs("numpy1")) == (0, 2, 2), done.printed
 
 
-def test_it_passes_if_all_pass_the_second_time(tmp_path: Path) -> None:
-    done = run(tmp_path, numpy2=(2, 1), numpy1=(2, 0))
-    assert (done.status, done.printed.splitlines()[-2]) == (0, HEADING), done.printed
-    assert (done.runs("numpy2"), done.runs("numpy1")) == (2, 1)
+def test_three_flakes_fail_the_run(checkout: Path) -> None:
+    done = run(checkout, numpy2=(3, 1), numpy1=(2, 1))
+    assert (done.status, HEADING.findall(done.printed)) == (1, ["3"]), done.printed
 
 
-def test_where_many_fail_none_is_run_again(tmp_path: Path) -> None:
-    done = run(tmp_path, numpy2=(22, 1), numpy1=(2, 0))
-    assert (done.status, HEADING in done.printed) == (1, False), done.printed
-    assert (done.runs("numpy2"), done.runs("numpy1")) == (1, 1)
+@pytest.mark.long
+def test_what_fails_again_is_no_flake(checkout: Path) -> None:
+    done = run(checkout, numpy2=(3, 2))
+    assert (done.status, done.runs("numpy2"), HEADING.findall(done.printed)) == (1, 2, []), done.printed
 
 
-def test_what_is_left_out_with_numpy_1_is_there() -> None:
-    lines = (ROOT / "tests" / "independent_of_numpy").read_text().splitlines()
-    left_out = [line.split()[0] for line in lines if line and not line.startswith("#")]
-    assert [path for path in left_out if not (ROOT / path).exists()] == []
-    assert left_out
+@pytest.mark.long
+def test_where_many_fail_none_is_run_again(checkout: Path) -> None:
+    done = run(checkout, numpy2=(22, 1), numpy1=(2, 0))
+    assert (done.status, done.runs("numpy2"), done.runs("numpy1")) == (1, 1, 1), done.printed
 
 
-ONE_COMBINATION = {
-    "--server 0.5.0": ([], "environment: .venv server: 0.5.0", "4 passed"),
-    "--python 3.12": (["--python 3.12"], "environment: .venv-py3.12 server: ", "6 passed"),
-    "--numpy1": (["--numpy1"], "environment: .venv-numpy1 server: ", "6 passed"),
-    "--python=3.12 --numpy1 --server=0.5.0": (
-        ["--python 3.12", "--numpy1"],
-        "environment: .venv-py3.12-numpy1 server: 0.5.0",
-        "4 passed",
-    ),
-    "--server 0.5.0 tests/test_words.py": ([], "environment: .venv server: 0.5.0", "1 passed"),
+RUNS = {
+    "": ([".venv", ".venv-numpy1"], [len(FOLDERS) + 3, 2]),
+    "--all": ([".venv", ".venv-numpy1", ".venv-py3.10"], [len(FOLDERS) + 4, 2, 2]),
+    "--python=3.12 --numpy1 --server=0.5.0": ([".venv-py3.12-numpy1 0.5.0"], [len(OF_SERVERS) + 1]),
+    "--server 0.5.0 tests/e2e -q": ([".venv 0.5.0"], [2]),
 }
 
 
-@pytest.mark.parametrize("arguments", ONE_COMBINATION)
-def test_one_combination_of_versions_is_set_up_and_tested_once(arguments: str, tmp_path: Path) -> None:
-    options, told, passed = ONE_COMBINATION[arguments]
-    done = run(tmp_path, *arguments.split())
-    assert (done.status, done.told) == (0, [f"setup: {' '.join(options)}", told]), done.printed
-    assert passed in done.printed
+@pytest.mark.long
+@pytest.mark.parametrize("arguments", RUNS)
+def test_what_runs_where(arguments: str, checkout: Path) -> None:
+    done = run(checkout, *arguments.split())
+    passed = [int(count) for count in re.findall(r"(\d+) passed", done.printed)]
+    assert (done.status, done.environments, passed) == (0, *RUNS[arguments]), done.printed
 
 
-def test_what_failed_in_one_combination_is_run_once_more(tmp_path: Path) -> None:
-    done = run(tmp_path, "--python", "3.12", numpy2=(2, 1))
-    assert (done.status, done.printed.splitlines()[-2:]) == (
-        0,
-        [HEADING, ".venv-py3.12: tests/test_others.py::test_it[1]"],
-    ), done.printed
+@pytest.mark.parametrize("option", ["--no-such-option", "--python", "--server"])
+def test_a_wrong_option_is_refused_in_a_line(option: str, checkout: Path) -> None:
+    done = run(checkout, option)
+    assert done.status != 0
+    assert option in done.printed.splitlines()[-1]
 
 
-@pytest.mark.parametrize("option", ["--server", "--python"])
-def test_an_option_without_a_version_is_refused(option: str, tmp_path: Path) -> None:
-    done = run(tmp_path, option)
-    assert (done.status, done.printed) == (2, f"scripts/test: {option} needs a version\n")
+@pytest.mark.long
+def test_an_interrupt_ends_all_of_it_with_a_line(checkout: Path) -> None:
+    write(checkout, "tests/unit/test_sleeping.py", SLEEPS)
+    process = start(checkout, numpy2=(1, 0), numpy1=(1, 0))
+    deadline = time.monotonic() + 60
+    while not (checkout / "started").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert printed.splitlines()[-1] == "scripts/test: interrupted"
+
+
+def test_the_tests_with_numpy_1_are_there() -> None:
+    patterns = WITH_NUMPY_1.read_text().split()
+    assert patterns
+    assert [pattern for pattern in patterns if not list(ROOT.glob(pattern))] == []

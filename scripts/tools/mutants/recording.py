@@ -38,6 +38,8 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        if _raises_from_a_timer(item.path):
+            self._coverage.stop()
         self._coverage.switch_context(item.nodeid)
         begin = time.perf_counter()
         try:
@@ -45,6 +47,7 @@ class Recorder:
         finally:
             self._seconds[item.nodeid] = time.perf_counter() - begin
             self._coverage.switch_context("")
+            self._coverage.start()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -70,6 +73,11 @@ class Recorder:
             for test in sorted(self._passed - self._failed)
         }
         self._output.write_text(json.dumps({"tests": passed, "failed": sorted(self._failed)}))
+
+
+def _raises_from_a_timer(file: Path) -> bool:
+    """Return whether a signal's handler raises there: inside coverage's own code, it would leave a lock taken."""
+    return "setitimer" in file.read_text()
 
 
 def pytest_configure(config: pytest.Config) -> None:

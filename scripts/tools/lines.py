@@ -1,0 +1,47 @@
+"""Print the lines of Python, and of documents, in each folder beside its ceiling; the exit status is 1 above one.
+
+A ceiling is the size of today: what makes a folder smaller lowers it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from . import ROOT
+
+CEILINGS: Final = {
+    "shm_backend_utils": 49_000,
+    "tests": 90_000,
+}
+"""By folder, or by pattern of files: the most lines."""
+
+
+def files_of(name: str) -> Iterable[Path]:
+    """Return the files that a ceiling is for: Python's, and of documents the text."""
+    place = ROOT / name
+    if not place.is_dir():
+        return ROOT.glob(name)
+    return place.rglob("*.md" if name == "docs" else "*.py")
+
+
+def lines_of(name: str) -> int:
+    """Return how many lines the files have together."""
+    return sum(file.read_bytes().count(b"\n") for file in files_of(name))
+
+
+def main() -> int:
+    """Run the program; return its exit status."""
+    argparse.ArgumentParser(prog="scripts/lines", description=__doc__).parse_args()
+    found = {name: lines_of(name) for name in CEILINGS}
+    for name, lines in found.items():
+        over = f"  {lines - CEILINGS[name]:,} too many" if lines > CEILINGS[name] else ""
+        print(f"{name:32} {lines:7,} of {CEILINGS[name]:7,}{over}")
+    return int(any(lines > CEILINGS[name] for name, lines in found.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Run the tests in one combination of versions or several, and tell the flaky ones from those that fail."""
