@@ -38,16 +38,16 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._coverage.switch_context(item.nodeid)
         if _raises_from_a_timer(item.path):
             self._coverage.stop()
-        self._coverage.switch_context(item.nodeid)
         begin = time.perf_counter()
         try:
             return (yield)
         finally:
             self._seconds[item.nodeid] = time.perf_counter() - begin
-            self._coverage.switch_context("")
             self._coverage.start()
+            self._coverage.switch_context("")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
