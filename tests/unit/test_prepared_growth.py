@@ -1,12 +1,16 @@
-"""Prepared calls that get room for outputs which found none: in a second region, which follows the first one's fate."""
+"""Room for outputs that found none: prepared calls get it in a second region, and streams' frames by a guess.
+
+The second region follows the first one's fate.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +28,16 @@ from shm_backend_utils.client import (
     ShmClient,
 )
 from shm_backend_utils.client.errors import deadline_exceeded
-from shm_backend_utils.errors import (
-    ClosedError,
-    MachineError,
-    RegionGoneError,
-    ShmError,
-    SlotInDoubtError,
-)
+from shm_backend_utils.client.inputs.descriptions import described_inputs
+from shm_backend_utils.client.known_model import KnownModel
+from shm_backend_utils.client.paths.stream import guessed_rooms
+from shm_backend_utils.errors import CallerError, ClosedError, MachineError, RegionGoneError, ShmError, SlotInDoubtError
 from shm_backend_utils.memory.locks import borrow
+from shm_backend_utils.memory.pool.pool import SlotPool
+from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.address import SLOT_PARAMETER, parse_address
+from shm_backend_utils.protocol.call_layout import ALIGNMENT, CallLayout
 from shm_backend_utils.protocol.claims import LentRegionClaim
 from shm_backend_utils.protocol.refusals import refusal
 from tests.opened import open_region
@@ -41,6 +45,7 @@ from tests.unit.fake_server import Arrays, FakeServer, Order, config
 from tests.unit.fake_wires import async_client_of, client_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
+
 
 INPUTS = {"IN0": ((1,), np.float32)}
 
@@ -99,26 +104,19 @@ def lose(order: Order) -> None:
     raise deadline_exceeded()
 
 
-def test_a_call_that_never_overflows_has_one_region(server: FakeServer, client: ShmClient) -> None:
-    with client.prepare("m", INPUTS, outputs={"OUT0": 4000}) as call:
-        for count in (1000, 1, 0):
-            count_to(call, count).release()
-            assert lent_to(server.orders[-1]) == []
-        assert client.stats().slots_held == 1
-
-
 def test_a_call_grows_and_grows_again_and_stays(server: FakeServer, client: ShmClient) -> None:
     with client.prepare("m", INPUTS) as call:
         overflows = [bool(count_to(call, count).overflowed) for count in (10, 10, 12, 1000, 1000, 3, 10**6, 10**6, 0)]
         assert overflows == [True, False, False, True, False, False, True, False, False]
         assert client.stats().slots_held == 2
         assert len(lent_to(server.orders[-1])) == 1
-    assert client.stats().slots_held == 0
-
-
-def test_outputs_that_have_grown_count_as_bytes_avoided(client: ShmClient) -> None:
-    with grown(client) as call:
         assert count_to(call, 1000).bytes_avoided == 4 + 4000
+    assert client.stats().slots_held == 0
+    with client.prepare("m", INPUTS, outputs={"OUT0": 4000}) as call:  # which never overflows
+        for count in (1000, 1, 0):
+            count_to(call, count).release()
+            assert lent_to(server.orders[-1]) == []
+        assert client.stats().slots_held == 1
 
 
 def test_tasks_grow_as_threads_do(server: FakeServer) -> None:
@@ -190,20 +188,17 @@ def test_a_call_grows_when_memory_is_free_again(server: FakeServer) -> None:
 
 @pytest.mark.parametrize(
     ("error", "after"),
-    [
-        (RegionGoneError("regions[1]", "it does not exist"), [True, False]),
-        (MachineError("too much is mapped already"), [True, True]),
-    ],
+    [(RegionGoneError("regions[1]", "it does not exist"), False), (MachineError("too much is mapped already"), True)],
     ids=["gone", "not mapped"],
 )
 def test_a_second_region_that_no_model_opens_is_done_without(
-    server: FakeServer, client: ShmClient, error: ShmError, after: list[bool]
+    server: FakeServer, client: ShmClient, error: ShmError, after: bool
 ) -> None:
     with grown(client) as call:
         server.before = refuse_lent(error)
         assert count_to(call, 1000).overflowed
         server.before = lambda order: None
-        assert [bool(count_to(call, 1000).overflowed) for _ in range(2)] == [after[1], after[1]]
+        assert [bool(count_to(call, 1000).overflowed) for _ in range(2)] == [after, after]
     assert client.stats().slots_held == client.stats().quarantined == 0
 
 
@@ -220,36 +215,53 @@ def test_a_call_whose_own_region_is_gone_is_lost_as_ever(server: FakeServer, cli
 # Requests that get no answer
 
 
+def without_an_answer(server: FakeServer, call: PreparedCall) -> Order:
+    """Have a request of a call get no answer; return it."""
+    server.before = lose
+    with pytest.raises(DeadlineExceededError):
+        call.infer()
+    server.before = lambda order: None
+    return server.orders[-1]
+
+
 def test_after_a_request_without_an_answer_the_call_goes_on_in_both_regions(
     server: FakeServer, client: ShmClient
 ) -> None:
+    def fail(_: Order, inputs: Arrays) -> Arrays:
+        raise InferenceError("the model failed")
+
     with grown(client) as call:
-        server.before = lose
-        with pytest.raises(DeadlineExceededError):
-            call.infer()
-        late = server.orders[-1]
-        server.before = lambda order: None
+        late = without_an_answer(server, call)
         assert not count_to(call, 500).overflowed
         with pytest.raises(InferenceError, match="shm:stale"):
             server.infer(late)
+        server.compute = fail
+        with pytest.raises(InferenceError, match="the model failed"):
+            call.infer()
+        server.compute = counted
+        assert not count_to(call, 10).overflowed, "one that failed leaves no doubt"
     assert client.stats().slots_held == client.stats().quarantined == 0
+
+
+@contextlib.contextmanager
+def borrowed(server: FakeServer) -> Iterator[None]:
+    """Have a model borrow the second region of the last call."""
+    (claim,) = lent_to(server.orders[-1])
+    annex = open_region(claim.key, claim.token, "annex")
+    lease = borrow(annex.segment.fileno(), annex.record_offset(0))
+    assert lease is not None
+    yield
+    lease.give_back()
+    annex.close()
 
 
 def test_a_call_waits_for_who_has_borrowed_the_second_region(server: FakeServer, client: ShmClient) -> None:
     with grown(client) as call:
-        (claim,) = lent_to(server.orders[-1])
-        annex = open_region(claim.key, claim.token, "annex")
-        lease = borrow(annex.segment.fileno(), annex.record_offset(0))
-        assert lease is not None
-        server.before = lose
-        with pytest.raises(DeadlineExceededError):
-            call.infer()
-        server.before = lambda order: None
-        for _ in range(2):
-            with pytest.raises(SlotInDoubtError):
-                call.infer()
-        lease.give_back()
-        annex.close()
+        with borrowed(server):
+            without_an_answer(server, call)
+            for _ in range(2):
+                with pytest.raises(SlotInDoubtError):
+                    call.infer()
         assert not count_to(call, 500).overflowed
 
 
@@ -260,11 +272,7 @@ def test_the_second_region_of_a_call_in_doubt_is_nobodys_before_the_request_is_s
     call = grown(client)
     (claim,) = lent_to(server.orders[-1])
     mine = call.inputs["IN0"]  # keeps the first region: nobody can take it back
-    server.before = lose
-    with pytest.raises(DeadlineExceededError):
-        call.infer()
-    late = server.orders[-1]
-    server.before = lambda order: None
+    late = without_an_answer(server, call)
     call.close()
     if way == "garbage":
         del call
@@ -283,38 +291,14 @@ def test_a_second_region_that_is_borrowed_when_its_call_is_closed_waits_in_quara
     server: FakeServer, client: ShmClient
 ) -> None:
     call = grown(client)
-    (claim,) = lent_to(server.orders[-1])
-    annex = open_region(claim.key, claim.token, "annex")
-    lease = borrow(annex.segment.fileno(), annex.record_offset(0))
-    assert lease is not None
-    server.before = lose
-    with pytest.raises(DeadlineExceededError):
-        call.infer()
-    call.close()
-    assert (client.stats().slots_held, client.stats().quarantined) == (0, 1)
-    lease.give_back()
-    annex.close()
+    with borrowed(server):
+        without_an_answer(server, call)
+        call.close()
+        assert (client.stats().slots_held, client.stats().quarantined) == (0, 1)
     assert (client.stats().slots_held, client.stats().quarantined) == (0, 0)
 
 
-def test_a_request_that_failed_leaves_no_doubt(server: FakeServer, client: ShmClient) -> None:
-    def fail(_: Order, inputs: Arrays) -> Arrays:
-        raise InferenceError("the model failed")
-
-    with grown(client) as call:
-        server.compute = fail
-        with pytest.raises(InferenceError, match="the model failed"):
-            call.infer()
-        server.compute = counted
-        assert not count_to(call, 10).overflowed
-    assert client.stats().slots_held == client.stats().quarantined == 0
-
-
 # The end
-
-
-def shared_objects() -> set[str]:
-    return {each.name for each in Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*")}
 
 
 @pytest.mark.parametrize("in_doubt", [False, True], ids=["", "in doubt"])
@@ -322,13 +306,11 @@ def shared_objects() -> set[str]:
 def test_whatever_is_closed_first_nothing_is_left(server: FakeServer, order: str, in_doubt: bool) -> None:
     with client_of(server) as client:
         call = grown(client)
-        server.before = lose
         if in_doubt:
-            with pytest.raises(DeadlineExceededError):
-                call.infer()
+            without_an_answer(server, call)
         for each in order.split(", "):
             (call if each == "call" else client).close()
-        assert shared_objects() == set()
+        assert list(Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*")) == []
         with pytest.raises(ClosedError):
             call.infer()
         call.close()
@@ -344,3 +326,67 @@ def test_a_call_that_is_closed_while_it_is_inferred_gives_everything_back(
     assert result["OUT0"].tolist() == list(range(100))
     del result
     assert client.stats().slots_held == client.stats().quarantined == 0
+
+
+MOST = 2**20
+
+
+SPEC = ModelSpec.from_config(
+    {
+        "name": "frames",
+        "max_batch_size": 4,
+        "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [3]}],
+        "output": [
+            {"name": "KNOWN", "data_type": "TYPE_FP32", "dims": [3]},
+            {"name": "Y", "data_type": "TYPE_FP32", "dims": [-1]},
+            {"name": "Z", "data_type": "TYPE_FP32", "dims": [-1]},
+        ],
+    }
+)
+
+
+@pytest.fixture
+def known() -> KnownModel:
+    return KnownModel(SPEC, head_room=1.0)
+
+
+def laid_out(
+    known: KnownModel,
+    frames: int,
+    wanted: Mapping[str, int | None] | None = None,
+    guesses: Mapping[str, int] | None = None,
+    rows: int = 1,
+) -> CallLayout:
+    given = described_inputs({"X": ((rows, 3), np.float32)})
+    return known.lay_out(given, wanted, slot_count=1 + frames, learned={**(guesses or {}), **known.learned})
+
+
+@pytest.mark.parametrize(("frames", "rows"), [(1, 1), (4, 4), (64, 1), (1000, 4)])
+def test_all_frames_together_take_no_more_than_they_may(known: KnownModel, frames: int, rows: int) -> None:
+    guesses = guessed_rooms(laid_out(known, frames, rows=rows), frames, MOST)
+    made = laid_out(known, frames, guesses=guesses, rows=rows)
+    rooms = {name: room.byte_size for name, room in made.table.outputs.items()}
+    assert rooms["KNOWN"] == 12 * rows
+    assert rooms["Y"] == rooms["Z"] == rows * guesses["Y"]
+    assert MOST - 2 * frames * rows * ALIGNMENT < frames * (rooms["Y"] + rooms["Z"]) <= MOST
+
+
+def test_what_was_learned_is_no_guess(known: KnownModel) -> None:
+    known.learn({"Y": 100, "Z": 200}, 1)
+    unguessed = laid_out(known, 4)
+    assert guessed_rooms(unguessed, 4, MOST) == {}
+    made = laid_out(known, 4, guesses={"Y": 7, "Z": 7})
+    assert {name: made.table.outputs[name].byte_size for name in "YZ"} == {"Y": 100, "Z": 200}
+
+
+def test_without_memory_for_it_nothing_is_guessed(known: KnownModel) -> None:
+    assert guessed_rooms(laid_out(known, 4), 4, 0) == {"Y": 0, "Z": 0}
+    assert guessed_rooms(laid_out(known, 4, {"Y": 0, "Z": 8}), 4, MOST) == {}, "a hint is no guess"
+
+
+def test_a_guess_never_takes_more_than_a_quarter_of_the_budget() -> None:
+    pool = SlotPool(PoolOptions(max_bytes=2**20))
+    assert pool.stream_guess_bytes == 2**18
+    pool.close()
+    with pytest.raises(CallerError, match="stream_guess_bytes is -1; expected bytes, 0 or more"):
+        PoolOptions(stream_guess_bytes=-1)

@@ -117,23 +117,30 @@ def test_one_socket_hands_out_many_regions_by_number(session: ShmSession) -> Non
         client.close()
 
 
-def test_the_page_is_enough_to_hand_a_region_over(session: ShmSession) -> None:
+@pytest.mark.parametrize("is_opened_anew", [True, False])
+def test_the_page_is_enough_to_hand_a_region_over(session: ShmSession, is_opened_anew: bool) -> None:
+    """The model opens what it gets anew; else it would not see a lease of the same open file description."""
     fd = memfd(SEALS)
     locks.hold_owner_lease(fd)
-    anew = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
-    assert told_of_what_is_handed_over(session, giving(anew)) == ("shm:stale", "CANCELLED")
+    given = os.open(f"/proc/self/fd/{fd}", os.O_RDWR) if is_opened_anew else os.dup(fd)
+    assert told_of_what_is_handed_over(session, giving(given)) == ("shm:stale", "CANCELLED")
     os.close(fd)
 
 
-def test_the_model_opens_what_it_gets_anew(session: ShmSession) -> None:
-    fd = memfd(SEALS)
-    locks.hold_owner_lease(fd)  # by the open file description that the model gets; so it would not see the lease there
-    assert told_of_what_is_handed_over(session, giving(os.dup(fd))) == ("shm:stale", "CANCELLED")
-    os.close(fd)
-
-
-def test_a_region_without_an_owner_is_gone(session: ShmSession) -> None:
-    assert told_of_what_is_handed_over(session, giving(memfd(SEALS))) == GONE
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: giving(memfd(SEALS)),
+        lambda: lambda connection: connection.close(),
+        lambda: lambda connection: connection.send(NOT_GIVEN),
+    ],
+    ids=["it has no owner", "who hangs up has not got it", "who has not got it says so"],
+)
+def test_such_a_region_is_gone(session: ShmSession, make: Callable[[], HandOver]) -> None:
+    assert told_of_what_is_handed_over(session, make()) == GONE
+    assert told(session, {"shm_slot": f"2/m/shmbu-fd-{DESK}-7/{TOKEN}/0", "shm_generation": 1}) == GONE, (
+        "nobody listens"
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,43 +158,19 @@ def test_a_region_without_an_owner_is_gone(session: ShmSession) -> None:
         lambda: giving(memfd(SEALS), message=NOT_GIVEN),
         lambda: giving(memfd(SEALS), message=b"shmbu-fd"),
         lambda: giving(memfd(SEALS), message=GIVEN + b"\0"),
+        lambda: lambda connection: connection.send(GIVEN),
     ],
     ids=[
-        "it can get seals",
-        "it can grow",
-        "it can shrink",
-        "it cannot be written to",
-        "a file in /dev/shm",
-        "no file",
-        "everybody may write to it",
-        "it has holes",
-        "two",
-        "one that the answer denies",
-        "a short answer",
-        "a long answer",
+        *("it can get seals", "it can grow", "it can shrink", "it cannot be written to", "a file in /dev/shm"),
+        *("no file", "everybody may write to it", "it has holes", "two", "one that the answer denies"),
+        *("a short answer", "a long answer", "none, though promised"),
     ],
 )
 def test_such_a_region_is_refused(session: ShmSession, make: Callable[[], HandOver]) -> None:
     assert told_of_what_is_handed_over(session, make()) == REFUSED
 
 
-def test_an_answer_without_a_descriptor_that_it_promises_is_refused(session: ShmSession) -> None:
-    assert told_of_what_is_handed_over(session, lambda connection: connection.send(GIVEN)) == REFUSED
-
-
-def test_who_hangs_up_has_not_got_it(session: ShmSession) -> None:
-    assert told_of_what_is_handed_over(session, lambda connection: connection.close()) == GONE
-
-
-def test_who_has_not_got_it_says_so(session: ShmSession) -> None:
-    assert told_of_what_is_handed_over(session, lambda connection: connection.send(NOT_GIVEN)) == GONE
-
-
 @pytest.mark.parametrize("handover_s", ["0.1"])
 def test_who_says_nothing_is_not_waited_for(session: ShmSession) -> None:
     until_the_model_hangs_up: HandOver = lambda connection: connection.recv(1)  # noqa: E731
     assert told_of_what_is_handed_over(session, until_the_model_hangs_up) == REFUSED
-
-
-def test_nobody_listens(session: ShmSession) -> None:
-    assert told(session, {"shm_slot": f"2/m/shmbu-fd-{DESK}-7/{TOKEN}/0", "shm_generation": 1}) == GONE

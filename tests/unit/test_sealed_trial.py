@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,25 +67,18 @@ def infer(client: ShmClient) -> None:
 
 
 def own_files() -> list[Path]:
-
     return list(Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*"))
 
 
 def test_memory_is_sealed_where_the_model_can_fetch_it(server: FakeServer) -> None:
     with client_of(server) as client:
-        infer(client)
-        assert [is_sealed(order) for order in server.orders] == [True]
+        for _ in range(3):
+            infer(client)
+        assert [is_sealed(order) for order in server.orders] == [True] * 3, "the trial is no request that it sees"
         assert not own_files()
         check = check_of(client)
         assert check is not None
         assert (check.outcome, check.needed_by) == (True, ())
-
-
-def test_the_trial_is_no_request_that_a_model_sees_and_comes_once(server: FakeServer) -> None:
-    with client_of(server) as client:
-        for _ in range(3):
-            infer(client)
-        assert len(server.orders) == 3
 
 
 @pytest.mark.parametrize(
@@ -173,16 +166,14 @@ def test_what_one_model_can_do_without_another_one_still_needs(monkeypatch: pyte
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        pytest.param(lambda: InferenceError("Stub process 'm_0' is not healthy.", "StatusCode.INTERNAL"), id="dead"),
-        pytest.param(lambda: InferenceError("must specify a non-zero correlation ID", "400"), id="sequence"),
-    ],
+    [("Stub process 'm_0' is not healthy.", "StatusCode.INTERNAL"), ("must specify a non-zero correlation ID", "400")],
+    ids=["dead", "sequence"],
 )
 def test_an_answer_that_says_nothing_of_memory_leaves_it_to_a_call(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch, answer: Callable[[], InferenceError]
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, answer: tuple[str, str]
 ) -> None:
     def refuse(_: FakeServer, order: Order) -> None:
-        raise answer()
+        raise InferenceError(*answer)
 
     monkeypatch.setattr(FakeServer, "_refuse_trial", refuse)
     with client_of(server) as client:
