@@ -55,13 +55,15 @@ def is_wrong(value: int, result: Result) -> bool:
     return not bool((result["VALUES"] == value).all())
 
 
-def test_ten_thousand_rounds_give_not_one_wrong_byte(triton_server: EmbeddedServer) -> None:
+def test_not_one_byte_is_wrong(triton_server: EmbeddedServer, pytestconfig: pytest.Config) -> None:
+    rounds = 10_000 if pytestconfig.getoption("--all") else 1_000
     with ShmClient(f"http://{triton_server.http_url}") as client:
-        given_up, wrong = count_wrong_results(client, "late_writer", 10_000)
-    assert given_up > 5_000  # some answers are there before a client that had no processor looks at the clock
+        given_up, wrong = count_wrong_results(client, "late_writer", rounds)
+    assert given_up > rounds // 2  # some answers are there before a client that had no processor looks at the clock
     assert wrong == 0
 
 
+@pytest.mark.long
 def test_the_same_over_grpc(tmp_path: Path) -> None:
     """A server of its own: before 24.12, Triton may crash of a gRPC deadline that expires just as it answers (its issue
     7368). Then that server's rounds do not count.
@@ -90,6 +92,6 @@ def test_without_fencing_the_same_rounds_do_give_wrong_bytes(
 ) -> None:
     monkeypatch.setattr(Slot, "reclaim", forget_that_it_is_in_doubt)
     with ShmClient(f"http://{triton_server.http_url}") as client:
-        given_up, wrong = count_wrong_results(client, "late_writer_unfenced", 500)
-    assert given_up > 250
+        given_up, wrong = count_wrong_results(client, "late_writer_unfenced", 200)
+    assert given_up > 100
     assert wrong > 0

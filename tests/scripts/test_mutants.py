@@ -34,6 +34,8 @@ from pathlib import Path
 import pytest
 from shm_backend_utils.sizes import check, double
 
+pytestmark = pytest.mark.long
+
 with Path("runs").open("a") as runs:
     runs.write(__name__ + "\\n")
 """

@@ -175,6 +175,7 @@ def test_serve_tells_why_a_model_does_not_load(start: Callable[..., Program], fa
     assert "Traceback" not in error.splitlines()[0]
 
 
+@pytest.mark.long
 def test_serve_fails_with_the_end_of_the_log_when_the_server_dies(start: Callable[..., Program], models: Path) -> None:
     serve = start("serve", "--model-repository", str(models))
     serve.first_line()
@@ -187,6 +188,7 @@ def test_serve_fails_with_the_end_of_the_log_when_the_server_dies(start: Callabl
     assert shared_memory_of(prefix) == []
 
 
+@pytest.mark.long
 def test_demo_finds_the_results_of_all_paths_identical(start: Callable[..., Program], tmp_path: Path) -> None:
     program = start("demo", "--rounds", "1", "--picture", str(tmp_path / "demo.png"))
     _, prefix = program.server()
@@ -213,6 +215,7 @@ def url(start: Callable[..., Program]) -> str:
     return ready[1]
 
 
+@pytest.mark.long
 def test_an_interrupted_demo_leaves_nothing_in_memory_or_at_the_server(start: Callable[..., Program], url: str) -> None:
     with grpcclient.InferenceServerClient(url) as client:
         demo = start("demo", "--url", url, "--rounds", "100000")

@@ -102,6 +102,8 @@ import signal
 from scripts.tools.soak.client.connections import Connection
 from scripts.tools.soak.client.workloads.signals import Signals
 
+pytestmark = pytest.mark.long
+
 signals, connection, loops = Signals(), Connection("ShmClient", "gRPC", "localhost:1", 1.0), []
 
 def work():

@@ -31,6 +31,8 @@ from shm_backend_utils.dtypes import from_numpy
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
 
+pytestmark = pytest.mark.long
+
 HELD = Figure("one", 1.0, "× another", "1 ms / 1 ms", at_most=1.2)
 NOT_HELD = Figure("two", 0.5, "× another", "1 ms / 2 ms", at_least=1.0)
 WITHOUT_LIMIT = Figure("three", 3.0, "µs", "measured alone")
