@@ -300,9 +300,7 @@ def test_the_peer_knows_that_the_owner_died(
     assert region.is_orphaned
 
 
-def test_the_bytes_of_an_owner_that_died_stay_while_somebody_has_them(
-    abandoned: tuple[subprocess.Popen[str], ManagedRegion], kind: Kind
-) -> None:
+def test_bytes_of_the_dead_stay_while_held(abandoned: tuple[subprocess.Popen[str], ManagedRegion], kind: Kind) -> None:
     process, region = abandoned
     data = region.data()
     process.send_signal(signal.SIGKILL)

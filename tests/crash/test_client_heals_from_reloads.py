@@ -165,9 +165,7 @@ def test_larger_batches_are_taken_at_once(mirror: Mirror) -> None:
         ("all_but_direct", "triton-shm", "direct", "direct"),
     ],
 )
-def test_a_path_that_is_no_longer_declared_is_left_for_another(
-    mirror: Mirror, model: str, before: PathName, paths: str, after: PathName
-) -> None:
+def test_an_undeclared_path_is_left(mirror: Mirror, model: str, before: PathName, paths: str, after: PathName) -> None:
     x = numbers(6)
     with every_client(mirror) as clients:
         for client in clients.values():

@@ -129,9 +129,7 @@ def test_a_server_that_dies_and_comes_back_is_called_again(mortal: MortalServer)
 
 
 @pytest.mark.parametrize("path", SHARED_PATHS)
-def test_a_server_that_was_too_slow_to_say_what_it_shares_is_asked_again(
-    mortal: MortalServer, flavour: str, path: PathName
-) -> None:
+def test_a_server_too_slow_to_say_what_it_shares_is_asked(mortal: MortalServer, flavour: str, path: PathName) -> None:
     with open_client(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
         with pytest.raises(TensorError):  # the model is known now, but not yet which paths are open
             client.infer("identity", {"WRONG": X})

@@ -154,9 +154,7 @@ def test_memory_that_made_room_is_unregistered(flavour: str, address: str, someb
     assert not somebody_else.registered_by_this_process()
 
 
-def test_memory_that_lay_idle_for_long_is_unregistered_by_the_next_call(
-    flavour: str, address: str, somebody_else: SomebodyElse
-) -> None:
+def test_memory_that_lay_idle_goes_with_the_next_call(flavour: str, address: str, somebody_else: SomebodyElse) -> None:
     with open_client(flavour, address, pool=PoolOptions(idle_s=0.05)) as client:
         before = files_of_this_process()
         client.infer("tally", {"X": X}, path="triton-shm").release()

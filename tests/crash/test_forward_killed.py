@@ -74,9 +74,7 @@ class Scene:
         del self.y
 
 
-def test_memory_is_not_used_again_while_the_other_model_writes_to_it(
-    server: EmbeddedServer, client: ShmClient, gate: Gate
-) -> None:
+def test_memory_is_not_used_while_another_model_writes(server: EmbeddedServer, client: ShmClient, gate: Gate) -> None:
     scene = Scene(server, client, "killed_while_writing", "forward_into", "half written", gate)
     middle = len(X) // 2
     np.testing.assert_array_equal(scene.y[:middle], X[:middle] + 1)

@@ -47,9 +47,7 @@ def desks_of(pid: int) -> set[str]:
     return {fields[7] for fields in lines if len(fields) > 7 and fields[6] in sockets}
 
 
-def test_its_memory_goes_with_the_next_sweep_and_never_had_a_name(
-    server: EmbeddedServer, client: ShmClient, victim: subprocess.Popen[str]
-) -> None:
+def test_its_memory_goes_and_no_name(server: EmbeddedServer, client: ShmClient, victim: subprocess.Popen[str]) -> None:
     stub = stub_of(server, "crash_stages")
     assert stub is not None
     regions = regions_of(victim.pid)

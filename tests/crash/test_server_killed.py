@@ -22,9 +22,7 @@ X = np.arange(1000, dtype=np.float32)
 
 
 @pytest.mark.parametrize(("protocol", "region"), [("grpc", "sealed"), ("http", "system")])
-def test_the_client_is_told_and_goes_on_when_the_server_is_back(
-    protocol: str, region: RegionName, models: Path, gate: Gate, tmp_path: Path
-) -> None:
+def test_it_goes_on_with_the_next(protocol: str, region: RegionName, models: Path, gate: Gate, tmp_path: Path) -> None:
     gate.close()
     with MortalServer(models, log_file=tmp_path / "server.log") as mortal:
         url, prefix = url_of(mortal.server, protocol), mortal.server.shm_prefix

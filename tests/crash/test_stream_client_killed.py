@@ -41,9 +41,7 @@ def left_by(owner: int) -> list[str]:
     ],
     ids=lambda value: {True: "grown", False: ""}.get(value, value),
 )
-def test_the_stream_ends_and_the_next_client_is_served(
-    server: EmbeddedServer, region: RegionName, keeps: str, grows: bool
-) -> None:
+def test_a_stream_ends_and_others_go_on(server: EmbeddedServer, region: RegionName, keeps: str, grows: bool) -> None:
     """The client is in the midst of a stream which has no end, and may have got more room: a region of its own."""
     victim_py = Path(__file__).with_name("stream_victim.py")
     command = [sys.executable, str(victim_py), server.grpc_url, region, keeps, *["grows"] * grows]

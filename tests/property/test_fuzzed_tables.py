@@ -68,9 +68,7 @@ def of_results(count: int) -> Outcome:
     return fuzzed(count, rng, valid, results.decode, lambda *_: None)
 
 
-def test_a_broken_table_is_refused_by_one_class_of_error_which_names_the_field_or_it_is_right(
-    of_tables: Outcome, count: int
-) -> None:
+def test_a_broken_table_is_refused_by_one_class_of_error_or_it_is_right(of_tables: Outcome, count: int) -> None:
     assert of_tables.accepted + of_tables.reasons.total() == count
     for (_, kind), error in of_tables.errors.items():
         assert kind is TableError

@@ -142,9 +142,7 @@ def test_a_package_that_is_missing_is_named_with_the_extra_that_has_it(missing: 
     )
 
 
-def test_a_sample_model_whose_package_is_missing_is_named_and_left_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sample_without_package_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sample_models, "_PACKAGES", {"identity": "nothing_of_this_name"})
     names = {model.name for model in sample_models.sample_models()}
     assert "multiply" in names

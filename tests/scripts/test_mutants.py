@@ -134,9 +134,7 @@ def test_a_test_that_fails_is_named_and_what_the_others_execute_is_kept(tmp_path
     ],
     ids=["no edit", "comments above", "a function", "another function", "a constant"],
 )
-def test_tests_are_run_again_if_what_they_executed_was_edited(
-    recorded: Checkout, tmp_path: Path, before: str, after: str, runs: list[str]
-) -> None:
+def test_edits_run_tests_again(recorded: Checkout, tmp_path: Path, before: str, after: str, runs: list[str]) -> None:
     shutil.copytree(recorded.root, tmp_path / "checkout")
     checkout = Checkout(tmp_path)
     checkout.write(LIBRARY, SOURCE.replace(before, after))

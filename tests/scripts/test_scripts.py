@@ -141,9 +141,7 @@ def failing_repository(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_serve_prints_one_line_when_every_model_is_ready_and_ends_cleanly_on_a_signal(
-    start: Callable[..., Program], models: Path, number: int
-) -> None:
+def test_serve_says_ready_and_ends_on_a_signal(start: Callable[..., Program], models: Path, number: int) -> None:
     serve = start("serve", *(["--model-repository", str(models)] if number == signal.SIGINT else []))
     ready = re.fullmatch(r"READY grpc=(\S+:\d+) http=\S+:\d+ metrics=\S+:\d+ log=(\S+)\n", serve.first_line())
     assert ready is not None

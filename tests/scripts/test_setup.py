@@ -72,9 +72,7 @@ def test_what_commands_need_comes_first_and_the_rest_is_added(set_up: Callable[.
 
 
 @pytest.mark.parametrize("changed", ["pyproject.toml", "shm_backend_utils/__init__.py"])
-def test_other_dependencies_and_another_version_make_it_anew(
-    set_up: Callable[..., list[str]], checkout: Path, changed: str
-) -> None:
+def test_other_dependencies_make_it_anew(set_up: Callable[..., list[str]], checkout: Path, changed: str) -> None:
     set_up(EVERYTHING)
     (checkout / changed).write_text('__version__: Final = "2"\n')
     assert set_up(COMMANDS) == ["create", "demo"]
@@ -188,9 +186,7 @@ def test_a_python_that_there_is_nothing_for_is_refused(options: list[str], expec
         (["--python=3.12", "--numpy1"], ".venv-py3.12-numpy1"),
     ],
 )
-def test_each_combination_has_an_environment_of_its_own(
-    options: list[str], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environments_differ(options: list[str], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Environment] = []
     for module in (setup, environments):
         monkeypatch.setattr(module, "ROOT", tmp_path)

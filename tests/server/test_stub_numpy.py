@@ -108,9 +108,7 @@ def test_an_unknown_word_for_it_is_refused(tmp_path: Path) -> None:
         EmbeddedServer.start(tmp_path, numpy="2")  # type: ignore[arg-type]
 
 
-def test_where_no_numpy_fits_the_own_one_serves_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_another_numpy_ones_own_does(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(launch, "reads_own", lambda: False)
     monkeypatch.setattr(launch, "is_there_another", lambda: False)
     with caplog.at_level(logging.WARNING):

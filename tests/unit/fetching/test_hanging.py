@@ -139,9 +139,7 @@ def full() -> Iterator[tuple[SealedKey, socket.socket]]:
         yield key, listener
 
 
-def test_where_too_many_wait_to_be_accepted_one_is_refused(
-    hasty: Fetcher, clock: StandingClock, full: tuple[SealedKey, socket.socket]
-) -> None:
+def test_a_crowd_before_it_is_told(hasty: Fetcher, clock: StandingClock, full: tuple[SealedKey, socket.socket]) -> None:
     key, _ = full
     refused(hasty, key, "accepts no connections, and others wait for it already")
     clock.stop()

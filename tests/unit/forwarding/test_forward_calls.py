@@ -100,9 +100,7 @@ def test_memory_of_the_models_own_is_no_place_for_the_other_one(models: Models, 
 
 @pytest.mark.parametrize("paths", ["direct", ""], ids=["on shared memory", "by an ordinary request"])
 @pytest.mark.parametrize("room", [64, 4], ids=["with room", "without room"])
-def test_strings_go_to_the_other_model_and_come_back(
-    monkeypatch: pytest.MonkeyPatch, client: Client, paths: str, room: int
-) -> None:
+def test_strings_go_there_and_come_back(monkeypatch: pytest.MonkeyPatch, client: Client, paths: str, room: int) -> None:
     other = config("other", paths, input=[tensor("X", "STRING")], output=[tensor("Y", "STRING")])
     words, found = [b"ab", b"", b"cde\0"], []
 
@@ -269,9 +267,7 @@ def test_a_model_of_which_nobody_tells_gets_an_ordinary_request(stock_models: Mo
 
 
 @pytest.mark.parametrize("serving", ["models", "stock_models"])
-def test_a_parameter_that_triton_does_not_pass_on_is_refused_by_its_name(
-    serving: str, client: Client, request: pytest.FixtureRequest
-) -> None:
+def test_a_parameter_that_is_not_passed_on_fails(serving: str, client: Client, request: pytest.FixtureRequest) -> None:
     models: Models = request.getfixturevalue(serving)
 
     def infer(call: Call) -> None:

@@ -70,9 +70,7 @@ def tensor_on(cuda: CudaRuntime | None) -> Any:
     return np.arange(4, dtype=INTEGERS) if cuda is None else array_on(cuda, NUMBERS, dtype=INTEGERS)
 
 
-def test_an_array_on_a_gpu_is_given_as_it_is_and_copied_for_who_reads_on_the_host(
-    cuda: CudaRuntime, arrays: DeviceArrays
-) -> None:
+def test_an_array_on_a_gpu_is_given_as_it_is_and_copied_to_the_host(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
     array = tensor_on(cuda)
     view = arrays.view("X", array, INT32, "triton", writable=False)
     for value in (array, view):

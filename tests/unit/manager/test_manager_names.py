@@ -61,9 +61,7 @@ def test_a_name_that_is_taken_says_so_before_any_is_opened(manager: SharedMemory
 @pytest.mark.parametrize(
     "ask", [lambda manager: manager.status("mine"), lambda manager: manager.get_memory_info("mine", 0, 1)]
 )
-def test_a_name_that_is_not_registered_says_so(
-    manager: SharedMemoryManager, ask: Callable[[SharedMemoryManager], object]
-) -> None:
+def test_a_name_of_nothing_says_so(manager: SharedMemoryManager, ask: Callable[[SharedMemoryManager], object]) -> None:
     with pytest.raises(RegionGoneError, match="region 'mine' is not registered"):
         ask(manager)
 
@@ -85,9 +83,7 @@ def test_an_object_that_is_not_there(manager: SharedMemoryManager) -> None:
 
 
 @pytest.mark.parametrize(("offset", "byte_size"), [(0, PAGE + 1), (1, PAGE), (PAGE, 1)])
-def test_an_object_that_is_too_small_is_refused(
-    manager: SharedMemoryManager, make_file: MakeFile, offset: int, byte_size: int
-) -> None:
+def test_a_small_object_fails(manager: SharedMemoryManager, make_file: MakeFile, offset: int, byte_size: int) -> None:
     key = make_file()
     with pytest.raises(RegionRefusedError, match=f"but {PAGE} are there"):
         register(manager, "mine", key, offset, byte_size)
@@ -96,9 +92,7 @@ def test_an_object_that_is_too_small_is_refused(
 
 
 @pytest.mark.parametrize(("offset", "byte_size"), [(-1, 1), (0, -1), (1, 2**63 - 1), (2**63, 0), (2**64, -(2**64))])
-def test_an_offset_or_size_that_cannot_be_is_refused(
-    manager: SharedMemoryManager, make_file: MakeFile, offset: int, byte_size: int
-) -> None:
+def test_an_odd_range_fails(manager: SharedMemoryManager, make_file: MakeFile, offset: int, byte_size: int) -> None:
     with pytest.raises(CallerError, match="of region 'mine' were asked for"):
         register(manager, "mine", make_file(), offset, byte_size)
 
@@ -123,9 +117,7 @@ def long_lived() -> Iterator[tuple[SharedMemoryManager, bytes]]:
 
 
 @given(offset=INTEGERS, byte_size=INTEGERS)
-def test_any_part_is_exactly_these_bytes_or_refused(
-    long_lived: tuple[SharedMemoryManager, bytes], offset: int, byte_size: int
-) -> None:
+def test_any_part_is_exact_or_fails(long_lived: tuple[SharedMemoryManager, bytes], offset: int, byte_size: int) -> None:
     manager, content = long_lived
     if offset >= 0 and byte_size >= 0 and offset + byte_size <= len(content):
         info = manager.get_memory_info("part", offset, byte_size)

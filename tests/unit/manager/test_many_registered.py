@@ -44,9 +44,7 @@ def obtain(registry: Registry, key: str) -> MappedRegion:
     return registry.obtain(key, lambda: MappedRegion(SystemSegment.open(key, PAGE, "x")), 0, PAGE, "x")
 
 
-def test_a_new_region_looks_at_few_of_those_that_are_mapped(
-    registry: Registry, make_file: MakeFile, looked_at: list[Identity]
-) -> None:
+def test_a_new_region_looks_at_few_others(registry: Registry, make_file: MakeFile, looked_at: list[Identity]) -> None:
     for _ in range(100):
         looked_at.clear()
         obtain(registry, make_file())

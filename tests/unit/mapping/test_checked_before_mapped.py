@@ -63,9 +63,7 @@ def test_a_file_of_an_allowed_user_with_its_space_taken_opens(opener: Opener, pa
 
 @only_root
 @BOTH_KINDS
-def test_a_file_of_a_user_who_is_not_allowed_is_neither_mapped_nor_read(
-    opener: Opener, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_a_stranger_is_not_even_touched(opener: Opener, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.chown(path, NOBODY, -1)
 
     def touched(*_: object) -> None:
@@ -194,9 +192,7 @@ def test_a_registered_file_with_more_holes_than_the_machine_has_memory_is_the_ma
     assert path.stat().st_blocks * 512 == SIZE, "what it had"
 
 
-def test_a_registered_file_with_more_holes_than_are_free_takes_nothing_from_others_meanwhile(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_holes_than_are_free_take_nothing_from_others(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.truncate(path, 0)
     os.truncate(path, SIZE)
     taken: list[object] = []

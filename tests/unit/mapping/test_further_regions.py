@@ -179,9 +179,7 @@ def test_without_a_slot_a_request_has_no_fence_for_a_gpu(resolver: Resolver, all
         resolved(resolver, claim_of_allocation(allocation, fence=0))
 
 
-def test_device_memory_is_fenced_by_the_lent_region_that_it_names(
-    resolver: Resolver, make_region: MakeRegion, allocation: CudaAllocation
-) -> None:
+def test_a_lent_region_fences_a_gpu(resolver: Resolver, make_region: MakeRegion, allocation: CudaAllocation) -> None:
     own, lent = make_region(), make_region()
     claims: tuple[RegionClaim, ...] = (claim_of_region(lent), claim_of_allocation(allocation, fence=1))
     opened(resolver, Table({}, {}, claims), own)
@@ -198,9 +196,7 @@ def test_more_of_mapped_device_memory_than_there_is_may_not_be_claimed(
         resolved(resolver, claim_of_allocation(allocation, byte_size=BLOCK + 1), own)
 
 
-def test_mappings_of_one_allocation_follow_each_other_and_no_others(
-    owner: CudaRuntime, cuda: CudaRuntime, allocation: CudaAllocation
-) -> None:
+def test_mappings_of_one_allocation_follow(owner: CudaRuntime, cuda: CudaRuntime, allocation: CudaAllocation) -> None:
     other, mappings = CudaAllocation(owner, SIZE, 0), CudaMappings(cuda)
     one, another, same = (
         DeviceMemory(mappings.map(each.handle, SIZE, 0, "r"), 0, SIZE) for each in (allocation, other, allocation)
@@ -212,9 +208,7 @@ def test_mappings_of_one_allocation_follow_each_other_and_no_others(
 
 
 @pytest.mark.parametrize("writable", [False, True])
-def test_a_view_on_a_gpu_is_over_the_mapping_and_keeps_it(
-    cuda: CudaRuntime, allocation: CudaAllocation, writable: bool
-) -> None:
+def test_a_view_on_a_gpu_keeps_its_mapping(cuda: CudaRuntime, allocation: CudaAllocation, writable: bool) -> None:
     mapping = CudaMappings(cuda).map(allocation.handle, SIZE, 0, "regions[1]")
     device = DeviceMemory(mapping, 100, SIZE)
     view = device.view("X", 8, 16, FP32, (2, 2), writable=writable)

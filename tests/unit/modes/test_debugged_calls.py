@@ -239,9 +239,7 @@ def rows(client: Client, *, side_by_side: bool) -> list[InferenceRequest]:
 
 @pytest.mark.parametrize("side_by_side", [True, False])
 @pytest.mark.parametrize("written", [0, 1, 2])
-def test_in_a_batch_the_requests_whose_rows_were_not_written_fail(
-    open_session: Open, side_by_side: bool, written: int, make_client: MakeClient
-) -> None:
+def test_unwritten_rows_fail(open_session: Open, side_by_side: bool, written: int, make_client: MakeClient) -> None:
     client = make_client(slots=2)
 
     def infer(batch: BatchCall) -> None:

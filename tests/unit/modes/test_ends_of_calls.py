@@ -46,9 +46,7 @@ def frames(count: int, sent: list[int]) -> Any:
     return answer
 
 
-def test_a_stream_that_its_client_has_cancelled_ends_without_an_error(
-    open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_stream_ends_quietly(open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 0)
     request, sent = client.request({"X": X}, {"Y": 16}), []  # type: ignore[var-annotated]
     answers_to(request).is_given_up = True
@@ -58,9 +56,7 @@ def test_a_stream_that_its_client_has_cancelled_ends_without_an_error(
     assert client.is_over()
 
 
-def test_a_client_is_asked_from_time_to_time_whether_it_wants_more(
-    open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_is_asked_now_and_then(open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count()
     monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 5)
@@ -77,9 +73,7 @@ def test_a_client_is_asked_from_time_to_time_whether_it_wants_more(
     assert asked == [5, 10, 15, 20]
 
 
-def test_the_generator_of_a_stream_is_closed_before_the_stream_is(
-    open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_generator_is_closed_first(open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 0)
     request = client.request({"X": X}, {"Y": 16})
     answers_to(request).is_given_up = True

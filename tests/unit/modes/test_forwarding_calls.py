@@ -196,9 +196,7 @@ def test_a_model_may_go_on_without_one_that_is_refused(session: ShmSession, serv
     assert client.output("Y", 1).tolist() == [2, 4, 6, 8]
 
 
-def test_a_request_that_was_answered_before_it_was_executed_is_refused_when_it_comes_late(
-    session: ShmSession, server: Server, client: Client
-) -> None:
+def test_a_request_answered_too_early_is_refused_later(session: ShmSession, server: Server, client: Client) -> None:
     deliver = server.deliver
     server.deliver = lambda request: answered([], "not today")  # type: ignore[method-assign]
     (response,) = session.serve(requests_of(client)[:1], forward)

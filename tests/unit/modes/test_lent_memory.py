@@ -77,9 +77,7 @@ def test_a_lender_that_is_gone_has_lent_nothing(open_session: Open, lender: Clie
 
 
 @pytest.mark.parametrize("changes", [{"slot": 1}, {"byte_size": 100_000_000}, {"byte_size": 8192}], ids=str)
-def test_lent_memory_that_is_not_as_claimed_is_refused(
-    open_session: Open, lender: Client, client: Client, changes: dict[str, Any]
-) -> None:
+def test_other_lent_memory_fails(open_session: Open, lender: Client, client: Client, changes: dict[str, Any]) -> None:
     (response,) = open_session().serve([borrowing(lender, client, **changes)], double)
     assert message_of(response).startswith("shm:table: ")
     for each in (lender, client):

@@ -192,9 +192,7 @@ def test_elements_that_are_no_strings_are_the_models_error(open_session: Open, c
 
 
 @pytest.mark.parametrize("rooms", [{}, {"Y": OutputSpan(0, 4096 + 4096 + 256, 64)}], ids=["no room", "room"])
-def test_a_clients_strings_whose_lengths_lie_are_not_passed_on(
-    open_session: Open, client: Client, rooms: dict[str, OutputSpan]
-) -> None:
+def test_lying_strings_are_not_passed_on(open_session: Open, client: Client, rooms: dict[str, OutputSpan]) -> None:
     client.region.bytes()[client.data : client.data + 8] = [200, 0, 0, 0, 1, 2, 3, 4]
     said = Table({"X": InputSpan(BYTES, (2,), 0, client.data, 8)}, rooms)
     request = delivered(client.begin(said), ["Y"])

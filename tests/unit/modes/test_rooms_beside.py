@@ -275,9 +275,7 @@ def test_the_streams_own_region_is_none_beside_it(open_session: Open, client: Cl
     assert message_of(sent[-1]).startswith("shm:table: frame.regions[1]: found memory that the request names before")
 
 
-def test_a_stream_with_further_regions_of_its_own_gets_no_room_beside_its_ring(
-    open_session: Open, client: Client, other: Client
-) -> None:
+def test_a_stream_with_further_regions_gets_no_more_room(open_session: Open, client: Client, other: Client) -> None:
     third = Client()
     said = client.laid_out({"X": X}, {"Y": 16}, regions=(claim_of_region(third.region),), ring=Ring(1, 1, 1024))
     request = delivered(client.begin(said), ["Y"])

@@ -261,9 +261,7 @@ def ring_of(client: Client, *names: str) -> InferenceRequest:
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
-def test_outputs_that_the_model_does_not_have_cost_nothing_for_each_place(
-    open_session: Open, client: Client, places: list[int], is_first: bool
-) -> None:
+def test_unknown_outputs_cost_nothing(open_session: Open, client: Client, places: list[int], is_first: bool) -> None:
     unknown = [f"O{number}" for number in range(MANY - 1)]
     request = ring_of(client, *unknown, "Y") if is_first else ring_of(client, "Y", *unknown)
     executed: list[StreamCall] = []
@@ -276,9 +274,7 @@ def test_outputs_that_the_model_does_not_have_cost_nothing_for_each_place(
     assert client.is_free()
 
 
-def test_slots_that_are_not_there_are_refused_before_anything_is_made_for_them(
-    open_session: Open, client: Client, places: list[int]
-) -> None:
+def test_slots_that_are_not_there_are_refused_at_once(open_session: Open, client: Client, places: list[int]) -> None:
     rooms = {"Y": OutputSpan(0, client.data, 16)}
     request = delivered(client.begin(Table({}, rooms, ring=Ring(2, MAX_FRAMES, 64))), ["Y"])
     open_session(model_transaction_policy={"decoupled": True}).serve_streams([request], lambda _: None)

@@ -186,12 +186,7 @@ def check_what_is_loaded_and_unloaded_has_a_name_and_files(pb_utils: Any, reques
 
 
 @kills_the_server
-def check_a_version_that_is_no_number(pb_utils: Any, request: Any) -> None:
-    text = f"{NO_VERSION}'x' (details: stol), version should be an integral value > 0"
-    refused(pb_utils.TritonModelException, text, pb_utils.is_model_ready, "echo", "x")
-
-
-@kills_the_server
-def check_a_version_below_zero(pb_utils: Any, request: Any) -> None:
-    text = f"{NO_VERSION}'-3', version should be an integral value > 0"
-    refused(pb_utils.TritonModelException, text, pb_utils.is_model_ready, "echo", "-3")
+def check_a_version_is_a_number_above_zero(pb_utils: Any, request: Any) -> None:
+    for version, details in (("x", " (details: stol)"), ("-3", "")):
+        text = f"{NO_VERSION}'{version}'{details}, version should be an integral value > 0"
+        refused(pb_utils.TritonModelException, text, pb_utils.is_model_ready, "echo", version)

@@ -145,88 +145,38 @@ def check_nobody_makes_a_metric(pb_utils: Any, request: Any) -> None:
 
 
 @kills_the_server
-def check_a_counter_is_never_less(pb_utils: Any, request: Any) -> None:
-    family = _family(pb_utils, "COUNTER")
-    text = (
-        f"Failed to increment metric value: {REFUSED}TRITONSERVER_METRIC_KIND_COUNTER can only be incremented "
-        "monotonically by non-negative values."
-    )
-    metric = family.Metric()
-    refused(pb_utils.TritonModelException, text, lambda: metric.increment(-1))
-
-
-@kills_the_server
-def check_a_counter_is_not_set(pb_utils: Any, request: Any) -> None:
-    family = _family(pb_utils, "COUNTER")
-    text = f"Failed to set metric value: {REFUSED}{KIND}COUNTER does not support Set"
-    refused(pb_utils.TritonModelException, text, family.Metric().set, 1)
-
-
-@kills_the_server
-def check_a_counter_observes_nothing(pb_utils: Any, request: Any) -> None:
-    family = _family(pb_utils, "COUNTER")
-    text = f"Failed to observe metric value: {REFUSED}{KIND}COUNTER does not support Observe"
-    refused(pb_utils.TritonModelException, text, family.Metric().observe, 1)
-
-
-@kills_the_server
-def check_a_gauge_observes_nothing(pb_utils: Any, request: Any) -> None:
-    family = _family(pb_utils, "GAUGE")
-    text = f"Failed to observe metric value: {REFUSED}{KIND}GAUGE does not support Observe"
-    refused(pb_utils.TritonModelException, text, family.Metric().observe, 1)
-
-
-@kills_the_server
-def check_a_histogram_is_not_set(pb_utils: Any, request: Any) -> None:
-    family = _family(pb_utils, "HISTOGRAM")
-    text = f"Failed to set metric value: {REFUSED}{KIND}HISTOGRAM does not support Set"
-    refused(pb_utils.TritonModelException, text, family.Metric(buckets=[1]).set, 1)
-
-
-@kills_the_server
-def check_a_histogram_is_not_increased(pb_utils: Any, request: Any) -> None:
-    family = _family(pb_utils, "HISTOGRAM")
-    text = f"Failed to increment metric value: {REFUSED}{KIND}HISTOGRAM does not support Increment"
-    refused(pb_utils.TritonModelException, text, family.Metric(buckets=[1]).increment, 1)
-
-
-@kills_the_server
-def check_a_histogram_has_no_value(pb_utils: Any, request: Any) -> None:
-    family = _family(pb_utils, "HISTOGRAM")
-    text = f"Failed to get metric value: {REFUSED}{KIND}HISTOGRAM does not support Value"
-    refused(pb_utils.TritonModelException, text, family.Metric(buckets=[1]).value)
-
-
-@kills_the_server
-def check_what_is_no_name_for_a_metric(pb_utils: Any, request: Any) -> None:
-    families = pb_utils.MetricFamily
-    text = f"Error when creating MetricFamily: {REFUSED}Invalid metric name"
-    refused(pb_utils.TritonModelException, text, families, "9a", "d", families.COUNTER)
-
-
-@kills_the_server
-def check_what_is_no_name_for_a_label(pb_utils: Any, request: Any) -> None:
-    family = _family(pb_utils, "COUNTER")
-    text = f"Error when creating Metric: {REFUSED}Invalid label name"
-    refused(pb_utils.TritonModelException, text, family.Metric, labels={1: "c"})
-
-
-@kills_the_server
-def check_a_label_is_a_text(pb_utils: Any, request: Any) -> None:
-    family = _family(pb_utils, "COUNTER")
-    text = f"Error when creating Metric: {REFUSED}attempt to access JSON non-string as string"
-    refused(pb_utils.TritonModelException, text, family.Metric, labels={"a": 1})
-
-
-@kills_the_server
-def check_a_family_has_one_kind(pb_utils: Any, request: Any) -> None:
-    family = _family(pb_utils, "COUNTER")
-    text = f"Error when creating MetricFamily: {REFUSED}Family name already exists with different type"
-    refused(pb_utils.TritonModelException, text, type(family), "checked_counter", "what", type(family).GAUGE)
-
-
-@kills_the_server
-def check_buckets_are_sorted(pb_utils: Any, request: Any) -> None:
-    family = _family(pb_utils, "HISTOGRAM")
-    text = f"Error when creating Metric: {REFUSED}Bucket Boundaries must be strictly sorted"
-    refused(pb_utils.TritonModelException, text, family.Metric, labels={"q": "r"}, buckets=[1, 1])
+def check_what_metrics_refuse(pb_utils: Any, request: Any) -> None:
+    kinds = type(_family(pb_utils, "COUNTER"))
+    counter, gauge, histogram = (_family(pb_utils, kind) for kind in ("COUNTER", "GAUGE", "HISTOGRAM"))
+    counted, gauged, observed = counter.Metric(), gauge.Metric(), histogram.Metric(buckets=[1])
+    monotonic = "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values."
+    for text, call in (
+        (f"Failed to increment metric value: {REFUSED}{monotonic}", lambda: counted.increment(-1)),
+        (f"Failed to set metric value: {REFUSED}{KIND}COUNTER does not support Set", lambda: counted.set(1)),
+        (
+            f"Failed to observe metric value: {REFUSED}{KIND}COUNTER does not support Observe",
+            lambda: counted.observe(1),
+        ),
+        (f"Failed to observe metric value: {REFUSED}{KIND}GAUGE does not support Observe", lambda: gauged.observe(1)),
+        (f"Failed to set metric value: {REFUSED}{KIND}HISTOGRAM does not support Set", lambda: observed.set(1)),
+        (
+            f"Failed to increment metric value: {REFUSED}{KIND}HISTOGRAM does not support Increment",
+            lambda: observed.increment(1),
+        ),
+        (f"Failed to get metric value: {REFUSED}{KIND}HISTOGRAM does not support Value", observed.value),
+        (f"Error when creating MetricFamily: {REFUSED}Invalid metric name", lambda: kinds("9a", "d", kinds.COUNTER)),
+        (
+            f"Error when creating MetricFamily: {REFUSED}Family name already exists with different type",
+            lambda: kinds("checked_counter", "what", kinds.GAUGE),
+        ),
+        (f"Error when creating Metric: {REFUSED}Invalid label name", lambda: counter.Metric(labels={1: "c"})),
+        (
+            f"Error when creating Metric: {REFUSED}attempt to access JSON non-string as string",
+            lambda: counter.Metric(labels={"a": 1}),
+        ),
+        (
+            f"Error when creating Metric: {REFUSED}Bucket Boundaries must be strictly sorted",
+            lambda: histogram.Metric(labels={"q": "r"}, buckets=[1, 1]),
+        ),
+    ):
+        refused(pb_utils.TritonModelException, text, call)
