@@ -14,7 +14,8 @@ from .server import PagesServer
 
 BY_OTHERS = ("run by", "not run")
 
-pytestmark = pytest.mark.timeout(600)  # a page has up to five programs, and each begins with what the earlier ones did
+# A page has up to five programs, and each begins with what the earlier ones did.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def programs(page: Path) -> list[Block]:

@@ -32,7 +32,7 @@ from shm_backend_utils.model import ShmSession
 print(np.__version__, shm_backend_utils.__file__, 'tritonclient' in sys.modules)
 """
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,8 @@ QUANTITIES = {"inferences_per_s", "p50_ms", "p90_ms", "p99_ms"}
 DEADLINE_S = 60.0
 CASE = CASES["multiply-4"]
 
+pytestmark = pytest.mark.long
+
 
 def started(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(

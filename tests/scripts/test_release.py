@@ -22,6 +22,8 @@ SECONDS = "1700000000"
 SOURCES = ("shm_backend_utils", "stubs", "model_repository", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
 VERSION = shm_backend_utils.__version__
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -142,6 +142,7 @@ def test_honest_clients_must_not_be_held_up_refused_or_killed(answers: list[Answ
     assert hostile(answers, [turn]).is_good == is_good
 
 
+@pytest.mark.long
 def test_a_short_run_beside_hostile_clients_measures_the_honest_ones(tmp_path: Path) -> None:
     report = run_soak(tmp_path / "hostile.json", "--hostile", "--seconds", "8")
     assert report["requests"]["alone"]["requests"] > 0
