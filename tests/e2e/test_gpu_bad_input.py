@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 from shm_backend_utils.client import InferenceError, Result, ShmClient
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, whole_blocks
+from shm_backend_utils.memory.cuda.runtime import whole_blocks
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.server import EmbeddedServer
 
@@ -81,12 +81,6 @@ def _freed_memory(made: GpuRequest) -> None:
     eventually(lambda: not made.cuda.retired.collect())
 
 
-def _fence_is_a_gpus(made: GpuRequest) -> None:
-    other = claim_of(made.allocation, 1)
-    other.name = bytes(HANDLE_LENGTH)
-    made.table.regions.append(other)
-
-
 def _named_twice(made: GpuRequest) -> None:
     other = claim_of(made.allocation)
     other.byte_size = Y_OFFSET
@@ -110,10 +104,6 @@ LIES = {
     "span beyond the claim": (
         _claim(byte_size=Y_OFFSET),
         f"outputs[0]: found {X.nbytes} bytes at offset {Y_OFFSET}, expected bytes from 0 to {Y_OFFSET}",
-    ),
-    "fence on a GPU": (
-        _fence_is_a_gpus,
-        "regions[2].fence: found 1, expected 0, or the number of an earlier region that is lent",
     ),
     "one allocation, two sizes": (_named_twice, "regions[2]: found a region that is named before"),
 }

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tritonclient.grpc
 
-from shm_backend_utils.client import PoolExhaustedError, PoolOptions, Result
+from shm_backend_utils.client import PoolOptions, Result
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda.driver import LiveCounts
@@ -21,12 +21,10 @@ from tests.crash.processes import stub_of
 from tests.crash.server_options import installation_with
 
 from .eventually import all_memory_comes_back, eventually
-from .fake_gpus import DRIVER, MODEL, Gpu, X, ask, content_of, flavour_of, gpu_of, left_here
+from .fake_gpus import MODEL, Gpu, X, ask, content_of, flavour_of, gpu_of, left_here
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 NOTHING = LiveCounts()
-SIZE_OF_A_CALL = 2 * 2**20
-"""What X and Y take together on a GPU: a block."""
 
 
 @pytest.fixture
@@ -134,53 +132,6 @@ def test_memory_that_a_gpu_still_writes_to_is_neither_closed_nor_freed(
             gate.let_go()
             told = swept.result()
         eventually(lambda: gpu.told().finished == told.launched)
-
-
-# Budgets
-
-
-@pytest.fixture
-def poor_gpu(triton_server: EmbeddedServer) -> Iterator[Gpu]:
-    """A client that may have memory for one call on each GPU."""
-    pool = PoolOptions(max_device_bytes=SIZE_OF_A_CALL)
-    with gpu_of(flavour_of(triton_server), pool=pool) as gpu:
-        yield gpu
-
-
-def test_a_budget_is_each_gpus_own(poor_gpu: Gpu) -> None:
-    held = infer(poor_gpu)
-    refusal = refusal_of(poor_gpu, PoolExhaustedError)
-    assert refusal == (
-        f"no device memory became free in time: {SIZE_OF_A_CALL} of {SIZE_OF_A_CALL} bytes on GPU 0 are in use; "
-        "release results and arrays there, or raise PoolOptions(max_device_bytes=...)"
-    )
-    infer(poor_gpu, device=1).release()
-    held.release()
-    infer(poor_gpu).release()
-    assert poor_gpu.allocations == 2
-
-
-def refusal_of(gpu: Gpu, kind: type[Exception]) -> str:
-    """Return why a call gets no memory. Nothing is kept of the error, which has the call's arrays."""
-    with pytest.raises(kind) as refusal:
-        infer(gpu, timeout_s=0.2)
-    return str(refusal.value)
-
-
-def test_idle_memory_of_another_size_makes_room_when_the_model_has_let_go_of_it(poor_gpu: Gpu) -> None:
-    poor_gpu.infer("double", poor_gpu.array(X[:10]), ((10,), X.dtype, "cuda:0")).release()
-    with ThreadPoolExecutor(1) as thread:
-        call = thread.submit(infer, poor_gpu)
-        eventually(lambda: poor_gpu.told("sweep") and call.done())
-        with call.result() as result:
-            assert is_doubled(result["Y"])
-
-
-def test_a_gpu_that_is_full_is_asked_again(gpu: Gpu) -> None:
-    x = gpu.array(X)
-    DRIVER.fail_next("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY")
-    with gpu.infer("double", x, (X.shape, X.dtype, "cuda:0")) as result:
-        assert is_doubled(result["Y"])
 
 
 # When the model goes

@@ -33,22 +33,6 @@ def test_views_say_whether_their_memory_is_pinned(triton_server: EmbeddedServer,
         assert answer(gpu, "tell_attributes") == [kind, 0, X.nbytes, False]
 
 
-def test_a_region_is_pinned_once(gpu: Gpu) -> None:
-    gpu.client.explain(PINNED)  # the model opens a region of a page, to say whether it can
-    before = gpu.told().pins
-    with gpu.client.prepare(
-        PINNED,
-        {"X": (X.shape, X.dtype)},
-        outputs={"Y": 4},
-        parameters={"deed": "tell_what_is_pinned"},
-        path="direct",
-    ) as call:
-        for _ in range(3):
-            with call.infer() as result:
-                assert result["Y"].tolist() == [1]
-    assert gpu.told().pins == before + 1
-
-
 def test_a_region_is_unpinned_when_it_is_unmapped(gpu: Gpu) -> None:
     before = gpu.told("sweep").pinned_now  # of earlier tests, something may be left
     answer(gpu, "tell_attributes")

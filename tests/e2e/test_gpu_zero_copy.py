@@ -16,7 +16,6 @@ from .fake_gpus import DRIVER, MODEL, Gpu, content_of, flavour_of, gpu_of
 from .flavours import Flavour
 
 X = np.arange(1000, dtype=np.float32)
-ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
 
 
 @pytest.fixture
@@ -88,12 +87,6 @@ def test_the_next_answer_of_a_prepared_call_appears_in_the_arrays_of_the_last(gp
         gpu.fill(call.inputs["X"], 5)
         call.infer().release()
         assert (content_of(first) == 10).all()
-
-
-def test_an_array_of_the_user_is_copied_once_and_on_the_gpu(gpu: Gpu) -> None:
-    x = gpu.array(X)
-    with gpu.infer("double", x, ON_THE_GPU):
-        assert gpu.times("cuMemcpyAsync") == 1
 
 
 @pytest.mark.parametrize("lend_bytes", [0, 1 << 20])

@@ -18,7 +18,7 @@ import pytest
 from scripts.tools.gpu_check.check import Wanted, check
 from scripts.tools.gpu_check.fakes.gpu import load_fake_gpu
 from scripts.tools.gpu_check.gpu import Gpu, load_gpu
-from scripts.tools.gpu_check.kernels import LIBRARIES, load_kernels
+from scripts.tools.gpu_check.kernels import LIBRARIES
 from scripts.tools.gpu_check.measuring import SMALL
 from scripts.tools.gpu_check.processes import client as client_process
 from scripts.tools.gpu_check.processes.checks import CHECKS
@@ -173,13 +173,6 @@ def test_a_rehearsal_must_say_where_its_report_goes() -> None:
     )
     assert done.returncode == 2
     assert "--rehearse needs --out" in done.stderr
-
-
-def test_pytorch_for_cpus_cannot_be_used_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
-    gpu = load_fake_gpu("neither")
-    with pytest.raises(ImportError, match="this PyTorch sees no GPU"):
-        load_kernels("torch", gpu.runtime)
 
 
 def test_a_fake_is_never_taken_for_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

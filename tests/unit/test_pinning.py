@@ -12,10 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import MachineError, ModelError
 from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
@@ -26,8 +24,8 @@ from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.claims import NamedRegionClaim
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
-from tests.unit.claims_of import Resolved, claim_of_allocation, resolved, slot_of
-from tests.unit.fake_gpu import CLIENT, DRIVER, MODEL, left_of, runtime_that_gives_all_back, wait_until
+from tests.unit.claims_of import Resolved, resolved, slot_of
+from tests.unit.fake_gpu import DRIVER, MODEL, left_of, runtime_that_gives_all_back, wait_until
 from tests.unit.gpus import that_nobody_loads
 from tests.unit.registered import say_registered
 
@@ -163,17 +161,6 @@ def test_a_foreign_region_of_which_a_part_is_registered_is_pinned_as_a_whole(
     assert cuda.pins[0][1] == 3 * PAGE_SIZE
 
 
-def test_views_of_a_pinned_region_say_so(model: Resolver, region: ManagedRegion) -> None:
-    memory = mapped(model, region).memory
-    assert memory.attributes() == BufferAttributes(MemoryType.CPU_PINNED, 0, region.header.byte_size, None)
-    view = memory.part(0, 100).view("X", 28, 24, BY_NAME["INT32"], (2, 3), writable=False)
-    assert view is not None
-    assert view.attributes == BufferAttributes(MemoryType.CPU_PINNED, 0, 24, None)
-    part = memory.part(10, 20)
-    assert part.attributes() == BufferAttributes(MemoryType.CPU_PINNED, 0, 20, None)
-    assert part.bytes().nbytes == 20
-
-
 # Undone
 
 
@@ -257,20 +244,6 @@ def test_without_a_gpu_regions_serve_as_they_are_and_one_warning_says_why(warnin
         assert kinds == {MemoryType.CPU}
         assert warnings == ["SHM_PIN_HOST_MEMORY: memory stays pageable: GPU memory needs cuda-bindings"]
         model.close()
-
-
-def test_memory_of_a_gpu_is_not_pinned(cuda: PinningCuda, model: Resolver, region: ManagedRegion) -> None:
-    client = DRIVER.runtime(CLIENT)
-    allocation = CudaAllocation(client, 1000, 0)
-    fence = slot_of(model, region)
-    found = resolved(model, claim_of_allocation(allocation), fence)
-    assert attributes_of(found).memory_type is MemoryType.GPU
-    assert cuda.pins == [place_of(Resolved(fence.region, fence.memory))]
-    del found
-    model.registry.unregister_all()
-    unpin(cuda)
-    allocation.free()
-    unpin(client)
 
 
 # Configured

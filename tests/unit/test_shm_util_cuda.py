@@ -13,9 +13,7 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.compat.shm_util import (
-    CudaShmHandle,
     ShmRegions,
-    cleanup_shm_regions,
     create_set_cuda_shm_regions,
     unregister_cleanup_shm_regions,
 )
@@ -239,31 +237,3 @@ def test_a_region_that_cannot_be_unregistered_keeps_nothing_else(
     assert left_of(CLIENT) == LiveCounts(allocations=1, events=1)  # what the server has mapped
     server.refuses_to_unregister = set()
     clean_up(regions, server)
-
-
-@pytest.mark.parametrize("turn", range(3))
-def test_a_region_that_cannot_be_freed_keeps_nothing_else(
-    server: Registrations, cuda: CudaRuntime, monkeypatch: pytest.MonkeyPatch, turn: int
-) -> None:
-    regions = two_and_one(server, cuda)
-    destroy = CudaShmHandle.destroy
-
-    def fail_or_destroy(handle: CudaShmHandle) -> None:
-        if handle is regions.shm_handles[turn]:
-            raise LostError
-        destroy(handle)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(CudaShmHandle, "destroy", fail_or_destroy)
-        with pytest.raises(LostError):
-            unregister_cleanup_shm_regions(regions.shm_handles, server, "grpc")
-    assert (server.registered, left_of(CLIENT)) == ({}, LiveCounts(allocations=1, events=1))
-    clean_up(regions, server)
-
-
-def test_memory_alone_can_be_given_back(server: Registrations, cuda: CudaRuntime) -> None:
-    regions = two_and_one(server, cuda)
-    server.end()
-    for _ in range(2):
-        cleanup_shm_regions(regions.shm_handles)
-    assert left_of(CLIENT) == LiveCounts()

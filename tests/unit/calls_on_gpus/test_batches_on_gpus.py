@@ -77,16 +77,6 @@ def test_a_batch_stays_on_the_gpu_that_its_rows_are_on(
     assert copied == [("device", "device", 16)] * (2 * SLOTS)
 
 
-def test_rows_that_go_to_two_gpus_are_computed_on_the_host(client: Client, session: ShmSession) -> None:
-    def infer(batch: BatchCall) -> None:
-        y = batch.output("Y", (4,), np.float32)
-        y.numpy()[:] = np.arange(SLOTS)[:, None]
-
-    responses = session.serve_batch([row_of(client, slot, slot % 2) for slot in range(SLOTS)], infer)
-    assert [response.error() for response in responses] == [None] * SLOTS
-    assert [client.output(slot, "Y") for slot in range(SLOTS)] == [[slot] * 4 for slot in range(SLOTS)]
-
-
 def test_an_array_of_all_rows_is_given_row_by_row(cuda: CudaRuntime, client: Client, session: ShmSession) -> None:
     with stream_on(cuda) as stream:
 

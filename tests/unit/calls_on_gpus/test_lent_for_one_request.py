@@ -73,14 +73,6 @@ def test_it_is_unmapped_before_the_answer(
     assert client.host.is_free(0)
 
 
-def test_it_is_mapped_anew_for_each_request_and_left_mapped_for_none(client: Client, session: ShmSession) -> None:
-    client.write(0, 3)
-    for _ in range(3):
-        session.serve([request(client)], read)
-    assert counts() == (6, 6)
-    assert session._open_context().resolver.registry.mapped()[1] == 1  # the slot's region
-
-
 def test_requests_side_by_side_share_one_mapping_of_an_allocation(client: Client, session: ShmSession) -> None:
     for slot in range(3):
         client.write(slot, 3)

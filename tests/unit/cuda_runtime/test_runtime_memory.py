@@ -65,13 +65,6 @@ def test_memory_is_opened_twice_at_one_address_and_closed_twice(
 # What CUDA knows of an address
 
 
-def test_what_is_known_of_device_memory(gpu: CudaRuntime) -> None:
-    address = gpu.allocate(3 * BLOCK_BYTES, 1)
-    for offset in (0, 1, 3 * BLOCK_BYTES - 1):
-        assert gpu.pointer(address + offset) == PointerFacts("device", 1, address, 3 * BLOCK_BYTES, True)
-    gpu.free(address, 1)
-
-
 @pytest.mark.parametrize(
     ("kind", "found", "is_exportable"),
     [("device", "device", True), ("pool", "device", False), ("vmm", "device", False), ("managed", "managed", False)],
@@ -111,17 +104,6 @@ def test_what_another_process_has_is_not_known_here(gpu: CudaRuntime, peer: Cuda
     assert (peer.pointer(opened).kind, peer.pointer(opened).base) == ("device", opened)
     peer.close(opened, 0)
     gpu.free(address, 0)
-
-
-def test_pinned_memory_is_not_pinned_again(driver: FakeDriver, gpu: CudaRuntime) -> None:
-    pages = host_pages(2)
-    gpu.pin(pages.ctypes.data, 2 * PAGE)
-    with fails_by("CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"):
-        gpu.pin(pages.ctypes.data, PAGE)
-    assert driver.live(0).pinned == 1
-    gpu.unpin(pages.ctypes.data)
-    with fails_by("CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"):
-        gpu.unpin(pages.ctypes.data)
 
 
 # Copies

@@ -157,36 +157,3 @@ def test_cupys_current_stream_waits_for_who_writes_the_array(gpu: Gpu, monkeypat
     assert array.cupy().data.ptr == array.address
     copy(gpu.runtime, read, DeviceArray(gpu.runtime, array.address, (50,), array.dtype, 0, None), current)
     same_bytes(read, numbers((50,)))
-
-
-def test_waiting_leaves_no_event(gpu: Gpu) -> None:
-    array, stream = uploaded_late(gpu, numbers((50,)), says_so=True), gpu.stream()
-    before = gpu.driver.live().events
-    array.let_wait(stream, 0)
-    array.let_wait(array.written_on or 0, 0)
-    assert gpu.driver.live().events == before
-
-
-# When host memory is done with
-
-
-def test_plain_host_memory_may_be_used_again_at_once(gpu: Gpu) -> None:
-    values, target, stream = numbers((1000,)), gpu.empty((1000,)), gpu.stream()
-    copy(gpu.runtime, target, values, stream)
-    values[...] = 0
-    gpu.wait()
-    same_bytes(gpu.read(target), numbers((1000,)))
-
-
-def test_pinned_host_memory_may_be_used_again_when_the_stream_was_waited_for(gpu: Gpu) -> None:
-    gpu.driver.delay(0)
-    values, target, stream = numbers((1024,)), gpu.empty((1024,)), gpu.stream()
-    gpu.runtime.pin(values.ctypes.data, values.nbytes)
-    try:
-        gpu.driver.delay(0.2)
-        copy(gpu.runtime, target, values, stream)
-        assert gpu.read(target)[0] != values[0]  # it returned before
-        gpu.runtime.synchronize_stream(stream, 0)
-        same_bytes(gpu.read(target), values)
-    finally:
-        gpu.runtime.unpin(values.ctypes.data)

@@ -224,13 +224,3 @@ def test_without_that_the_copy_would_be_wrong(gpu: Gpu) -> None:
     tensor = late(gpu, values, gpu.stream())
     found = imported(gpu.runtime, WithInterfaceAlone(tensor, stream=None), stream)
     assert content(gpu, found, stream).tobytes() != values.tobytes()
-
-
-def test_a_stream_waits_for_who_writes_an_array_of_ours(gpu: Gpu) -> None:
-    stream, writer = gpu.stream(), gpu.stream()
-    target = gpu.empty((1000,))
-    gpu.write_late(target, numbers((1000,)), writer)
-    array = DeviceArray(gpu.runtime, target.address, (1000,), target.dtype, 0, None, written_on=writer)
-    assert imported(gpu.runtime, array, stream) is array
-    seen = DeviceArray(gpu.runtime, target.address, (1000,), target.dtype, 0, None)  # which knows nothing of the writer
-    assert content(gpu, seen, stream).tobytes() == numbers((1000,)).tobytes()

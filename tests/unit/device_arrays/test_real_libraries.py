@@ -127,19 +127,6 @@ def test_cupy_takes_arrays_with_one_element_or_none(shape: tuple[int, ...]) -> N
     assert (taken.shape, taken.data.ptr) == (shape, address)
 
 
-def test_cupys_array_keeps_the_owner() -> None:
-    pytest.importorskip("cupy")
-    owner = Owner()
-    alive = weakref.ref(owner)
-    part = array_of(dtypes.BY_NAME["FP32"], owner=owner).cupy()[1:]
-    del owner
-    gc.collect()
-    assert alive() is not None
-    del part
-    gc.collect()
-    assert alive() is None
-
-
 def test_cupy_has_the_names_that_are_used() -> None:
     cupy = pytest.importorskip("cupy")
     assert cupy.cuda.UnownedMemory.__doc__.startswith(
@@ -201,13 +188,6 @@ def fake_library(monkeypatch: pytest.MonkeyPatch, package: str, module: str, fun
     monkeypatch.setitem(sys.modules, package, outer)
     monkeypatch.setitem(sys.modules, f"{package}.{module}", inner)
     return got
-
-
-def test_jax_takes_arrays_by_dlpack(monkeypatch: pytest.MonkeyPatch) -> None:
-    got = fake_library(monkeypatch, "jax", "dlpack", "from_dlpack")
-    array = array_of(dtypes.BF16)
-    assert as_library(array, "jax") is array
-    assert got == [array]
 
 
 @pytest.mark.parametrize(("name", "typestr"), [("FP32", "<f4"), ("BF16", "<u2")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 
 import pytest
@@ -24,24 +23,15 @@ GPU_BYTES = 4 * 2**30
 """What each GPU of the fake driver has."""
 
 
-def test_a_slot_has_what_it_needs_on_every_device(driver: FakeDriver, new_region: MakeRegion) -> None:
+def test_a_slot_has_what_it_needs_on_every_device(driver: FakeDriver, bank: DeviceBank, new_region: MakeRegion) -> None:
     region = new_region((0, 1))
     assert {device: each.byte_size for device, each in region.device_memory.items()} == {0: SIZE, 1: SIZE}
     assert [each.device for each in region.device_memory.values()] == [0, 1]
-    assert driver.live().allocations == 2
-
-
-def test_what_a_slot_has_already_is_not_allocated_again(
-    driver: FakeDriver, bank: DeviceBank, new_region: MakeRegion
-) -> None:
-    region = new_region()
-    first = region.device_memory[0]
-    bank.provide(region, (0, 1), (SIZE, SIZE))
-    assert region.device_memory[0] is first
+    bank.provide(region, (0, 1), (SIZE, SIZE))  # it has them
     assert driver.count("cuMemAlloc") == 2
 
 
-@pytest.mark.parametrize("byte_size", [GPU_BYTES + 1, 2**47, 2**48, 2**63, 2**64, 2**80])
+@pytest.mark.parametrize("byte_size", [GPU_BYTES + 1, 2**63, 2**80])
 def test_what_the_gpu_does_not_have_is_not_waited_for(gpu: CudaRuntime, driver: FakeDriver, byte_size: int) -> None:
     bank = DeviceBank(CudaAccess(lambda: gpu), None)
     region = SlotRegion(100, 1, PAGE_SIZE, PRIVATE)
@@ -82,7 +72,7 @@ def test_where_there_is_no_cuda_the_error_says_so_and_nothing_is_counted() -> No
 
 def test_each_device_gives_up_to_the_budget(bank: DeviceBank, new_region: MakeRegion) -> None:
     for _ in range(2):
-        new_region((0, 1))
+        new_region((0, 1), 1)  # CUDA gives whole blocks, however little is asked for
     for device in (0, 1):
         with pytest.raises(ShortOfMemoryError, match=f"{LIMIT} of {LIMIT} bytes on GPU {device} are in use"):
             new_region((device,))
@@ -97,21 +87,6 @@ def test_what_can_never_fit_is_refused_at_once_with_the_option_that_would_help(
     ):
         new_region(byte_size=LIMIT + 1)
     assert driver.count("cuMemAlloc") == 0
-
-
-def test_what_is_counted_is_whole_blocks(new_region: MakeRegion) -> None:
-    """CUDA gives no less, however little was asked for."""
-    for _ in range(2):
-        new_region(byte_size=1)
-    with pytest.raises(ShortOfMemoryError, match=f"{LIMIT} of {LIMIT} bytes on GPU 0 are in use"):
-        new_region(byte_size=1)
-
-
-def test_a_bank_without_a_budget_gives_what_the_device_has(gpu: CudaRuntime) -> None:
-    with contextlib.closing(DeviceBank(CudaAccess(lambda: gpu), None)) as bank:
-        region = SlotRegion(100, 1, PAGE_SIZE, PRIVATE)
-        bank.provide(region, [0], [100 * SIZE])
-        region.destroy()
 
 
 def test_memory_that_the_device_does_not_have_may_be_there_later(driver: FakeDriver, new_region: MakeRegion) -> None:
@@ -149,26 +124,9 @@ def test_a_slot_for_which_one_device_has_no_room_keeps_what_the_other_gave(
     region.destroy()
 
 
-def test_what_a_slot_has_is_freed_though_it_never_got_the_rest(
-    driver: FakeDriver, bank: DeviceBank, new_region: MakeRegion
-) -> None:
-    new_region((1,), LIMIT)
-    region = SlotRegion(100, 1, PAGE_SIZE, PRIVATE)
-    with pytest.raises(ShortOfMemoryError):
-        bank.provide(region, (0, 1), (SIZE, SIZE))
-    region.destroy()
-    bank.collect()
-    assert bank._byte_sizes[0] == 0
-
-
 @given(st.integers(1, 2**50))
 def test_a_size_is_rounded_up_by_an_eighth_or_to_whole_blocks(byte_size: int) -> None:
     rounded = rounded_up(byte_size)
     assert byte_size <= rounded < byte_size + max(BLOCK_BYTES, byte_size / 8)
     assert rounded % BLOCK_BYTES == 0
     assert rounded_up(rounded) == rounded
-
-
-def test_calls_of_similar_sizes_get_the_same_size() -> None:
-    assert {rounded_up(byte_size) for byte_size in range(1, BLOCK_BYTES, 100_000)} == {BLOCK_BYTES}
-    assert len({rounded_up(byte_size) for byte_size in range(1_010_000_000, 1_070_000_000, 1_000_000)}) == 1

@@ -5,27 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from typing import Any
 
-from tests.unit.fake_driver.asked import done, name_of, told
+from tests.unit.fake_driver.asked import done, told
 
 
 def test_it_never_calls_itself_a_gpu(cuda: Any) -> None:
     assert done(cuda.cuDeviceGetName(64, 0)).rstrip(b"\0 ") == b"fake CUDA driver, no GPU"
-
-
-def test_a_thread_without_a_context_can_do_little(cuda: Any) -> None:
-    found: list[str] = []
-
-    def ask() -> None:
-        calls = [cuda.cuMemAlloc(4), cuda.cuStreamCreate(0), cuda.cuEventCreate(0), cuda.cuCtxSynchronize()]
-        found.extend(name_of(call) for call in [*calls, cuda.cuMemcpyAsync(0, 0, 4, 0), cuda.cuCtxGetDevice()])
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join()
-    assert found == ["INVALID_CONTEXT"] * 6
 
 
 def test_a_forked_child_cannot_use_it() -> None:

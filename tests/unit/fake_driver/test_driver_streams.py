@@ -191,13 +191,3 @@ def test_events_of_a_capture(cuda: Any, stream: Any) -> None:
     for one in (outside, event):
         done(cuda.cuEventDestroy(one))
     done(cuda.cuStreamDestroy(second))
-
-
-def test_the_legacy_stream_beside_a_capturing_blocking_one(cuda: Any, driver: FakeDriver) -> None:
-    stream, event = done(cuda.cuStreamCreate(0)), done(cuda.cuEventCreate(2))
-    begin(cuda, stream, "RELAXED")
-    assert name_of(cuda.cuEventRecord(event, 0)) == "STREAM_CAPTURE_IMPLICIT"
-    assert name_of(cuda.cuStreamEndCapture(stream)) == "STREAM_CAPTURE_INVALIDATED"
-    assert name_of(cuda.cuStreamBeginCapture(0, cuda.CUstreamCaptureMode(0))) == "STREAM_CAPTURE_UNSUPPORTED"
-    done(cuda.cuEventDestroy(event))
-    done(cuda.cuStreamDestroy(stream))
