@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,13 +79,10 @@ class Victim:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == line
 
-    def kill(self) -> None:
+    def close(self) -> None:
+        """Kill it."""
         self._process.kill()
         self._process.communicate()
-
-    def end(self) -> None:
-        """Kill it, if nobody has."""
-        self.kill()
 
 
 @pytest.fixture
@@ -99,49 +96,30 @@ def before(triton_server: EmbeddedServer) -> Told:
     return told_by(MODEL, triton_server.grpc_url, "let_go")
 
 
-@pytest.fixture
-def idle_victim(triton_server: EmbeddedServer, gate: Gate, before: Told) -> Iterator[Victim]:
-    """One whose call is over."""
-    victim = Victim(triton_server, gate, is_model_at_work=False)
-    yield victim
-    victim.end()
-
-
-@pytest.fixture
-def waiting_victim(triton_server: EmbeddedServer, gate: Gate, before: Told) -> Iterator[Victim]:
-    """One whose model stands at the gate, and is let go by the test."""
-    victim = Victim(triton_server, gate, is_model_at_work=True)
-    yield victim
-    victim.end()
-
-
-def test_the_model_closes_the_memory_by_itself(
-    triton_server: EmbeddedServer, idle_victim: Victim, before: Told
+def test_the_model_closes_the_memory_by_itself_and_nothing_is_left_when_the_next_client_has_started(
+    triton_server: EmbeddedServer, gate: Gate, before: Told
 ) -> None:
     url = triton_server.grpc_url
-    regions = regions_of(idle_victim.pid)
-    assert told_by(MODEL, url).open_now == before.open_now + 1
-    idle_victim.kill()
+    with contextlib.closing(Victim(triton_server, gate, is_model_at_work=False)) as victim:
+        regions = regions_of(victim.pid)
+        assert region_of(victim.pid) is not None
+        assert told_by(MODEL, url).open_now == before.open_now + 1
     eventually(lambda: told_by(MODEL, url).open_now == before.open_now)
     stub = stub_of(triton_server, MODEL)
     assert stub is not None
     assert held_regions(stub, regions) == []
-
-
-def test_nothing_is_left_when_the_next_client_has_started(triton_server: EmbeddedServer, idle_victim: Victim) -> None:
-    assert region_of(idle_victim.pid) is not None
-    idle_victim.kill()
     with gpu_of(flavour_of(triton_server)) as gpu, gpu.infer("double", gpu.array(X)) as result:
         assert (content_of(result["Y"]) == X * 2).all()
-        eventually(lambda: region_of(idle_victim.pid) is None)  # another client may be at it
+        eventually(lambda: region_of(victim.pid) is None)  # another client may be at it
 
 
 def test_a_model_that_is_at_work_comes_to_its_end_and_closes_the_memory_then(
-    triton_server: EmbeddedServer, waiting_victim: Victim, gate: Gate, before: Told
+    triton_server: EmbeddedServer, gate: Gate, before: Told
 ) -> None:
-    waiting_victim.kill()
+    with contextlib.closing(Victim(triton_server, gate, is_model_at_work=True)) as victim:
+        pass
     with ShmClient(triton_server.grpc_url):
-        eventually(lambda: region_of(waiting_victim.pid) is None)  # another client may be at it
+        eventually(lambda: region_of(victim.pid) is None)  # another client may be at it
     gate.let_go()
     after = told_by(MODEL, triton_server.grpc_url, "sweep")
     assert (after.launched, after.finished) == (before.launched + 1, before.finished + 1)
@@ -153,10 +131,9 @@ def test_a_client_may_be_killed_that_has_lent_its_own_tensor(
     triton_server: EmbeddedServer, gate: Gate, before: Told, is_model_at_work: bool
 ) -> None:
     url = triton_server.grpc_url
-    lender = Victim(triton_server, gate, is_model_at_work, LENDER, "keep")
-    if not is_model_at_work:  # at the gate, the model answers nobody
-        assert told_by(MODEL, url).open_now > before.open_now
-    lender.kill()
+    with contextlib.closing(Victim(triton_server, gate, is_model_at_work, LENDER, "keep")):
+        if not is_model_at_work:  # at the gate, the model answers nobody
+            assert told_by(MODEL, url).open_now > before.open_now
     if is_model_at_work:
         gate.let_go()
     after = told_by(MODEL, url, "let_go")

@@ -1,4 +1,4 @@
-"""Tensors on GPUs: from where they are to where they are wanted, on every path."""
+"""Tensors on GPUs: from where they are to where they are wanted, on every path; and host memory pinned for copies."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import CallerError, MachineError, TensorError
 from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.tensors.attributes import MemoryType
 from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 
 from .eventually import all_memory_comes_back
-from .fake_gpus import DRIVER, MODEL, Gpu, content_of, flavour_of, gpu_of
+from .fake_gpus import DRIVER, MODEL, Gpu, X, content_of, flavour_of, gpu_of, told_by
 from .flavours import Flavour
 
-X = np.arange(1000, dtype=np.float32)
 ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
 EVERYWHERE = [None, 0, 1]
 EVERY_DOUBLE = ["double", "double_where_it_is_wanted", "double_in_memory_of_its_own", "double_on_the_host"]
@@ -158,3 +159,37 @@ def test_a_device_that_is_not_there_is_named(gpu: Gpu) -> None:
         gpu.infer("double", X, (X.shape, X.dtype, "cuda:2"))
     all_memory_comes_back(gpu.client)  # although the error is kept
     assert refusal.value is not None
+
+
+# Regions on the host that a model registers with CUDA, so that copies to a GPU need no staging buffer
+
+
+PINNED = "fake_gpu_pinned"
+
+
+@pytest.mark.parametrize(("model", "kind"), [(PINNED, MemoryType.CPU_PINNED), (MODEL, MemoryType.CPU)])
+def test_a_region_is_pinned_where_that_is_configured_until_it_is_unmapped(
+    triton_server: EmbeddedServer, model: str, kind: MemoryType
+) -> None:
+    with gpu_of(flavour_of(triton_server), model) as gpu:
+        before = gpu.told("sweep").pinned_now  # of earlier tests, something may be left
+        with gpu.infer("tell_attributes", X, 16, path="direct") as result:
+            assert result["Y"].tolist() == [kind, 0, X.nbytes, False]
+        assert gpu.told("sweep").pinned_now == before + (kind is MemoryType.CPU_PINNED)
+        gpu.client.close()
+        assert gpu.told("sweep").pinned_now == before
+
+
+def test_what_cannot_be_pinned_is_served_all_the_same_with_one_warning(triton_server: EmbeddedServer) -> None:
+    url = triton_server.grpc_url
+    before = told_by(PINNED, url, "fail_next", function="cuMemHostRegister", name="CUDA_ERROR_OUT_OF_MEMORY", times=2)
+    for _ in range(2):
+        with ShmClient(url, pool=PoolOptions(region="system")) as client:  # which opens nothing else before
+            parameters = {"deed": "tell_attributes"}
+            with client.infer(PINNED, {"X": X}, outputs={"Y": 16}, parameters=parameters, path="direct") as result:
+                assert result["Y"][0] == MemoryType.CPU
+    after = told_by(PINNED, url, "sweep")
+    assert (after.pins, after.pinned_now) == (before.pins + 2, before.pinned_now)
+    log = triton_server.log_file.read_text(errors="replace")
+    assert log.count("SHM_PIN_HOST_MEMORY: memory stays pageable: pinning ") == 1
+    assert "failed with CUDA_ERROR_OUT_OF_MEMORY" in log

@@ -126,9 +126,7 @@ def test_memory_of_its_own_is_on_the_instances_gpu_and_used_again(cuda: CudaRunt
     assert left_of(MODEL).allocations == 1
 
 
-def test_memory_that_a_gpu_still_works_on_is_not_used_again(
-    cuda: CudaRuntime, arrays: DeviceArrays, stream: int
-) -> None:
+def test_memory_that_a_gpu_still_works_on_is_not_used_again(arrays: DeviceArrays, stream: int) -> None:
     with held_back(stream) as finish:
         first = arrays.empty("Y", (3,), INT32, "triton")
         address = first.array.address
@@ -204,9 +202,7 @@ def test_a_copy_on_a_stream_of_the_models_own_is_there_for_what_comes_later(
 
 
 @pytest.mark.parametrize("function", ["cuMemAlloc", "cuMemcpyAsync", "cuStreamCreate"])
-def test_a_copy_that_fails_leaves_nothing(
-    cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, function: str
-) -> None:
+def test_a_copy_that_fails_leaves_nothing(arrays: DeviceArrays, uses: DeviceUses, function: str) -> None:
     DRIVER.fail_next(function, "CUDA_ERROR_OUT_OF_MEMORY", process=MODEL)
     with fails_by("CUDA_ERROR_OUT_OF_MEMORY"):
         arrays.to_device(host_view(np.zeros(3, np.int32)), uses)

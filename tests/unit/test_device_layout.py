@@ -97,11 +97,6 @@ def test_descriptions_say_which_tensors_are_on_which_gpu() -> None:
 # Layout
 
 
-def test_a_call_without_gpus_has_no_device_memory() -> None:
-    made = laid_out({"A": ((10,), FP32)}, ["X"])
-    assert (made.devices, made.device_byte_sizes) == ((), ())
-
-
 def test_every_memory_is_laid_out_from_its_own_beginning() -> None:
     made = laid_out(
         {"A": ((100,), FP32, "cuda:0"), "B": ((100,), FP32), "C": ((7,), np.uint8, "cuda:0")},
@@ -131,11 +126,6 @@ def test_a_gpu_that_has_nothing_but_empty_tensors_still_has_memory() -> None:
 def test_a_call_that_is_all_on_gpus_needs_nothing_of_the_host() -> None:
     made = laid_out({"A": ((10,), FP32, "cuda:0")}, {"Y": "cuda:0"})
     assert made.end == BEGIN
-
-
-def test_an_output_on_a_gpu_gets_the_room_that_was_learned() -> None:
-    made = laid_out({"A": ((1,), FP32)}, {"X": "cuda:0"}, learned={"X": 300})
-    assert (places(made)["X"], set(made.certain)) == ((1, 0, 300), set())
 
 
 def test_the_same_call_on_the_host_has_everything_there() -> None:

@@ -208,7 +208,7 @@ def test_memory_that_cannot_be_unpinned_is_unmapped_all_the_same(
     ],
 )
 def test_a_region_that_cannot_be_pinned_serves_as_it_is(
-    cuda: PinningCuda, model: Resolver, warnings: list[str], region: ManagedRegion, name: str, reason: str
+    model: Resolver, warnings: list[str], region: ManagedRegion, name: str, reason: str
 ) -> None:
     DRIVER.fail_next("cuMemHostRegister", name, process=MODEL)
     found = mapped(model, region)

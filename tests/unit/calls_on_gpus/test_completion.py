@@ -5,26 +5,21 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.errors import ModelError
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.config import Config
-from shm_backend_utils.model.devices.arrays import DeviceArrays
-from shm_backend_utils.model.devices.uses import DeviceUses
-from shm_backend_utils.model.modes.completion import complete, complete_by_events
 from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, LONG_NAME, LONG_SHAPE, SHORTER_NAME, Client, session_on
 from tests.unit.emulated import error_code, message_of, outputs_of
 from tests.unit.fake_gpu import DRIVER, MODEL, array_on, held_back, kernel, stream_on, wait_until
-from tests.unit.gpus import PATIENCE_S, that_nobody_loads
+from tests.unit.gpus import PATIENCE_S
 
 ON_GPU = {"Y": DEVICE, "Z": DEVICE}
 ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
@@ -36,60 +31,6 @@ Infer = Callable[[Call], None]
 def waits() -> list[int]:
     """Return how often the model has waited for a whole GPU, and for a stream."""
     return [DRIVER.count(name, MODEL) for name in WAITS]
-
-
-# Completion by itself
-
-
-class EndedCall:
-    """As much of a call as a completion sees; it notes how often GPUs had been waited for when it was ended."""
-
-    event_regions: dict[int, tuple[int, int]] = {}  # noqa: RUF012
-
-    def __init__(self, arrays: DeviceArrays, *devices: int, by_event: bool = False) -> None:
-        self.devices = DeviceUses(arrays)
-        for device in devices:
-            self.devices.add(device)
-        self.can_end_by_event = by_event
-        self.ends: list[tuple[Any, int]] = []
-
-    def end(self, events: Any = ()) -> None:
-        self.ends.append((list(events), sum(waits())))
-
-    def fail(self, error: Exception) -> None:
-        self.ends.append((error, sum(waits())))
-
-
-@pytest.fixture
-def arrays(cuda: CudaRuntime) -> DeviceArrays:
-    return DeviceArrays(CudaAccess(lambda: cuda), DEVICE)
-
-
-def test_every_gpu_is_waited_for_once_and_then_every_call_ends(arrays: DeviceArrays) -> None:
-    calls: list[Any] = [EndedCall(arrays, *devices) for devices in ((0,), (0, 1), (1,), (1, 0))]
-    complete(calls, arrays)
-    assert [call.ends for call in calls] == [[([], 2)]] * 4
-
-
-@pytest.mark.parametrize("way", [complete, complete_by_events])
-def test_without_calls_no_gpu_is_asked_for(cuda: CudaRuntime, way: Callable[[Any, DeviceArrays], None]) -> None:
-    with that_nobody_loads(cuda) as access:
-        way([], DeviceArrays(access, DEVICE))
-
-
-def test_calls_that_may_end_by_event_do_and_the_others_are_waited_for(arrays: DeviceArrays) -> None:
-    later, now = calls = [EndedCall(arrays, 1, 0, by_event=True), EndedCall(arrays, 1)]
-    complete_by_events(cast(Any, calls), arrays)
-    assert (later.ends, now.ends) == ([([], 0)], [([], 1)])
-
-
-@pytest.mark.parametrize("function", ["cuCtxSynchronize", "cuCtxPushCurrent"])
-def test_what_the_device_fails_by_is_every_calls_error_and_is_not_raised(arrays: DeviceArrays, function: str) -> None:
-    calls: list[Any] = [EndedCall(arrays, 0), EndedCall(arrays, 1), EndedCall(arrays, 0, 1)]
-    DRIVER.fail_next(function, ILLEGAL)
-    complete(calls, arrays)
-    errors = [error for call in calls for error, _ in call.ends]
-    assert [error.name for error in errors if isinstance(error, CudaError)] == [ILLEGAL] * 3
 
 
 # In a session
@@ -178,13 +119,10 @@ def test_a_call_that_raises_fails_alone_and_after_what_it_has_launched(
     assert client.output(1, "Y") == [6] * 4
 
 
-@pytest.mark.parametrize("is_named", [True, False])
-def test_a_call_outside_of_serve_is_over_when_the_gpu_is_done(
-    client: Client, session: ShmSession, stream: int, is_named: bool
-) -> None:
+def test_a_call_outside_of_serve_is_over_when_the_gpu_is_done(client: Client, session: ShmSession, stream: int) -> None:
     client.write(0, 3)
     with session.open(client.request(0, {"Y": DEVICE})) as call:
-        double_into(stream, "Y", is_named=is_named)(call)
+        double_into(stream, "Y")(call)
     assert client.output(0, "Y") == [6] * 4
     assert client.is_over(0)
 

@@ -20,7 +20,7 @@ from tests.property.fuzz_tables import mutated
 from tests.unit.calls_on_gpus.device_calls import DEVICE, Client
 from tests.unit.emulated import delivered, message_of
 from tests.unit.fake_gpu import MODEL, left_of
-from tests.unit.manager_cuda.device_claims import NOTHING
+from tests.unit.manager_cuda.conftest import NOTHING
 
 REQUESTS = 600
 HEAD = 32

@@ -19,7 +19,7 @@ from shm_backend_utils.model import Call, ShmSession
 from tests.unit.calls_on_gpus.device_calls import DEVICE, Client, session_on
 from tests.unit.emulated import message_of
 from tests.unit.fake_gpu import DRIVER, MODEL, held_back, kernel, left_of, wait_until
-from tests.unit.manager_cuda.device_claims import close_lease_on
+from tests.unit.manager_cuda.conftest import close_lease_on
 
 OPEN, CLOSE = "cuIpcOpenMemHandle", "cuIpcCloseMemHandle"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,19 +42,6 @@ def stream_of_other_gpu(cuda: CudaRuntime) -> Iterator[int]:
         yield stream
 
 
-class TorchStream:
-    def __init__(self, stream: int) -> None:
-        self.cuda_stream = stream
-
-
-class CudaStream:
-    def __init__(self, stream: int) -> None:
-        self._stream = stream
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._stream
-
-
 # What is waited for
 
 
@@ -75,13 +63,13 @@ def test_an_array_is_given_as_it_is_when_the_work_on_it_is_done(
     assert client.output(0, "Y") == [7] * 4
 
 
-@pytest.mark.parametrize("kind", [TorchStream, CudaStream, int, None])
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
 def test_the_clients_own_memory_is_written_when_the_response_leaves(
-    client: Client, session: ShmSession, stream: int, kind: Any
+    client: Client, session: ShmSession, stream: int, is_named: bool
 ) -> None:
     def infer(call: Call) -> None:
-        if kind is not None:
-            call.ready_on(kind(stream))
+        if is_named:
+            call.ready_on(SimpleNamespace(__cuda_stream__=lambda: (0, stream)))
         kernel(stream, fill(7), call.output("Y", (4,), np.float32).array, late_s=LATE)
 
     (response,) = session.serve([client.request(0, {"Y": DEVICE})], infer)
@@ -118,7 +106,7 @@ def test_a_gpu_on_which_none_is_named_is_waited_for_as_a_whole(
 
 @pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
 def test_a_copy_on_the_host_is_made_after_the_work(
-    cuda: CudaRuntime, client: Client, session: ShmSession, stream: int, is_named: bool
+    client: Client, session: ShmSession, stream: int, is_named: bool
 ) -> None:
     def infer(call: Call) -> None:
         y = call.device_output("Y", (4,), np.float32)
@@ -178,6 +166,15 @@ def captured(stream: int) -> Iterator[None]:
         error, graph = bindings.cuStreamEndCapture(stream)
         assert error == 0
         bindings.cuGraphDestroy(graph)
+
+
+def test_a_stream_in_capture_is_refused_and_its_capture_goes_on(
+    client: Client, session: ShmSession, stream: int
+) -> None:
+    with captured(stream):
+        said = refusal(session, client.request(0, {}), stream)
+    assert "a stream of GPU 0 that was named is being captured into a graph" in said
+    assert client.is_over(0)
 
 
 def test_a_stream_whose_capture_begins_later_fails_the_call_and_no_other(

@@ -47,9 +47,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("path", ["direct", "inline", "triton-shm"])
-def test_outputs_are_of_the_library_that_is_named(
-    driver: FakeDriver, server: GpuServer, client: ShmClient, path: Any
-) -> None:
+def test_outputs_are_of_the_library_that_is_named(driver: FakeDriver, client: ShmClient, path: Any) -> None:
     result = client.infer("m", {"IN0": tensor_of(driver, X)}, outputs=ON_GPU, library="jax", path=path)
     found: Any = result["OUT0"]
     assert found.library == "jax"
@@ -59,7 +57,7 @@ def test_outputs_are_of_the_library_that_is_named(
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("path", ["direct", "inline"])
 def test_outputs_are_of_the_library_of_the_inputs(
-    driver: FakeDriver, server: GpuServer, client: ShmClient, monkeypatch: pytest.MonkeyPatch, path: Any
+    driver: FakeDriver, client: ShmClient, monkeypatch: pytest.MonkeyPatch, path: Any
 ) -> None:
     monkeypatch.setattr("shm_backend_utils.client.inputs.devices.library_of", lambda _: "cupy")
     found: Any = client.infer("m", {"IN0": tensor_of(driver, X)}, outputs=ON_GPU, path=path)["OUT0"]
@@ -80,9 +78,7 @@ def test_a_torch_that_knows_no_gpu_is_refused_before_anything_is_sent(
     assert server.orders == []
 
 
-def test_a_list_of_tensors_on_a_gpu_is_told_how_to_become_one(
-    driver: FakeDriver, server: GpuServer, client: ShmClient
-) -> None:
+def test_a_list_of_tensors_on_a_gpu_is_told_how_to_become_one(driver: FakeDriver, client: ShmClient) -> None:
     with pytest.raises(
         TensorError, match=r"copy it there, or join what is in a list on its GPU, for example by torch\.cat"
     ):
@@ -96,7 +92,7 @@ def test_what_is_no_library_is_refused(client: ShmClient, library: Any) -> None:
 
 
 def test_a_library_that_is_not_there_is_told_before_anything_is_sent(
-    driver: FakeDriver, server: GpuServer, client: ShmClient, monkeypatch: pytest.MonkeyPatch
+    server: GpuServer, client: ShmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(CallerError, match="library is 'jax', which is not installed here"):
@@ -104,9 +100,7 @@ def test_a_library_that_is_not_there_is_told_before_anything_is_sent(
     assert not server.orders
 
 
-def test_a_copy_of_a_result_holds_no_memory_of_the_slot(
-    driver: FakeDriver, server: GpuServer, client: ShmClient
-) -> None:
+def test_a_copy_of_a_result_holds_no_memory_of_the_slot(client: ShmClient) -> None:
     result = client.infer("m", {"IN0": X}, outputs=ON_GPU)
     copied: Any = result.copy()["OUT0"]
     result.release()
@@ -132,9 +126,7 @@ def test_every_data_type_passes(
 
 
 @pytest.mark.parametrize(("path", "kind"), [("inline", "managed"), ("triton-shm", "pool"), ("triton-shm", "vmm")])
-def test_over_the_host_every_kind_of_memory_goes(
-    driver: FakeDriver, server: GpuServer, client: ShmClient, path: Any, kind: Any
-) -> None:
+def test_over_the_host_every_kind_of_memory_goes(driver: FakeDriver, client: ShmClient, path: Any, kind: Any) -> None:
     x = tensor_of(driver, np.arange(1200, dtype=np.float32), kind=kind)[::2]
     result = client.infer("m", {"IN0": x}, outputs=ON_GPU, path=path)
     assert result.path == path
@@ -143,7 +135,7 @@ def test_over_the_host_every_kind_of_memory_goes(
 
 @pytest.mark.parametrize(("path", "is_given"), [("inline", True), ("triton-shm", False), ("triton-shm", True)])
 def test_prepared_calls_over_the_host_read_the_gpu_anew(
-    driver: FakeDriver, server: GpuServer, client: ShmClient, path: Any, is_given: bool
+    driver: FakeDriver, client: ShmClient, path: Any, is_given: bool
 ) -> None:
     x = tensor_of(driver, X, kind="managed")
     given: Any = x if is_given else (X.shape, X.dtype, "cuda:0")

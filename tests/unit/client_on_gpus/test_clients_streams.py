@@ -107,7 +107,7 @@ def test_what_the_library_says_of_its_stream_is_heeded(
 
 @pytest.mark.parametrize("before", ["stream", "event", "nothing"])
 def test_an_earlier_result_is_read_before_another_thread_has_its_memory_written(
-    driver: FakeDriver, server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int, before: str
+    driver: FakeDriver, client: ShmClient, runtime: CudaRuntime, stream: int, before: str
 ) -> None:
     class Event:
         ptr = runtime.create_event(0)
@@ -129,7 +129,7 @@ def test_an_earlier_result_is_read_before_another_thread_has_its_memory_written(
 
 
 def test_who_names_the_same_stream_again_waits_for_nothing_else(
-    driver: FakeDriver, server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int
+    client: ShmClient, runtime: CudaRuntime, stream: int
 ) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU, stream=stream).release()
     with stream_on(runtime) as busy, held_back(busy, process=0):
@@ -180,7 +180,7 @@ def test_what_is_submitted_on_a_threads_own_stream_is_ready_with_its_result(
 
 
 def test_memory_where_a_models_gpu_is_still_at_work_is_not_used_before_it_has_done(
-    driver: FakeDriver, server: GpuServer, client: ShmClient, stream: int
+    server: GpuServer, client: ShmClient, stream: int
 ) -> None:
     server.answers_early, server.work_s = True, 0.3
     client.infer("m", {"IN0": X}, outputs=ON_GPU, stream=stream).release()
@@ -192,7 +192,7 @@ def test_memory_where_a_models_gpu_is_still_at_work_is_not_used_before_it_has_do
 # Prepared calls
 
 
-def test_a_closed_call_takes_no_stream(server: GpuServer, client: ShmClient, stream: int) -> None:
+def test_a_closed_call_takes_no_stream(client: ShmClient, stream: int) -> None:
     call = client.prepare("m", {"IN0": (X.shape, X.dtype, "cuda:0")}, outputs=ON_GPU)
     call.close()
     with pytest.raises(ClosedError):
@@ -201,7 +201,7 @@ def test_a_closed_call_takes_no_stream(server: GpuServer, client: ShmClient, str
 
 @pytest.mark.parametrize("way", ["inputs_ready", "infer", "neither"])
 def test_a_prepared_call_comes_behind_what_is_named(
-    driver: FakeDriver, server: GpuServer, client: ShmClient, stream: int, way: str
+    driver: FakeDriver, client: ShmClient, stream: int, way: str
 ) -> None:
     with client.prepare("m", {"IN0": (X.shape, X.dtype, "cuda:0")}, outputs=ON_GPU) as call:
         array: Any = call.inputs["IN0"]

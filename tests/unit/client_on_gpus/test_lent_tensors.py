@@ -49,13 +49,6 @@ def test_tensors_of_one_allocation_are_one_region(driver: FakeDriver, server: Gp
     assert len(loans(server)) == 1
 
 
-def test_what_came_back_on_a_gpu_can_be_given_on(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
-    first = client.infer("m", {"IN0": X}, outputs=ON_GPU)
-    second = client.infer("m", {"IN0": first["OUT0"]}, outputs=ON_GPU)
-    np.testing.assert_array_equal(on_host(second), 4 * X)
-    assert len(loans(server)) == 1
-
-
 def test_small_tensors_are_copied_and_nothing_is_told(driver: FakeDriver, server: GpuServer, cuda: CudaAccess) -> None:
     with gpu_client(server, cuda) as client, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -97,7 +90,7 @@ def test_memory_that_cuda_cannot_share_is_copied_once_and_that_is_told_once(
     assert not loans(server)
 
 
-def test_a_tensor_is_let_go_of_with_the_answer(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
+def test_a_tensor_is_let_go_of_with_the_answer(driver: FakeDriver, client: ShmClient) -> None:
     x = tensor_of(driver, X)
     memory = weakref.ref(x.memory)
     result = client.infer("m", {"IN0": x}, outputs=ON_HOST)
@@ -220,9 +213,7 @@ def test_a_prepared_calls_tensor_is_kept_until_no_model_has_it(
 
 
 @pytest.mark.parametrize("kind", ["pool", "managed", "vmm"])
-def test_memory_that_cuda_cannot_share_is_no_prepared_calls(
-    driver: FakeDriver, server: GpuServer, client: ShmClient, kind: Any
-) -> None:
+def test_memory_that_cuda_cannot_share_is_no_prepared_calls(driver: FakeDriver, client: ShmClient, kind: Any) -> None:
     with pytest.raises(TensorError, match=r"input 'IN0' cannot be a prepared call's memory: .*'cuda:0'") as caught:
         client.prepare("m", {"IN0": tensor_of(driver, X, kind=kind)}, outputs=ON_HOST)
     assert caught.value.tensor == "IN0"

@@ -105,9 +105,7 @@ def test_a_user_who_is_late_blocks_no_event_loop(
     driver.runtime().destroy_stream(stream, 0)
 
 
-def test_a_models_gpu_that_is_late_has_the_call_end_in_time(
-    driver: FakeDriver, server: GpuServer, client: ShmClient
-) -> None:
+def test_a_models_gpu_that_is_late_has_the_call_end_in_time(server: GpuServer, client: ShmClient) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
     server.answers_early, server.work_s = True, 2 * LATE_S
     begin = time.monotonic()
@@ -119,7 +117,7 @@ def test_a_models_gpu_that_is_late_has_the_call_end_in_time(
 
 
 def test_a_model_that_dies_in_the_middle_leaves_memory_that_is_not_used_again(
-    driver: FakeDriver, server: GpuServer, client: ShmClient
+    server: GpuServer, client: ShmClient
 ) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
     (left,) = server.seen.claims
@@ -132,7 +130,7 @@ def test_a_model_that_dies_in_the_middle_leaves_memory_that_is_not_used_again(
 
 
 def test_a_model_that_dies_after_its_answer_is_not_waited_for_until_the_deadline(
-    driver: FakeDriver, server: GpuServer, client: ShmClient
+    server: GpuServer, client: ShmClient
 ) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
     server.answers_early, server.work_s = True, LATE_S
@@ -145,9 +143,7 @@ def test_a_model_that_dies_after_its_answer_is_not_waited_for_until_the_deadline
     np.testing.assert_array_equal(on_host(client.infer("m", {"IN0": X}, outputs=ON_GPU)), 2 * X)
 
 
-def test_a_prepared_call_whose_model_died_says_so_ever_after(
-    driver: FakeDriver, server: GpuServer, client: ShmClient
-) -> None:
+def test_a_prepared_call_whose_model_died_says_so_ever_after(server: GpuServer, client: ShmClient) -> None:
     with client.prepare("m", {"IN0": (X.shape, X.dtype, "cuda:0")}, outputs=ON_GPU) as call:
         call.infer().release()
         server.dies, server.work_s = True, LATE_S
@@ -218,7 +214,7 @@ def test_many_calls_over_few_tensors_leave_nothing(driver: FakeDriver, server: G
     assert driver.live() == before
 
 
-def test_an_error_that_is_kept_keeps_no_slot(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
+def test_an_error_that_is_kept_keeps_no_slot(client: ShmClient) -> None:
     with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_DEVICE") as caught:
         client.infer("m", {"IN0": X}, outputs={"OUT0": (X.shape, X.dtype, "cuda:7")})
     wait_until(lambda: client.stats().slots_held == 0)

@@ -10,7 +10,7 @@ from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.mappings import CudaMappings
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
-from tests.unit.cuda_memory.device_memory import DEVICE, SIZE, mapping_of
+from tests.unit.cuda_memory.conftest import DEVICE, SIZE, mapping_of
 from tests.unit.gpus import BLOCK_BYTES, NOTHING, collect_all, in_another_thread
 
 
@@ -20,14 +20,6 @@ def test_an_allocation_knows_how_others_find_it(gpu: CudaRuntime, allocation: Cu
     with gpu.on(DEVICE):
         assert allocation.handle == gpu.export(allocation.address)
         assert allocation.event_handle == gpu.export_event(allocation.event)
-
-
-@pytest.mark.parametrize("byte_size", [1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1])
-def test_an_allocation_takes_whole_blocks(gpu: CudaRuntime, mappings: CudaMappings, byte_size: int) -> None:
-    allocation = CudaAllocation(gpu, byte_size, DEVICE)
-    assert allocation.byte_size == (2 if byte_size > BLOCK_BYTES else 1) * BLOCK_BYTES
-    mapping_of(allocation, mappings).close()
-    collect_all(mappings.runtime)
 
 
 def test_what_others_allocate_is_not_in_what_opens_our_memory(

@@ -14,7 +14,7 @@ from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
 from shm_backend_utils.memory.locks import has_users, use
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
-from tests.unit.cuda_memory.device_memory import DEVICE, FIELD, SIZE
+from tests.unit.cuda_memory.conftest import DEVICE, FIELD, SIZE
 from tests.unit.gpus import NOTHING, PATIENCE_S, collect_all
 
 

@@ -19,7 +19,7 @@ from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.mappings import CudaMapping, CudaMappings, device_with
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
-from tests.unit.cuda_memory.device_memory import DEVICE, FIELD, SIZE, mapping_of, reason_against, whole
+from tests.unit.cuda_memory.conftest import DEVICE, FIELD, SIZE, mapping_of, reason_against, whole
 from tests.unit.gpus import NOTHING, collect_all
 
 

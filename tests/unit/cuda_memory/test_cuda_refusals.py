@@ -13,7 +13,7 @@ from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
 from shm_backend_utils.memory.locks import has_users, use
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
-from tests.unit.cuda_memory.device_memory import DEVICE, FIELD, SIZE, mapping_of, reason_against
+from tests.unit.cuda_memory.conftest import DEVICE, FIELD, SIZE, mapping_of, reason_against
 from tests.unit.gpus import NOTHING, collect_all
 
 

@@ -1,42 +1,71 @@
-"""Work that is put in order: what is named comes first, or all that a device does; and no host waits."""
+"""Work in order: after what is named, or after all that a device does; no host waits. And streams of our own."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.ordering import Mark, order_after
+from shm_backend_utils.memory.cuda.ordering import Mark, OwnStreams, order_after
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.cuda.streams import NamedEvent, NamedStream
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
-from tests.unit.gpus import PATIENCE_S, fails_by
+from tests.unit.gpus import NOTHING, PATIENCE_S, collect_all, fails_by, in_another_thread, switching_often
 
 
 class Work:
-    """What is to be done on a stream, until it is let go on."""
+    """What is to be done on a stream, until it is let go on; ``done`` has what was done, in its order."""
 
-    def __init__(self, driver: FakeDriver, gpu: CudaRuntime, stream: int, device: int, done: list[str]) -> None:
-        self._finish, self._is_over = threading.Event(), threading.Event()
+    def __init__(self, driver: FakeDriver, gpu: CudaRuntime, stream: int, device: int) -> None:
+        self.done: list[str] = []
+        self._driver, self._gpu = driver, gpu
+        self._finish = threading.Event()
 
         def work() -> None:
             self._finish.wait(PATIENCE_S)
-            done.append("work")
-            self._is_over.set()
+            self.done.append("work")
 
         with gpu.on(device):
             driver.launch(stream, work)
 
-    @property
-    def is_over(self) -> bool:
-        return self._is_over.is_set()
-
     def finish(self) -> None:
         self._finish.set()
+
+    def comes_before(self, named: Sequence[NamedStream | NamedEvent], device: int, then: int) -> None:
+        """See that what comes on a stream then, behind what is named, is done after the work."""
+        self._put_behind(named, device, then)
+        time.sleep(0.02)
+        assert self.done == []
+        self.finish()
+        self._gpu.synchronize_stream(then, device)
+        assert self.done == ["work", "then"]
+
+    def is_not_waited_for(self, named: Sequence[NamedStream | NamedEvent], device: int, then: int) -> None:
+        """See that what comes on a stream then, behind what is named, is done without the work."""
+        self._put_behind(named, device, then)
+        self._gpu.synchronize_stream(then, device)
+        assert self.done == ["then"]
+        self.finish()
+
+    def _put_behind(self, named: Sequence[NamedStream | NamedEvent], device: int, then: int) -> None:
+        order_after(self._gpu, named, device, then)
+        assert self.done == [], "the host has waited for it"
+        with self._gpu.on(device):
+            self._driver.launch(then, lambda: self.done.append("then"))
+
+
+Begin = Callable[[int, int], Work]
+
+
+@pytest.fixture
+def begin(driver: FakeDriver, gpu: CudaRuntime) -> Begin:
+    """Begin work on a stream of a device."""
+    return functools.partial(Work, driver, gpu)
 
 
 @pytest.fixture
@@ -48,99 +77,47 @@ def streams(gpu: CudaRuntime) -> Iterator[list[int]]:
         gpu.destroy_stream(stream, device)
 
 
-def put_behind(
-    driver: FakeDriver,
-    gpu: CudaRuntime,
-    named: Sequence[NamedStream | NamedEvent],
-    device: int,
-    then: int,
-    work: Work,
-    done: list[str],
-) -> None:
-    """Put something on a stream behind what is named, while the work is still to be let go on."""
-    order_after(gpu, named, device, then)
-    assert not work.is_over, "the host has waited for it"
-    with gpu.on(device):
-        driver.launch(then, lambda: done.append("then"))
-
-
-def comes_after(
-    driver: FakeDriver, gpu: CudaRuntime, named: Any, device: int, then: int, work: Work, done: list[str]
-) -> None:
-    """See that what comes on a stream then is done after the work."""
-    put_behind(driver, gpu, named, device, then, work, done)
-    time.sleep(0.02)
-    assert "then" not in done
-    work.finish()
-    gpu.synchronize_stream(then, device)
-
-
-def does_not_wait(
-    driver: FakeDriver, gpu: CudaRuntime, named: Any, device: int, then: int, work: Work, done: list[str]
-) -> None:
-    """See that what comes on a stream then is done without the work."""
-    put_behind(driver, gpu, named, device, then, work, done)
-    gpu.synchronize_stream(then, device)
-    assert not work.is_over
-    work.finish()
-
-
 @pytest.mark.parametrize("delay", [0, 0.005])
 @pytest.mark.parametrize("device", [0, 1])
 def test_a_stream_that_is_named_comes_first(
-    driver: FakeDriver, gpu: CudaRuntime, streams: list[int], device: int, delay: float
+    driver: FakeDriver, begin: Begin, streams: list[int], device: int, delay: float
 ) -> None:
     driver.delay(delay)
-    done: list[str] = []
-    work = Work(driver, gpu, streams[0], 0, done)
-    comes_after(driver, gpu, [NamedStream(streams[0])], device, streams[2 * device + 1], work, done)
-    assert done == ["work", "then"]
+    begin(streams[0], 0).comes_before([NamedStream(streams[0])], device, streams[2 * device + 1])
 
 
-def test_streams_that_are_not_named_do_not(driver: FakeDriver, gpu: CudaRuntime, streams: list[int]) -> None:
-    done: list[str] = []
-    work = Work(driver, gpu, streams[0], 0, done)
-    does_not_wait(driver, gpu, [NamedStream(streams[2])], 0, streams[1], work, done)
+def test_streams_that_are_not_named_do_not(begin: Begin, streams: list[int]) -> None:
+    begin(streams[0], 0).is_not_waited_for([NamedStream(streams[2])], 0, streams[1])
 
 
-def test_all_that_are_named_come_first(driver: FakeDriver, gpu: CudaRuntime, streams: list[int]) -> None:
-    for order in (1, -1):
-        done: list[str] = []
-        works = [Work(driver, gpu, streams[0], 0, done), Work(driver, gpu, streams[2], 1, done)][::order]
-        works[0].finish()
-        named = [NamedStream(streams[0]), NamedStream(streams[2])]
-        comes_after(driver, gpu, named, 1, streams[3], works[1], done)
-        assert sorted(done) == ["then", "work", "work"]
-        assert done[-1] == "then"
+@pytest.mark.parametrize("last", [0, 1])
+def test_all_that_are_named_come_first(begin: Begin, streams: list[int], last: int) -> None:
+    works = [begin(streams[0], 0), begin(streams[2], 1)]
+    works[1 - last].finish()
+    works[last].comes_before([NamedStream(streams[0]), NamedStream(streams[2])], 1, streams[3])
 
 
-@pytest.mark.parametrize("of_stream", [0, 1])
+@pytest.mark.parametrize("of_stream", [2, 3])
 def test_where_none_is_named_all_of_the_device_comes_first(
-    driver: FakeDriver, gpu: CudaRuntime, streams: list[int], of_stream: int
+    gpu: CudaRuntime, begin: Begin, streams: list[int], of_stream: int
 ) -> None:
-    done: list[str] = []
-    work = Work(driver, gpu, streams[2 + of_stream], 1, done)
     then = gpu.create_stream(1)
-    comes_after(driver, gpu, [], 1, then, work, done)
-    assert done == ["work", "then"]
+    begin(streams[of_stream], 1).comes_before([], 1, then)
     gpu.destroy_stream(then, 1)
 
 
-def test_where_none_is_named_other_devices_do_not(driver: FakeDriver, gpu: CudaRuntime, streams: list[int]) -> None:
-    done: list[str] = []
-    work = Work(driver, gpu, streams[0], 0, done)
-    does_not_wait(driver, gpu, [], 1, streams[2], work, done)
+def test_where_none_is_named_other_devices_do_not(begin: Begin, streams: list[int]) -> None:
+    begin(streams[0], 0).is_not_waited_for([], 1, streams[2])
 
 
 def test_what_comes_later_on_the_named_stream_is_not_waited_for(
-    driver: FakeDriver, gpu: CudaRuntime, streams: list[int]
+    driver: FakeDriver, gpu: CudaRuntime, begin: Begin, streams: list[int]
 ) -> None:
-    done: list[str] = []
     order_after(gpu, [NamedStream(streams[0])], 0, streams[1])
-    work = Work(driver, gpu, streams[0], 0, done)
-    driver.launch(streams[1], lambda: done.append("then"))
+    work = begin(streams[0], 0)
+    driver.launch(streams[1], lambda: work.done.append("then"))
     gpu.synchronize_stream(streams[1], 0)
-    assert done == ["then"]
+    assert work.done == ["then"]
     work.finish()
 
 
@@ -148,65 +125,50 @@ def test_what_comes_later_on_the_named_stream_is_not_waited_for(
 @pytest.mark.parametrize("says_so", [False, True])
 @pytest.mark.parametrize("device", [0, 1])
 def test_a_default_stream_is_the_devices_that_is_meant_or_said(
-    driver: FakeDriver, gpu: CudaRuntime, streams: list[int], handle: int, device: int, says_so: bool
+    begin: Begin, streams: list[int], handle: int, device: int, says_so: bool
 ) -> None:
     """Two GPUs have default streams of the same number."""
-    done: list[str] = []
-    work = Work(driver, gpu, handle, device, done)
     named = NamedStream(handle, device if says_so else None)
     then_on = 1 - device if says_so else device
-    comes_after(driver, gpu, [named], then_on, streams[2 * then_on], work, done)
+    begin(handle, device).comes_before([named], then_on, streams[2 * then_on])
 
 
 @pytest.mark.parametrize("handle", [0, 1, 2])
-def test_a_default_stream_is_not_that_of_the_other_gpu(
-    driver: FakeDriver, gpu: CudaRuntime, streams: list[int], handle: int
-) -> None:
-    done: list[str] = []
-    work = Work(driver, gpu, handle, 1, done)
-    does_not_wait(driver, gpu, [NamedStream(handle)], 0, streams[0], work, done)
+def test_a_default_stream_is_not_that_of_the_other_gpu(begin: Begin, streams: list[int], handle: int) -> None:
+    begin(handle, 1).is_not_waited_for([NamedStream(handle)], 0, streams[0])
 
 
 def test_a_threads_own_default_stream_is_the_calling_threads(
-    driver: FakeDriver, gpu: CudaRuntime, streams: list[int]
+    gpu: CudaRuntime, begin: Begin, streams: list[int]
 ) -> None:
-    done: list[str] = []
-    work = Work(driver, gpu, 2, 0, done)
-    elsewhere = threading.Thread(target=order_after, args=(gpu, [NamedStream(2)], 0, streams[1]))
-    elsewhere.start()
-    elsewhere.join(PATIENCE_S)
+    work = begin(2, 0)
+    in_another_thread(lambda: order_after(gpu, [NamedStream(2)], 0, streams[1]))
     gpu.synchronize_stream(streams[1], 0)
-    assert done == []
-    comes_after(driver, gpu, [NamedStream(2)], 0, streams[0], work, done)
+    work.comes_before([NamedStream(2)], 0, streams[0])
 
 
-@pytest.mark.parametrize("is_recorded", [True, False])
 @pytest.mark.parametrize("device", [0, 1])
 def test_an_event_that_is_named_comes_first_and_not_the_device(
-    driver: FakeDriver, gpu: CudaRuntime, streams: list[int], device: int, is_recorded: bool
+    gpu: CudaRuntime, begin: Begin, streams: list[int], device: int
 ) -> None:
-    done: list[str] = []
-    work = Work(driver, gpu, streams[0], 0, done)
-    event = gpu.create_event(0)
+    then, event = streams[2 * device + 1], gpu.create_event(0)
+    begin(streams[0], 0).is_not_waited_for([NamedEvent(event)], device, then)
+    work = begin(streams[0], 0)
     with gpu.on(0):
-        gpu.record(event, streams[0 if is_recorded else 1])
-    then = streams[2 * device + 1]
-    check = comes_after if is_recorded else does_not_wait
-    check(driver, gpu, [NamedEvent(event)], device, then, work, done)
+        gpu.record(event, streams[0])
+    work.comes_before([NamedEvent(event)], device, then)
     gpu.destroy_event(event, 0)
 
 
 def test_a_driver_before_12_5_waits_for_a_device_but_not_for_streams(
-    driver: FakeDriver, gpu: CudaRuntime, streams: list[int]
+    gpu: CudaRuntime, begin: Begin, streams: list[int]
 ) -> None:
     gpu._version = 12040
-    done: list[str] = []
-    work = Work(driver, gpu, streams[0], 0, done)
-    comes_after(driver, gpu, [NamedStream(streams[0])], 0, streams[1], work, done)
-    work = Work(driver, gpu, streams[0], 0, done)
+    begin(streams[0], 0).comes_before([NamedStream(streams[0])], 0, streams[1])
+    work = begin(streams[0], 0)
     threading.Timer(0.02, work.finish).start()
     order_after(gpu, [], 0, streams[1])
-    assert done == ["work", "then", "work"]
+    assert work.done == ["work"]
 
 
 def test_events_of_ours_are_gone_then(driver: FakeDriver, gpu: CudaRuntime, streams: list[int]) -> None:
@@ -251,14 +213,86 @@ def test_an_event_of_a_capture_is_an_error_and_not_joined(gpu: CudaRuntime, stre
 # Marks
 
 
-def test_a_mark_stands_for_what_is_on_a_stream(driver: FakeDriver, gpu: CudaRuntime, streams: list[int]) -> None:
-    done: list[str] = []
-    work = Work(driver, gpu, streams[2], 1, done)
+def test_a_mark_stands_for_what_is_on_a_stream(
+    driver: FakeDriver, gpu: CudaRuntime, begin: Begin, streams: list[int]
+) -> None:
+    work = begin(streams[2], 1)
     with Mark(gpu, streams[2], 1) as mark, Mark(gpu, streams[3], 1) as other:
         other.wait()
         assert (mark.is_done(), other.is_done()) == (False, True)
-        driver.launch(streams[2], lambda: done.append("later"))
+        driver.launch(streams[2], lambda: work.done.append("later"))
         work.finish()
         mark.wait()
         assert mark.is_done()
-        assert done[0] == "work"
+        assert work.done[0] == "work"
+
+
+# Streams of our own: nobody else has one that is borrowed, and they go with what made them
+
+
+def test_a_stream_is_borrowed_again_and_of_its_device(driver: FakeDriver, gpu: CudaRuntime) -> None:
+    streams = OwnStreams(gpu)
+    for device in (0, 1):
+        first = streams.borrow(device)
+        second = streams.borrow(device)
+        assert first != second
+        assert gpu.stream_device(first, 0) == gpu.stream_device(second, 0) == device
+        streams.give_back(first, device)
+        with streams.one(device) as again:
+            assert again == first
+            assert int(driver.bindings().cuCtxGetDevice()[1]) == device
+        streams.give_back(second, device)
+    assert driver.live() == LiveCounts(streams=4)
+
+
+def test_a_stream_is_given_back_after_an_error(driver: FakeDriver, gpu: CudaRuntime) -> None:
+    streams = OwnStreams(gpu)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), streams.one(1):
+            print(1 / 0)
+    assert driver.live() == LiveCounts(streams=1)
+
+
+def test_streams_go_with_what_made_them_and_what_is_on_them_is_done(driver: FakeDriver, gpu: CudaRuntime) -> None:
+    streams = OwnStreams(gpu)
+    finish, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        finish.wait(PATIENCE_S)
+        done.set()
+
+    with streams.one(1) as stream:
+        driver.launch(stream, work)
+    del streams
+    assert driver.live().streams == 1, "a finalizer asks nothing of CUDA"
+    collect_all(gpu)
+    assert driver.live() == NOTHING
+    finish.set()
+    assert done.wait(PATIENCE_S)
+
+
+def test_no_two_threads_have_one_stream(driver: FakeDriver, gpu: CudaRuntime) -> None:
+    streams, threads, turns = OwnStreams(gpu), 8, 200
+    in_use: Counter[int] = Counter()
+    found: list[str] = []
+    begin = threading.Barrier(threads)
+
+    def use() -> None:
+        begin.wait()
+        for turn in range(turns):
+            with streams.one(turn % 2) as stream:
+                in_use[stream] += 1
+                if in_use[stream] != 1:
+                    found.append(f"{stream:#x} is used twice")
+                if gpu.stream_device(stream, 0) != turn % 2:
+                    found.append(f"{stream:#x} is of the other device")
+                in_use[stream] -= 1
+
+    workers = [threading.Thread(target=use) for _ in range(threads)]
+    with switching_often():
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(PATIENCE_S)
+    assert found == []
+    assert driver.live().streams <= 2 * threads

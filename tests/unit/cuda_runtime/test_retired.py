@@ -47,14 +47,6 @@ def test_work_comes_after_all_that_the_device_did_before(gpu: CudaRuntime, busy:
     assert (done, gpu.retired.is_waiting) == (["one", "two"], False)
 
 
-def test_work_about_idle_memory_is_done_at_once(gpu: CudaRuntime, busy: threading.Event) -> None:
-    done: list[str] = []
-    gpu.retired.add_idle(lambda: done.append("idle"))
-    assert done == []
-    assert not gpu.retired.collect()
-    assert (done, busy.is_set()) == (["idle"], False)
-
-
 def test_letting_go_asks_nothing_of_cuda(
     driver: FakeDriver, gpu: CudaRuntime, peer: CudaRuntime, busy: threading.Event
 ) -> None:
@@ -198,15 +190,6 @@ def test_threads_that_let_go_and_collect_do_everything_once(gpu: CudaRuntime) ->
             thread.join(PATIENCE_S)
     collect_all(gpu)
     assert sorted(done) == sorted(1000 * index + number for index in range(4) for number in range(300))
-
-
-def test_a_driver_before_12_5_is_waited_for(gpu: CudaRuntime, busy: threading.Event) -> None:
-    gpu._version = 12040
-    done: list[str] = []
-    gpu.retired.add(1, lambda: done.append("work"))
-    threading.Timer(0.02, busy.set).start()
-    collect_all(gpu)
-    assert done == ["work"]
 
 
 FORKING = """

@@ -12,7 +12,7 @@ from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.tensors.cuda import device_array
 from shm_backend_utils.tensors.cuda.copies import MAX_PIECES, copy
 from shm_backend_utils.tensors.cuda.device_array import DeviceArray
-from tests.unit.device_arrays.gpu import Array, Gpu, numbers
+from tests.unit.device_arrays.conftest import Array, Gpu, numbers
 
 ORDERS: dict[str, Any] = {
     "contiguous": lambda: numbers((6, 5, 4)),
@@ -141,6 +141,7 @@ def test_an_array_on_the_host_is_what_every_stream_has_written(gpu: Gpu) -> None
     array = gpu.empty((5, 10))
     gpu.write_late(array, numbers((5, 10)), gpu.stream())
     same_bytes(array.to_host(), numbers((5, 10)))
+    same_bytes(gpu.empty((0, 3)).to_host(), np.empty((0, 3), np.int32))
 
 
 def test_cudas_interface_is_read_when_the_array_is_written(gpu: Gpu) -> None:

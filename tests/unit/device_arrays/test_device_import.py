@@ -18,7 +18,7 @@ from shm_backend_utils.tensors.cuda.device_view import DeviceView
 from shm_backend_utils.tensors.cuda.imported import imported, is_on_gpu
 from shm_backend_utils.tensors.cuda.strided_array import StridedArray
 from shm_backend_utils.testing.fake_cuda.driver import LiveCounts, Tensor
-from tests.unit.device_arrays.gpu import KERNEL_S, Array, Gpu, numbers
+from tests.unit.device_arrays.conftest import KERNEL_S, Array, Gpu, numbers
 
 
 class WithInterfaceAlone:
@@ -122,6 +122,13 @@ def test_what_is_contiguous_is_no_strided_array_whatever_strides_it_has(gpu: Gpu
     assert isinstance(imported(gpu.runtime, protocol(tensor), gpu.stream()), DeviceArray)
 
 
+def test_a_library_that_puts_no_bool_into_capsules_has_an_interface(gpu: Gpu) -> None:
+    values, stream = np.array([True, False, True]), gpu.stream()
+    found = imported(gpu.runtime, gpu.driver.tensor(values, capsule_bool=False), stream)
+    assert found.dtype == np.bool_
+    assert content(gpu, found, stream).tolist() == [True, False, True]
+
+
 @pytest.mark.parametrize("kind", ["device", "pool", "managed", "vmm"])
 def test_memory_of_every_kind_is_taken(gpu: Gpu, kind: Any) -> None:
     values, stream = numbers((20,)), gpu.stream()
@@ -216,11 +223,3 @@ def test_a_default_stream_is_waited_for_too(gpu: Gpu) -> None:
     for number in (0, 1, 2):
         found = imported(gpu.runtime, WithInterfaceAlone(late(gpu, values, number), stream=number), stream)
         assert content(gpu, found, stream).tobytes() == values.tobytes()
-
-
-def test_without_that_the_copy_would_be_wrong(gpu: Gpu) -> None:
-    stream = gpu.stream()
-    values = numbers((1000,))
-    tensor = late(gpu, values, gpu.stream())
-    found = imported(gpu.runtime, WithInterfaceAlone(tensor, stream=None), stream)
-    assert content(gpu, found, stream).tobytes() != values.tobytes()

@@ -119,14 +119,6 @@ def test_cupy_takes_arrays_of_every_type(dtype: DType) -> None:
     assert taken.dtype == (dtype.numpy if is_known else np.uint16)
 
 
-@pytest.mark.parametrize("shape", [(), (3, 0)], ids=str)
-def test_cupy_takes_arrays_with_one_element_or_none(shape: tuple[int, ...]) -> None:
-    pytest.importorskip("cupy")
-    address = ADDRESS if 0 not in shape else 0
-    taken = array_of(dtypes.BY_NAME["FP16"], shape, address).cupy()
-    assert (taken.shape, taken.data.ptr) == (shape, address)
-
-
 def test_cupy_has_the_names_that_are_used() -> None:
     cupy = pytest.importorskip("cupy")
     assert cupy.cuda.UnownedMemory.__doc__.startswith(
@@ -188,6 +180,13 @@ def fake_library(monkeypatch: pytest.MonkeyPatch, package: str, module: str, fun
     monkeypatch.setitem(sys.modules, package, outer)
     monkeypatch.setitem(sys.modules, f"{package}.{module}", inner)
     return got
+
+
+def test_jax_takes_arrays_by_dlpack(monkeypatch: pytest.MonkeyPatch) -> None:
+    got = fake_library(monkeypatch, "jax", "dlpack", "from_dlpack")
+    array = array_of(dtypes.BF16)
+    assert as_library(array, "jax") is array
+    assert got == [array]
 
 
 @pytest.mark.parametrize(("name", "typestr"), [("FP32", "<f4"), ("BF16", "<u2")])

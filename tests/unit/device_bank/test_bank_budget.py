@@ -16,7 +16,7 @@ from shm_backend_utils.memory.cuda.runtime import BLOCK_BYTES, CudaRuntime
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
-from tests.unit.device_bank.bank_calls import LIMIT, SIZE, MakeRegion
+from tests.unit.device_bank.conftest import LIMIT, SIZE, MakeRegion
 from tests.unit.gpus import fails_by, that_nobody_loads
 
 GPU_BYTES = 4 * 2**30
@@ -70,7 +70,7 @@ def test_where_there_is_no_cuda_the_error_says_so_and_nothing_is_counted() -> No
 # Budget
 
 
-def test_each_device_gives_up_to_the_budget(bank: DeviceBank, new_region: MakeRegion) -> None:
+def test_each_device_gives_up_to_the_budget(new_region: MakeRegion) -> None:
     for _ in range(2):
         new_region((0, 1), 1)  # CUDA gives whole blocks, however little is asked for
     for device in (0, 1):

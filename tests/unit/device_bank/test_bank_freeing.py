@@ -21,7 +21,7 @@ from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
-from tests.unit.device_bank.bank_calls import LIMIT, SIZE, MakeRegion, Model, collectors, eventually
+from tests.unit.device_bank.conftest import LIMIT, SIZE, MakeRegion, Model, collectors, eventually
 from tests.unit.gpus import PATIENCE_S
 
 
@@ -82,7 +82,7 @@ def test_an_event_lives_as_long_as_a_model_may_record_it(
 
 
 def test_memory_that_a_model_has_mapped_counts_and_is_nobody_elses(
-    driver: FakeDriver, peer: CudaRuntime, bank: DeviceBank, new_region: MakeRegion
+    driver: FakeDriver, peer: CudaRuntime, new_region: MakeRegion
 ) -> None:
     region = new_region(byte_size=LIMIT)
     model = Model(driver, peer, region)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils import dtypes
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from shm_backend_utils.testing.fake_cuda.tensor import Kind
 from tests.unit.fake_driver.asked import bytes_of, done, in_a_process, name_of, numbers, told
@@ -101,7 +100,7 @@ def test_a_gpu_that_is_not_here(cuda: Any) -> None:
     done(cuda.cuMemFree(address))
 
 
-def test_freed_memory_cannot_be_opened(cuda: Any, other: Any, driver: FakeDriver) -> None:
+def test_freed_memory_cannot_be_opened(cuda: Any, other: Any) -> None:
     address, handle = exported(cuda)
     done(cuda.cuMemFree(address))
     assert name_of(other.cuIpcOpenMemHandle(handle, 1)) == "INVALID_HANDLE"
@@ -127,7 +126,7 @@ def test_freeing_what_others_have_open_is_told(cuda: Any, other: Any, driver: Fa
     driver.forget()
 
 
-def test_an_opener_that_was_killed_has_nothing_open(cuda: Any, driver: FakeDriver) -> None:
+def test_an_opener_that_was_killed_has_nothing_open(cuda: Any) -> None:
     address, handle = exported(cuda)
     program = """
     done(cuda.cuIpcOpenMemHandle(filled(cuda, "CUipcMemHandle", bytes.fromhex(sys.argv[1])), 1))
@@ -168,7 +167,7 @@ def filled_memory(cuda: Any, byte_size: int = 64) -> int:
     return address
 
 
-def test_a_copy_beyond_its_allocation_spoils_the_context(cuda: Any, driver: FakeDriver) -> None:
+def test_a_copy_beyond_its_allocation_spoils_the_context(cuda: Any) -> None:
     address, target = filled_memory(cuda, 512), done(cuda.cuMemAlloc(4096))
     done(cuda.cuMemcpyDtoDAsync(target, address, 513, 0))
     assert name_of(cuda.cuCtxSynchronize()) == "ILLEGAL_ADDRESS"
@@ -181,7 +180,7 @@ def test_a_copy_beyond_its_allocation_spoils_the_context(cuda: Any, driver: Fake
         done(cuda.cuMemFree(memory))
 
 
-def test_events_after_an_error_do_not_hang(cuda: Any, driver: FakeDriver) -> None:
+def test_events_after_an_error_do_not_hang(cuda: Any) -> None:
     address, event = filled_memory(cuda, 512), done(cuda.cuEventCreate(2))
     done(cuda.cuMemsetD8Async(address, 0, 513, 0))
     cuda.cuEventRecord(event, 0)
@@ -231,16 +230,6 @@ def test_a_capsule(driver: FakeDriver, cuda: Any, kind: Kind, device_type: int) 
     with cuda.context(1):
         done(cuda.cuCtxSynchronize())
     assert driver.live().allocations == 0
-
-
-def test_bf16_and_bool(driver: FakeDriver) -> None:
-    brain = driver.tensor(np.zeros(2, dtypes.BF16.numpy))
-    assert fields(brain.__dlpack__())[3:] == (4, 16)
-    with pytest.raises(AttributeError):
-        _ = brain.__cuda_array_interface__
-    assert fields(driver.tensor([True, False]).__dlpack__())[3:] == (6, 8)
-    with pytest.raises(BufferError, match="bool"):
-        driver.tensor([True], capsule_bool=False).__dlpack__()
 
 
 def test_a_tensor_that_is_written_late(driver: FakeDriver, cuda: Any) -> None:
