@@ -1,12 +1,11 @@
-"""``shm-backend-utils regions``, run as its user runs it."""
+"""``shm-backend-utils regions``, run as its user runs it, whatever names others have chosen."""
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +16,11 @@ import pytest
 from shm_backend_utils import cli
 from shm_backend_utils.cli import regions
 from shm_backend_utils.cli.shared_memory import pools, processes
+from shm_backend_utils.cli.shared_memory.processes import look_into_processes
 from shm_backend_utils.memory import reaper, shared_file
 from shm_backend_utils.memory import segment as system
 from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.layout import Header
 from tests.unit.answering_server import telling_registrations
@@ -44,14 +45,19 @@ def region(shared_memory: Path) -> Iterator[ManagedRegion]:
     region.close()
 
 
+def header() -> bytes:
+    """Return the bytes of a region of one slot."""
+    size = layout.data_offset(1, layout.PAGE_SIZE)
+    memory = bytearray(size)
+    layout.write_header(memoryview(memory), Header(1, size, bytes(16)))
+    return bytes(memory)
+
+
 @pytest.fixture
 def dead(shared_memory: Path) -> Path:
     """The region of a process that is gone."""
     path = shared_memory / "shmbu-1-0123456789abcdef"
-    size = layout.data_offset(1, layout.PAGE_SIZE)
-    memory = bytearray(size)
-    layout.write_header(memoryview(memory), Header(1, size, bytes(16)))
-    path.write_bytes(memory)
+    path.write_bytes(header())
     return path
 
 
@@ -86,9 +92,6 @@ def test_the_table_has_a_line_for_a_region(region: ManagedRegion, capsys: pytest
     assert line_of(region, output).split()[-3:] == ["s", "0/3", "-"]
     assert " alive " in line_of(region, output)
     assert summary == "1 region in /dev/shm, 0 with a dead owner"
-
-
-def test_the_table_counts_slots_in_use(region: ManagedRegion, capsys: pytest.CaptureFixture[str]) -> None:
     assert region.lease(2).take()
     cli.main(["regions"])
     assert " 1/3 " in line_of(region, capsys.readouterr().out)
@@ -110,24 +113,18 @@ def test_json_has_an_object_for_a_region(region: ManagedRegion, capsys: pytest.C
     }
 
 
-@pytest.mark.usefixtures("region", "dead")
-def test_the_table_ends_with_advice_on_what_the_dead_left(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("region")
+def test_the_table_ends_with_advice_on_what_the_dead_left(dead: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["regions"])
-    summary = capsys.readouterr().out.splitlines()[-1]
-    assert (
-        summary == "2 regions in /dev/shm, 1 with a dead owner; `shm-backend-utils regions --reap` removes this user's"
-    )
+    advice = "2 regions in /dev/shm, 1 with a dead owner; `shm-backend-utils regions --reap` removes this user's"
+    assert capsys.readouterr().out.splitlines()[-1] == advice
+    assert dead.exists()
 
 
 @pytest.mark.usefixtures("shared_memory")
 def test_the_table_of_no_regions_is_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["regions"]) == 0
     assert capsys.readouterr().out == "0 regions in /dev/shm, 0 with a dead owner\n"
-
-
-def test_looking_removes_nothing(dead: Path) -> None:
-    cli.main(["regions"])
-    assert dead.exists()
 
 
 def test_reaping_removes_the_dead_and_keeps_the_living(
@@ -143,31 +140,23 @@ def test_reaping_removes_the_dead_and_keeps_the_living(
 def test_a_server_tells_under_which_names_a_region_is_registered(
     region: ManagedRegion, url: str, answer: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer += [
-        {"name": "first", "key": f"/{region.segment.key}", "offset": 0, "byte_size": 100},
-        {"name": "second", "key": region.segment.key, "offset": 0, "byte_size": 100},
-        {"name": "other", "key": "/other", "offset": 0, "byte_size": 100},
-    ]
+    names = {"first": f"/{region.segment.key}", "second": region.segment.key, "other": "/other"}
+    answer += [{"name": name, "key": key, "offset": 0, "byte_size": 100} for name, key in names.items()]
     assert cli.main(["regions", "--url", url]) == 0
     assert line_of(region, capsys.readouterr().out).endswith(" first, second")
-
-
-def test_names_are_in_json_too(
-    region: ManagedRegion, url: str, answer: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    answer.append({"name": "mine", "key": region.segment.key, "offset": 0, "byte_size": 100})
     cli.main(["regions", "--json", "--url", url])
-    assert object_of(region, capsys.readouterr().out)["registered_as"] == ["mine"]
+    assert object_of(region, capsys.readouterr().out)["registered_as"] == ["first", "second"]
 
 
 @pytest.mark.parametrize("wrong", ["http://127.0.0.1:1", "127.0.0.1:1", "localhost"])
-def test_a_server_that_does_not_answer_is_reported(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["regions", "--url", wrong]) == 1
+def test_a_server_that_does_not_answer_is_reported_and_nothing_reaped(
+    dead: Path, wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["regions", "--reap", "--url", wrong]) == 1
     output = capsys.readouterr()
-    assert output.err.startswith(
-        f"{wrong}: the server's HTTP endpoint, which knows what is registered, does not answer"
-    )
-    assert output.out == ""
+    why = f"{wrong}: the server's HTTP endpoint, which knows what is registered, does not answer"
+    assert (output.err.startswith(why), output.out) == (True, "")
+    assert dead.exists()
 
 
 def test_a_server_that_is_no_triton_is_reported(
@@ -178,30 +167,9 @@ def test_a_server_that_is_no_triton_is_reported(
     assert capsys.readouterr().err.startswith(f"{url}: ")
 
 
-def test_nothing_is_reaped_when_the_server_does_not_answer(dead: Path) -> None:
-    assert cli.main(["regions", "--reap", "--url", "http://127.0.0.1:1"]) == 1
-    assert dead.exists()
-
-
-def test_it_runs_as_a_module() -> None:
-    region = ManagedRegion.create(100)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "shm_backend_utils", "regions", "--json"],
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        assert object_of(region, done.stdout)["is_owner_alive"]
-    finally:
-        region.segment.unlink()
-        region.close()
-
-
-def test_a_command_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        cli.main([])
-    assert "COMMAND" in capsys.readouterr().err
+def test_where_there_is_no_dev_shm_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "DEV_SHM", tmp_path / "none")
+    assert cli.main(["regions"]) == 0
 
 
 @pytest.mark.parametrize("arguments", [[], ["--json"], ["--reap"]])
@@ -216,6 +184,26 @@ def test_a_dev_shm_that_cannot_be_read_is_not_an_empty_one(
     assert error == f"{tmp_path / 'shm'} cannot be read, so nobody knows what is there: Not a directory\n"
 
 
-def test_where_there_is_no_dev_shm_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regions, "DEV_SHM", tmp_path / "none")
-    assert cli.main(["regions"]) == 0
+@pytest.mark.parametrize("name", ["shmbu-\x1b[31mred", "shmbu-two\nlines", "shmbu-\u202ebackwards", "shmbu-\udcff"])
+def test_names_are_printed_without_what_a_terminal_obeys(
+    shared_memory: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shared_memory / name).write_bytes(header())
+    registered = {f"{name} as": Registration(f"/{name}", 0, len(header()))}
+    monkeypatch.setattr(regions, "fetch_registrations", lambda url: registered)
+    assert cli.main(["regions", "--url", "http://localhost"]) == 0
+    _, row, _ = capsys.readouterr().out.splitlines()
+    assert row.isprintable()
+    assert row.count(repr(name)[1:-1]) == 2
+
+
+@pytest.mark.parametrize("odd", ["\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"], ids=ascii)
+@pytest.mark.parametrize("line", ["0-1000 r 0 0:1 1 ", "0-1 r 0 ffffffffffff:ffffffffffff 1 "], ids=["own", "large"])
+def test_a_file_whose_name_seems_to_be_a_line_of_its_own(odd: str, line: str, tmp_path: Path) -> None:
+    folder = tmp_path / f"a{odd}{line}" / "dev" / "shm"
+    folder.mkdir(parents=True)
+    (folder / "x").write_bytes(bytes(4096))
+    before = {each.identity for each in look_into_processes([os.getpid()]).found[0].mapped}
+    with (folder / "x").open("rb") as file, mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ):
+        (found,) = look_into_processes([os.getpid()]).found
+    assert {each.identity for each in found.mapped} == before

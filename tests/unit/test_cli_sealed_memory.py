@@ -87,52 +87,45 @@ def inode(region: ManagedRegion) -> int:
     return region.segment.identity[1]
 
 
-def found(number: int) -> SealedMemory | None:
+def found(number: int) -> SealedMemory:
     """Return what is found of the memory with an inode."""
-    return next((each for each in find_sealed_memory().found if each.inode == number), None)
+    (memory,) = [each for each in find_sealed_memory().found if each.inode == number]
+    return memory
 
 
 def test_it_is_found_by_its_owner(region: ManagedRegion) -> None:
     memory = found(inode(region))
-    assert memory is not None
     assert [holder.pid for holder in memory.holders] == [os.getpid()]
     assert (memory.byte_size, memory.uid) == (region.header.byte_size, os.geteuid())
     assert (memory.is_owner_alive, memory.slot_count, memory.slots_in_use) == (True, 3, 0)
-
-
-def test_every_process_that_has_it_is_named_once(region: ManagedRegion, proc: Path) -> None:
-    with holding(region, proc) as pid:
-        memory = found(inode(region))
-        assert memory is not None
-        command = Path(f"/proc/{pid}/comm").read_text().strip()
-        assert {holder.pid for holder in memory.holders} == {os.getpid(), pid}
-        assert Holder(pid, command) in memory.holders
-        assert len(memory.holders) == 2
-
-
-def test_slots_in_use_are_counted(region: ManagedRegion) -> None:
     assert region.lease(1).take()
-    memory = found(inode(region))
-    assert memory is not None
-    assert memory.slots_in_use == 1
+    assert found(inode(region)).slots_in_use == 1
 
 
-def test_what_its_owner_has_closed_is_its_holders(region: ManagedRegion, proc: Path) -> None:
+def test_every_process_that_has_it_is_named_once_and_its_holders_keep_it(region: ManagedRegion, proc: Path) -> None:
     number = inode(region)
+    (proc / "7").mkdir()  # one that ends meanwhile
     with holding(region, proc) as pid:
+        command = Path(f"/proc/{pid}/comm").read_text().strip()
+        memory = found(number)
+        assert sorted(holder.pid for holder in memory.holders) == sorted([os.getpid(), pid])
+        assert Holder(pid, command) in memory.holders
+        assert find_sealed_memory().is_complete
         region.close()
         memory = found(number)
-        assert memory is not None
         assert memory.is_owner_alive is False
         assert pid in [holder.pid for holder in memory.holders]
 
 
-def test_what_nobody_holds_is_gone() -> None:
+def test_what_nobody_holds_is_gone_and_other_memory_is_not_taken_for_it() -> None:
     region = ManagedRegion.create(100, kind=RegionKind.SEALED)
-    number = inode(region)
     region.close()
     del region
-    assert found(number) is None
+    fd = os.memfd_create("somebody's")
+    try:
+        assert find_sealed_memory().found == []
+    finally:
+        os.close(fd)
 
 
 def test_what_is_mapped_alone_is_found_too(region: ManagedRegion, proc: Path) -> None:
@@ -152,14 +145,6 @@ def test_what_is_mapped_alone_is_found_too(region: ManagedRegion, proc: Path) ->
     memory = SealedMemory(inode(region), 4 * mmap.PAGESIZE, holders=[Holder(77, "python3")])
     assert find_sealed_memory().found == [memory]
     assert cli.main(["regions"]) == 0
-
-
-def test_other_memory_without_a_name_is_not_taken_for_it() -> None:
-    fd = os.memfd_create("somebody's")
-    try:
-        assert found(os.fstat(fd).st_ino) is None
-    finally:
-        os.close(fd)
 
 
 def test_a_file_that_is_called_like_it_is_not_taken_for_it(
@@ -203,20 +188,15 @@ def test_processes_that_may_not_be_looked_into_are_told_of(
     )
 
 
-def test_a_process_that_ends_meanwhile_is_passed_over(region: ManagedRegion, proc: Path) -> None:
-    (proc / "7").mkdir()
-    assert found(inode(region)) is not None
-    assert find_sealed_memory().is_complete
-
-
-def test_the_table_has_a_line_for_it(region: ManagedRegion, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_a_line_for_it_and_reaping_has_nothing_to_do_with_it(
+    region: ManagedRegion, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["regions", "--reap"]) == 0
+    assert capsys.readouterr().out == "0 removed\n"
     assert cli.main(["regions"]) == 0
     output = capsys.readouterr().out
     row = next(line for line in output.splitlines() if line.startswith(f"inode {inode(region)} "))
-    assert " 20 KiB " in row
-    assert " alive " in row
-    assert " 0/3 " in row
-    assert f" {os.getpid()} " in row
+    assert all(each in row for each in (" 20 KiB ", " alive ", " 0/3 ", f" {os.getpid()} "))
     assert "SEALED MEMORY" in output
 
 
@@ -234,9 +214,3 @@ def test_json_has_an_object_for_it(region: ManagedRegion, capsys: pytest.Capture
         "slot_count": 3,
         "slots_in_use": 0,
     }
-
-
-def test_reaping_has_nothing_to_do_with_it(region: ManagedRegion, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["regions", "--reap"]) == 0
-    assert capsys.readouterr().out == "0 removed\n"
-    assert found(inode(region)) is not None

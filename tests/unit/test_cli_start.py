@@ -1,15 +1,28 @@
-"""The command, as it is started: by its name, or as a module of Python's."""
+"""The command as it is started, written from, and interrupted: one line and a status, or nothing."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
+from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import shm_backend_utils
+from scripts.tools.release import __main__ as release
+from scripts.tools.release.build import BuildError
 from shm_backend_utils import cli
+from shm_backend_utils.cli.common import server
+from shm_backend_utils.cli.signals import ENDING, Interrupted, raise_on_signals, undisturbed
+from shm_backend_utils.errors import MachineError
 
 DISTRIBUTION = "triton-shm-backend-utils"
 
@@ -28,6 +41,8 @@ def test_it_tells_its_version() -> None:
     done = run("--version")
     assert (done.returncode, done.stdout) == (0, f"{DISTRIBUTION} {shm_backend_utils.__version__}\n")
     assert metadata.version(DISTRIBUTION) == shm_backend_utils.__version__
+    (found,) = [each for each in metadata.entry_points(group="console_scripts") if each.name == "shm-backend-utils"]
+    assert found.value == "shm_backend_utils.cli:main"
 
 
 def test_a_copy_that_was_not_installed_tells_it_too(
@@ -67,6 +82,154 @@ def test_no_command_is_gone_and_there() -> None:
     assert not {command.name for command in cli.COMMANDS} & set(cli.GONE)
 
 
-def test_the_command_has_its_name() -> None:
-    (found,) = [each for each in metadata.entry_points(group="console_scripts") if each.name == "shm-backend-utils"]
-    assert found.value == "shm_backend_utils.cli:main"
+# Output that cannot be written
+
+
+COMMAND = [sys.executable, "-m", "shm_backend_utils"]
+
+
+REGIONS = [*COMMAND, "regions"]
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(REGIONS, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "shm-backend-utils regions: [Errno 28] No space left on device\n"
+
+
+def test_who_reads_no_further_is_told_nothing() -> None:
+    with subprocess.Popen(REGIONS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+def test_an_output_that_is_closed_is_one_line() -> None:
+    closing = ["sh", "-c", 'exec "$@" >&-', "sh", *REGIONS]
+    done = subprocess.run(closing, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "shm-backend-utils: standard output is closed\n")
+
+
+def test_an_interrupt_while_modules_are_loaded_is_told_nothing_of(tmp_path: Path) -> None:
+    (tmp_path / "tritonclient.py").write_text("print('loading', flush=True)\nimport time\ntime.sleep(60)\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    words = [*COMMAND, "doctor"]
+    with subprocess.Popen(words, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (-signal.SIGINT, "")
+
+
+def test_a_signal_while_output_waits_to_be_read_is_told_nothing_of() -> None:
+    code = """if True:
+        import sys
+        from shm_backend_utils.cli import main, regions
+        from shm_backend_utils.cli.signals import raise_on_signals
+        def run(_):
+            raise_on_signals()
+            sys.stdout.write("x" * 2**20)
+            return 0
+        regions.run = run
+        sys.exit(main(["regions"]))
+    """
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"x"  # the rest does not fit
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (128 + signal.SIGTERM, b"")
+
+
+# Signals while a command cleans up
+
+
+@pytest.fixture
+def _raising() -> Iterator[None]:
+    """Have signals raise, as they do in a command."""
+    before = {number: signal.getsignal(number) for number in ENDING}
+    raise_on_signals()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def removed(monkeypatch: pytest.MonkeyPatch, _raising: None) -> list[str]:
+    """The folders that are removed, before which a signal comes each time."""
+    folders: list[str] = []
+    really_remove = shutil.rmtree
+
+    def remove(folder: Any, *given: Any, **named: Any) -> None:
+        if not folders:
+            signal.raise_signal(signal.SIGTERM)
+        folders.append(str(folder))
+        really_remove(folder, *given, **named)
+
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    return folders
+
+
+@pytest.mark.usefixtures("_raising")
+@pytest.mark.parametrize("number", ENDING)
+def test_what_is_cleaned_up_is_cleaned_up_first(number: signal.Signals) -> None:
+    done = []
+    handlers = [signal.getsignal(each) for each in ENDING]
+    with undisturbed():
+        pass
+    assert [signal.getsignal(each) for each in ENDING] == handlers
+
+    def clean() -> None:
+        with undisturbed():
+            signal.raise_signal(number)
+            done.append(number)
+
+    with pytest.raises(Interrupted) as caught:
+        clean()
+    assert (done, caught.value.number) == ([number], number)
+
+
+def test_another_thread_is_never_disturbed() -> None:
+    done = []
+
+    def clean() -> None:
+        with undisturbed():
+            done.append("clean")
+
+    thread = threading.Thread(target=clean)
+    thread.start()
+    thread.join()
+    assert done == ["clean"]
+
+
+def test_what_has_a_server_for_a_while_removes_its_folder_all_the_same(
+    tmp_path: Path, removed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def fail(_: Path) -> Path:
+        raise MachineError("there are no models")
+
+    with pytest.raises(Interrupted), server.temporary_server("test", fail):
+        pass
+    assert len(removed) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_and_so_does_a_release(tmp_path: Path, removed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+
+    def fail(*_: Any) -> Any:
+        raise BuildError("nothing is built")
+
+    monkeypatch.setattr(release, "export", fail)
+    with pytest.raises(Interrupted):
+        release.release(tmp_path, tmp_path / "dist")
+    assert len(removed) == 1
+    assert list((tmp_path / "temporary").iterdir()) == []

@@ -1,4 +1,4 @@
-"""Connections over HTTP, against servers that do what Triton seldom does."""
+"""Connections over HTTP, against servers that do what Triton seldom does; how many are kept."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from typing import Final
 
 import pytest
 
@@ -18,6 +19,8 @@ from shm_backend_utils.client.transports.http.connections import HttpConnections
 from shm_backend_utils.errors import ClosedError
 
 OK = b"HTTP/1.1 200 OK\r\n"
+
+
 TEN = OK + b"Content-Length: 10\r\n\r\n0123456789"
 
 
@@ -103,18 +106,14 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # names are not wanted
 
 
-def test_a_connection_is_used_again() -> None:
+def test_a_connection_is_used_again_unless_the_server_closed_it_meanwhile() -> None:
     with connections_to(answer_ten) as (peer, connections):
         assert [get(connections).body for _ in range(3)] == [b"0123456789"] * 3
         assert peer.accepted == 1
-
-
-def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again() -> None:
-    with connections_to(answer_ten) as (peer, connections):
-        get(connections)
-        peer.hang_up()
-        assert get(connections).body == b"0123456789"
-        assert peer.accepted == 2
+        for _ in range(20):
+            peer.hang_up()
+            assert get(connections).body == b"0123456789"
+        assert (peer.accepted, len(connections._idle)) == (21, 1)
 
 
 def test_a_server_may_close_after_each_answer() -> None:
@@ -139,19 +138,6 @@ def test_threads_share_connections_and_leave_nothing_behind() -> None:
         assert peer.accepted == 1
 
 
-def test_threads_at_once_have_a_connection_each() -> None:
-    everybody = threading.Barrier(4)
-
-    def answer(stream: socket.socket) -> None:
-        everybody.wait(10)
-        answer_ten(stream)
-
-    with connections_to(answer) as (peer, connections), ThreadPoolExecutor(4) as threads:
-        answers = [threads.submit(get, connections) for _ in range(4)]
-        assert [answer.result().body for answer in answers] == [b"0123456789"] * 4
-        assert peer.accepted == 4
-
-
 def test_a_large_answer_comes_whole() -> None:
     body = os.urandom(9 << 20)
 
@@ -159,16 +145,8 @@ def test_a_large_answer_comes_whole() -> None:
         stream.sendall(OK + b"Content-Length: %d\r\n\r\n" % len(body))
         stream.sendall(body)
 
-    with connections_to(answer) as (_, connections):
-        assert get(connections).body == body
-
-
-def test_a_connection_is_used_again_after_a_large_answer() -> None:
-    with connections_to(
-        lambda stream: stream.sendall(OK + b"Content-Length: 8388608\r\n\r\n" + bytes(8 << 20))
-    ) as made:
-        peer, connections = made
-        assert [len(get(connections).body) for _ in range(2)] == [8 << 20] * 2
+    with connections_to(answer) as (peer, connections):
+        assert [get(connections).body == body for _ in range(2)] == [True, True]
         assert peer.accepted == 1
 
 
@@ -184,11 +162,8 @@ def test_an_answer_in_chunks_comes_whole() -> None:
 
 
 def test_a_server_that_never_answers_is_not_waited_for_longer_than_the_timeout() -> None:
-    with connections_to(lambda _: None) as (_, connections):
-        began = time.monotonic()
-        with pytest.raises(DeadlineExceededError):
-            get(connections, 0.2)
-        assert 0.2 <= time.monotonic() - began < 5
+    with connections_to(lambda _: None) as (_, connections), pytest.raises(DeadlineExceededError):
+        get(connections, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -214,10 +189,8 @@ def test_nor_is_one_whose_answer_drips(begin: bytes, drop: bytes) -> None:
             stream.sendall(drop)
 
     with connections_to(answer) as (_, connections):
-        began = time.monotonic()
         with pytest.raises(DeadlineExceededError):
             get(connections, 0.3)
-        assert time.monotonic() - began < 1.5
         stop.set()
 
 
@@ -275,14 +248,6 @@ def test_triton_may_be_behind_a_path() -> None:
         assert peer.requests[0].startswith(b"GET /behind/here/v2 HTTP/1.1\r\n")
 
 
-def test_the_error_page_of_something_in_between_is_shown() -> None:
-    page = Answer(502, {}, b"<h1>Bad Gateway</h1>")
-    error = page.error("http://triton:8000")
-    assert isinstance(error, ConnectionLostError)
-    assert error.status() == "502"
-    assert "Bad Gateway" in str(error)
-
-
 def test_after_close_nothing_is_sent() -> None:
     with connections_to(answer_ten) as (peer, connections):
         get(connections)
@@ -312,3 +277,26 @@ def test_a_connection_in_use_ends_and_what_had_come_is_no_answer(begin: bytes) -
         while descriptors() > before and time.monotonic() < deadline:
             time.sleep(0.01)  # until the peer has noticed too
         assert descriptors() <= before
+
+
+# How many are kept
+
+
+AT_ONCE: Final = 6
+
+
+def test_calls_without_end_keep_as_many_connections_as_there_were_calls_at_once() -> None:
+    everybody = threading.Barrier(AT_ONCE)
+
+    def answer(stream: socket.socket) -> None:
+        everybody.wait(10)
+        answer_ten(stream)
+
+    with connections_to(answer) as (peer, connections):
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            for _ in range(10):
+                for future in [threads.submit(get, connections) for _ in range(AT_ONCE)]:
+                    assert future.result().body == b"0123456789"
+        assert peer.accepted == len(connections._idle) == AT_ONCE
+        connections.close()
+        assert connections._idle == []

@@ -1,24 +1,30 @@
-"""Connections that are kept for short questions: whose fault it is that there is no answer, and what is none."""
+"""Connections that are kept for short questions: no answer takes for ever, and whose fault it is that there is none."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.client import HTTPException
+from http.client import HTTPException, HTTPSConnection
 
 import pytest
 
-from shm_backend_utils.http import kept_connections as module
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.http import kept_connections
 from shm_backend_utils.http.kept_connections import KeptConnections
+from shm_backend_utils.memory import registrations
+from shm_backend_utils.memory.registrations import StatusEndpoint
 
 LONG_S = 30.0
 """Longer than anything here takes unless it hangs."""
 
 EMPTY = b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\n"
 
 Answer = Callable[[socket.socket], None]
 
@@ -49,42 +55,74 @@ def address_of(listening: socket.socket) -> str:
     return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def answered(answer: Answer, timeout_s: float = LONG_S) -> list[tuple[int, bytes]]:
-    with listener(answer) as url, contextlib.closing(KeptConnections(url, timeout_s)) as connections:
+def dripping(begin: bytes, drop: bytes) -> Answer:
+    """Return an answer that takes for ever, though no single wait is long."""
+
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(begin)
+        while True:
+            connection.sendall(drop)
+            time.sleep(0.03)
+
+    return drip
+
+
+def flood(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(bytes(1 << 16))
+
+
+ENDLESS: dict[str, Answer] = {
+    "never": lambda connection: None,
+    "status": dripping(b"", b"H"),
+    "head": dripping(OK, b"x"),
+    "header": dripping(OK + b"X: ", b"x"),
+    "body": dripping(OK + b"Content-Length: 1000\r\n\r\n", b" "),
+    "chunks": dripping(OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+    "no length": dripping(OK + b"\r\n", b" "),
+    "flood": flood,
+}
+
+
+@pytest.mark.parametrize("answer", ENDLESS.values(), ids=ENDLESS)
+@pytest.mark.parametrize("ask", [StatusEndpoint.all, lambda asked: asked.find(["mine"])], ids=["list", "name"])
+def test_an_answer_without_an_end_is_not_waited_for_to_its_end(
+    ask: Callable[[StatusEndpoint], object], answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registrations, "_TIMEOUT_S", 0.2)
+    with listener(answer) as url, contextlib.closing(StatusEndpoint(url)) as asked, pytest.raises(MachineError):
+        ask(asked)
+
+
+def answered(answer: bytes) -> list[tuple[int, bytes]]:
+    with (
+        listener(lambda connection: connection.sendall(answer)) as url,
+        contextlib.closing(KeptConnections(url, LONG_S)) as connections,
+    ):
         return connections.get(["/question"])
 
 
-def saying(data: bytes) -> Answer:
-    return lambda connection: connection.sendall(data)
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"\r\n\r\n", "not understood"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", "not understood"),
+        (b"SSH-2.0\r\nContent-Length: 0\r\n\r\n", "not understood"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n12", "more than an answer"),
+    ],
+    ids=["no head", "no length", "no status", "more than one"],
+)
+def test_an_answer_that_is_not_as_answers_are_is_none(answer: bytes, reason: str) -> None:
+    with pytest.raises(HTTPException, match=reason):
+        answered(answer)
+    assert answered(EMPTY) == [(204, b"")]
 
 
 @pytest.mark.parametrize("url", ["http://", "http:///v2", "ftp://127.0.0.1", "127.0.0.1:8000", "http:"])
 def test_what_is_no_url_of_an_http_server_is_not_connected_to(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect(*_: object, **__: object) -> socket.socket:
-        raise AssertionError("it was connected to")
-
-    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.delattr(socket, "create_connection")
     with pytest.raises(ValueError, match=f"'{url}' is no URL of an HTTP server"):
         KeptConnections(url, LONG_S).get(["/question"])
-
-
-def test_an_answer_without_a_body_is_one() -> None:
-    assert answered(saying(EMPTY)) == [(204, b"")]
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [b"\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"SSH-2.0\r\nContent-Length: 0\r\n\r\n"],
-    ids=["no head", "no length", "no status"],
-)
-def test_an_answer_that_lacks_what_answers_have_is_not_understood(answer: bytes) -> None:
-    with pytest.raises(HTTPException, match="not understood"):
-        answered(saying(answer))
-
-
-def test_more_than_an_answer_is_none() -> None:
-    with pytest.raises(HTTPException, match="more than an answer"):
-        answered(saying(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n12"))
 
 
 def test_a_question_that_a_new_connection_does_not_take_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,8 +136,12 @@ def test_a_question_that_a_new_connection_does_not_take_is_not_waited_for(monkey
 
 
 def test_a_new_connection_that_is_closed_without_an_answer_is_an_error() -> None:
-    with pytest.raises(ConnectionResetError):
-        answered(lambda connection: connection.shutdown(socket.SHUT_RDWR))
+    with (
+        listener(lambda connection: connection.shutdown(socket.SHUT_RDWR)) as url,
+        contextlib.closing(KeptConnections(url, LONG_S)) as connections,
+        pytest.raises(ConnectionResetError),
+    ):
+        connections.get(["/question"])
 
 
 def test_a_kept_connection_that_is_ended_instead_of_an_answer_is_closed_and_another_one_asked() -> None:
@@ -129,43 +171,12 @@ def test_a_kept_connection_that_is_ended_instead_of_an_answer_is_closed_and_anot
     assert rest == [b""]
 
 
-def test_connections_that_nobody_uses_can_be_closed() -> None:
-    rest: list[bytes] = []
-
-    def answer(connection: socket.socket) -> None:
-        connection.sendall(EMPTY)
-        rest.append(connection.recv(4096))
-
-    with listener(answer) as url:
-        connections = KeptConnections(url, LONG_S)
-        connections.get(["/question"])
-        connections.close()
-    assert rest == [b""]
-
-
 def test_an_answer_may_take_as_many_bytes_as_are_allowed_and_then_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n"
-    monkeypatch.setattr(module, "_MOST", len(head) + 4)  # what is received at once, too
-    assert answered(saying(head + b"0123456789")) == [(200, b"0123456789")]
-
-
-def test_an_answer_that_is_longer_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
-    monkeypatch.setattr(module, "_MOST", len(head) + 4)
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+    monkeypatch.setattr(kept_connections, "_MOST", len(head % 10) + 4)  # what is received at once, too
+    assert answered(head % 10 + b"0123456789") == [(200, b"0123456789")]
     with pytest.raises(HTTPException, match="too long"):
-        answered(saying(head + bytes(1000)))
-
-
-def test_a_head_without_an_end_is_waited_for_until_the_time_is_up() -> None:
-    def drip(connection: socket.socket) -> None:
-        for _ in range(100):
-            connection.sendall(b"H")
-            time.sleep(0.02)
-
-    begin = time.monotonic()
-    with pytest.raises(TimeoutError):
-        answered(drip, timeout_s=0.2)
-    assert time.monotonic() - begin < LONG_S
+        answered(head % 1000 + bytes(1000))
 
 
 def test_a_forked_child_asks_over_connections_of_its_own() -> None:
@@ -215,3 +226,52 @@ def test_a_forked_child_keeps_no_connection_of_its_parents_from_ending() -> None
         os.waitpid(child, 0)
         os.close(may_exit)
     assert found == [b""]
+
+
+# TLS
+
+
+def without_certificates(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("AECDH:@SECLEVEL=0")
+    return context
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\n"], ids=["nothing", "the beginning of an answer"])
+def test_the_wait_for_an_answer_over_tls_has_an_end(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registrations, "_TIMEOUT_S", 0.3)
+    client = functools.partial(HTTPSConnection, context=without_certificates(ssl.PROTOCOL_TLS_CLIENT))
+    monkeypatch.setitem(kept_connections._SCHEMES, "https", client)
+    server = without_certificates(ssl.PROTOCOL_TLS_SERVER)
+    asked: list[bytes] = []
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            plain, _ = listening.accept()
+            with contextlib.suppress(OSError), server.wrap_socket(plain, server_side=True) as connection:
+                asked.append(connection.recv(4096))
+                connection.sendall(said)
+                stop.wait(30)
+
+        server_thread = threading.Thread(target=serve)
+        server_thread.start()
+        asking = StatusEndpoint(f"https://127.0.0.1:{listening.getsockname()[1]}")
+        errors: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                asking.find(["mine"])
+            except MachineError as error:
+                errors.append(error)
+
+        asking_thread = threading.Thread(target=ask, daemon=True)
+        asking_thread.start()
+        asking_thread.join(3)
+        stop.set()
+        server_thread.join()
+        assert asked[0].startswith(b"GET /v2/systemsharedmemory/region/mine/status ")
+        assert [type(error) for error in errors] == [MachineError]

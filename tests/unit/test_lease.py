@@ -1,35 +1,53 @@
-"""Leases: who holds one, who sees it, and when the kernel takes it away."""
+"""Leases: who holds one, who sees it, who may use what is lent, and when the kernel takes it away."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.memory.descriptors import NoDescriptorsError
 from shm_backend_utils.memory.locks import (
+    SharedLease,
     SlotLease,
+    borrow,
     exclude_reapers,
     hold_owner_lease,
     is_owner_alive,
     is_slot_in_use,
+    use,
 )
+from shm_backend_utils.protocol.claims import LentRegionClaim
 from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
+from shm_backend_utils.protocol.spans import InputSpan, Table
+from tests.unit.emulated import delivered, error_code, log_lines, message_of
+from tests.unit.modes.doubling import FP32, X
+from tests.unit.sessions import session_of, tensor
+from tests.unit.table_client import Client
 
 RECORDS = [record_offset(slot, PAGE_SIZE) for slot in range(3)]
 """Where the records of a region's slots begin: the bytes of their leases."""
+SLOT = RECORDS[1]
+
 
 HOLDER = f"""
 import os, sys
-from shm_backend_utils.memory.locks import SlotLease, hold_owner_lease
+from shm_backend_utils.memory.locks import SlotLease, borrow, hold_owner_lease
 fd = os.open(sys.argv[1], os.O_RDWR)
 hold_owner_lease(fd)
-assert SlotLease(fd, {RECORDS[1]}).take()
+assert SlotLease(fd, {SLOT}).take()
+lease = borrow(fd, {RECORDS[2]})
+assert lease is not None
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -52,8 +70,16 @@ def other(fd: int) -> Iterator[int]:
 
 
 @pytest.fixture
+def third(fd: int) -> Iterator[int]:
+    """A third description: that of a model which another one calls."""
+    third = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    yield third
+    os.close(third)
+
+
+@pytest.fixture
 def holder(fd: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process, which holds the owner's lease and that of slot 1 until its standard input ends."""
+    """Another process: it holds the owner's lease and slot 1's, and borrows slot 2, until its standard input ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, f"/proc/{os.getpid()}/fd/{fd}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -63,44 +89,32 @@ def holder(fd: int) -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
-def test_nobody_owns_a_new_file(fd: int) -> None:
+def borrowed(fd: int) -> SharedLease:
+    """Borrow slot 1, which must be possible."""
+    lease = borrow(fd, SLOT)
+    assert lease is not None
+    return lease
+
+
+def test_an_owner_is_seen_through_another_description_alone(fd: int, other: int) -> None:
     assert not is_owner_alive(fd)
+    for _ in range(2):
+        hold_owner_lease(fd)
+        assert not is_owner_alive(fd)
+        assert is_owner_alive(other)
+    with pytest.raises(AssertionError, match="somebody holds the lease"):
+        hold_owner_lease(other)
 
 
-def test_the_owners_lease_is_seen_through_another_description(fd: int, other: int) -> None:
-    hold_owner_lease(fd)
-    assert is_owner_alive(other)
-
-
-def test_the_owner_does_not_see_its_own_lease(fd: int) -> None:
-    hold_owner_lease(fd)
-    assert not is_owner_alive(fd)
-
-
-def test_the_owner_may_take_its_lease_again(fd: int) -> None:
-    hold_owner_lease(fd)
-    hold_owner_lease(fd)
-
-
-def test_one_reaper_excludes_the_next_until_it_is_done(fd: int, other: int) -> None:
+def test_one_reaper_excludes_the_next_until_it_is_done_and_is_no_owner(fd: int, other: int) -> None:
     reaper = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
     assert exclude_reapers(reaper)
     assert not exclude_reapers(other)
     os.close(reaper)
     assert exclude_reapers(other)
-
-
-def test_a_reaper_does_not_pass_for_the_owner(fd: int, other: int) -> None:
-    assert exclude_reapers(other)
     assert not is_owner_alive(fd)
     hold_owner_lease(fd)
     assert is_owner_alive(other)
-
-
-def test_who_must_have_the_owners_lease_is_told_that_it_is_taken(fd: int, other: int) -> None:
-    hold_owner_lease(fd)
-    with pytest.raises(AssertionError, match="somebody holds the lease"):
-        hold_owner_lease(other)
 
 
 def test_a_duplicate_keeps_the_owners_lease_until_it_is_closed_too(fd: int) -> None:
@@ -113,62 +127,26 @@ def test_a_duplicate_keeps_the_owners_lease_until_it_is_closed_too(fd: int) -> N
     assert not is_owner_alive(fd)
 
 
-def test_asking_for_the_owner_takes_nothing(fd: int, other: int) -> None:
-    assert not is_owner_alive(fd)
-    hold_owner_lease(other)
-
-
-def test_asking_for_a_slot_takes_nothing(fd: int, other: int) -> None:
-    assert not is_slot_in_use(fd, RECORDS[0])
+def test_a_slots_lease_is_taken_once_seen_by_others_and_of_that_slot_alone(fd: int, other: int) -> None:
+    mine = SlotLease(fd, SLOT)
+    assert not is_slot_in_use(other, SLOT)
+    assert mine.take()
+    assert not mine.take()
+    assert (is_slot_in_use(fd, SLOT), is_slot_in_use(other, SLOT)) == (False, True)
+    assert not is_slot_in_use(other, RECORDS[2])
+    assert not is_owner_alive(other)
     assert SlotLease(other, RECORDS[0]).take()
 
 
-def test_a_slot_is_seen_in_use_through_another_description(fd: int, other: int) -> None:
-    assert SlotLease(fd, RECORDS[2]).take()
-    assert is_slot_in_use(other, RECORDS[2])
-
-
-def test_the_holder_of_a_slot_does_not_see_its_own_lease(fd: int) -> None:
-    assert SlotLease(fd, RECORDS[0]).take()
-    assert not is_slot_in_use(fd, RECORDS[0])
-
-
-def test_a_slots_lease_is_taken_once_between_descriptions(fd: int, other: int) -> None:
-    assert SlotLease(fd, RECORDS[0]).take()
-    assert not SlotLease(other, RECORDS[0]).take()
-
-
-def test_a_slots_lease_is_taken_once_within_a_process(fd: int) -> None:
-    lease = SlotLease(fd, RECORDS[0])
-    assert lease.take()
-    assert not lease.take()
-
-
 def test_a_slots_lease_can_be_taken_when_it_was_given_back(fd: int, other: int) -> None:
-    lease = SlotLease(fd, RECORDS[0])
-    assert lease.take()
-    lease.give_back()
-    assert not is_slot_in_use(other, RECORDS[0])
-    assert lease.take()
-
-
-def test_a_lease_that_was_not_to_be_had_can_be_taken_later(fd: int, other: int) -> None:
-    mine, theirs = SlotLease(fd, RECORDS[0]), SlotLease(other, RECORDS[0])
+    mine, theirs = SlotLease(fd, SLOT), SlotLease(other, SLOT)
     assert theirs.take()
     assert not mine.take()
     theirs.give_back()
+    assert not is_slot_in_use(other, SLOT)
     assert mine.take()
-
-
-def test_slots_have_leases_of_their_own(fd: int, other: int) -> None:
-    assert SlotLease(fd, RECORDS[0]).take()
-    assert SlotLease(other, RECORDS[1]).take()
-    assert not is_slot_in_use(fd, RECORDS[2])
-
-
-def test_a_slots_lease_is_not_the_owners(fd: int, other: int) -> None:
-    assert SlotLease(fd, RECORDS[0]).take()
-    assert not is_owner_alive(other)
+    mine.give_back()
+    assert mine.take()
 
 
 def test_one_of_many_threads_gets_the_lease(fd: int) -> None:
@@ -211,24 +189,21 @@ def test_a_failed_attempt_leaves_the_lease_free(fd: int) -> None:
             lease.take()
 
 
-@pytest.mark.usefixtures("holder")
-def test_another_process_excludes_this_one(fd: int) -> None:
+@pytest.mark.parametrize("is_killed", [False, True], ids=["exit", "kill"])
+def test_leases_and_loans_of_another_process_go_with_it(
+    fd: int, holder: subprocess.Popen[bytes], is_killed: bool
+) -> None:
+    lease, lent = SlotLease(fd, SLOT), SlotLease(fd, RECORDS[2])
     assert is_owner_alive(fd)
-    assert is_slot_in_use(fd, RECORDS[1])
-    assert not SlotLease(fd, RECORDS[1]).take()
-
-
-def test_leases_go_with_a_process_that_ends(fd: int, holder: subprocess.Popen[bytes]) -> None:
+    assert is_slot_in_use(fd, SLOT)
+    assert not lease.take()
+    assert not lent.take_back()
+    if is_killed:
+        holder.send_signal(signal.SIGKILL)
     holder.communicate()
     assert not is_owner_alive(fd)
-    assert SlotLease(fd, RECORDS[1]).take()
-
-
-def test_leases_go_with_a_process_that_is_killed(fd: int, holder: subprocess.Popen[bytes]) -> None:
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
-    assert not is_owner_alive(fd)
-    assert SlotLease(fd, RECORDS[1]).take()
+    assert lease.take()
+    assert lent.take_back()
 
 
 def test_a_forked_child_keeps_its_parents_lease_alive(fd: int, other: int) -> None:
@@ -262,3 +237,122 @@ def test_a_program_that_the_owner_starts_does_not_inherit_its_lease(fd: int) -> 
         assert program.stdout.read(1) == b"x"  # only now is it sure to have replaced its copy of this process
         os.close(owner)
         assert not is_owner_alive(fd)
+
+
+# Memory that a model lends to another one
+
+
+def test_a_client_takes_nothing_back_while_its_memory_is_borrowed(fd: int, other: int, third: int) -> None:
+    client, lender = SlotLease(fd, SLOT), SlotLease(other, SLOT)
+    first, second = borrowed(third), borrowed(third)
+    assert not client.take_back()
+    assert not is_slot_in_use(other, SLOT), "the attempt has left everything as it was"
+    for neighbour in (RECORDS[0], RECORDS[2]):
+        assert SlotLease(fd, neighbour).take_back()
+    assert lender.take()
+    first.give_back()
+    lender.give_back()
+    assert not client.take_back()
+    second.give_back()
+    assert client.take_back()
+
+
+def test_a_lender_lends_what_it_holds_and_its_end_is_not_the_loans(fd: int, other: int, third: int) -> None:
+    client, lender = SlotLease(fd, SLOT), SlotLease(other, SLOT)
+    assert lender.take()
+    assert not client.take_back()
+    lease = borrowed(third)
+    lender.give_back()
+    assert not client.take_back()
+    lease.give_back()
+    assert client.take_back()
+
+
+def test_what_a_client_takes_back_nobody_borrows_and_no_model_executes_in(fd: int, other: int, third: int) -> None:
+    client, lender = SlotLease(fd, SLOT), SlotLease(other, SLOT)
+    assert client.take_back()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # a count is all that is wanted
+    assert borrow(third, SLOT) is None
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+    assert not lender.take()
+    client.give_back()
+    assert lender.take()
+    borrowed(third).give_back()
+
+
+def test_giving_back_twice_gives_back_once(fd: int, third: int) -> None:
+    first, second = borrowed(third), borrowed(third)
+    first.give_back()
+    first.give_back()
+    assert not SlotLease(fd, SLOT).take_back()
+    second.give_back()
+
+
+# Without descriptors
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[int]:
+    """Have none left, of as many as there are said to be."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    lowest_free = os.open("/dev/null", os.O_RDONLY)
+    os.close(lowest_free)
+    most = lowest_free + 64
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        yield most
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("take", [use, lambda fd: borrow(fd, PAGE_SIZE)], ids=["use", "borrow"])
+def test_no_descriptor_for_a_lease_is_an_error_of_the_machine(
+    fd: int, take: Callable[[int], SharedLease | None]
+) -> None:
+    with no_descriptors() as most, pytest.raises(MachineError) as raised:
+        take(fd)
+    assert isinstance(raised.value, NoDescriptorsError)
+    assert f"none left of {most}" in str(raised.value)
+    lease = take(fd)
+    assert lease is not None
+    lease.give_back()
+
+
+def test_another_failure_than_that_is_not_said_to_be_one() -> None:
+    with pytest.raises(FileNotFoundError):
+        use(-1)
+
+
+def test_a_model_that_cannot_borrow_for_lack_of_descriptors_refuses_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        contextlib.closing(Client()) as lender,
+        contextlib.closing(Client()) as client,
+        session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session,
+    ):
+        header, at = client.region.header, client.data
+        np.ndarray((4,), np.float32, client.region.bytes(), at)[...] = X
+        claim = LentRegionClaim(client.region.segment.key, header.byte_size, header.token.hex(), 0)
+        said = Table({"X": InputSpan(FP32, (4,), 1, at, 16)}, {}, (claim,))
+        (response,) = session.serve(
+            [delivered(lender.begin(said))], lambda call: call.input("X")
+        )  # from here on all is mapped
+        assert response.error() is None
+        request = delivered(lender.begin(said))
+        with no_descriptors():
+            (response,) = session.serve([request], lambda call: call.input("X"))
+        assert response.error() is not None
+        assert (error_code(response), message_of(response).partition(": ")[0]) == ("UNAVAILABLE", "shm:machine")
+        assert log_lines() == []
+        assert lender.region.record(0).started == 1
+        assert lender.is_free()
+        assert client.is_free()
+        (response,) = session.serve([request], lambda call: call.input("X"))
+        assert response.error() is None

@@ -1,4 +1,4 @@
-"""What a model keeps of the models that it calls: their configurations, and how large their outputs got."""
+"""Which way a request to another model goes, and what a model keeps of those: configurations, and sizes of outputs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,71 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
+import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ForwardError, ModelError
-from shm_backend_utils.model.forward import Forwarder
+from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.model.devices.arrays import DeviceArrays
+from shm_backend_utils.model.forward import Forwarder, direct
+from shm_backend_utils.model.forward.direct import DirectForwarding
 from shm_backend_utils.model.forward.model_specs import ModelSpecs
+from shm_backend_utils.model.forward.ordinary import OrdinaryForwarding
+from shm_backend_utils.model.triton import TritonBackend
+from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.protocol import call_layout
+from shm_backend_utils.protocol.spans import MAX_TENSORS
 from tests.unit.answering_server import answering
+from tests.unit.emulated import start_server
+
+
+@pytest.fixture
+def forwarder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forwarder]:
+    monkeypatch.setattr(TritonBackend, "request", lambda *_: object())
+    start_server(monkeypatch)
+    made = Forwarder("caller", TritonBackend(), DeviceArrays(CudaAccess(), 0), "http://localhost:1")
+    yield made
+    made.close()
+
+
+def spec_of(output_count: int) -> ModelSpec:
+    described = {"data_type": "TYPE_FP32", "dims": [-1]}
+    return ModelSpec.from_config(
+        {
+            "name": "called",
+            "input": [{"name": "X", "optional": True, **described}],
+            "output": [{"name": f"Y{index}", **described} for index in range(output_count)],
+            "parameters": {"SHM_PATHS": {"string_value": "direct,inline"}},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "kind"), [(1, DirectForwarding), (MAX_TENSORS, OrdinaryForwarding)], ids=["few tensors", "too many"]
+)
+def test_a_request_to_a_model(forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, count: int, kind: type) -> None:
+    monkeypatch.setattr(forwarder._specs, "spec", lambda model, version: spec_of(count))
+    forwarding = forwarder.begin("called", {"X": np.ones(3, np.float32)}, ["Y0"], {}, "", "", [])
+    assert type(forwarding) is kind
+    forwarding.give_up()
+
+
+@pytest.mark.parametrize("hint", [16, np.int64(16), np.uint8(16)])
+def test_room_for_an_output_may_be_an_integer_of_numpy(
+    forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, hint: int
+) -> None:
+    spec = spec_of(1)
+    rooms: list[object] = []
+
+    def looking(*given: Any, **named: Any) -> Any:
+        rooms.append(given[2]["Y0"])
+        return call_layout.lay_out(*given, **named)
+
+    monkeypatch.setattr(direct, "lay_out", looking)
+    monkeypatch.setattr(forwarder._specs, "spec", lambda model, version: spec)
+    forwarder.begin("called", {"X": np.ones(3, np.float32)}, {"Y0": hint}, {}, "", "", []).give_up()
+    assert rooms == [16]
+
 
 MANY: Final = 200
 
@@ -111,35 +170,35 @@ class Answered:
 
 
 @pytest.fixture
-def forwarder(server: Server) -> Iterator[Forwarder]:
-    forwarder = Forwarder("m", cast(Any, None), cast(Any, None), server.url)
-    yield forwarder
-    forwarder.close()
+def idle_forwarder(server: Server) -> Iterator[Forwarder]:
+    idle_forwarder = Forwarder("m", cast(Any, None), cast(Any, None), server.url)
+    yield idle_forwarder
+    idle_forwarder.close()
 
 
-def finish(forwarder: Forwarder, answered: Answered) -> None:
-    forwarder.finish(cast(Any, answered), None)
+def finish(idle_forwarder: Forwarder, answered: Answered) -> None:
+    idle_forwarder.finish(cast(Any, answered), None)
 
 
-def test_one_number_is_kept_for_each_output_of_each_model(forwarder: Forwarder) -> None:
+def test_one_number_is_kept_for_each_output_of_each_model(idle_forwarder: Forwarder) -> None:
     for number in range(MANY):
         for model in ("a", "b"):
-            finish(forwarder, Answered(model, {"Y": 8 * number, "Z": 8}, None))
-    assert forwarder._learned.keys() == {("a", "Y"), ("a", "Z"), ("b", "Y"), ("b", "Z")}
-    assert forwarder._learned["a", "Y"] == 9 * (MANY - 1)
+            finish(idle_forwarder, Answered(model, {"Y": 8 * number, "Z": 8}, None))
+    assert idle_forwarder._learned.keys() == {("a", "Y"), ("a", "Z"), ("b", "Y"), ("b", "Z")}
+    assert idle_forwarder._learned["a", "Y"] == 9 * (MANY - 1)
 
 
-def test_the_largest_row_is_what_is_kept(forwarder: Forwarder) -> None:
+def test_the_largest_row_is_what_is_kept(idle_forwarder: Forwarder) -> None:
     for byte_size, rows in ((800, 8), (80, 1), (1600, 16)):
-        finish(forwarder, Answered("a", {"Y": byte_size}, rows))
-    assert forwarder._learned == {("a", "Y"): 112}
+        finish(idle_forwarder, Answered("a", {"Y": byte_size}, rows))
+    assert idle_forwarder._learned == {("a", "Y"): 112}
 
 
-def test_a_model_that_failed_is_asked_for_anew(server: Server, forwarder: Forwarder) -> None:
+def test_a_model_that_failed_is_asked_for_anew(server: Server, idle_forwarder: Forwarder) -> None:
     server.configs["a"] = config("a", 1)
-    specs = forwarder._specs
+    specs = idle_forwarder._specs
     dims_of(specs, "a")
     server.configs["a"] = config("a", 2)
     with pytest.raises(ForwardError):
-        finish(forwarder, Answered("a", {}, None, fails=True))
+        finish(idle_forwarder, Answered("a", {}, None, fails=True))
     assert dims_of(specs, "a") == (2,)
