@@ -33,6 +33,7 @@ FOLDERS: Final = (
     "shm_backend_utils/protocol/*.py",
     "shm_backend_utils/memory/*.py",
     "shm_backend_utils/memory/pool/*.py",
+    "shm_backend_utils/client/paths/*.py",
     *(f"shm_backend_utils/model/{part}/*.py" for part in ("call", "mapping", "modes", "forward")),
 )
 KEPT: Final = ROOT / ".mutants" / "covering.json"
@@ -51,6 +52,12 @@ def without_equivalents(mutants: Sequence[Mutant]) -> list[Mutant]:
     """Return the mutants that are not known to be equivalent."""
     known = equivalents()
     return [mutant for mutant in mutants if (mutant.file, mutant.function, mutant.change) not in known]
+
+
+def of_report(mutants: Sequence[Mutant], report: Path) -> list[Mutant]:
+    """Return the mutants that a report of earlier names, wherever they are in their functions now."""
+    names = {(each["file"], each["function"], each["change"]) for each in json.loads(report.read_text())}
+    return [mutant for mutant in mutants if (mutant.file, mutant.function, mutant.change) in names]
 
 
 def equivalents() -> set[tuple[str, str, str]]:
@@ -117,6 +124,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__)
     parser.add_argument("--only", action="append", default=[], metavar="GLOB", help="files; as often as you like")
     parser.add_argument("--sample", type=positive, metavar="N", help="try N of them, drawn by chance")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="try those that an earlier --json FILE names")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of that chance; default: %(default)s")
     parser.add_argument(
         "--limit",
@@ -128,6 +136,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what became of each mutant to FILE")
     arguments = parser.parse_args()
     mutants = without_equivalents(mutants_of(arguments.only))
+    if arguments.again is not None:
+        mutants = of_report(mutants, arguments.again)
     if arguments.sample is not None and arguments.sample < len(mutants):
         mutants = random.Random(arguments.seed).sample(mutants, arguments.sample)
     return exit_status(lambda: run(mutants, arguments.limit, arguments.json), NotRunError)

@@ -18,7 +18,10 @@ from scripts.tools.bench.pictures import PICTURES
 from scripts.tools.bench.reports.files import ReportError
 from scripts.tools.bench.ways import WAYS, ways_of
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]  # the run takes half a minute on a machine that has nothing else to do
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(300),
+]  # the run takes half a minute on a machine that has nothing else to do
 FILES = {f"{name}.{suffix}" for name in PICTURES for suffix in ("png", "svg")}
 
 
