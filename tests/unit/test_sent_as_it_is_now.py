@@ -1,14 +1,24 @@
-"""What a call sends is what its arguments say at that moment: nothing of an earlier one, nothing changed later."""
+"""What a call sends is what its arguments say at that moment: nothing of an earlier one, nothing changed later.
+
+And how many of the package's functions a warm call of the shortest kind takes to send it: one input, one output, no
+hint for it. scripts/bench --functions counts a call that hints its output's size, and the transport: those are more.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
+import shm_backend_utils
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
@@ -47,27 +57,25 @@ def token(order: Order) -> str:
 
 
 @pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
-def test_parameters_that_change_in_place_between_two_calls_are_sent_as_they_are(
+def test_what_changes_in_place_between_two_calls_is_sent_as_it_is(
     client: ShmClient, server: FakeServer, path: Any
 ) -> None:
     parameters: dict[str, Any] = {"answer": 1}
-    for value in (1, 1.0, True, "1", 2, 1):
-        parameters["answer"] = value
-        client.infer("m", {"IN0": X}, parameters=parameters, path=path)
+    headers, array = {"token": "0"}, X.copy()
+    server.before = lambda _: array.fill(-1)
+    for round_, value in enumerate((1, 1.0, True, "1", 2, 1)):
+        parameters["answer"], headers["token"] = value, str(round_)
+        array[:] = X
+        result = client.infer("m", {"IN0": array}, parameters=parameters, headers=headers, path=path)
         assert users(server.orders[-1]) == [("answer", type(value), value)]
+        assert token(server.orders[-1]) == str(round_)
+        np.testing.assert_array_equal(result["OUT0"], 2 * X)  # though it changed while the model executed
     parameters.clear()
     client.infer("m", {"IN0": X}, parameters=parameters, path=path)
     assert users(server.orders[-1]) == []
-
-
-def test_headers_that_change_in_place_between_two_calls_are_sent_as_they_are(
-    client: ShmClient, server: FakeServer
-) -> None:
-    headers = {"token": "old"}
-    for value in ("old", "new", "old"):
-        headers["token"] = value
-        client.infer("m", {"IN0": X}, headers=headers)
-        assert token(server.orders[-1]) == value
+    if path == "direct":
+        named = [(order.parameters[SLOT_PARAMETER], order.parameters[GENERATION_PARAMETER]) for order in server.orders]
+        assert len(set(named)) == len(named), "every request has a generation of its own"
 
 
 def test_options_of_one_call_are_not_the_next_ones(client: ShmClient, server: FakeServer) -> None:
@@ -81,16 +89,7 @@ def test_options_of_one_call_are_not_the_next_ones(client: ShmClient, server: Fa
     assert server.orders[-1].outputs is None
 
 
-def test_every_request_has_a_generation_of_its_own(client: ShmClient, server: FakeServer) -> None:
-    for _ in range(5):
-        client.infer("m", {"IN0": X})
-    sent = [(order.parameters[SLOT_PARAMETER], order.parameters[GENERATION_PARAMETER]) for order in server.orders]
-    assert len(set(sent)) == 5
-
-
 def test_what_changes_after_submit_has_returned_is_not_sent(client: ShmClient, server: FakeServer) -> None:
-    import threading
-
     go = threading.Event()
     server.before = lambda _: (go.wait(30), None)[1]
     array, inputs = X.copy(), {}
@@ -115,14 +114,6 @@ def test_what_changes_after_prepare_but_for_the_inputs_is_not_sent(client: ShmCl
             call.inputs["IN0"][:] = factor * X
             np.testing.assert_array_equal(call.infer()["OUT0"], 2 * factor * X)
         assert [users(order) for order in server.orders] == [[("answer", int, 1)]] * 2
-
-
-def test_an_array_that_changes_while_the_model_executes_is_not_what_it_executes_on(
-    client: ShmClient, server: FakeServer
-) -> None:
-    array = X.copy()
-    server.before = lambda _: array.fill(-1)
-    np.testing.assert_array_equal(client.infer("m", {"IN0": array})["OUT0"], 2 * X)
 
 
 def test_shapes_and_dtypes_that_look_alike_are_told_apart(client: ShmClient, server: FakeServer) -> None:
@@ -163,3 +154,56 @@ def test_tasks_send_what_their_arguments_say(server: FakeServer, protocol: str) 
                 assert users(server.orders[-1]) == [("answer", type(value), value)]
 
     asyncio.run(main())
+
+
+PACKAGE = str(Path(shm_backend_utils.__file__).parent)
+
+
+MOST = 25
+
+
+LONG = np.arange(256, dtype=np.float32)
+
+
+def functions_called(work: Callable[[], object], transport: Any, patch: pytest.MonkeyPatch) -> list[str]:
+    """Return the package's functions that work calls, in order; not the transport's, which is a fake.
+
+    A generator that goes on is not called again.
+    """
+    frames: list[FrameType] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE) and frame not in frames:
+            frames.append(frame)
+
+    send = transport.send
+
+    def send_unseen(message: Any, timeout_s: float) -> Any:
+        sys.setprofile(None)
+        answer = send(message, timeout_s)
+        sys.setprofile(note)
+        return answer
+
+    with patch.context() as patched:
+        patched.setattr(transport, "send", send_unseen)
+        gc.disable()  # finalizers of what earlier tests have left are none of the call's functions
+        sys.setprofile(note)
+        try:
+            work()
+        finally:
+            sys.setprofile(None)
+            gc.enable()
+    return [f"{Path(frame.f_code.co_filename).name}: {frame.f_code.co_name}" for frame in frames]
+
+
+def test_a_warm_call_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(client: ShmClient) -> None:
+        np.testing.assert_array_equal(client.infer("m", {"IN0": LONG})["OUT0"], 2 * LONG)
+
+    with FakeServer(config("m")) as server, client_of(server) as client:
+        for _ in range(3):
+            call(client)
+        inputs = {"IN0": LONG}
+        found = functions_called(lambda: client.infer("m", inputs), client._driver.transport, monkeypatch)
+    print(f"{len(found)} functions:", *found, sep="\n  ")
+    assert len(found) <= MOST

@@ -1,4 +1,4 @@
-"""Calls of ``path="auto"`` whose tensors are so small that a request in band is the faster one."""
+"""Calls whose tensors are so small that a request in band is faster, and outputs that come with the response."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
 
 FIXED = config("fixed", dims="16")
+
+
 UNKNOWN = config("unknown")
+
+
 LIMIT = 4096
+
+
 ALIGNMENT = 256
 
 
@@ -31,18 +37,17 @@ def hinted(count: int) -> dict[str, Any]:
     return {"count": count, "outputs": {"OUT0": 4 * count}}
 
 
+@pytest.mark.filterwarnings("error")  # nobody is warned of what is meant
 def test_small_tensors_of_certain_sizes_go_in_band_over_grpc() -> None:
-    with FakeServer(FIXED, UNKNOWN) as server, client_of(server) as client:
+    with FakeServer(FIXED, UNKNOWN) as server, client_of(server, pool=PoolOptions(max_bytes=2**20)) as client:
         assert [path_of(client, "fixed") for _ in range(3)] == ["inline"] * 3
         assert path_of(client, "unknown", **hinted(16)) == "inline"
-
-
-def test_an_output_that_nobody_knows_the_size_of_is_not_small() -> None:
-    with FakeServer(UNKNOWN) as server, client_of(server) as client:
-        assert [path_of(client, "unknown") for _ in range(3)] == ["direct"] * 3
+        assert client.stats().pool_bytes == 0
 
 
 def test_the_limit_counts_inputs_and_outputs_together() -> None:
+    with FakeServer(UNKNOWN) as server, client_of(server, inline_bytes=LIMIT) as client:
+        assert [path_of(client, "unknown") for _ in range(3)] == ["direct"] * 3  # nobody knows its output's size
     with FakeServer(UNKNOWN) as server, client_of(server, inline_bytes=LIMIT) as client:
         most = LIMIT // 2 // 4
         assert path_of(client, "unknown", **hinted(most)) == "inline"
@@ -63,9 +68,6 @@ def test_nothing_is_small_over_http_unless_it_is_said() -> None:
         assert path_of(client, "fixed") == "direct"
     with FakeServer(FIXED) as server, client_of(server, "http", inline_bytes=LIMIT) as client:
         assert path_of(client, "fixed") == "inline"
-
-
-def test_zero_means_none() -> None:
     with FakeServer(FIXED) as server, client_of(server, inline_bytes=0) as client:
         assert path_of(client, "fixed") == "direct"
 
@@ -94,20 +96,16 @@ def test_strings_do_not_go_in_band_where_they_can_be_shared() -> None:
 
 
 def test_explain_tells_of_small_calls() -> None:
-    with FakeServer(FIXED) as server, client_of(server) as client:
+    with FakeServer(FIXED, UNKNOWN) as server, client_of(server) as client:
+        assert "if the call's outputs= has the size of OUT0" in str(client.explain("unknown"))
         found = client.explain("fixed")
+        assert "outputs=" not in str(found)
         assert found.path == "direct"
         assert "small calls?" in str(found)
         assert "up to 16,384 bytes together go inline" in str(found)
         assert "inline_bytes=0" in str(found)
     with FakeServer(FIXED) as server, client_of(server, inline_bytes=0) as client:
         assert "small calls?" not in str(client.explain("fixed"))
-
-
-def test_explain_tells_what_a_call_must_say_to_be_small() -> None:
-    with FakeServer(FIXED, UNKNOWN) as server, client_of(server) as client:
-        assert "if the call's outputs= has the size of OUT0" in str(client.explain("unknown"))
-        assert "outputs=" not in str(client.explain("fixed"))
 
 
 def test_prepared_calls_have_memory_at_any_size() -> None:
@@ -121,31 +119,10 @@ def test_prepared_calls_have_memory_at_any_size() -> None:
             assert result.path == "direct"
 
 
-@pytest.mark.parametrize("inline_bytes", [0, LIMIT])
-def test_what_comes_back_may_be_written_to_whatever_way_it_came(inline_bytes: int) -> None:
-    with FakeServer(FIXED) as server, client_of(server, inline_bytes=inline_bytes) as client:
-        x = np.arange(16, dtype=np.float32)
-        with client.infer("fixed", {"IN0": x}) as first, client.infer("fixed", {"IN0": x}) as second:
-            first["OUT0"][...] = 7
-            np.testing.assert_array_equal(second["OUT0"], 2 * x)
-
-
-@pytest.mark.filterwarnings("error")
-def test_nobody_is_warned_of_what_is_meant() -> None:
-    with FakeServer(FIXED) as server, client_of(server) as client:
-        assert path_of(client, "fixed") == "inline"
-
-
 @pytest.mark.parametrize("value", [-1, 1.5, "16 KiB"])
 def test_what_is_no_number_of_bytes_is_refused(value: Any) -> None:
     with pytest.raises(CallerError, match="inline_bytes is .*; expected a whole number of bytes"):
         ShmClient("localhost:1", inline_bytes=value)
-
-
-def test_calls_in_band_take_no_memory_of_the_pool() -> None:
-    with FakeServer(FIXED) as server, client_of(server, pool=PoolOptions(max_bytes=2**20)) as client:
-        path_of(client, "fixed")
-        assert client.stats().pool_bytes == 0
 
 
 def test_a_small_output_on_a_gpu_is_written_there() -> None:
@@ -162,3 +139,40 @@ def test_a_small_output_on_a_gpu_is_written_there() -> None:
         assert call.exchange.path == "direct"
         call.exchange.close()
         del call
+
+
+COPIED, LARGE = 2**14, 2**14 + 1  # of 4 bytes: 64 KiB, and more
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
+@pytest.mark.parametrize("count", [1, COPIED])
+def test_a_small_output_may_be_written_to_whatever_way_it_came(protocol: Any, path: Any, count: int) -> None:
+    x = np.ones(count, np.float32)
+    with FakeServer(config("m")) as server, client_of(server, protocol) as client:
+        results = [client.infer("m", {"IN0": x}, path=path) for _ in range(3)]
+        for result in results:
+            result["OUT0"][...] += 1
+            np.testing.assert_array_equal(result["OUT0"], 3 * x)
+
+
+def test_a_large_one_is_not_copied_for_it() -> None:
+    with FakeServer(config("m")) as server, client_of(server) as client:
+        result = client.infer("m", {"IN0": np.ones(LARGE, np.float32)})
+        assert result.overflowed
+        assert not result["OUT0"].flags.writeable
+
+
+def test_a_result_tells_which_came_with_the_response_though_the_path_shares_memory() -> None:
+    x = np.ones(4, np.float32)
+    with FakeServer(config("m")) as server, client_of(server) as client:
+        open_size = client.infer("m", {"IN0": x}, path="triton-shm")
+        assert (list(open_size.in_response), dict(open_size.overflowed)) == (["OUT0"], {})
+        assert repr(open_size) == "<Result path=triton-shm 'OUT0' float32 [4] in_response=['OUT0']>"
+        told = client.infer("m", {"IN0": x}, path="triton-shm", outputs={"OUT0": x.nbytes})
+        assert list(told.in_response) == []
+        assert repr(told) == "<Result path=triton-shm 'OUT0' float32 [4]>"
+        overflowed = client.infer("m", {"IN0": x}, path="direct")
+        assert list(overflowed.in_response) == ["OUT0"]
+        assert list(client.infer("m", {"IN0": x}, path="direct").in_response) == []
+        assert list(client.infer("m", {"IN0": x}, path="inline").in_response) == ["OUT0"]
