@@ -69,7 +69,8 @@ def report_in(client: Client) -> dict[str, Any]:
 
 
 def test_the_session_has_read_the_nonce_and_says_what_it_is(session: ShmSession, client: Client) -> None:
-    text = ask(session, client)
+    request = emulated.delivered(client.begin(probe_of(client)))
+    text = refusal(session, request)
     report = report_in(client)
     assert report["digest"] == digest_of(NONCE)
     assert (report["version"], report["protocol"]) == (shm_backend_utils.__version__, 2)
@@ -81,25 +82,13 @@ def test_the_session_has_read_the_nonce_and_says_what_it_is(session: ShmSession,
         assert said not in text
     assert client.is_over()
     assert not client.has_results()
-
-
-def test_a_report_tells_of_gpus_where_it_is_asked_to(session: ShmSession, client: Client) -> None:
+    assert refusal(session, request).startswith("shm:replayed: "), "it is answered once"
+    assert client.is_free()
     ask(session, client, with_gpus=True)
     assert report_in(client)["gpus"]["uuids"] or report_in(client)["gpus"]["obstacle"]
-
-
-def test_a_request_is_served_afterwards(session: ShmSession, client: Client) -> None:
-    ask(session, client)
-    request = client.request({"X": np.arange(3, dtype=np.float32)}, {"Y": 12})
-    session.serve([request], lambda call: call.put("Y", call.input("X").numpy() + 1))
+    served = client.request({"X": np.arange(3, dtype=np.float32)}, {"Y": 12})
+    session.serve([served], lambda call: call.put("Y", call.input("X").numpy() + 1))
     np.testing.assert_array_equal(client.output("Y"), [1, 2, 3])
-
-
-def test_a_probe_is_answered_once(session: ShmSession, client: Client) -> None:
-    request = emulated.delivered(client.begin(probe_of(client)))
-    refusal(session, request)
-    assert refusal(session, request).startswith("shm:replayed: ")
-    assert client.is_free()
 
 
 def test_a_probe_that_was_given_up_is_stale(session: ShmSession, client: Client) -> None:
@@ -111,34 +100,17 @@ def test_a_probe_that_was_given_up_is_stale(session: ShmSession, client: Client)
         report_in(client)
 
 
-def test_without_room_there_is_no_report(session: ShmSession, client: Client) -> None:
-    assert "outputs[0].byte_size: found 16, expected" in ask(session, client, room=16)
-    assert client.is_free()
-    assert client.is_over(), "else it seems that the model has died with it"
-
-
 def test_a_model_that_cannot_make_its_report_has_finished_all_the_same(
     session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> dict[str, Any]:
         raise RuntimeError("anything")
 
+    assert "outputs[0].byte_size: found 16, expected" in ask(session, client, room=16)
+    assert (client.is_free(), client.is_over()) == (True, True), "else it seems that the model has died with it"
     monkeypatch.setattr(probe, "process_facts", fail)
     ask(session, client)
-    assert client.is_free()
-    assert client.is_over()
-
-
-def changed(word: int) -> bytes:
-    nonce = InputSpan(UINT8, (32,), 0, 8192, 32)
-    made = bytearray(encode_probe(nonce, OutputSpan(0, 8448, 1024), with_gpus=False))
-    made[PROBE_WORD] = word
-    return bytes(made)
-
-
-@pytest.mark.parametrize("word", [0, 3, 255])
-def test_other_numbers_are_no_probe(word: int) -> None:
-    assert not is_probe(bytes(8) + changed(word))
+    assert (client.is_free(), client.is_over()) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +130,12 @@ def test_a_probe_of_another_form_is_refused(session: ShmSession, client: Client,
     assert client.is_free()
 
 
-def test_a_probe_whose_places_are_elsewhere_is_refused() -> None:
+def test_a_probe_of_other_numbers_or_places_is_none() -> None:
+    nonce = InputSpan(UINT8, (32,), 0, 8192, 32)
+    for word in (0, 3, 255):
+        made = bytearray(encode_probe(nonce, OutputSpan(0, 8448, 1024), with_gpus=False))
+        made[PROBE_WORD] = word
+        assert not is_probe(bytes(8) + made)
     nonce = InputSpan(UINT8, (32,), 0, 100, 32)
     with pytest.raises(TableError, match=r"inputs\[0\]"):
         decode_probe(bytes(8) + encode_probe(nonce, OutputSpan(0, 8448, 64), with_gpus=True), 8192, 16384)

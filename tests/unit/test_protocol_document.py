@@ -1,10 +1,16 @@
-"""Every table, number and example of docs/protocol.md agrees with the code."""
+"""docs/protocol.md and docs/shm_protocol.h say the same as the code: every table, number and example.
+
+A C program prints what the compiler makes of the header. The descriptor of docs/perf_analyzer.md is one as it is sent.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import struct
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +18,7 @@ import pytest
 
 from shm_backend_utils import dtypes, errors
 from shm_backend_utils.memory import locks
+from shm_backend_utils.memory.managed import KEY_PREFIX
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.triton import _CODES
 from shm_backend_utils.model_spec import BATCH_CARRIER, UIDS_PARAMETER
@@ -23,19 +30,188 @@ from shm_backend_utils.protocol.address import (
     parse_address,
     parse_generation,
 )
+from shm_backend_utils.protocol.named import parse_descriptor
 from shm_backend_utils.protocol.refusals import code_in
 from shm_backend_utils.protocol.results import OutputPlace, Results
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
-DOCUMENT: Final = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
+DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
+
+
+HEADER: Final = (DOCS / "shm_protocol.h").read_text()
+
+
+COMPILER: Final = shutil.which("gcc")
+
+
+FLAGS: Final = ("-Wall", "-Wextra", "-Werror", f"-I{DOCS}")
+
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
+
+
+SEALED_KEY: Final = handover.SealedKey("0" * 32, 1)
+
+
+FORMATS: Final[Mapping[str, str]] = {
+    "shmbu_header": f"{layout._HEADER.format}4x",  # the rest of the first page is zero
+    "shmbu_table": table._HEAD.format,
+    "shmbu_region": claims._CLAIM.format,
+    "shmbu_tensor": table.TENSOR.format,
+    "shmbu_results": results._STAMPS.format + results._HEAD.format.removeprefix("<"),
+    "shmbu_question": handover._QUESTION.format,
+    "shmbu_answer": handover._ANSWER.format,
+}
+
+
+CONSTANTS: Final[Mapping[str, int]] = {
+    "VERSION": layout.VERSION,
+    "PAGE_SIZE": layout.PAGE_SIZE,
+    "TOKEN_LENGTH": layout.TOKEN_LENGTH,
+    "HANDLE_LENGTH": claims._HANDLE_LENGTH,
+    "MAX_SLOT_COUNT": layout.MAX_SLOT_COUNT,
+    "MAX_RECORD_BYTE_SIZE": layout.MAX_RECORD_BYTE_SIZE,
+    "MAX_KEY_LENGTH": len(KEY_PREFIX) + 64,
+    "DESK_LENGTH": len(SEALED_KEY.desk),
+    "MAX_TENSORS": spans.MAX_TENSORS,
+    "MAX_REGIONS": claims.MAX_REGIONS,
+    "MAX_RANK": table.MAX_RANK,
+    "MAX_FRAMES": spans.MAX_FRAMES,
+    "NO_FENCE": claims._NO_FENCE,
+    "OWNER_BYTE": 0,
+    "USERS_BYTE": 1,
+    "REAPER_BYTE": 2,
+    "SLOT_BYTE": 0,
+    "BORROWED_BYTE": 1,
+    **table.NUMBERS,
+    "LENT": claims._LENT,
+    "CUDA": claims._CUDA,
+    "NAMED": claims._NAMED,
+    "FOR_ONE_REQUEST": claims._FOR_ONE_REQUEST,
+    "IN_RESPONSE": results._IN_RESPONSE,
+    "GIVEN": handover._GIVEN,
+    "NOT_GIVEN": handover._REFUSED,
+    "MAX_GENERATION": 2**63 - 1,
+    "MAX_FRAMED_GENERATION": spans.MAX_FRAMED_GENERATION,
+}
+
+
+TEXTS: Final[Mapping[str, str]] = {
+    "MAGIC": layout._MAGIC.decode(),
+    "KEY_PREFIX": KEY_PREFIX,
+    "SEALED_KEY_PREFIX": handover._PREFIX,
+    "HANDOVER_MAGIC": handover._MAGIC.decode(),
+    "SLOT_PARAMETER": SLOT_PARAMETER,
+    "GENERATION_PARAMETER": GENERATION_PARAMETER,
+    "BATCH_INPUT": BATCH_CARRIER,
+}
+
+
+HELPERS: Final[Mapping[str, int]] = {
+    "shmbu_record_offset(3, 8192)": layout.record_offset(3, 8192),
+    "shmbu_results_offset(3, 8192)": layout.record_offset(3, 8192) + 4096,
+    "shmbu_room_since_offset(3, 8192)": layout.record_offset(3, 8192) + 4096 - 8,
+    "shmbu_data_offset(1024, 1 << 20)": layout.data_offset(1024, 1 << 20),
+    "shmbu_padded(0)": 0,
+    "shmbu_padded(1)": len(claims.padded(b"x")),
+    "shmbu_padded(65535)": len(claims.padded(bytes(65535))),
+    "shmbu_frame_number(UINT32_MAX, UINT32_MAX - 1)": spans.frame_number(2**32 - 1, 2**32 - 2),
+    "shmbu_frame_number(7, 0)": spans.frame_number(7, 0),
+}
+
+
+def compiled(source: str, folder: Path, *flags: str) -> dict[str, str]:
+    """Compile and run a C program that prints names and values, and return them."""
+    assert COMPILER is not None
+    program = folder / "program"
+    (folder / "program.c").write_text(source)
+    subprocess.run([COMPILER, *FLAGS, *flags, "-o", program, folder / "program.c"], check=True, timeout=60)
+    lines = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    return dict([line.split(" = ") for line in lines])
+
+
+def fields_of(name: str) -> list[str]:
+    """Return the fields of a struct of the header, in their order."""
+    body = re.search(rf"struct {name} {{(.*?)}};", HEADER, re.DOTALL)
+    assert body is not None
+    return re.findall(r"(\w+)(?:\[\w+\])?;", body[1])
+
+
+def offsets_in(format_text: str) -> list[tuple[int, int]]:
+    """Return offset and size of each item of a struct's format."""
+    items = re.findall(r"\d*s|\d*x|[A-Z]", format_text)
+    ends = [struct.calcsize("<" + "".join(items[: index + 1])) for index in range(len(items))]
+    return list(zip([0, *ends], [end - begin for begin, end in zip([0, *ends], ends, strict=False)], strict=False))
+
+
+@needs_compiler
+@pytest.mark.parametrize("standard", ["-std=c99", "-std=gnu17"])
+def test_every_number_is_that_of_the_code(tmp_path: Path, standard: str) -> None:
+    places = [(name, field) for name in FORMATS for field in fields_of(name)]
+    lines = [f'P("%zu", sizeof(struct {name}), "{name}");' for name in FORMATS]
+    for name, field in places:
+        lines.append(f'P("%zu", offsetof(struct {name}, {field}), "{name}.{field}");')
+        lines.append(f'P("%zu", sizeof(((struct {name} *)0)->{field}), "{name}.{field} size");')
+    lines += [f'P("%lld", (long long)SHMBU_{name}, "{name}");' for name in CONSTANTS]
+    lines += [f'P("%s", SHMBU_{name}, "{name}");' for name in TEXTS]
+    lines += [f'P("%llu", (unsigned long long){helper}, "{helper}");' for helper in HELPERS]
+    source = "#include <stdio.h>\n#include <shm_protocol.h>\n"
+    source += '#define P(form, value, name) printf("%s = " form "\\n", name, value)\n'
+    source += "int main(void)\n{\n" + "\n".join(lines) + "\nreturn 0;\n}\n"
+    told = compiled(source, tmp_path, standard)
+
+    expected = {name: str(struct.calcsize(form)) for name, form in FORMATS.items()}
+    for name, form in FORMATS.items():
+        for field, (offset, size) in zip(fields_of(name), offsets_in(form), strict=True):
+            expected |= {f"{name}.{field}": str(offset), f"{name}.{field} size": str(size)}
+    expected |= {name: str(value) for name, value in {**CONSTANTS, **HELPERS}.items()} | dict(TEXTS)
+    assert told == expected
+
+
+def test_nothing_in_the_header_is_left_unchecked() -> None:
+    defined = set(re.findall(r"^#define SHMBU_(\w+) ", HEADER, re.MULTILINE))
+    for members in re.findall(r"^enum(?: \w+)? {(.*?)}", HEADER, re.MULTILINE | re.DOTALL):
+        defined |= set(re.findall(r"SHMBU_(\w+) =", members))
+    assert defined == {*CONSTANTS, *TEXTS}
+    assert set(re.findall(r"^struct (\w+) {", HEADER, re.MULTILINE)) == set(FORMATS)
+    assert set(re.findall(r"^static inline uint64_t (\w+)", HEADER, re.MULTILINE)) == {
+        helper.partition("(")[0] for helper in HELPERS
+    }
+
+
+def test_every_field_is_asserted_in_the_header_itself() -> None:
+    for name in FORMATS:
+        asserted = re.findall(rf"SHMBU_AT\({name}, (\w+), \d+\);", HEADER)
+        assert asserted == [field for field in fields_of(name) if (name, field) != ("shmbu_header", "reserved")]
+        assert f"SHMBU_SIZE({name}, {struct.calcsize(FORMATS[name])});" in HEADER
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+def test_the_header_is_c_plus_plus_too(tmp_path: Path) -> None:
+    (tmp_path / "program.cc").write_text("#include <shm_protocol.h>\nint main() { return shmbu_padded(0); }\n")
+    command = ["g++", *FLAGS, "-std=c++11", "-o", str(tmp_path / "program"), str(tmp_path / "program.cc")]
+    subprocess.run(command, check=True, timeout=60)
+
+
+DOCUMENT: Final = (DOCS / "protocol.md").read_text()
 PROSE: Final = " ".join(re.sub(r"```.*?```", "", DOCUMENT, flags=re.DOTALL).split())
+
 
 Rows = list[dict[str, str]]
 
+
 FP32: Final = dtypes.BY_NAME["FP32"]
+
+
 ADDRESS: Final = SlotAddress("identity", "shmbu-4711-0123456789abcdef", "00112233445566778899aabbccddeeff", 0)
+
+
 TABLE: Final = Table({"INPUT0": InputSpan(FP32, (4,), 0, 8192, 16)}, {"OUTPUT0": OutputSpan(0, 8448, 16)})
+
+
 RESULTS: Final = Results((OutputPlace("OUTPUT0", FP32, (4,), 0, 8192, 16, False),), ())
+
+
 HTTP_STATUS: Final = {
     "INVALID_ARG": ("INVALID_ARGUMENT", "400"),
     "CANCELLED": ("CANCELLED", "400"),
@@ -75,38 +251,23 @@ def message(text: str) -> tuple[list[str], str]:
     return head.splitlines(), body.replace("\n", "")
 
 
-STRUCTS: Final = {
-    "shmbu_header": layout._HEADER,
-    "shmbu_question": handover._QUESTION,
-    "shmbu_answer": handover._ANSWER,
-    "shmbu_table": table._HEAD,
-    "shmbu_tensor": table.TENSOR,
-    "shmbu_results": struct.Struct(results._STAMPS.format + results._HEAD.format.removeprefix("<")),
-    "shmbu_region": claims._CLAIM,
-}
-
-
 def tables_of_structs() -> dict[str, Rows]:
     """Return the tables of fields, by the struct that is named last before each."""
     names = re.findall(r"`struct (\w+)`(?:(?!`struct )[\s\S])*?^\| offset \| field \| type \|", DOCUMENT, re.MULTILINE)
     return dict(zip(names, table_with("offset", "field", "type"), strict=True))
 
 
-@pytest.mark.parametrize("name", STRUCTS)
-def test_a_struct_lies_as_its_table_says(name: str) -> None:
-    form = "<"
-    for row in tables_of_structs()[name]:
-        assert int(row["offset"]) == struct.calcsize(form), row
-        kind = row["type"]
-        form += (
-            f"{kind.split()[0]}s" if kind.endswith("bytes") else {"u8": "B", "u16": "H", "u32": "I", "u64": "Q"}[kind]
-        )
-    assert struct.calcsize(form) == STRUCTS[name].size
-    assert form == STRUCTS[name].format
-
-
-def test_every_struct_of_the_page_is_compared() -> None:
-    assert list(tables_of_structs()) == list(STRUCTS)
+def test_every_struct_lies_as_its_table_says() -> None:
+    letters = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q"}
+    found = tables_of_structs()
+    for name, rows in found.items():
+        form = "<"
+        for row in rows:
+            assert int(row["offset"]) == struct.calcsize(form), row
+            kind = row["type"]
+            form += f"{kind.split()[0]}s" if kind.endswith("bytes") else letters[kind]
+        assert form == FORMATS[name].removesuffix("4x"), name
+    assert sorted(found) == sorted(FORMATS)
 
 
 def test_every_data_type_has_its_number_and_size() -> None:
@@ -155,40 +316,39 @@ def test_the_kinds_of_regions_are_the_codes() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        f"1 to {layout.MAX_SLOT_COUNT} |",
-        f"a multiple of {layout.PAGE_SIZE}, at most {layout.MAX_RECORD_BYTE_SIZE} |",
-        f"inputs and outputs together: at most {spans.MAX_TENSORS} |",
-        f"further regions, at most {claims.MAX_REGIONS} |",
-        f"of a stream's ring, at most {spans.MAX_FRAMES}; 0 for none |",
-        f"of an input, at most {table.MAX_RANK}; of an output 0 |",
-        f"`output_count` | u16 | at most {spans.MAX_TENSORS} |",
-        f"`event_count` | u16 | at most {claims.MAX_REGIONS} |",
-        f"the generation of a stream is at most {spans.MAX_FRAMED_GENERATION}.",
-        f"{claims._NO_FENCE} for none |",
-        f"kind 2 with fence {claims._NO_FENCE},",
-        f"(`flags` {claims._FOR_ONE_REQUEST}) is",
-        f"Its fence is not {claims._NO_FENCE}.",
-        f"the {claims._HANDLE_LENGTH} bytes of a `CUipcMemHandle`;",
-        f"the {claims._HANDLE_LENGTH} bytes of a `CUipcEventHandle` |",
-        f"at most {named.MAX_DESCRIPTOR_LENGTH} characters.",
-        f"has one more input, `{BATCH_CARRIER}` (",
-        f"whom the model's `{UIDS_PARAMETER}` names",
-        "`shmbu-`, then 1 to 64 of `0`-`9`, `a`-`z` and `-`. What",
-        f"is a zero byte and `{handover._PREFIX}DESK`, and no byte behind.",
-        f"`magic` | 8 bytes | `{handover._MAGIC.decode()}` |",
-        f"`version` | u32 | {layout.VERSION} |",
-        f"`status` | u32 | {handover._GIVEN}: one descriptor comes with this; {handover._REFUSED}: none does,",
-        f"It waits `SHM_HANDOVER_S` (default: {Config.handover_s:g} s) for all of this.",
-        f"{results._BEGIN} bytes, and for each wanted output {table.TENSOR.size}, 8 for each dimension and its padded "
-        f"name, and 2 for each event.",
-        f"`(generation << {spans._FRAME_BITS}) + n + 1`",
-    ],
-)
-def test_a_number_of_the_page_is_the_codes(sentence: str) -> None:
-    assert sentence in PROSE
+SENTENCES: Final = [
+    f"1 to {layout.MAX_SLOT_COUNT} |",
+    f"a multiple of {layout.PAGE_SIZE}, at most {layout.MAX_RECORD_BYTE_SIZE} |",
+    f"inputs and outputs together: at most {spans.MAX_TENSORS} |",
+    f"further regions, at most {claims.MAX_REGIONS} |",
+    f"of a stream's ring, at most {spans.MAX_FRAMES}; 0 for none |",
+    f"of an input, at most {table.MAX_RANK}; of an output 0 |",
+    f"`output_count` | u16 | at most {spans.MAX_TENSORS} |",
+    f"`event_count` | u16 | at most {claims.MAX_REGIONS} |",
+    f"the generation of a stream is at most {spans.MAX_FRAMED_GENERATION}.",
+    f"{claims._NO_FENCE} for none |",
+    f"kind 2 with fence {claims._NO_FENCE},",
+    f"(`flags` {claims._FOR_ONE_REQUEST}) is",
+    f"Its fence is not {claims._NO_FENCE}.",
+    f"the {claims._HANDLE_LENGTH} bytes of a `CUipcMemHandle`;",
+    f"the {claims._HANDLE_LENGTH} bytes of a `CUipcEventHandle` |",
+    f"at most {named.MAX_DESCRIPTOR_LENGTH} characters.",
+    f"has one more input, `{BATCH_CARRIER}` (",
+    f"whom the model's `{UIDS_PARAMETER}` names",
+    "`shmbu-`, then 1 to 64 of `0`-`9`, `a`-`z` and `-`. What",
+    f"is a zero byte and `{handover._PREFIX}DESK`, and no byte behind.",
+    f"`magic` | 8 bytes | `{handover._MAGIC.decode()}` |",
+    f"`version` | u32 | {layout.VERSION} |",
+    f"`status` | u32 | {handover._GIVEN}: one descriptor comes with this; {handover._REFUSED}: none does,",
+    f"It waits `SHM_HANDOVER_S` (default: {Config.handover_s:g} s) for all of this.",
+    f"{results._BEGIN} bytes, and for each wanted output {table.TENSOR.size}, 8 for each dimension and its padded "
+    f"name, and 2 for each event.",
+    f"`(generation << {spans._FRAME_BITS}) + n + 1`",
+]
+
+
+def test_the_numbers_of_the_page_are_the_codes() -> None:
+    assert [sentence for sentence in SENTENCES if sentence not in PROSE] == []
 
 
 def test_the_key_is_as_long_as_the_page_says() -> None:
@@ -208,35 +368,29 @@ def test_the_key_of_a_sealed_region_is_as_the_page_says() -> None:
     assert key == (desk, int("9" * 18))
     assert key.socket_address == b"\0shmbu-fd-" + desk.encode()
     assert parse_address(str(ADDRESS._replace(key=str(key)))).key == str(key)
+    assert len(str(key)) <= CONSTANTS["MAX_KEY_LENGTH"]
+    for wrong in ("0" * 31, "0" * 33, "A" * 32):
+        assert handover.parse_sealed_key(str(key._replace(desk=wrong))) is None
     for number in ("", "0", "01", "9" * 19):
         assert handover.parse_sealed_key(f"shmbu-fd-{desk}-{number}") is None
 
 
-def test_the_drawing_shows_the_layout() -> None:
-    assert re.search(rf"^ +{layout.record_offset(0, 4096)} ├", DOCUMENT, re.MULTILINE)
+def test_the_table_and_the_results_in_hexadecimal_are_such() -> None:
+    data, results_data = map(bytes.fromhex, examples("hex"))
+    assert table.decode(data, layout.data_offset(1, 4096), 12288) == (7, TABLE)
+    assert data == (7).to_bytes(8, "little") + table.encode(TABLE)
+    assert results.decode(results_data, [12288]) == RESULTS._replace(completed=7)
+    assert results_data[16:] == results.encode(RESULTS.outputs)
+    assert re.search(rf"^ +{layout.record_offset(0, 4096)} ├", DOCUMENT, re.MULTILINE), "in the drawing"
     assert re.search(rf"^ +{layout.PAGE_SIZE} \+ record_byte_size ├", DOCUMENT, re.MULTILINE)
 
 
-def test_the_table_in_hexadecimal_is_one() -> None:
-    data = bytes.fromhex(examples("hex")[0])
-    assert table.decode(data, layout.data_offset(1, 4096), 12288) == (7, TABLE)
-    assert data == (7).to_bytes(8, "little") + table.encode(TABLE)
-
-
-def test_the_results_in_hexadecimal_are_some() -> None:
-    data = bytes.fromhex(examples("hex")[1])
-    assert results.decode(data, [12288]) == RESULTS._replace(completed=7)
-    assert data[16:] == results.encode(RESULTS.outputs)
-
-
-def test_every_http_message_is_as_long_as_it_says() -> None:
+def test_the_requests_name_a_slot_and_the_refusal_has_a_code_of_the_page() -> None:
     for text in examples("http"):
         head, body = message(text)
         assert f"Content-Length: {len(body)}" in head
-        json.loads(body)
-
-
-def test_the_requests_name_a_slot() -> None:
+    (refusal,) = [message(text)[1] for text in examples("http") if " 400 " in text]
+    assert code_in(json.loads(refusal)["error"]) == "shm:stale"
     requests = [message(text) for text in examples("http") if text.startswith("POST")]
     for head, body in requests:
         sent = json.loads(body)
@@ -249,11 +403,6 @@ def test_the_requests_name_a_slot() -> None:
     assert batch == [{"name": BATCH_CARRIER, "shape": [2, 0], "datatype": "UINT8", "data": []}]
 
 
-def test_the_refusal_has_a_code_of_the_page() -> None:
-    (body,) = [message(text)[1] for text in examples("http") if " 400 " in text]
-    assert code_in(json.loads(body)["error"]) == "shm:stale"
-
-
 def test_the_descriptor_of_named_regions_is_one() -> None:
     (text,) = examples("json")
     model, found = named.parse_descriptor(text)
@@ -262,3 +411,19 @@ def test_the_descriptor_of_named_regions_is_one() -> None:
     assert json.loads(named.encode_descriptor(model, found)) == json.loads(text)
     (rows,) = [rows for rows in table_with("field", "meaning") if rows]
     assert [plain(row["field"]) for row in rows] == list(json.loads(text))
+
+
+PERF_ANALYZER: Final = (DOCS / "perf_analyzer.md").read_text()
+
+
+def test_the_descriptor_can_be_sent_as_shown(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```json\n(.*?)```", PERF_ANALYZER, re.DOTALL)
+    (command,) = re.findall(r"^descriptor=\$\((.*)\)$", PERF_ANALYZER, re.MULTILINE)
+    (tmp_path / "descriptor.json").write_text(text)
+    shown = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert shown.stdout == shown.stdout.lower()
+    assert ":" not in shown.stdout
+    assert parse_descriptor(shown.stdout) == parse_descriptor(text)
+    assert parse_descriptor(text)[1].inputs["INPUT0"].shape == (2, 3, 224, 224)
+    sizes = set(re.findall(r"(?:head -c |byte_size\": )(\d+)", PERF_ANALYZER))
+    assert sizes == {str(2 * 1204224)}, "the region has room for both tensors"

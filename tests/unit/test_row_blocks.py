@@ -44,6 +44,9 @@ def test_calls_get_the_rows_of_a_block_in_order(pool: SlotPool) -> None:
     assert [row and (row.slot.index, row.layout) for row in taken] == list(enumerate(LAYOUTS))
     assert blocks.take("calls") is None
     assert len({row.region.key for row in taken if row}) == 1
+    first.region.is_spoiled = True
+    taken.pop()
+    assert blocks.take("calls") is None, "its region is spoiled"
 
 
 def test_a_row_whose_call_is_over_is_the_next_ones(pool: SlotPool) -> None:
@@ -83,12 +86,6 @@ def test_a_row_in_doubt_is_handed_out_only_when_its_slot_is_reclaimed(
     assert (slot.generation, slot.is_in_doubt) == (generation + 1, False)
 
 
-def test_no_row_of_a_spoiled_region_is_handed_out(pool: SlotPool) -> None:
-    blocks, first = begun(pool)
-    first.region.is_spoiled = True
-    assert blocks.take("calls") is None
-
-
 def test_the_memory_goes_back_when_all_rows_are_gone(pool: SlotPool) -> None:
     blocks, first = begun(pool)
     rows_taken = [first, blocks.take("calls")]
@@ -121,7 +118,7 @@ def test_calls_that_differ_never_get_each_others_rows(pool: SlotPool) -> None:
         assert row.region is mine.region
 
 
-def test_one_call_after_another_needs_no_block(pool: SlotPool) -> None:
+def test_a_block_is_wanted_where_calls_come_together_and_by_no_call_alone(pool: SlotPool) -> None:
     blocks: RowBlocks[str] = RowBlocks()
     for _ in range(3):
         assert blocks.take("calls") is None
@@ -129,28 +126,15 @@ def test_one_call_after_another_needs_no_block(pool: SlotPool) -> None:
         memory = region_of(pool, 1)[1]
         blocks.note_alone("calls", memory)
         del memory
-
-
-def test_calls_side_by_side_do_and_the_next_ones_begin_with_it(pool: SlotPool) -> None:
-    blocks: RowBlocks[str] = RowBlocks()
     memory = region_of(pool, 1)[1]
     blocks.note_alone("calls", memory)
-    assert blocks.is_wanted("calls")
+    assert blocks.is_wanted("calls"), "another one is in use"
     _, row = begun(pool, "calls", blocks)
+    assert blocks.is_wanted("calls"), "a block is in use"
     second = blocks.take("calls")
     del memory, row, second
     assert blocks.is_wanted("calls"), "they came together the last time"
     assert not blocks.is_wanted("calls"), "but not for ever"
-
-
-def test_a_call_begins_a_block_while_another_one_is_in_use(pool: SlotPool) -> None:
-    blocks, first = begun(pool)
-    assert blocks.is_wanted("calls")
-    assert first.layout == "first"
-
-
-def test_a_call_begins_a_block_if_others_are_expected(pool: SlotPool) -> None:
-    blocks: RowBlocks[str] = RowBlocks()
     blocks.expect("calls")
     assert blocks.is_wanted("calls")
     assert not blocks.is_wanted("calls"), "but not for ever"
